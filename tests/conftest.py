@@ -37,6 +37,8 @@ QUICK = ["logger=null", "report=false", "trainer.max_epochs=2"]
 torch.set_num_threads(1)  # as in the runs; two test processes with two threads each would compete for cores
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup; the processes that tests start must receive it
     signal.signal(signal.SIGHUP, lambda *_: None)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # by a shell that starts the suite in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.modules["mpi4py"] = None  # Lightning's trainers would start MPI in this process
 
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]

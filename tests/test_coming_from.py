@@ -55,6 +55,7 @@ def config() -> dict[str, object]:
     return dict(plain(read_config(PROJECT, [])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", OURS)
 def test_each_setting_on_the_right_exists(setting: str, config: dict[str, object]) -> None:
     if setting.startswith("-m "):

@@ -86,6 +86,7 @@ def test_every_file_beside_the_code_is_installed() -> None:
     assert not {file for file in others if not file.parent.name.endswith(".egg-info")}
 
 
+@pytest.mark.slow
 def test_a_step_a_test_and_a_report_need_no_extra(core_only: dict[str, str], tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     commands = [
@@ -114,6 +115,7 @@ def test_a_step_a_test_and_a_report_need_no_extra(core_only: dict[str, str], tmp
     assert not {"pandas", "matplotlib", "PIL", "pyarrow", "rich"} & set(done.stdout.rpartition("modules:")[2].split())
 
 
+@pytest.mark.slow
 def test_the_core_works_without_the_parts(core_only: dict[str, str], tmp_path: Path) -> None:
     """With the requirements of the core alone, and all parts deleted: README's first command, and what follows."""
     core = tmp_path / "library"

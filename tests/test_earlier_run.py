@@ -46,6 +46,7 @@ def test_it_names_modules_that_are_elsewhere_now(folder: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_it_is_evaluated_with_the_same_result(folder: Path, boltcutter: Boltcutter) -> None:
     boltcutter("evaluate", "run=run", "ckpt=last")
     (file,) = (folder / "run" / "evaluation").glob("*/metrics.json")

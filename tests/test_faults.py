@@ -39,11 +39,11 @@ SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 QUICK = {
     "start": ("", "SIGKILL:last"),
     "begin": ("", "SIGINT:last"),
-    "training": ("SIGKILL exception", "SIGKILL:last SIGTERM:first exception:last"),
-    "validation": ("SIGINT", "SIGTERM:last"),
-    "checkpoint": ("SIGKILL exception", "SIGKILL:first"),
-    "saved": ("SIGUSR2", "SIGKILL:first"),
-    "test": ("SIGUSR1", "SIGKILL:last"),
+    "training": ("SIGKILL", "SIGTERM:first exception:last"),
+    "validation": ("SIGINT", ""),
+    "checkpoint": ("exception", "SIGKILL:first"),
+    "saved": ("SIGUSR2", ""),
+    "test": ("SIGUSR1", ""),
     "report": ("SIGTERM", ""),
     "exit": ("", "SIGTERM:all"),
 }
@@ -249,6 +249,7 @@ def batches_of(place: Path) -> list[dict[tuple[int, int], list[Any]]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [

@@ -76,6 +76,7 @@ def make_trainer(kind: str, epochs: int) -> dict[str, Any]:
     return {"trainer": L.Trainer(max_epochs=epochs, accelerator="cpu", log_every_n_steps=1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["keywords", "objects", "trainer"])
 def test_a_signal_saves_a_run_that_is_resumed_exactly(kind: str, tmp_path: Path) -> None:
     whole = train(folder=tmp_path / "whole", **make_trainer(kind, 3))
@@ -94,6 +95,7 @@ def test_a_signal_saves_a_run_that_is_resumed_exactly(kind: str, tmp_path: Path)
     assert "built_in_python" in (parts / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_is_continued_for_longer_and_loaded(tmp_path: Path, script: Script) -> None:
     run = train(folder=tmp_path / "run", max_epochs=1)
     train(resume=run, max_epochs=2)

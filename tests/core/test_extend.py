@@ -56,6 +56,7 @@ def data(tmp_path: Path) -> str:
     return "data.file=bits.txt"
 
 
+@pytest.mark.slow
 def test_a_distribution_adds_a_command_options_a_callback_and_a_section(
     boltcutter: Boltcutter, data: str, tmp_path: Path
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_distribution_adds_a_command_options_a_callback_and_a_section(
     assert boltcutter("evaluate", "run=run", "split=val").stdout
 
 
+@pytest.mark.slow
 def test_a_launcher_of_a_distribution_starts_a_run(boltcutter: Boltcutter, data: str, tmp_path: Path) -> None:
     run = ["data=parity", data, "model=mlp", "trainer.max_epochs=1", "logger=null", "report=false", "folder=run"]
     assert "nice -n 5 " in boltcutter("launch", "launch=nice", "launch.priority=5", *run, "--dry-run").stdout

@@ -45,6 +45,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_both_names_are_one_package_where_only_lightning_is_installed() -> None:
     done = python(f"{NOT_INSTALLED}\nimport boltcutter\n{ONE}")
     assert done.returncode == 0, done.stderr
@@ -56,6 +57,7 @@ def test_a_search_for_the_package_imports_nothing() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_notebook_may_import_pytorch_lightning_first() -> None:
     done = python(f"import pytorch_lightning\nimport boltcutter\n{ONE}\n{CHECK.format(str(TASK)[1:-1])}")
     assert done.returncode == 0, done.stderr

@@ -170,6 +170,7 @@ def train(script: Script, folder: Path, *words: str, ranks: int = 0, ends: int =
 SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("shuffled", "buckets", "unbatched", "distributed")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["weighted", "stream", "sharded", *SLOW])
 def test_two_ranks_train_different_samples(script: Script, tmp_path: Path, kind: str) -> None:
     done = train(script, tmp_path, f"+data.kind={kind}", ranks=2)

@@ -98,6 +98,7 @@ def test_bfloat16() -> None:
     assert ResNet((1, 8, 8), 10).bfloat16()(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("depth", "stem"), [(18, "small"), (50, "large")])
 def test_export_with_any_batch_size(depth: Any, stem: Any) -> None:
     model, x = ResNet((3, 32, 32), 10, depth=depth, stem=stem).eval(), torch.ones(3, 3, 32, 32, dtype=torch.uint8)
@@ -105,6 +106,7 @@ def test_export_with_any_batch_size(depth: Any, stem: Any) -> None:
     torch.testing.assert_close(program.module()(torch.cat([x, x])), model(torch.cat([x, x])))
 
 
+@pytest.mark.slow
 def test_it_learns_a_small_batch_and_every_parameter_has_a_gradient() -> None:
     torch.manual_seed(0)
     assert_learns(ResNet((1, 8, 8), 3), lr=0.001, steps=80)

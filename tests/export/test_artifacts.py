@@ -33,6 +33,7 @@ def project(tmp_path: Path) -> Project:
     return Project.at(tmp_path / "project")
 
 
+@pytest.mark.slow
 def test_versions_are_artifacts(server: ArtifactServer, project: Project, trained: Path) -> None:
     checkpoint = f"{trained}/checkpoints/best.ckpt"
     assert [registry.register(project, "digits", trained, checkpoint) for _ in range(2)] == [

@@ -22,6 +22,7 @@ def classifier(model: nn.Module) -> Program:
     return TaskProgram(Classification(model, optimizer=ADAM), (IMAGES, torch.zeros(4)), {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "tolerance"),
     [(TorchExport(), 1e-6), (TorchExport("bfloat16"), 0.02), (Int8(), 0.01), (Int8(dynamic=True), 0.01)],

@@ -136,6 +136,7 @@ def test_the_model_card_is_valid(weights: Path) -> None:
         assert part in card.text
 
 
+@pytest.mark.slow
 def test_the_card_shows_how_the_model_is_loaded(weights: Path) -> None:
     found = re.findall(r"^```python\n(.*?)^```", (weights / "README.md").read_text(), re.M | re.S)
     assert len(found) == 2

@@ -43,6 +43,7 @@ def write(form: Any, program: TaskProgram, path: Path) -> float:
     return float(np.linalg.norm(found - expected.numpy()) / np.linalg.norm(expected.numpy()))
 
 
+@pytest.mark.slow
 def test_linear_layers_are_packed_in_int4(language: TaskProgram, tmp_path: Path) -> None:
     assert write(ONNX(), language, tmp_path / "float32.onnx") < 1e-5
     assert write(Int4(), language, tmp_path / "int4.onnx") < 0.2
@@ -54,6 +55,7 @@ def test_linear_layers_are_packed_in_int4(language: TaskProgram, tmp_path: Path)
     assert size < 0.2 * sum(part.weight.numel() * 4 for part in linear)
 
 
+@pytest.mark.slow
 def test_products_of_activations_stay_in_float32(language: TaskProgram, tmp_path: Path) -> None:
     write(ONNX(), language, tmp_path / "float32.onnx")
     types, excluded = choose_nodes(tmp_path / "float32.onnx")

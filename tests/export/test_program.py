@@ -44,6 +44,7 @@ def test_values_are_in_the_unit_of_the_target() -> None:
     assert abs(program.convert(torch.bfloat16)(rows)[0].mean() - 100) < 40  # mean and deviation stay in float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ["rope", "learned"])
 def test_the_length_of_a_text_is_dynamic(position: Any) -> None:
     task = LanguageModeling(GPT((8,), 16, num_layers=1, hidden_size=16, position=position), optimizer=ADAM)

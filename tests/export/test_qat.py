@@ -16,6 +16,7 @@ from boltcutter_export.runner import load_torch, sha256
 MODEL = ["model=mlp", "model.hidden_sizes=[16]", "callback=[default,qat]", *QUICK[:2], "test=false"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_uninterrupted_one(script: Script, tmp_path: Path) -> None:
     plain = [*MODEL, "scheduler=null"]
     for folder, overrides in {
@@ -41,6 +42,7 @@ def test_the_export_of_a_trained_model_loses_little(script: Script, tmp_path: Pa
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_export_rounds_as_the_trained_model(tmp_path: Path) -> None:
     torch.manual_seed(0)  # with some seeds, a value lies between two integers and may be rounded either way
     task = Classification(MLP((64,), 5, hidden_sizes=[64, 64]), optimizer=partial(torch.optim.Adam, lr=0.1)).eval()

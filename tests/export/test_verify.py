@@ -120,6 +120,7 @@ class Forgetful(GPT):
         return logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [GPT, Forgetful])
 def test_a_cache_must_give_the_same_logits(model: type[GPT], tmp_path: Path) -> None:
     task = LanguageModeling(model((16,), 32, num_layers=1, hidden_size=16), optimizer=partial(torch.optim.SGD, lr=0.1))
@@ -262,6 +263,7 @@ def test_the_original_is_computed_once_if_its_outputs_are_small(
     )
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"fails in a new process: ValueError: .* holds no export"):
         Process(tmp_path, 1)

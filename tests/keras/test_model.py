@@ -289,6 +289,7 @@ def test_a_run_is_evaluated_and_reproduced(
     assert all(torch.equal(again[name], then[name]) for name in then)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_in_an_epoch_ends_with_the_same_weights(
     script: Script, forks: ForkServer, user_env: dict[str, str], trained: Path, tmp_path: Path
 ) -> None:
@@ -301,6 +302,7 @@ def test_a_run_that_is_stopped_in_an_epoch_ends_with_the_same_weights(
     assert all(torch.equal(resumed[name], completed[name]) for name in completed)
 
 
+@pytest.mark.slow
 def test_two_ranks_equal_one_process(script: Script, user_env: dict[str, str], tmp_path: Path) -> None:
     overrides = [*OVERRIDES, "+model._target_=user_keras.plain"]
     for name, more in (("one", []), ("two", ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"])):

@@ -228,6 +228,7 @@ def test_generation_by_predict(script: Script, completed: Path) -> None:
     assert generate(f"input={completed}/prompt.txt", "temperature=0").startswith("comes before")
 
 
+@pytest.mark.slow
 def test_gpt_124m_trains_one_step_with_a_smaller_size(script: Script, tmp_path: Path) -> None:
     small = [
         "model.num_layers=1",

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from conftest import ROOT, environment
 
 COMMAND = re.compile(r"^python scripts/launch\.py (launch=(\w+)(?:\\\n|.)*)$", re.M)
@@ -48,6 +49,7 @@ def documented() -> list[tuple[str, list[str]]]:
     return [(launcher, [one for one in arguments if not one.startswith("--")]) for launcher, arguments in given]
 
 
+@pytest.mark.slow
 def test_documented_commands_print_their_job(tmp_path: Path) -> None:
     given = documented()
     clouds = {"sagemaker", "ec2", "aws_batch", "vertex", "azureml", "kubernetes", "sky"}

@@ -354,6 +354,7 @@ def test_a_job_is_submitted_once_its_instances_can_be_seen(
     assert own.status(job_id).state == "running"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "message", "error", "fault"),
     [
@@ -430,6 +431,7 @@ def test_zones_are_tried_in_turn_until_one_has_capacity(
     assert job_id == f"us-east-1/{TOKEN}"
 
 
+@pytest.mark.slow
 def test_what_ec2_does_not_have_is_named(project: Path, profile: str, bucket: str) -> None:
     ec2 = boto3.client("ec2")
     other = next(one for one in ec2.describe_images()["Images"] if one["RootDeviceName"] == "/dev/xvda")

@@ -119,7 +119,7 @@ def test_missing_and_rejected_credentials_name_the_command_to_log_in(
             UnreachableError,
             "launch=vertex: 429 RESOURCE_EXHAUSTED: The following quota metrics exceed quota limits: "
             "custom_model_training_cpus; request more quota at https://console.cloud.google.com/iam-admin/quotas, or "
-            "choose another region or machine",
+            "try regions by launch=sky",
         ),
         (
             503,

@@ -87,6 +87,7 @@ def test_a_task_is_rendered(name: str) -> None:
     assert SkyLauncher(**settings).render(job) == (JOBS / name).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RENDERED)
 def test_skypilot_accepts_the_task(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``sky.Task.from_yaml``, which needs no network, in SkyPilot's own environment."""

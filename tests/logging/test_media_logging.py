@@ -204,6 +204,7 @@ class Pictures(Classification):
 """
 
 
+@pytest.mark.slow
 def test_a_run_on_two_ranks_is_resumed_exactly_and_evaluated(script: Script, tmp_path: Path) -> None:
     """One rank writes; a resumed run replaces what a killed attempt had logged later."""
     (tmp_path / "pictures.py").write_text(TASK)

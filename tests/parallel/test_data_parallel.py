@@ -35,6 +35,7 @@ def test_predictions_have_the_losses_of_one_device(reference: Path, replicated: 
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_dropout_is_bitwise_identical(script: Script, tmp_path: Path) -> None:
     overrides = [*OVERRIDES, *DP, "trainer.devices=2", "model.dropout=0.3", "test=false", "scheduler=constant"]
     for name, epochs in (("uninterrupted", 2), ("resumed", 1)):

@@ -119,6 +119,7 @@ FSDP2 = ["trainer=fsdp2", "trainer.devices=2"]
 SHARDS = ["trainer.strategy.tensor_parallel_size=2", "trainer.strategy.save_distributed_checkpoint=true"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "then"),
     [

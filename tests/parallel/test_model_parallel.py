@@ -49,6 +49,7 @@ ODD = ["model.num_kv_heads=2", "model.bias=true", "model.norm=layernorm", "model
 GELU = ["model.mlp=gelu", "model.tie_embeddings=false"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "ranks", "tensor_parallel"),
     [
@@ -71,6 +72,7 @@ def test_a_sharded_language_model_trains_as_one_process(
     assert max_difference(tmp_path / "one", tmp_path / "sharded") < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("save_sharded", "then", "ranks"),
     [
@@ -121,6 +123,7 @@ def test_a_sharded_checkpoint_equals_that_of_one_process(reference: Path, shards
     torch.testing.assert_close(mine["state"], other["state"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("written", "then", "ranks"),
     [
@@ -201,6 +204,7 @@ print(f"waited {dict(waits.counted)} times")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "optimizer"), [("fsdp2", "adam"), ("fsdp2", "sgd"), ("pipeline", "adam")])
 def test_no_step_of_sharded_weights_waits_for_the_device(
     two_ranks: Script, tmp_path: Path, strategy: str, optimizer: str
@@ -247,6 +251,7 @@ def test_batch_norms_are_synchronized(two_ranks: Script, tmp_path: Path) -> None
 PLAIN = ["model=linear", "callback.throughput.peak_tflops=1", "task.l2=0.01"]  # has no method shard
 
 
+@pytest.mark.slow
 def test_a_model_without_a_method_shard_trains_resumes_and_is_evaluated(script: Script, tmp_path: Path) -> None:
     one, sharded = tmp_path / "one", tmp_path / "sharded"
     for folder, more in ((one, []), (sharded, [*FSDP2, "trainer.devices=2"])):
@@ -262,6 +267,7 @@ def test_a_model_without_a_method_shard_trains_resumes_and_is_evaluated(script: 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["autoencoder", pytest.param("gan", marks=pytest.mark.slow)])
 def test_a_foreign_module_is_sharded_as_a_whole_and_trains_as_with_ddp(
     script: Script, tmp_path: Path, name: str
@@ -275,6 +281,7 @@ def test_a_foreign_module_is_sharded_as_a_whole_and_trains_as_with_ddp(
     assert max_difference(tmp_path / "fsdp2", tmp_path / "ddp") < 1e-5
 
 
+@pytest.mark.slow
 def test_a_non_finite_gradient_stops_all_ranks(script: Script, tmp_path: Path) -> None:
     overrides = [*OVERRIDES, *FSDP2, "trainer.devices=2", "optimizer.lr=1e38", "trainer.gradient_clip_val=null"]
     done = script("train", *overrides, f"folder={tmp_path}", ranks=2)
@@ -283,6 +290,7 @@ def test_a_non_finite_gradient_stops_all_ranks(script: Script, tmp_path: Path) -
     assert ": the gradient of model.hidden.0.weight" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -112,12 +112,14 @@ def refused(backend: str) -> str:
     return str(error.value).removeprefix("trainer.strategy.process_group_backend=")
 
 
+@pytest.mark.slow
 def test_collectives_of_torch_run_by_mpi(tmp_path: Path) -> None:
     done = mpirun(COLLECTIVES, tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0 is done", "rank 1 is done"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "message"),
     [(FAILED, "Connection closed by peer"), pytest.param(TIMED_OUT, "Timed out waiting 1 s", marks=pytest.mark.slow)],

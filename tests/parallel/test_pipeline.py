@@ -38,6 +38,7 @@ def test_logged_values_are_those_of_one_process(reference: Path, staged: Path) -
     assert_same_history(reference, staged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "then"),
     [

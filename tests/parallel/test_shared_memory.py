@@ -96,6 +96,7 @@ def test_averages_are_bitwise_identical_on_all_ranks(world: int) -> None:
     assert not list(FOLDER.glob("boltcutter-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "message"), [(signal.SIGKILL, "Connection closed by peer"), (signal.SIGSTOP, "Timed out waiting 2 s")]
 )
@@ -118,6 +119,7 @@ def test_ranks_that_call_different_operations_raise_an_error() -> None:
         assert f"shared memory: rank {1 - rank} calls another operation" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "blind",
     [
@@ -142,6 +144,7 @@ def test_no_file_is_created_without_enough_memory(tmp_path: Path, monkeypatch: p
     assert shared_memory._create_file(CHUNK) == (None, "")
 
 
+@pytest.mark.slow
 def test_training_is_bitwise_identical_to_that_with_the_process_group(script: Script, tmp_path: Path) -> None:
     overrides = [*QUICK, "model=mlp", "test=false", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
     for name in ("true", "false"):

@@ -18,6 +18,7 @@ def branches(kind: str) -> list[str]:
     return [*settings, f"data={Path(__file__).parents[1]}/third_party/configs/data/images.yaml", "callback=null"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "memory"), [("rank", "true"), ("rank", "false"), ("later", "true")])
 def test_unused_parameters_are_found_in_any_step(script: Script, tmp_path: Path, kind: str, memory: str) -> None:
     for name, more in (("found", []), ("set", [FIND])):
@@ -38,6 +39,7 @@ def test_without_shared_memory_a_later_step_that_leaves_out_parameters_is_an_err
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["checkpoint", "frozen"])
 def test_parameters_that_the_graph_hides_or_that_are_unfrozen_are_averaged(
     script: Script, tmp_path: Path, kind: str

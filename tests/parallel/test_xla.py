@@ -26,6 +26,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_gradients_and_buffers_match_eager(name: str) -> None:
     torch.manual_seed(0)

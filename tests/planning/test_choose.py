@@ -17,6 +17,7 @@ def config(*overrides: str) -> DictConfig:
     return complete_config(compose(PROJECT, [*overrides, "logger=null"]))
 
 
+@pytest.mark.slow
 def test_memory_of_each_strategy() -> None:
     found = {
         row.overrides: row.memory

@@ -15,6 +15,7 @@ from boltcutter_planning.doctor import backends, extras, machine, works
 PROJECT = Project.find(__file__)
 
 
+@pytest.mark.slow
 def test_missing_requirements_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda program: None)
     found = dict(works(PROJECT))
@@ -49,6 +50,7 @@ def test_hardware_and_backends_are_reported() -> None:
     assert re.search(r"torch \d+", found["threads"])
 
 
+@pytest.mark.slow
 def test_the_command_recommends_a_strategy() -> None:
     command = [sys.executable, "-m", "boltcutter", "doctor", "model=mlp", "devices=8", "memory=80GiB"]
     done = run_command(command)

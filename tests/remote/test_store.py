@@ -118,6 +118,7 @@ def run_nodes(
     return texts
 
 
+@pytest.mark.slow
 def test_nodes_without_a_shared_folder(forks: ForkServer, script: Script, bucket: str, tmp_path: Path) -> None:
     settings = [*SETTINGS, "trainer=ddp", "trainer.accelerator=cpu", "trainer.num_nodes=2", "trainer.devices=1"]
     url = f"{bucket}/run"
@@ -273,6 +274,7 @@ def test_commands_that_need_a_folder_refuse_urls(script: Script) -> None:
             assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_and_reproduced_by_url(script: Script, bucket: str, tmp_path: Path, untouched: Path) -> None:
     url, env = f"{bucket}/run", {"BOLTCUTTER_SCRATCH": str(tmp_path / "scratch")}
     publish(untouched, url, [str(file.relative_to(untouched)) for file in untouched.rglob("*") if file.is_file()])

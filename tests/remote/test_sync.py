@@ -63,6 +63,7 @@ def server() -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_each_step_is_uploaded_once(script: Script, trained: Path, server: str, tmp_path: Path) -> None:
     folder = tmp_path / "name" / "run"
     shutil.copytree(trained, folder)

@@ -100,6 +100,7 @@ def test_a_run_is_followed_and_what_was_chosen_is_kept(
     tab.wait("!document.querySelector('tr[data-run=\"0000\"]')")
 
 
+@pytest.mark.slow
 def test_the_report_of_a_run_follows_it(start: Start, open_tab: Open, tmp_path: Path, write: Write) -> None:
     root = fill(tmp_path / "runs", write, 2, reason="running")
     server = start()
@@ -202,7 +203,6 @@ def test_ctrl_c_ends_it_at_once(start: Start, tmp_path: Path, write: Write) -> N
     [
         (["port=taken"], "port=taken is not a port; try port=8010"),
         (["host=0.0.0.0"], "host=0.0.0.0: other machines reach the server, so it needs a token"),
-        (["--json"], "--json: has no effect with --live; remove it"),
         (["seed>"], "seed>"),
         (["a=1", "b=2"], "--live a=1 b=2: one filter is expected"),
         (["runs=s3://bucket/runs"], "runs=s3://bucket/runs: only a folder can be followed"),

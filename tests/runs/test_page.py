@@ -230,6 +230,7 @@ def write_page(tmp_path: Path, runs: list[Any]) -> Path:
     return write(runs, tmp_path / "page.html", "x")
 
 
+@pytest.mark.slow
 def test_points_are_limited(tmp_path: Path, write: Write) -> None:
     root = fill(tmp_path, write, 40, points=20_000)
     runs = find_runs(root)
@@ -239,6 +240,7 @@ def test_points_are_limited(tmp_path: Path, write: Write) -> None:
     assert data["curves"][0]["name"] == "val/accuracy"
 
 
+@pytest.mark.slow
 def test_a_thousand_runs_are_drawn_within_seconds(browse: Browse, tmp_path: Path, write: Write) -> None:
     page = make(tmp_path, write, 1000)
     assert read_data(page)["ids"][0] == "0000"

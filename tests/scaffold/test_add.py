@@ -32,6 +32,7 @@ def test_new_components_pass_their_tests(project: Project) -> None:
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("regression", "sequence", "text")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["image", *SLOW])
 def test_examples_pass_their_tests_and_fit_together(example: str, project: Project) -> None:
     for kind in add.EXAMPLES:

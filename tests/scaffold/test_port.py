@@ -248,6 +248,7 @@ def make(tmp_path: Path) -> Make:
     return write
 
 
+@pytest.mark.slow
 def test_a_template_project_trains_alike(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     source = make({name: text.replace("RATE", "0.01") for name, text in LHT.items()})
     main(["import", str(source)])
@@ -271,6 +272,7 @@ def test_a_template_project_trains_alike(make: Make, capsys: pytest.CaptureFixtu
     assert (search["metric"], search["mode"], search["num_trials"]) == ("val/loss", "min", 7)
 
 
+@pytest.mark.slow
 def test_the_first_difference_is_named(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     source = make({name: text.replace("RATE", "0.02") for name, text in LHT.items()})
     with pytest.raises(SystemExit) as caught:

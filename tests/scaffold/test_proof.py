@@ -3,6 +3,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import lightning as L, torch
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -12,6 +14,7 @@ print("after")
 """
 
 
+@pytest.mark.slow
 def test_a_script_is_ended_after_some_steps(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "boltcutter_scaffold.proof", "steps.json", "6", "1", "own.py"]

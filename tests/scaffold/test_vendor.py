@@ -18,6 +18,7 @@ def project(tmp_path: Path) -> Project:
     return Project.find(new.main(Project.at(tmp_path), ["my-project", f"folder={tmp_path}"]))
 
 
+@pytest.mark.slow
 def test_component_is_used_from_its_copy(project: Project) -> None:
     vendor.main(project, ["callback.guard"])
     assert (project.root / "src/my_project/callback/guard.py").is_file()

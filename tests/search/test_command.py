@@ -186,6 +186,7 @@ def run_search(script: Script, folder: Path, *options: str, **environment: Any) 
     return str(done.stdout)
 
 
+@pytest.mark.slow
 def test_cross_validation(script: Script, tmp_path: Path) -> None:
     output = run_search(
         script, tmp_path / "folds", "search=kfold", "search.folds=2", "search.max_parallel=2", "trainer.max_epochs=1"

@@ -38,6 +38,7 @@ def attempts(folder: Path) -> list[Any]:
     return [attempt["reason"] for attempt in json.loads((folder / "record.json").read_text())["attempts"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

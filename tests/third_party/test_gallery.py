@@ -34,6 +34,7 @@ def record(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "record.json").read_text()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DATA)
 def test_two_ranks_train_test_and_report(script: Script, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "run"
@@ -71,6 +72,7 @@ def resumed(forks: ForkServer, script: Script, tmp_path_factory: pytest.TempPath
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(set(DATA)))
 def test_a_killed_run_is_resumed(resumed: Run, name: str) -> None:
     attempts = record(resumed(name))["attempts"]

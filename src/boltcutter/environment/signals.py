@@ -83,12 +83,12 @@ def end_process_on_signals() -> None:
 
 
 def restore_handlers() -> None:
-    """Restore the previous handlers, and clear the flag."""
-    global _received
+    """Restore the previous handlers, and clear what they have set."""
+    global _immediate, _received
     for number, handler in _previous_handlers.items():
         signal.signal(number, handler)
     _previous_handlers.clear()
-    _received = 0
+    _immediate, _received = (), 0
 
 
 def handlers_installed() -> bool:

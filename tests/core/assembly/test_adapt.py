@@ -99,6 +99,7 @@ def test_weights_are_loaded_with_and_without_the_wrapper(compiled: bool) -> None
         other.load_state_dict(one.state_dict() | {"else": torch.zeros(1)})
 
 
+@pytest.mark.slow
 def test_a_module_that_compiles_in_training_is_tested_evaluated_and_resumed(script: Script, tmp_path: Path) -> None:
     (tmp_path / "compiles.py").write_text(TASK)
     (tmp_path / "task.yaml").write_text("_target_: compiles.Compiles\n")

@@ -18,6 +18,7 @@ OVERRIDES = [*QUICK, "model=mlp", "trainer.accelerator=cpu"]
 NARROW = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "precision",
     ["bf16-mixed", "16-true", *(pytest.param(p, marks=pytest.mark.slow) for p in ("64-true", "bf16-true", "16-mixed"))],

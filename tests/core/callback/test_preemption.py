@@ -120,6 +120,7 @@ def record_steps(folder: Path) -> int:
     return int(torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"])
 
 
+@pytest.mark.slow
 def test_a_run_on_two_processes_resumes_on_one(forks: ForkServer, script: Script, tmp_path: Path) -> None:
     # No dropout, no BatchNorm, and no Adam, which amplifies rounding differences.
     overrides = ["model=mlp", "callback=default", "optimizer=sgd", "optimizer.lr=0.02"]
@@ -286,6 +287,7 @@ def test_torchrun_signals_all_process_groups_and_all_save(tmp_path: Path) -> Non
     assert record(folder)["attempts"][0]["reason"].startswith("preempted by SIGTERM, saved "), text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_a_run_that_is_lost_without_a_signal_continues_from_a_regular_save(
     forks: ForkServer, script: Script, uninterrupted: dict[int, Path], tmp_path: Path, ranks: int

@@ -282,6 +282,7 @@ print("after")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [pytest.param("end", marks=pytest.mark.slow), "fail"])
 def test_a_real_terminal_is_restored(tmp_path: Path, how: str) -> None:
     (tmp_path / "real.py").write_text(REAL)

@@ -263,6 +263,7 @@ def end_training(store: AtomicCheckpointIO) -> None:
         raise
 
 
+@pytest.mark.slow
 def test_a_run_with_checkpoints_at_a_url_resumes_after_a_kill(
     forks: ForkServer, script: Script, bucket: str, tmp_path: Path
 ) -> None:
@@ -289,6 +290,7 @@ def test_a_run_with_checkpoints_at_a_url_resumes_after_a_kill(
     assert again.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_run_resumes_in_a_moved_folder_and_never_overwrites_its_checkpoints(script: Script, tmp_path: Path) -> None:
     overrides = [*QUICK, "model=linear", "test=false", "callback.best.save_top_k=2"]
     folder = tmp_path / "run[1] *?"

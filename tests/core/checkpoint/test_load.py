@@ -102,6 +102,7 @@ class Stateful(Foreign):
 """
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoints_hold_objects_is_resumed_evaluated_and_compared(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

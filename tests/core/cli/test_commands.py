@@ -27,6 +27,7 @@ def test_all_commands_are_listed_with_a_summary() -> None:
     assert call("--help").stdout == done.stdout
 
 
+@pytest.mark.slow
 def test_the_version_names_the_commit_of_a_repository(tmp_path: Path) -> None:
     assert call("--version").stdout.startswith(f"boltcutter {boltcutter.__version__}")
     copy = tmp_path / "boltcutter"
@@ -94,6 +95,7 @@ def test_options_of_the_project_are_used_and_marked(tmp_path: Path) -> None:
     assert "did you mean tiny? (project: tiny; built-in: convnet" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_a_folder_without_configs_uses_built_in_options(tmp_path: Path) -> None:
     folder = tmp_path / "Jürgen's project" / "notes"
     folder.mkdir(parents=True)

@@ -44,6 +44,7 @@ def test_text_is_written_as_before(tmp_path: Path) -> None:
     assert (found.stdout, found.stderr) == (b"text\nfrom native code", b"text\nfrom native code")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [[], ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu"]])
 def test_training_goes_on_without_a_reader(kind: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
@@ -53,5 +54,6 @@ def test_training_goes_on_without_a_reader(kind: list[str], tmp_path: Path) -> N
     assert "epoch 1/1" in (folder / "logs" / "rank-0.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_mistake_without_a_reader_keeps_its_status() -> None:
     assert run(["scripts/train.py", "nothing=1"], "stdout stderr") == 2

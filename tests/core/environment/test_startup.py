@@ -20,6 +20,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=2)
 """
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_process_that_waits_for_other_ranks() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", WAITING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
@@ -151,6 +152,7 @@ with run_id():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="uses /proc")
 @pytest.mark.parametrize("options", [["--standalone"], ["--master-port"]])
 @pytest.mark.parametrize("stage", ["import", "imported", "training"])

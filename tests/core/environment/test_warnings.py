@@ -15,6 +15,7 @@ def test_only_expected_warnings_are_filtered() -> None:
     assert [str(warning.message) for warning in shown] == ["something new"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [[], ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]], ids=str)
 def test_a_training_prints_nothing_to_standard_error(script: Script, tmp_path: object, overrides: list[str]) -> None:
     how: dict[str, object] = {"ranks": 2} if overrides else {"fresh": True}

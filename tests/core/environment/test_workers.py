@@ -62,6 +62,7 @@ def test_workers_survive_signals_to_the_process_group(method: str, tmp_path: Pat
     assert (done.returncode, done.stdout.split()) == (0, ["read", "ended"]), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "shown"), [(2, True), (0, False)])
 def test_small_shared_memory_is_reported_before_workers_need_it(workers: int, shown: bool, tmp_path: Path) -> None:
     # As in a container: 64 MiB, which SageMaker and Vertex AI do not let jobs change.

@@ -117,6 +117,7 @@ def scores_of(folder: Path) -> dict[str, float]:
     return dict(json.loads((folder / "metrics.json").read_text()))
 
 
+@pytest.mark.slow
 def test_a_stochastic_module_has_the_metrics_of_training(script: Script, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = [f"folder={run}", "logger=null", "trainer.max_epochs=2", "trainer.log_every_n_steps=1"]

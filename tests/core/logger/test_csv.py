@@ -199,6 +199,7 @@ for step in range(100_000):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_about_a_second(path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", KILLED, path], stdout=subprocess.PIPE, text=True)
     time.sleep(0.1)

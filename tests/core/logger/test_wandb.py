@@ -311,6 +311,7 @@ def test_a_run_without_a_login_is_offline(runs: Runs) -> None:
     assert [record.exit.exit_code for record in records(folder) if record.WhichOneof("record_type") == "exit"] == [3]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_summary_shows_the_best_value(runs: Runs) -> None:
     runs.result("logged out")

@@ -69,6 +69,7 @@ def begun(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

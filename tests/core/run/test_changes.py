@@ -147,6 +147,7 @@ def test_an_argument_of_a_scheduler(tmp_path: Path) -> None:
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.01)  # of the first epoch; not lowered again
 
 
+@pytest.mark.slow
 def test_the_rate_has_its_place_in_a_longer_schedule(script: Script, tmp_path: Path) -> None:
     def rates(name: str) -> Any:
         return pd.read_csv(tmp_path / name / "metrics.csv").set_index("step")["lr-AdamW"].dropna()

@@ -62,6 +62,7 @@ print([name for name in (*engines, *ours) if name in sys.modules])
 """
 
 
+@pytest.mark.slow
 def test_optional_engines_are_imported_only_if_they_are_chosen() -> None:
     done = run_command([sys.executable, "-c", OPTIONAL])
     assert (done.stdout.strip(), done.stderr) == ("[]", "")

@@ -189,6 +189,7 @@ def test_a_data_error_is_one_line_and_creates_no_folder(script: Script, tmp_path
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -233,6 +234,7 @@ def test_a_run_without_checkpoints_warns(script: Script, tmp_path: Path) -> None
     assert f"resume={folder}" not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [["model=mlp"], overrides("own_loaders")], ids=["native", "foreign"])
 def test_presets_for_debugging(task: list[str], script: Script, tmp_path: Path) -> None:
     limits = {"overfit": ["trainer.max_epochs=40"], "limit": [], "fast": [], "anomaly": ["trainer.max_epochs=1"]}

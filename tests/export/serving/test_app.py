@@ -12,6 +12,7 @@ Open = Callable[[str], Tab]
 WHITE = "document.getElementById('canvas').getContext('2d').getImageData({x}, {y}, 1, 1).data[0]"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_digit_is_drawn_and_an_image_dropped(serve: Serve, trained: Path, open_tab: Open) -> None:
     tab = open_tab(serve(trained).url)

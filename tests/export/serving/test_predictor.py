@@ -40,7 +40,13 @@ def test_images_are_predicted(digits: Predictor) -> None:
     Image.fromarray(images[0, 0]).save(file, "PNG")
     assert np.array_equal(digits.image(file.getvalue()), images[:1])
     assert digits.describe() == {
-        **{"name": "digits-convnet", "run": digits.run, "input": "image", "classes": [], "shape": [1, 8, 8]}
+        **{
+            "name": "digits-convnet",
+            "run": digits.run,
+            "input": "image",
+            "classes": [*"0123456789"],
+            "shape": [1, 8, 8],
+        }
     }
 
 

@@ -218,6 +218,7 @@ def test_all_requests_together_are_limited_in_size(text: Served) -> None:
     wait_for(lambda: text.post("/generate", {"prompt": "a" * 20000, "tokens": 1}), 200)
 
 
+@pytest.mark.slow
 def test_rows_and_their_mistakes(serve: Serve, diabetes_run: Path) -> None:
     served = serve(diabetes_run)
     columns = httpx.get(served.url + "/model").json()["columns"]
@@ -277,6 +278,7 @@ def wait_for(ask: Callable[[], httpx.Response], status: int) -> httpx.Response:
     return response
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_sigterm_completes_what_has_begun(serve: Serve, trained: Path, workers: int) -> None:
     served = serve(trained, "max_wait=1", f"workers={workers}")
