@@ -20,7 +20,8 @@ from .test_library import create_project, read_record
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packed code and record of a run of a small project, made with the options of the launch command."""
     root = create_project(tmp_path_factory.mktemp("node") / "project")
-    cfg = read_training_config(Project.find(root), ["trainer.devices=1", "trainer.max_epochs=1", "report=false"])
+    overrides = ["trainer.devices=1", "trainer.max_epochs=1", "report=false", f"runs={root}/runs"]
+    cfg = read_training_config(Project.find(root), overrides)
     job = create_job([cfg], root, array=False, copies=True)
     save_config(cfg)
     assert job.code
