@@ -16,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fsspec.implementations.local import LocalFileSystem
+
 from boltcutter.environment import lease
 from boltcutter.environment.lease import Holder, Lease, parse_holder
 
@@ -74,7 +76,7 @@ class RemoteLease(Lease):
     def _put_new(self, name: str) -> bool:
         """Put the holder into a new object; False if it exists."""
         try:
-            self._put(name, self._content(), mode="create")
+            self._call(name, lambda store, path: _create_object(store, path, self._content()))
         except FileExistsError:
             return False
         except (NotImplementedError, TypeError, ValueError):  # this storage has no exclusive objects
@@ -113,8 +115,8 @@ class RemoteLease(Lease):
         except FileNotFoundError:
             return None
 
-    def _put(self, name: str, content: bytes, **options: str) -> None:
-        self._call(name, lambda store, path: store.pipe_file(path, content, **options))
+    def _put(self, name: str, content: bytes) -> None:
+        self._call(name, lambda store, path: store.pipe_file(path, content))
 
     def _remove(self, name: str) -> None:
         self._call(name, lambda store, path: store.rm_file(path))
@@ -134,6 +136,16 @@ class RemoteLease(Lease):
             raise
         except Exception as error:
             raise OSError(0, error_text(error)[:200]) from error
+
+
+def _create_object(store: Any, path: str, content: bytes) -> None:
+    """Create an object unless it exists; fsspec's ``mode="create"`` is exclusive on object storage only."""
+    if isinstance(store, LocalFileSystem):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "xb") as file:
+            file.write(content)
+    else:
+        store.pipe_file(path, content, mode="create")
 
 
 def _successor(holder: Holder) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from boltcutter.environment import lease, signals
 from boltcutter.environment.lease import Holder, LeaseHeldError, LeaseLostError, hold
@@ -98,6 +99,13 @@ def test_a_restarted_job_takes_over_and_its_previous_attempt_stops(
         assert ".lease" not in names(url)
     finally:
         signals.restore_handlers()
+
+
+def test_an_object_is_created_by_one_process_only(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = RemoteLease(tmp_path, url), RemoteLease(tmp_path, url)
+    assert first._put_new("new")
+    monkeypatch.setattr(LocalFileSystem, "exists", lambda *_: False)  # as seen just before the first created it
+    assert not second._put_new("new")
 
 
 def test_one_of_several_concurrent_takeovers_succeeds(url: str, tmp_path: Path) -> None:
