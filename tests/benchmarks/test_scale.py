@@ -24,6 +24,7 @@ def test_noise_is_no_growth() -> None:
     assert scale.exponents((1, 10, 100), [Cost(5, 5, 500), Cost(4.9, 5, 501), Cost(5.4, 5, 510)]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_memory_and_time_of_processes_are_measured() -> None:
     large, busy = ["-c", "b'1' * (2 << 30)"], ["-c", "while __import__('time').process_time() < 1: 0"]
     cost = scale.execute([(large, {}), (busy, {})])

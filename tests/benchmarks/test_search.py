@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from conftest import Script, require
 
-require(install="pip install boltcutter[ray]", package="ray")
+require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 
 
 @pytest.mark.slow

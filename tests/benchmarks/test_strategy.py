@@ -19,9 +19,10 @@ def test_rows_are_compared_with_the_first(tmp_path: Path, capsys: pytest.Capture
 
 def test_rows_without_their_dependencies_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setitem(sys.modules, "horovod", None)
+    for package in ("horovod", "torchax"):
+        monkeypatch.setitem(sys.modules, package, None)
     skipped = {name for name, overrides in ROWS.items() if not installed(overrides)}
-    assert skipped == {name for name in ROWS if name.startswith(("mpirun", "horovod"))}
+    assert skipped == {name for name in ROWS if name.startswith(("mpirun", "horovod", "XLA"))}
 
 
 def test_an_unknown_setting_is_refused(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_two_ranks_train_different_samples(script: Script, tmp_path: Path, kind:
 @pytest.mark.parametrize(
     ("kind", "ranks", "workers"),
     [
-        ("weighted", 2, 0),
+        pytest.param("weighted", 2, 0, marks=pytest.mark.slow),
         ("stream", 0, 0),
         pytest.param("stream", 2, 0, marks=pytest.mark.slow),
         pytest.param("generator", 0, 2, marks=pytest.mark.slow),

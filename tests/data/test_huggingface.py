@@ -289,6 +289,7 @@ def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         open_data({"path": "csv"})
 
 
+@pytest.mark.slow
 def test_a_run_trains_and_predicts(script: Script, write: Any, tmp_path: Path) -> None:
     settings = write(write_parquet)
     overrides = [f"data.{name}={value}" for name, value in settings.items()]

@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from conftest import ROOT
 
 from boltcutter.project import Project
@@ -22,12 +23,14 @@ def test_the_card_describes_inputs_outputs_and_origin(digits: Path) -> None:
         assert facts["sha256"] == sha256(digits / "export" / "onnx" / name)
 
 
+@pytest.mark.slow
 def test_the_card_of_a_table_names_its_columns(diabetes: Path) -> None:
     card = json.loads((diabetes / "export" / "onnx" / "card.json").read_text())
     assert [feature["name"] for feature in card["features"]][:3] == ["age", "sex", "bmi"]
     assert card["inputs"][0]["dtype"] == "float64"
 
 
+@pytest.mark.slow
 def test_the_card_of_a_language_model_names_its_cache(gpt: Path) -> None:
     card = json.loads((gpt / "export" / "onnx" / "card.json").read_text())
     assert ([given["name"] for given in card["inputs"]], len(card["outputs"])) == (["tokens"], 1)

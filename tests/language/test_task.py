@@ -202,6 +202,7 @@ def test_a_resumed_run_is_bitwise_identical(forks: ForkServer, script: Script, c
     assert all(torch.equal(expected[name], resumed_weights[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(script: Script, tmp_path: Path) -> None:
     two = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
     for name, more in (("one", ["trainer.accelerator=cpu"]), ("two", two)):

@@ -149,6 +149,7 @@ def test_a_set_up_that_fails_terminates_the_instance(script: Script, tmp_path: P
         assert "+ 10800)) >deadline" in request["UserData"]
 
 
+@pytest.mark.slow
 def test_an_instance_always_terminates(server: dict[str, str]) -> None:
     """After too many restarts, after a mistake, and when its time is over, unless it is stopped before."""
     boto3.client("s3").create_bucket(Bucket="bucket")

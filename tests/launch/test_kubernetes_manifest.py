@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
+from conftest import require
 from kubeflow_trainer_api import models
 
 from boltcutter.environment.platform import PLATFORM, launched_layout
@@ -18,6 +18,9 @@ from boltcutter_launch.kubernetes import KubernetesLauncher
 from boltcutter_launch.kubernetes_manifest import object_name
 from boltcutter_launch.platform import export_torchrun_env
 from boltcutter_launch.ray_driver import PLAN, Plan, missing
+
+require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="kubernetes-validate")
+import kubernetes_validate  # noqa: E402
 
 GOLDEN = Path(__file__).parent / "jobs"
 VERSIONS = ("1.31", "1.37")  # the oldest with podFailurePolicy as a stable feature, and the newest known

@@ -318,6 +318,7 @@ def test_two_nodes_with_two_devices_train_one_run(
     train_on_four_ranks(forks, tmp_path, [platform(node, port=port) for node in (0, 1)])
 
 
+@pytest.mark.slow
 def test_four_processes_of_azure_train_one_run_as_one_process(
     forks: ForkServer, script: Script, port: str, tmp_path: Path
 ) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from conftest import Script
+from conftest import Script, require
 from ray_run import OVERRIDES, Run, assert_bitwise_equal
 
 from boltcutter_launch.job import Job
 from boltcutter_launch.ray import RayLauncher
+
+require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 
 
 def job(folder: Path, **facts: Any) -> Job:

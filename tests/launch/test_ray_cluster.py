@@ -8,11 +8,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import environment
+from conftest import environment, require
 
 from boltcutter.environment.lease import Holder
 from boltcutter_launch.ray_cluster import end_stale_clusters, ray_cluster
 
+require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 KILLED = """
 import os, sys
 from pathlib import Path

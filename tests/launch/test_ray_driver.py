@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import environment
+from conftest import environment, require
 
 from boltcutter.environment import startup
 from boltcutter_launch import ray_driver
 from boltcutter_launch.ray_driver import Driver, Plan, missing
+
+require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 
 
 @pytest.mark.parametrize(

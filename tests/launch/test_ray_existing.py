@@ -20,6 +20,7 @@ from conftest import Script, environment, require
 from object_storage import s3_server
 from ray_run import OVERRIDES, Run, assert_bitwise_equal
 
+require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 BIN = Path(sys.executable).parent
 TWO_NODES = ["trainer.num_nodes=2", "trainer.devices=1", "launch.cpus_per_task=1"]

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Script
+from conftest import ROOT, Script, require
 from ray_run import OVERRIDES, assert_bitwise_equal
 from slurm_cluster import Cluster, wait_until
+
+require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 
 
 @pytest.mark.slow

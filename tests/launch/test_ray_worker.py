@@ -3,7 +3,10 @@ import sys
 import time
 from pathlib import Path
 
-from boltcutter_launch.ray_worker import Node
+from conftest import require
+
+require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
+from boltcutter_launch.ray_worker import Node  # noqa: E402
 
 RANK = """
 import os, sys, time

@@ -22,6 +22,7 @@ def replicated(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
+@pytest.mark.slow
 def test_three_replicas_train_and_test_as_one_device(reference: Path, replicated: Path) -> None:
     assert_same(reference, replicated)
 

@@ -36,6 +36,7 @@ def test_the_average_is_validated_saved_and_tested(script: Script, tmp_path: Pat
     assert found["val/loss"] == pytest.approx(record["metrics"]["val/loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_average_follows_short_training(script: Script, tmp_path: Path) -> None:
     # With a constant decay of 0.999, 60 % of the average would still be the initial weights.
     overrides = ["callback=[default,ema]", "model=mlp", "trainer.max_epochs=25", f"folder={tmp_path}/run"]

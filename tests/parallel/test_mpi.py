@@ -131,6 +131,7 @@ def test_a_failed_or_late_rank_is_reported_to_the_others(code: str, message: str
     assert f"error: mpi4py: {message}" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_two_ranks_train_and_test_as_one_process(reference: Path, tmp_path: Path) -> None:
     done = run_command([*MPIRUN, "scripts/train.py", *OVERRIDES, *MPI, f"runs={tmp_path}", "name=mpi"])
     assert done.returncode == 0, done.stderr

@@ -137,6 +137,7 @@ def language_models(script: Script, text: list[str], tmp_path_factory: pytest.Te
     return folder
 
 
+@pytest.mark.slow
 def test_a_language_model_with_tied_embeddings_trains_as_one_process(language_models: Path) -> None:
     assert max_difference(language_models / "one", language_models / "two") < 1e-6
     assert_same_history(language_models / "one", language_models / "two")
@@ -171,6 +172,7 @@ class Frozen(MLP):
 
 
 @pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.slow
 def test_a_frozen_stage_trains_as_in_one_process(script: Script, tmp_path: Path, stage: int) -> None:
     (tmp_path / "frozen_stage.py").write_text(FROZEN)
     overrides = [*OVERRIDES, "~model", "+model._target_=frozen_stage.Frozen", f"+model.stage={stage}", "name=frozen"]

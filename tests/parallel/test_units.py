@@ -154,6 +154,7 @@ for model, inputs in CASES:
 
 
 @pytest.mark.parametrize("code", [EQUAL, MIXED], ids=["float32", "bf16-mixed"])
+@pytest.mark.slow
 def test_models_train_as_on_one_device_in_full_and_mixed_precision(two_ranks: Script, code: str) -> None:
     assert two_ranks(MODULES + STEP + code).stdout.count("same") == 20
 

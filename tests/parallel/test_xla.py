@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import QUICK, Script, max_difference, saved_weights
+from conftest import QUICK, Script, max_difference, require, saved_weights
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 
@@ -17,6 +17,8 @@ from boltcutter_language.gpt import GPT
 from boltcutter_parallel import xla
 from boltcutter_parallel.xla import XLA
 
+if sys.version_info >= (3, 11):
+    require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="torchax")
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="torchax needs Python 3.11")
 OVERRIDES = [*QUICK, "model=mlp", "test=false", "task.compile=xla"]
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {

@@ -60,7 +60,7 @@ def google_variables() -> Iterator[dict[str, str]]:
     [
         ("s3", signal.SIGTERM),
         pytest.param("s3", signal.SIGKILL, marks=pytest.mark.slow),
-        ("gs", signal.SIGKILL),
+        pytest.param("gs", signal.SIGKILL, marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_run_resumes_on_another_machine(
@@ -217,6 +217,7 @@ def test_training_goes_on_while_the_storage_cannot_be_reached(forks: ForkServer,
     assert 1 <= errors.read_text().count("warning: ") <= 3
 
 
+@pytest.mark.slow
 def test_a_second_training_at_the_url_is_refused(
     forks: ForkServer, script: Script, bucket: str, tmp_path: Path
 ) -> None:
@@ -297,6 +298,7 @@ def test_a_run_is_evaluated_and_reproduced_by_url(script: Script, bucket: str, t
     assert "checkpoints/last.ckpt" in names(f"{url}-again")
 
 
+@pytest.mark.slow
 def test_sharded_checkpoints_are_at_the_url(
     script: Script, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def append(run: Path, number: int, value: float) -> None:
         file.write(f"{10 * number},{number // 10},{value},{1 / number}\n")
 
 
+@pytest.mark.slow
 def test_a_run_is_followed_and_what_was_chosen_is_kept(
     start: Start, open_tab: Open, tmp_path: Path, write: Write
 ) -> None:

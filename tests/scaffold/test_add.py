@@ -18,6 +18,7 @@ def project(tmp_path: Path) -> Project:
     return Project.find(new.main(Project.at(tmp_path), ["my-project", f"folder={tmp_path}"]))
 
 
+@pytest.mark.slow
 def test_new_components_pass_their_tests(project: Project) -> None:
     for kind in add.KINDS:
         add.main(project, [kind, "very_tiny"])

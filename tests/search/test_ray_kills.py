@@ -23,7 +23,7 @@ import torch
 from conftest import ROOT, environment, require, saved_weights
 from test_faults import lines, record
 
-require(install="pip install boltcutter[ray]", package="ray")
+require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 
 TRIALS, EPOCHS = 8, 8
 TRAINING = ["logger=null", f"trainer.max_epochs={EPOCHS}", "trainer.accelerator=cpu", "test=false", "report=false"]

@@ -11,7 +11,7 @@ from conftest import require
 
 from boltcutter_search.trial import Trial, read_reports
 
-require(install="pip install 'boltcutter[ray]'", package="ray")
+require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 from boltcutter_search.ray_trial import INTERRUPTED, TrialProcess, read_facts, write_facts  # noqa: E402
 
 MakeTrial = Callable[..., Trial]

@@ -13,7 +13,7 @@ from boltcutter_search.settings import Search
 from boltcutter_search.space import Space
 from boltcutter_search.trial import Sampled
 
-require(install="pip install 'boltcutter[ray]'", package="ray")
+require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 from ray.tune.schedulers import PopulationBasedTraining  # noqa: E402
 
 from boltcutter_search import ray_tune  # noqa: E402

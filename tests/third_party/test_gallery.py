@@ -14,7 +14,7 @@ from third_party.gallery import DATA, PREDICT, TESTED, overrides
 ENV = {"PYTHONPATH": "tests"}
 QUICK = ["logger=null", "trainer.log_every_n_steps=2"]
 TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
-REPRESENTATIVE = {"mnist", "forecast", "mpnn"}
+REPRESENTATIVE = {"forecast", "mpnn"}
 
 Run = Callable[[str], Path]
 

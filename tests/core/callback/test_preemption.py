@@ -74,10 +74,10 @@ def uninterrupted(script: Script, tmp_path_factory: pytest.TempPathFactory) -> d
     ("name", "to", "overrides", "resume"),
     [
         ("SIGTERM", "first", [], []),
-        ("SIGTERM", "group", ["data.num_workers=2"], ["data.num_workers=0"]),
+        pytest.param("SIGTERM", "group", ["data.num_workers=2"], ["data.num_workers=0"], marks=pytest.mark.slow),
         pytest.param("SIGINT", "first", [], ["data.num_workers=1"], marks=pytest.mark.slow),
         pytest.param("SIGUSR2", "group", TWO, [], marks=pytest.mark.slow),  # Lightning starts the second rank
-        ("SIGHUP", "last", TWO, []),  # both as by torchrun
+        pytest.param("SIGHUP", "last", TWO, [], marks=pytest.mark.slow),  # both as by torchrun
     ],
 )
 def test_a_signal_saves_and_the_resumed_run_is_bitwise_identical(

@@ -38,6 +38,7 @@ def test_multiple_inputs_keep_their_order(script: Script, trained: Path, images:
     assert list(pd.read_csv(images / "out.csv")["input"]) == names
 
 
+@pytest.mark.slow
 def test_a_table_is_predicted_without_its_training_data(script: Script, tmp_path: Path) -> None:
     numbers = np.random.default_rng(0).normal(size=(200, 2))
     table = pd.DataFrame({"a": numbers[:, 0], "b": numbers[:, 1] * 50, "y": 3 * numbers[:, 0] + 100})

@@ -324,9 +324,11 @@ def test_the_summary_shows_the_best_value(runs: Runs) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "black hole",
         "forbids",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("refused", "no name", "broken", "silent")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("black hole", "refused", "no name", "broken", "silent")
+        ),
     ],
 )
 def test_a_failing_server_neither_stops_nor_delays_a_run(runs: Runs, name: str) -> None:

@@ -95,6 +95,7 @@ def test_a_run_resumes_from_a_given_checkpoint(
     assert record["attempts"][-1]["resumed_from"] == f"{run}/checkpoints/last.ckpt"
 
 
+@pytest.mark.slow
 def test_a_damaged_last_checkpoint_is_replaced_by_the_best(script: Script, begun: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(begun, run)

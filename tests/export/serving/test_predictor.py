@@ -140,6 +140,7 @@ def test_other_formats_are_not_decoded(digits: Predictor) -> None:
         digits.image(file.getvalue())
 
 
+@pytest.mark.slow
 def test_rows_are_predicted_in_the_unit_of_the_target(diabetes: Predictor) -> None:
     frame = load_diabetes(as_frame=True, scaled=False).frame
     columns = frame.drop(columns="target")
@@ -177,6 +178,7 @@ def test_a_text_is_generated_in_pieces(text_run: Path) -> None:
     assert pieces == list(predictor.generate("Grüße", 40, temperature=0.8, top_k=5, seed=1))
 
 
+@pytest.mark.slow
 def test_exports_predict_what_the_checkpoint_does(script: Script, diabetes_run: Path, text_run: Path) -> None:
     for folder in (diabetes_run, text_run):
         done = script("export", f"run={folder}", "export=onnx")

@@ -66,6 +66,7 @@ def images(count: int) -> Any:
     return np.random.default_rng(0).integers(0, 256, (count, 1, 8, 8), dtype=np.uint8)
 
 
+@pytest.mark.slow
 def test_all_media_types_give_the_same_predictions(digits: Served) -> None:
     pixels = images(6)  # more than a batch
     file = io.BytesIO()
@@ -81,6 +82,7 @@ def test_all_media_types_give_the_same_predictions(digits: Served) -> None:
             assert np.allclose(list(one["probabilities"].values()), list(other["probabilities"].values()), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_concurrent_requests_are_computed_together(serve: Serve, trained: Path) -> None:
     served = serve(trained, "max_wait=0.2")
     with ThreadPoolExecutor(8) as pool:
