@@ -240,3 +240,49 @@ def test_modules_of_a_project_can_be_imported() -> None:
         "BreastCancer",
         "FocalClassification",
     }
+
+
+@pytest.mark.slow
+def test_two_updates_bring_the_changes_of_the_template_and_keep_ones_own(template: Path, tmp_path: Path) -> None:
+    """The second update meets a line that both have changed: cruft leaves it to the researcher, as git does."""
+    source = tmp_path / "template"
+    run("git", "clone", "-q", str(template), str(source), cwd=tmp_path)
+    run("git", "remote", "remove", "origin", cwd=source)
+    project = create(["my-project", f"folder={tmp_path}", f"template={source}"])
+
+    def commit(folder: Path, message: str) -> None:
+        run("git", "add", "-A", cwd=folder)
+        run("git", "commit", "-qm", message, cwd=folder)
+
+    own = project / "src" / "my_project" / "model" / "tiny.py"
+    own.write_text("from torch import nn\n\n\nclass Tiny(nn.Linear):\n    pass\n")
+    experiment = next((project / "configs" / "experiment").glob("*.yaml"))
+    experiment.write_text(experiment.read_text() + "seed: 7  # mine\n")
+    commit(project, "My work")
+
+    inside = source / "{{cookiecutter.project_slug}}"
+    (inside / "NOTES.md").write_text("# {{ cookiecutter.project_slug }}\n")
+    readme = (inside / "README.md").read_text()
+    (inside / "README.md").write_text(readme + "\nNew in the first version.\n")
+    commit(source, "First version")
+    run(CRUFT, "update", "-y", cwd=project)
+    assert (project / "NOTES.md").read_text() == "# my-project\n"
+    assert (project / "README.md").read_text().endswith("\nNew in the first version.\n")
+    commit(project, "First update")
+
+    (inside / "NOTES.md").unlink()
+    theirs = inside / experiment.relative_to(project)
+    theirs.write_text(theirs.read_text() + "seed: 1\n")
+    (inside / "README.md").write_text(readme + "\nNew in the second version.\n")
+    commit(source, "Second version")
+    run(CRUFT, "update", "-y", cwd=project)
+    assert not (project / "NOTES.md").exists()
+    assert (project / "README.md").read_text().endswith("\nNew in the second version.\n")
+    assert own.is_file()
+    conflict = "<<<<<<< ours\nseed: 7  # mine\n=======\nseed: 1\n>>>>>>> theirs\n"
+    assert experiment.read_text().endswith(conflict)
+    experiment.write_text(experiment.read_text().replace(conflict, "seed: 7  # mine\n"))
+    run(CRUFT, "check", cwd=project)
+    assert requirement(project).endswith(run("git", "rev-parse", "HEAD", cwd=source).strip())
+    commit(project, "Second update")
+    assert "2 passed" in run_tests(project)
