@@ -248,7 +248,7 @@ def _moved() -> dict[str, str]:
 def current_path(target: str) -> str:
     """The dotted path of a class today, for the one in a configuration that was recorded before its module moved."""
     module, _, name = target.rpartition(".")
-    new = _moved().get(module) if module.startswith(f"{LIBRARY}.") else None
+    new = _moved().get(module) if is_library(module.partition(".")[0]) else None
     return f"{new}.{name}" if new else target
 
 

@@ -6,10 +6,8 @@ google-auth comes with gcsfs, which reads and writes gs:// addresses.
 
 from __future__ import annotations
 
-import configparser
 import os
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from boltcutter.config.errors import one_line
@@ -22,25 +20,12 @@ if TYPE_CHECKING:
 LOGIN = "run gcloud auth application-default login"
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 TIMEOUT = 30.0  # seconds to wait for an answer
-PAGE = 1000  # log entries in an answer, which is the maximum
 REMEDIES = {
     401: LOGIN,
     403: "enable the API, or ask for the role that the message names",
     404: "correct launch.project or launch.region",
     429: "request more quota at https://console.cloud.google.com/iam-admin/quotas, or try regions by launch=sky",
 }
-
-
-def default_setting(section: str, name: str, variable: str) -> str | None:
-    """Return a property of gcloud's configuration, unless one of its two environment variables is set."""
-    if found := os.environ.get(variable) or os.environ.get(f"CLOUDSDK_{section}_{name}".upper()):
-        return found
-    folder = Path(os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud").expanduser()
-    active = folder / "active_config"
-    chosen = os.environ.get("CLOUDSDK_ACTIVE_CONFIG_NAME") or (active.read_text().strip() if active.is_file() else "")
-    parser = configparser.ConfigParser(interpolation=None)
-    parser.read(folder / "configurations" / f"config_{chosen or 'default'}")
-    return parser.get(section, name, fallback=None)
 
 
 def endpoint(service: str, prefix: str = "") -> str:
@@ -101,17 +86,6 @@ def call(session: AuthorizedSession, method: str, url: str, body: Mapping[str, A
     except (ValueError, KeyError, TypeError):
         reason = answer.text or answer.reason
     raise as_error("vertex", answer.status_code, reason, REMEDIES)
-
-
-def log_entries(session: AuthorizedSession, project: str, query: str) -> Iterator[dict[str, Any]]:
-    """Yield the entries of Cloud Logging that match a query, the oldest first."""
-    body = {"resourceNames": [f"projects/{project}"], "filter": query, "orderBy": "timestamp asc", "pageSize": PAGE}
-    while True:
-        answer = call(session, "POST", f"{endpoint('logging')}/v2/entries:list", body)
-        yield from answer.get("entries", ())
-        if not answer.get("nextPageToken"):
-            return
-        body = {**body, "pageToken": answer["nextPageToken"]}
 
 
 def _line(reason: object) -> str:

@@ -172,16 +172,16 @@ class Launcher(Protocol):
         """Yield the output of the run; with ``follow`` until it has ended."""
 
 
-def render_template(file: str, **values: object) -> str:
-    """Render a template of this folder."""
+def render_template(file: Path, **values: object) -> str:
+    """Render a template."""
     environment = jinja2.Environment(  # noqa: S701 - of shell scripts and manifests
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader(file.parent),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template(file).render(values)
+    return environment.get_template(file.name).render(values)
 
 
 def assignments(environment: Mapping[str, str]) -> list[str]:

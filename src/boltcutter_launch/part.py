@@ -33,18 +33,7 @@ boltcutter launch list""",
         "boltcutter.callback.spot_interruption": "boltcutter_launch.spot_interruption",
         **{
             f"boltcutter.launch.{module}": f"boltcutter_launch.{module}"
-            for module in (
-                "aws_batch",
-                "azureml",
-                "container",
-                "ec2",
-                "kubernetes",
-                "local",
-                "ray",
-                "sagemaker",
-                "slurm",
-                "vertex",
-            )
+            for module in ("container", "kubernetes", "local", "ray", "slurm")
         },
     },
 )

@@ -35,6 +35,7 @@ INSTALL = "uv tool install --with pip 'skypilot[aws,gcp,kubernetes]>=0.14', then
 TIMEOUT = 300  # seconds for a command; the first one starts SkyPilot's server
 LAUNCH_TIMEOUT = 1800  # seconds to submit, which starts the machine of the jobs controller if there is none
 PREEMPTED = 143  # exit status of the training when it has saved after SIGTERM
+HERE = Path(__file__).parent
 VENV = "boltcutter-venv"  # on the nodes, in the working directory of a task
 NO_CONTROLLER = "No in-progress managed jobs"
 # Clouds that have the setting remote_identity.
@@ -138,21 +139,25 @@ class SkyLauncher(CloudLauncher):
         Source: https://docs.skypilot.co/en/latest/reference/yaml-spec.html.
         """
         name, limit = next_name(job), {"seconds": seconds(self.time), "time": self.time, "grace": self.grace}
-        hook = {"events": ["down", "preemption"], "timeout": self.grace, "run": render_template("sky_hook.sh.j2")}
+        hook = {
+            "events": ["down", "preemption"],
+            "timeout": self.grace,
+            "run": render_template(HERE / "sky_hook.sh.j2"),
+        }
         task: dict[str, Any] = {
             "name": name if name[0].isalpha() else f"run-{name}",
             "num_nodes": job.nodes,
             "resources": self._resources(job),
             "envs": self.variables(job),
             "setup": render_template(
-                "sky_setup.sh.j2",
+                HERE / "sky_setup.sh.j2",
                 setup=self.setup,
                 install=self.install,
                 venv=VENV,
                 store={"s3": "s3fs", "gs": "gcsfs"}[str(self.storage).partition("://")[0]],
                 bundle=shlex.quote(f"{self.remote_folder(job.folder)}/{BUNDLE}"),
             ),
-            "run": render_template("sky_run.sh.j2", command=shlex.join(self.command(job)), **limit),
+            "run": render_template(HERE / "sky_run.sh.j2", command=shlex.join(self.command(job)), **limit),
             "config": {"hooks": [hook]},
         }
         submit = f"  {shlex.join(self._launch_command(str(job.folder / self.job_file)))}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from boltcutter_launch.job import Job, assignments, code_path, quote, render_template
@@ -19,7 +20,7 @@ def render(slurm: SlurmLauncher, job: Job) -> str:
         shlex.quote(job.run_folder("")) + "$SLURM_ARRAY_TASK_ID" if job.array_size else shlex.quote(str(job.folder))
     )
     return render_template(
-        "slurm.sh.j2",
+        Path(__file__).with_name("slurm.sh.j2"),
         directives=_directives(slurm, job),
         folder=folder,
         task="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.array_size else "$SLURM_JOB_ID",

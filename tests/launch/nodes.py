@@ -270,3 +270,9 @@ def _ip(line: str, *before: str) -> None:
 
 def _in_network(pid: int, line: str) -> None:
     _ip(line, "nsenter", "-t", str(pid), "--net")
+
+
+def reachable(variables: dict[str, str], machine: Machine) -> dict[str, str]:
+    """Variables with which a machine reaches the server."""
+    own = {name: value.replace("0.0.0.0", machine.gateway) for name, value in variables.items()}
+    return own | {"PATH": "/usr/bin:/bin"}

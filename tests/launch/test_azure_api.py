@@ -11,8 +11,6 @@ from boltcutter_launch.job import UnreachableError
 
 from .azure_server import WORKSPACE, ResourceManager, azure, clean_environment
 
-SETTINGS = {"subscription": None, "resource_group": None, "workspace": None}
-
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ResourceManager]:
@@ -22,26 +20,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Resource
         for name, value in found.env.items():
             monkeypatch.setenv(name, value)
         yield found
-
-
-def test_the_workspace_is_that_of_settings_environment_and_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for variables, _ in azure_api.WORKSPACE.values():
-        for name in variables:
-            monkeypatch.delenv(name, raising=False)
-    with pytest.raises(
-        ValueError, match=r"^launch.subscription: not set; give launch.subscription=…, export AZURE_SUB"
-    ):
-        azure_api.workspace_path(SETTINGS)
-    Path("config.json").write_text('{"subscription_id": "a", "resource_group": "b", "workspace_name": "c"}')
-    path = "/subscriptions/{}/resourceGroups/{}/providers/Microsoft.MachineLearningServices/workspaces/{}"
-    assert azure_api.workspace_path(SETTINGS) == path.format("a", "b", "c")
-    monkeypatch.setenv("AZURE_RESOURCE_GROUP", "environment")
-    assert azure_api.workspace_path(SETTINGS | {"workspace": "w"}) == path.format("a", "environment", "w")
-    with pytest.raises(ValueError, match=r"^launch.workspace=a/b is not a name in Azure"):
-        azure_api.workspace_path(SETTINGS | {"workspace": "a/b"})
 
 
 def test_requests_have_a_token_and_the_version(server: ResourceManager) -> None:

@@ -22,13 +22,13 @@ from boltcutter.config.instantiate import build
 from boltcutter.project import Project
 from boltcutter.run import lineage, trust
 from boltcutter.run.folder import read_record, save_config, update_record
+from boltcutter_cloud.azureml import AzureMLLauncher
+from boltcutter_cloud.ec2 import EC2Launcher
+from boltcutter_cloud.sagemaker import SageMakerLauncher
+from boltcutter_cloud.vertex import VertexLauncher
 from boltcutter_launch import command
-from boltcutter_launch.azureml import AzureMLLauncher
 from boltcutter_launch.cloud import CloudLauncher
-from boltcutter_launch.ec2 import EC2Launcher
-from boltcutter_launch.sagemaker import SageMakerLauncher
 from boltcutter_launch.spot_interruption import SpotInterruption
-from boltcutter_launch.vertex import VertexLauncher
 
 ROOT = Path(__file__).parents[2]
 PROJECT = Project.find(__file__)

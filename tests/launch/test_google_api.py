@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from boltcutter_launch import google_api
-from boltcutter_launch.google_api import call, connect, default_setting, endpoint, log_entries
+from boltcutter_launch.google_api import call, connect, endpoint
 from boltcutter_launch.job import ForbiddenError, NoAnswerError, UnreachableError
 
 from .google_server import ACCOUNT, NO_ANSWER, GoogleServer, error, google_server, isolated
@@ -20,26 +20,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleSe
         for name, value in env.items():
             monkeypatch.setenv(name, value)
         yield found
-
-
-def test_defaults_are_those_of_gcloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT", "CLOUDSDK_ACTIVE_CONFIG_NAME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
-    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") is None
-    (tmp_path / "configurations").mkdir()
-    (tmp_path / "configurations" / "config_default").write_text("[core]\nproject = first\n")
-    (tmp_path / "configurations" / "config_work").write_text("[core]\nproject = 100%\n[ai]\nregion = us-east1\n")
-    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") == "first"
-    (tmp_path / "active_config").write_text("work\n")
-    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") == "100%"
-    assert default_setting("ai", "region", "GOOGLE_CLOUD_REGION") == "us-east1"
-    monkeypatch.setenv("CLOUDSDK_ACTIVE_CONFIG_NAME", "default")
-    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") == "first"
-    monkeypatch.setenv("CLOUDSDK_CORE_PROJECT", "third")
-    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") == "third"
-    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "fourth")
-    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") == "fourth"
 
 
 def test_the_endpoint_is_regional_or_the_one_of_gcloud(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,11 +133,3 @@ def test_a_server_that_does_not_answer_is_given_up(server: GoogleServer, monkeyp
         call(session, "GET", "http://127.0.0.1:9/v1/a")
     assert not isinstance(refused.value, NoAnswerError)  # the request was not sent
     assert time.monotonic() - start < 10
-
-
-def test_all_pages_of_a_log_are_read(server: GoogleServer) -> None:
-    pages = [{"entries": [{"n": 1}], "nextPageToken": "p"}, {"nextPageToken": "q"}, {"entries": [{"n": 2}]}]
-    server.answers["POST /v2/entries:list"] = [(200, page) for page in pages]
-    assert list(log_entries(connect(), "my-project", "a=b")) == [{"n": 1}, {"n": 2}]
-    body = {"resourceNames": ["projects/my-project"], "filter": "a=b", "orderBy": "timestamp asc", "pageSize": 1000}
-    assert [request.body for request in server.requests] == [body, body | {"pageToken": "p"}, body | {"pageToken": "q"}]

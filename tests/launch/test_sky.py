@@ -23,8 +23,7 @@ from boltcutter_launch.job import Job, Status, UnclearSubmissionError, Unreachab
 from boltcutter_launch.sky import SkyLauncher
 
 from .aws_server import aws_server
-from .nodes import Machine, Process, nodes
-from .test_aws_nodes import reachable
+from .nodes import Machine, Process, nodes, reachable
 from .test_cloud import write_run
 
 JOBS = Path(__file__).with_name("jobs")

@@ -13,10 +13,10 @@ import pytest
 import torch
 from conftest import QUICK, Script, saved_weights
 
-from boltcutter_launch.ec2_script import read_job
+from boltcutter_cloud.ec2_script import read_job
 
-from .aws_server import aws_server
-from .nodes import Machine, nodes
+from ..launch.aws_server import aws_server
+from ..launch.nodes import Machine, nodes
 from .test_ec2 import job as job_without_folder
 from .test_ec2 import launcher
 

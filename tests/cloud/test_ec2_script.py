@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter_launch.ec2_script import check_requirements, read_job
+from boltcutter_cloud.ec2_script import check_requirements, read_job
 
 from .test_ec2 import CASES, job, launcher
 

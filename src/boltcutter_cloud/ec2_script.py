@@ -9,14 +9,15 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from boltcutter_launch import aws
+from boltcutter_cloud import aws
 from boltcutter_launch.bundle import BUNDLE, RECORD
 from boltcutter_launch.cloud import earlier_id, job_name
 from boltcutter_launch.job import Job, assignments, render_template, seconds
 
 if TYPE_CHECKING:
-    from boltcutter_launch.ec2 import EC2Launcher
+    from boltcutter_cloud.ec2 import EC2Launcher
 
+HERE = Path(__file__).parent
 HOME = "/opt/boltcutter"  # on the instance
 VENV = f"{HOME}/venv/bin/python"
 MAX_USER_DATA = 16384  # bytes, https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
@@ -32,7 +33,7 @@ def job_token(job: Job) -> str:
 def render_job(ec2: EC2Launcher, job: Job, request: dict[str, Any]) -> str:
     """Render the shell script that submits the job, from which ``read_job`` gets the request."""
     return render_template(
-        "ec2_job.sh.j2",
+        HERE / "ec2_job.sh.j2",
         time=ec2.time,
         files=f"{', '.join((BUNDLE, *RECORD[:2]))} of this folder",
         url=ec2.remote_folder(job.folder),
@@ -79,7 +80,7 @@ def render_user_data(ec2: EC2Launcher, job: Job) -> str:
     head = [f"url={url}", *notice]
     packages = ["s3fs", *(["jupyterlab", "ipykernel"] if ec2.jupyter else [])]
     return render_template(
-        "ec2_user_data.sh.j2",
+        HERE / "ec2_user_data.sh.j2",
         home=HOME,
         name=job.name,
         url=url,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import shlex
@@ -13,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 
+from boltcutter_cloud.machines import check_devices, find_machine
 from boltcutter_launch import azure_api
 from boltcutter_launch.cloud import CloudLauncher, next_name, to_yaml
 from boltcutter_launch.job import Job, NoAnswerError, State, Status, UnclearSubmissionError, match_job_id, seconds
-from boltcutter_launch.machines import check_devices, find_machine
 
 if TYPE_CHECKING:
     from azure.core import PipelineClient
@@ -28,6 +30,14 @@ JOB = (
     r"/subscriptions/[\w-]+/resourceGroups/[\w.()-]+/providers/Microsoft\.MachineLearningServices"
     r"/workspaces/[\w-]+/jobs/([\w-]+)"
 )
+# Part of a workspace's path: environment variables in the order of precedence, and its name in config.json.
+WORKSPACE = {
+    "subscription": (("AZURE_SUBSCRIPTION_ID",), "subscription_id"),
+    "resource_group": (("AZURE_RESOURCE_GROUP", "AZURE_DEFAULTS_GROUP"), "resource_group"),
+    "workspace": (("AZURE_ML_WORKSPACE", "AZURE_DEFAULTS_WORKSPACE"), "workspace_name"),
+}
+ANONYMOUS = "CliV2AnonymousEnvironment"  # name that az ml gives to environments that only have an image
+ENVIRONMENT = re.compile(r"azureml:(?P<name>[\w.-]+):(?P<version>[\w.-]+)|azureml://registries/[^/]+/environments/.+")
 # https://learn.microsoft.com/rest/api/azureml/jobs/get#jobstatus; in all others, also Unknown, the job is running
 STATES: dict[str, State] = {
     **dict.fromkeys(("NotStarted", "Scheduled", "Starting", "Provisioning", "Preparing", "Queued"), "pending"),
@@ -94,7 +104,7 @@ class AzureMLLauncher(CloudLauncher):
                 f"@<account>.dfs.core.windows.net/runs"
             )
         self.check_set("image", "give the image of the nodes, launch.image=<registry>/<image>:<tag>")
-        if str(self.image).startswith("azureml:") and not azure_api.ENVIRONMENT.fullmatch(str(self.image)):
+        if str(self.image).startswith("azureml:") and not ENVIRONMENT.fullmatch(str(self.image)):
             raise ValueError(f"launch.image={self.image} has no version; try launch.image=azureml:<name>:<version>")
         if not self.instance_type:
             example = "Standard_NC24ads_A100_v4" if job.gpus else "Standard_D8s_v5"
@@ -113,7 +123,7 @@ class AzureMLLauncher(CloudLauncher):
 
     @property
     def _workspace(self) -> str:
-        return azure_api.workspace_path({name: getattr(self, name) for name in azure_api.WORKSPACE})
+        return workspace_path({name: getattr(self, name) for name in WORKSPACE})
 
     def render(self, job: Job) -> str:
         """Render the file for ``az ml job create``."""
@@ -194,7 +204,7 @@ class AzureMLLauncher(CloudLauncher):
     def create(self, job: Job, file: Path) -> str:
         """Submit the job file; returns the path of the job in Azure."""
         place, content = self._workspace, yaml.safe_load(file.read_text())
-        body = azure_api.request_body(content, place)
+        body = request_body(content, place)
         if isinstance(content["environment"], dict):
             image = {"image": content["environment"]["image"], "isAnonymous": True}
             self._call("PUT", body["environmentId"], {"properties": image})
@@ -223,3 +233,68 @@ class AzureMLLauncher(CloudLauncher):
         """Cancel the job."""
         match_job_id(JOB, job_id, "/subscriptions/…/jobs/<name>")
         self._call("POST", f"{job_id}/cancel")
+
+
+def workspace_path(settings: Mapping[str, str | None]) -> str:
+    """Return the path of the workspace from the settings, the environment or the ``config.json`` of Azure ML."""
+    file = next(filter(Path.is_file, map(Path, ("config.json", ".azureml/config.json"))), None)
+    known = json.loads(file.read_text()) if file else {}
+    values = []
+    for name, (variables, key) in WORKSPACE.items():
+        value = settings[name] or next(filter(None, map(os.environ.get, variables)), None) or known.get(key)
+        if not value:
+            raise ValueError(
+                f"launch.{name}: not set; give launch.{name}=…, export {variables[0]}=…, or save the config.json of "
+                "the workspace here"
+            )
+        if not re.fullmatch(r"[\w.()-]+", value):
+            raise ValueError(f"launch.{name}={value} is not a name in Azure; correct it")
+        values.append(value)
+    return "/subscriptions/{}/resourceGroups/{}/providers/Microsoft.MachineLearningServices/workspaces/{}".format(
+        *values
+    )
+
+
+def request_body(content: Mapping[str, Any], workspace: str) -> dict[str, Any]:
+    """Convert a job file to what Azure Resource Manager expects, as ``az ml job create`` does.
+
+    Source: https://learn.microsoft.com/rest/api/azureml/jobs/create-or-update#commandjob.
+    """
+    environment, compute, distribution = content["environment"], content.get("compute"), content["distribution"]
+    if isinstance(environment, dict):
+        version = hashlib.sha256(environment["image"].encode()).hexdigest()
+        environment_id = f"{workspace}/environments/{ANONYMOUS}/versions/{version}"
+    elif (found := ENVIRONMENT.fullmatch(environment)) and found["name"]:
+        environment_id = f"{workspace}/environments/{found['name']}/versions/{found['version']}"
+    else:
+        environment_id = environment
+    resources = {"instanceCount": content["resources"]["instance_count"], "shmSize": content["resources"]["shm_size"]}
+    if not compute:
+        resources["instanceType"] = content["resources"]["instance_type"]
+    body = {
+        "jobType": "Command",
+        "displayName": content["display_name"],
+        "experimentName": content["experiment_name"],
+        "command": content["command"],
+        "environmentId": environment_id,
+        "environmentVariables": content.get("environment_variables", {}),
+        "distribution": {
+            "distributionType": "PyTorch",
+            "processCountPerInstance": distribution["process_count_per_instance"],
+        },
+        "resources": resources,
+        "limits": {"jobLimitsType": "Command", "timeout": f"PT{content['limits']['timeout']}S"},
+        "identity": {"identityType": "Managed"},
+        "inputs": {
+            name: {"jobInputType": value["type"], "uri": value["path"], "mode": "ReadOnlyMount"}
+            for name, value in content.get("inputs", {}).items()
+        },
+        "tags": content.get("tags", {}),
+    }
+    if compute:
+        body["computeId"] = f"{workspace}/computes/{compute.removeprefix('azureml:')}"
+    else:
+        body["queueSettings"] = {"jobTier": content["queue_settings"]["job_tier"].capitalize()}
+    if "services" in content:
+        body["services"] = {name: {"jobServiceType": "JupyterLab"} for name in content["services"]}
+    return body

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from botocore.session import Session
 
+from boltcutter_cloud.machines import Machine, check_devices, find_machine, read_machines
 from boltcutter_launch.job import Job
-from boltcutter_launch.machines import Machine, check_devices, find_machine, read_machines
 
 # The answer of DescribeInstanceTypes in us-east-1, of which moto has a copy.
 FILE = Path(str(find_spec("moto").origin)).parent / "ec2" / "resources" / "instance_types.json.gz"  # type: ignore[union-attr]

@@ -18,8 +18,8 @@ from object_storage import google_storage
 
 from boltcutter.strategy.ddp import DDPStrategy
 
-from .google_server import google_server
-from .nodes import Machine, Process, nodes
+from ..launch.google_server import google_server
+from ..launch.nodes import Machine, Process, nodes
 
 JOB = "projects/123/locations/us-central1/customJobs/4242"
 RESOURCE = {"type": "ml_job", "labels": {"task_name": "service"}}

@@ -12,13 +12,16 @@ import pytest
 from botocore.session import Session
 from conftest import ROOT
 
-from boltcutter_launch import aws, aws_batch
-from boltcutter_launch.aws_batch import AwsBatchLauncher
+from boltcutter.config.locate import locate
+from boltcutter.extend import current_path
+from boltcutter.run import trust
+from boltcutter_cloud import aws, aws_batch
+from boltcutter_cloud.aws_batch import AwsBatchLauncher
 from boltcutter_launch.job import Job, UnclearSubmissionError
 
-from .aws_server import ACCOUNT, CREDENTIALS, AwsAnswers, aws_answers, check_request
+from ..launch.aws_server import ACCOUNT, CREDENTIALS, AwsAnswers, aws_answers, check_request
+from ..launch.test_library import git
 from .golden import check_job_file
-from .test_library import git
 
 NUMBER = "0a1b2c3d-0000-1111-2222-333344445555"
 ARN = f"arn:aws:batch:us-east-1:{ACCOUNT}:job/{NUMBER}"
@@ -274,3 +277,10 @@ def test_the_documented_policy_has_the_actions_that_are_used() -> None:
     assert set(found) <= set(Session().get_service_model("batch").operation_names)
     used = {"SubmitJob", "TagResource", "TerminateJob", "DescribeJobDefinitions", "DescribeJobs", "ListJobs"}
     assert used == set(found)
+
+
+@pytest.mark.parametrize("package", ["boltcutter.launch", "boltcutter_launch", "boltcutter_cloud"])
+def test_jobs_that_recorded_the_earlier_path_find_their_launcher(package: str) -> None:
+    path = f"{package}.aws_batch.AwsBatchLauncher"
+    assert locate(path) is AwsBatchLauncher
+    assert trust.canonical(current_path(path)) == "boltcutter_cloud.aws_batch.AwsBatchLauncher"

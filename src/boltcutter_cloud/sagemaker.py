@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from boltcutter.config.errors import one_line
-from boltcutter_launch import aws
+from boltcutter_cloud import aws
+from boltcutter_cloud.machines import Machine, check_devices, find_machine
 from boltcutter_launch import jupyter as jupyterlab
 from boltcutter_launch.cloud import CloudLauncher, job_name
 from boltcutter_launch.job import (
@@ -25,7 +26,6 @@ from boltcutter_launch.job import (
     match_job_id,
     seconds,
 )
-from boltcutter_launch.machines import Machine, check_devices, find_machine
 
 # Limits of https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
 MAX_TIME = 28 * 86400

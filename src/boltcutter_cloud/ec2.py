@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from boltcutter.checkpoint.storage import resolve_filesystem, store_errors
-from boltcutter_launch import aws
-from boltcutter_launch import jupyter as notebook
-from boltcutter_launch.cloud import CloudLauncher, earlier_id, read
-from boltcutter_launch.ec2_script import (
+from boltcutter_cloud import aws
+from boltcutter_cloud.ec2_script import (
     MAX_USER_DATA,
     VENV,
     check_requirements,
@@ -26,8 +24,10 @@ from boltcutter_launch.ec2_script import (
     render_job,
     render_user_data,
 )
+from boltcutter_cloud.machines import check_devices, find_machine
+from boltcutter_launch import jupyter as notebook
+from boltcutter_launch.cloud import CloudLauncher, earlier_id, read
 from boltcutter_launch.job import Job, State, Status, UnclearSubmissionError, match_job_id, seconds
-from boltcutter_launch.machines import check_devices, find_machine
 
 TAG = "boltcutter-job"  # of all that belongs to a job
 # With the NVIDIA driver, Docker, Python 3.12 and the AWS CLI: https://docs.aws.amazon.com/dlami/latest/devguide

@@ -17,16 +17,16 @@ import fsspec
 import pytest
 from botocore.awsrequest import AWSResponse
 
-from boltcutter_launch import aws
-from boltcutter_launch import ec2 as ec2_launcher
+from boltcutter_cloud import aws
+from boltcutter_cloud import ec2 as ec2_launcher
+from boltcutter_cloud.ec2 import AMI, TAG, EC2Launcher
+from boltcutter_cloud.ec2_script import read_job
 from boltcutter_launch.bundle import BUNDLE
-from boltcutter_launch.ec2 import AMI, TAG, EC2Launcher
-from boltcutter_launch.ec2_script import read_job
 from boltcutter_launch.job import Job, UnclearSubmissionError
 
-from .aws_server import CREDENTIALS, aws_server
+from ..launch.aws_server import CREDENTIALS, aws_server
+from ..launch.test_library import git
 from .golden import check_job_file
-from .test_library import git
 
 ID = "20260101-120000-0a1b2c3d"
 TOKEN = f"digits-{ID}"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter_launch import aws
-from boltcutter_launch.aws_batch import AwsBatchLauncher
+from boltcutter_cloud import aws
+from boltcutter_cloud.aws_batch import AwsBatchLauncher
 from boltcutter_launch.job import UnreachableError
 
-from .aws_server import ACCOUNT, CREDENTIALS, aws_server
+from ..launch.aws_server import ACCOUNT, CREDENTIALS, aws_server
 
 
 @pytest.fixture(autouse=True)

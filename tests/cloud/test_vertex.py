@@ -19,13 +19,14 @@ from gcsfs.core import GCSFileSystem
 from object_storage import google_storage
 
 from boltcutter.checkpoint.select import find_newest
-from boltcutter_launch import google_api, vertex
+from boltcutter_cloud import vertex
+from boltcutter_cloud.machines import find_machine, read_machines
+from boltcutter_cloud.vertex import STATES, VertexLauncher, default_setting, log_entries
+from boltcutter_launch import google_api
 from boltcutter_launch.job import Job, UnclearSubmissionError, UnreachableError
-from boltcutter_launch.machines import find_machine, read_machines
-from boltcutter_launch.vertex import STATES, VertexLauncher
 
-from .google_server import NO_ANSWER, GoogleServer, error, google_server
-from .test_cloud import write_run
+from ..launch.google_server import NO_ANSWER, GoogleServer, error, google_server
+from ..launch.test_cloud import write_run
 
 JOBS = Path(__file__).with_name("jobs")
 JOB = Job("digits", Path("/project/runs/digits/20261122-120000-1a2b3c4d"), None, devices=2, gpus=True, trusted=True)
@@ -450,3 +451,31 @@ def test_the_job_file_has_the_fields_of_the_api() -> None:
     assert read_machines("vertex")["gpus"].keys() | read_machines("vertex")["attachable"].keys() <= known
     states = {state for state in aiplatform_v1.JobState.__members__ if state != "JOB_STATE_UNSPECIFIED"}
     assert STATES.keys() == states
+
+
+def test_defaults_are_those_of_gcloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT", "CLOUDSDK_ACTIVE_CONFIG_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") is None
+    (tmp_path / "configurations").mkdir()
+    (tmp_path / "configurations" / "config_default").write_text("[core]\nproject = first\n")
+    (tmp_path / "configurations" / "config_work").write_text("[core]\nproject = 100%\n[ai]\nregion = us-east1\n")
+    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") == "first"
+    (tmp_path / "active_config").write_text("work\n")
+    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") == "100%"
+    assert default_setting("ai", "region", "GOOGLE_CLOUD_REGION") == "us-east1"
+    monkeypatch.setenv("CLOUDSDK_ACTIVE_CONFIG_NAME", "default")
+    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") == "first"
+    monkeypatch.setenv("CLOUDSDK_CORE_PROJECT", "third")
+    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") == "third"
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "fourth")
+    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") == "fourth"
+
+
+def test_all_pages_of_a_log_are_read(server: GoogleServer) -> None:
+    pages = [{"entries": [{"n": 1}], "nextPageToken": "p"}, {"nextPageToken": "q"}, {"entries": [{"n": 2}]}]
+    server.answers["POST /v2/entries:list"] = [(200, page) for page in pages]
+    assert list(log_entries(google_api.connect(), "my-project", "a=b")) == [{"n": 1}, {"n": 2}]
+    body = {"resourceNames": ["projects/my-project"], "filter": "a=b", "orderBy": "timestamp asc", "pageSize": 1000}
+    assert [request.body for request in server.requests] == [body, body | {"pageToken": "p"}, body | {"pageToken": "q"}]

@@ -13,11 +13,12 @@ import pytest
 from botocore.session import Session
 from conftest import ROOT
 
-from boltcutter_launch import aws, cloud
+from boltcutter_cloud import aws
+from boltcutter_cloud.sagemaker import SageMakerLauncher
+from boltcutter_launch import cloud
 from boltcutter_launch.job import Job, UnclearSubmissionError
-from boltcutter_launch.sagemaker import SageMakerLauncher
 
-from .aws_server import ACCOUNT, CREDENTIALS, AwsAnswers, aws_answers, aws_server, check_request
+from ..launch.aws_server import ACCOUNT, CREDENTIALS, AwsAnswers, aws_answers, aws_server, check_request
 from .golden import check_job_file
 
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/train"

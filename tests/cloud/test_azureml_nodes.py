@@ -10,8 +10,8 @@ import pytest
 import torch
 from conftest import QUICK, Script, saved_weights
 
-from .azure_server import WORKSPACE, BlobStorage, azure, clean_environment
-from .nodes import Machine, Process, nodes
+from ..launch.azure_server import WORKSPACE, BlobStorage, azure, clean_environment
+from ..launch.nodes import Machine, Process, nodes
 
 OVERRIDES = [*QUICK, "model=mlp", "trainer.max_epochs=5", "trainer.accelerator=cpu", "test=false"]
 PLACE = WORKSPACE.split("/")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from boltcutter.config.errors import one_line
-from boltcutter_launch import aws
+from boltcutter_cloud import aws
 from boltcutter_launch.cloud import CloudLauncher, job_name
 from boltcutter_launch.job import (
     FINAL,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -14,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import yaml
 
 from boltcutter.config.errors import one_line
+from boltcutter_cloud.machines import check_devices, find_machine, read_machines
 from boltcutter_launch import google_api
 from boltcutter_launch.cloud import CloudLauncher, to_yaml
 from boltcutter_launch.job import Job, NoAnswerError, State, Status, UnclearSubmissionError, match_job_id, seconds
-from boltcutter_launch.machines import check_devices, find_machine, read_machines
 
 if TYPE_CHECKING:
     from google.auth.transport.requests import AuthorizedSession
@@ -28,6 +30,7 @@ FLEX_START_GPUS = {"NVIDIA_L4", "NVIDIA_TESLA_A100", "NVIDIA_A100_80GB", "NVIDIA
 FLEX_START_GPUS |= {"NVIDIA_H200_141GB", "NVIDIA_B200"}
 FLEX_START_DAYS = 7
 MIN_DISK_GB = 100
+PAGE = 1000  # log entries in an answer, which is the maximum
 # https://cloud.google.com/vertex-ai/docs/reference/rest/v1/JobState; in all others the job is running
 ENDED = ("SUCCEEDED", "PARTIALLY_SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED")
 STATES: dict[str, State] = {
@@ -95,8 +98,8 @@ class VertexLauncher(CloudLauncher):
     network: str | None = None
 
     def __post_init__(self) -> None:
-        self.project = self.project or google_api.default_setting("core", "project", "GOOGLE_CLOUD_PROJECT")
-        self.region = self.region or google_api.default_setting("ai", "region", "GOOGLE_CLOUD_REGION")
+        self.project = self.project or default_setting("core", "project", "GOOGLE_CLOUD_PROJECT")
+        self.region = self.region or default_setting("ai", "region", "GOOGLE_CLOUD_REGION")
         super().__post_init__()
         if self.max_restarts:
             raise ValueError(f"launch.max_restarts={self.max_restarts}: Vertex AI decides how often; use null or 0")
@@ -250,7 +253,7 @@ class VertexLauncher(CloudLauncher):
 
         def read(since: float) -> Iterator[tuple[str, float, str]]:
             start = f"{datetime.fromtimestamp(max(0.0, since), timezone.utc):%FT%TZ}"
-            for entry in google_api.log_entries(self._session, project, f'{query} AND timestamp>="{start}"'):
+            for entry in log_entries(self._session, project, f'{query} AND timestamp>="{start}"'):
                 at = datetime.fromisoformat(f"{entry['timestamp'][:19]}+00:00").timestamp()
                 yield entry["insertId"], at, _log_text(entry)
 
@@ -268,3 +271,26 @@ def _log_text(entry: Mapping[str, Any]) -> str:
     node = entry.get("resource", {}).get("labels", {}).get("task_name", "")
     text = str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message", "")).rstrip("\n")
     return "".join(f"{node}: {line}\n" if node else f"{line}\n" for line in text.split("\n"))
+
+
+def default_setting(section: str, name: str, variable: str) -> str | None:
+    """Return a property of gcloud's configuration, unless one of its two environment variables is set."""
+    if found := os.environ.get(variable) or os.environ.get(f"CLOUDSDK_{section}_{name}".upper()):
+        return found
+    folder = Path(os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud").expanduser()
+    active = folder / "active_config"
+    chosen = os.environ.get("CLOUDSDK_ACTIVE_CONFIG_NAME") or (active.read_text().strip() if active.is_file() else "")
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(folder / "configurations" / f"config_{chosen or 'default'}")
+    return parser.get(section, name, fallback=None)
+
+
+def log_entries(session: AuthorizedSession, project: str, query: str) -> Iterator[dict[str, Any]]:
+    """Yield the entries of Cloud Logging that match a query, the oldest first."""
+    body = {"resourceNames": [f"projects/{project}"], "filter": query, "orderBy": "timestamp asc", "pageSize": PAGE}
+    while True:
+        answer = google_api.call(session, "POST", f"{google_api.endpoint('logging')}/v2/entries:list", body)
+        yield from answer.get("entries", ())
+        if not answer.get("nextPageToken"):
+            return
+        body = {**body, "pageToken": answer["nextPageToken"]}

@@ -14,8 +14,8 @@ import pytest
 import torch
 from conftest import QUICK, Script, saved_weights
 
-from .aws_server import ACCOUNT, aws_server
-from .nodes import Machine, Process, nodes
+from ..launch.aws_server import ACCOUNT, aws_server
+from ..launch.nodes import Machine, Process, nodes, reachable
 
 OVERRIDES = [*QUICK, "model=mlp", "trainer.max_epochs=5", "trainer.accelerator=cpu", "test=false"]
 SETTINGS = {
@@ -109,12 +109,6 @@ def start_batch(machines: list[Machine], rank: int, request: dict[str, Any], var
 
 
 START = {"sagemaker": start_sagemaker, "aws_batch": start_batch}
-
-
-def reachable(variables: dict[str, str], machine: Machine) -> dict[str, str]:
-    """Variables with which a machine reaches the server."""
-    own = {name: value.replace("0.0.0.0", machine.gateway) for name, value in variables.items()}
-    return own | {"PATH": "/usr/bin:/bin"}
 
 
 def create_queue(url: str) -> None:

@@ -20,19 +20,19 @@ from slurm_cluster import Launch
 
 from boltcutter.checkpoint.io import AtomicCheckpointIO
 from boltcutter.checkpoint.select import find_newest
+from boltcutter_cloud import azureml
+from boltcutter_cloud.azureml import STATES, AzureMLLauncher, request_body
 from boltcutter_launch import azure_api
-from boltcutter_launch.azure_api import request_body
-from boltcutter_launch.azureml import STATES, AzureMLLauncher
 from boltcutter_launch.cloud import next_name
 from boltcutter_launch.job import Job, Status, UnclearSubmissionError, UnreachableError
 
-from .azure_server import WORKSPACE, BlobStorage, ResourceManager, azure, clean_environment
-from .test_cloud import write_run
-from .test_library import read_record
+from ..launch.azure_server import WORKSPACE, BlobStorage, ResourceManager, azure, clean_environment
+from ..launch.test_cloud import write_run
+from ..launch.test_library import read_record
 
 JOBS = Path(__file__).with_name("jobs")
 JOB = Job("digits", Path("/project/runs/digits/20261122-120000-1a2b3c4d"), None, devices=2, gpus=True, trusted=True)
-PLACE = dict(zip(azure_api.WORKSPACE, WORKSPACE.split("/")[2::2], strict=False))
+PLACE = dict(zip(azureml.WORKSPACE, WORKSPACE.split("/")[2::2], strict=False))
 PLACE["workspace"] = "workspace"
 SETTINGS = PLACE | {"storage": "abfss://models@account.dfs.core.windows.net/runs", "image": "registry.example.com/p:1"}
 CLUSTER = SETTINGS | {
@@ -157,7 +157,7 @@ def test_the_folder_of_an_input_is_set_in_the_job(
     server, _ = servers
     server.clusters["gpu-cluster"] = cluster()
     (tmp_path / "bin" / "git").symlink_to(str(shutil.which("git", path=os.defpath)))
-    given = [f"launch.{name}={SETTINGS[name]}" for name in (*azure_api.WORKSPACE, "storage", "image")]
+    given = [f"launch.{name}={SETTINGS[name]}" for name in (*azureml.WORKSPACE, "storage", "image")]
     given += ["launch.compute=gpu-cluster", "launch.inputs={images: azureml:images:1}", f"folder={tmp_path}/run"]
     given += ["trainer.devices=1", "data=images", "data.folder=${oc.env:INPUT_IMAGES}"]
     out = launch("launch=azureml", f"launch.resource_manager={server.url}", *given)
@@ -390,3 +390,24 @@ def test_the_package_of_azure_sends_the_same_job(
         assert comparable(request["properties"]) == comparable(ours)
     environments = [body["properties"] for _, path, body in server.requests if "/environments/" in path]
     assert [(found["image"], found["isAnonymous"]) for found in environments] == [("registry.example.com/p:1", True)]
+
+
+def test_the_workspace_is_that_of_settings_environment_and_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"subscription": None, "resource_group": None, "workspace": None}
+    monkeypatch.chdir(tmp_path)
+    for variables, _ in azureml.WORKSPACE.values():
+        for name in variables:
+            monkeypatch.delenv(name, raising=False)
+    with pytest.raises(
+        ValueError, match=r"^launch.subscription: not set; give launch.subscription=…, export AZURE_SUB"
+    ):
+        azureml.workspace_path(settings)
+    Path("config.json").write_text('{"subscription_id": "a", "resource_group": "b", "workspace_name": "c"}')
+    path = "/subscriptions/{}/resourceGroups/{}/providers/Microsoft.MachineLearningServices/workspaces/{}"
+    assert azureml.workspace_path(settings) == path.format("a", "b", "c")
+    monkeypatch.setenv("AZURE_RESOURCE_GROUP", "environment")
+    assert azureml.workspace_path(settings | {"workspace": "w"}) == path.format("a", "environment", "w")
+    with pytest.raises(ValueError, match=r"^launch.workspace=a/b is not a name in Azure"):
+        azureml.workspace_path(settings | {"workspace": "a/b"})

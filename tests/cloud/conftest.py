@@ -1,0 +1,3 @@
+"""Fixture of the launchers of clouds: the command."""
+
+from slurm_cluster import launch as launch
