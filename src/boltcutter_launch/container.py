@@ -16,6 +16,7 @@ from boltcutter_launch.cloud import job_name
 from boltcutter_launch.job import Job
 from boltcutter_launch.local import LocalLauncher
 
+ANSWER_SECONDS = 60  # that the engine and the driver of the GPUs have
 Engine = Literal["docker", "podman", "apptainer"]
 
 
@@ -128,8 +129,7 @@ class ContainerLauncher(LocalLauncher):
             others = [name for name in get_args(Engine) if shutil.which(name)]
             remedy = f"try launch.engine={others[0]}" if others else "install it"
             raise ValueError(f"launch.engine={self.engine} is not installed; {remedy}")
-        done = subprocess.run([self.engine, "version"], capture_output=True, text=True)
-        if done.returncode:
+        if (done := _run(self.engine, "version")).returncode:
             raise ValueError(f"launch.engine={self.engine} does not work: {one_line(done.stderr)}; start it first")
         return super().submit(job, file)
 
@@ -138,8 +138,16 @@ def count_gpus() -> int | None:
     """Return the number of NVIDIA GPUs of this machine; None without their driver."""
     if shutil.which("nvidia-smi") is None:
         return None
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+    return sum(line.startswith("GPU ") for line in _run("nvidia-smi", "-L").stdout.splitlines())
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command; raises ValueError if it does not end in time, as with a daemon or a driver that hangs."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:
+        line = f"{' '.join(command)} has not ended within {ANSWER_SECONDS} s"
+        raise ValueError(f"launch=container: {line}; restart what it waits for") from None
 
 
 def _split(mount: str) -> tuple[str, str, bool]:

@@ -8,19 +8,31 @@ import re
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+from boltcutter.config.errors import one_line
 from boltcutter.project import install_command
 from boltcutter_launch.cloud import StoredRuns
-from boltcutter_launch.job import Job, Status, assignments, code_path
+from boltcutter_launch.job import (
+    Job,
+    NoAnswerError,
+    Status,
+    UnclearSubmissionError,
+    UnreachableError,
+    assignments,
+    code_path,
+)
 from boltcutter_launch.local import LocalLauncher
 from boltcutter_launch.ray_cluster import PORTS, check_reachable
 
 STOP_SECONDS = 120  # that a cancelled job has to save; Ray's default is 3
+ANSWER_SECONDS = 30  # that the Jobs API has
+NO_AGENT = "No available agent"
 STATES = {"PENDING": "pending", "RUNNING": "running"}
 
 
@@ -141,20 +153,28 @@ class RayLauncher(StoredRuns, LocalLauncher):
         command = f"cd {shlex.quote(os.getcwd())} && exec bash {shlex.quote(str(file))}"
         if self.storage:
             command = f"bash -c {shlex.quote(file.read_text())}"
-        variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS)}
-        return [str(self._client().submit_job(entrypoint=command, runtime_env={"env_vars": variables}))]
+        variables, end = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS)}, time.monotonic() + self.timeout
+        while True:
+            try:
+                return [str(self._call("submit_job", entrypoint=command, runtime_env={"env_vars": variables}))]
+            except NoAnswerError as error:
+                raise UnclearSubmissionError(f"{error}; see `ray job list` before you launch again") from None
+            except UnreachableError as error:  # the head of a cluster answers before it can start jobs
+                if NO_AGENT not in str(error) or time.monotonic() > end:
+                    raise
+            time.sleep(1)
 
     def status(self, job_id: str) -> Status:
         """Return whether the driver or the job runs."""
         if not self.is_remote:
             return super().status(job_id)
-        found = str(self._client().get_job_status(job_id).value)
+        found = str(self._call("get_job_status", job_id).value)
         return Status(STATES.get(found, "ended"), f"job {job_id}, {found}")  # type: ignore[arg-type]
 
     def cancel(self, job_id: str) -> None:
         """Send SIGTERM, on which the run saves and ends."""
         if self.is_remote:
-            self._client().stop_job(job_id)
+            self._call("stop_job", job_id)
             return
         status = super().status(job_id)
         if status.state == "unknown":
@@ -172,18 +192,30 @@ class RayLauncher(StoredRuns, LocalLauncher):
             has_output = True
             yield text
         if not has_output and self.is_remote:
-            yield str(self._client().get_job_logs(job_id))
+            yield str(self._call("get_job_logs", job_id))
         elif not has_output:
             yield from LocalLauncher.logs(self, job_id, folder, follow=False)
 
-    def _client(self) -> Any:
+    def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Call the Jobs API of the cluster.
+
+        Raises:
+            UnreachableError: It does not respond, or with an error.
+            NoAnswerError: The request may have had an effect.
+        """
         from ray.job_submission import JobSubmissionClient
+        from requests import ReadTimeout
+
+        class Client(JobSubmissionClient):  # whose requests have no time-out
+            def _do_request(self, *arguments: Any, **options: Any) -> Any:
+                return super()._do_request(*arguments, **{"timeout": ANSWER_SECONDS} | options)
 
         try:
-            return JobSubmissionClient(self.address)
-        except (ConnectionError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ValueError(f"launch.address={self.address}: {reason}; start its dashboard, or correct it") from None
+            return getattr(Client(self.address), name)(*arguments, **options)
+        except (OSError, RuntimeError) as error:  # OSError: all of requests
+            kind = NoAnswerError if isinstance(error, ReadTimeout) else UnreachableError
+            fault = f"launch.address={self.address}: {one_line(error, 200)}"
+            raise kind(f"{fault}; start its dashboard, or correct it") from None
 
 
 def _has_gpu() -> bool:

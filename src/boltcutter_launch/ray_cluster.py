@@ -24,9 +24,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from boltcutter.config.errors import one_line
 from boltcutter.environment.lease import Holder
 from boltcutter.environment.process import start_time
 from boltcutter.project import install_command
+from boltcutter_launch.job import UnreachableError
 
 NOTE = ".ray"  # file that names the processes and the folder of an embedded cluster
 PREFIX = "ray-bc-"
@@ -72,6 +74,7 @@ def ray_cluster(
 
     Raises:
         ValueError: Ray is not installed, cannot be reached, or another process uses it in the same folder.
+        UnreachableError: Ray does not start on this machine.
     """
     if unknown := ports.keys() - PORTS:
         raise ValueError(f"{setting}.ports.{min(unknown)}: no such port; choose from {', '.join(PORTS)}")
@@ -92,21 +95,21 @@ def ray_cluster(
                     try:
                         ray.init(address=address, **{**QUIET, "log_to_driver": log_to_driver})
                     except (ConnectionError, RuntimeError, ValueError) as error:
-                        reason = " ".join(str(error).split())[:200]
                         if time.monotonic() > end:
                             raise ValueError(
-                                f"{setting}.address={address}: {reason}; start it with `ray start --head`"
+                                f"{setting}.address={address}: {one_line(error, 200)}; start it with `ray start --head`"
                             ) from None
                         time.sleep(1)
             else:
                 end_stale_clusters(folder, setting)
                 options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": dashboard}
-                stack.enter_context(_embedded(folder, options | {PORTS[name]: port for name, port in ports.items()}))
+                options |= {PORTS[name]: port for name, port in ports.items()}
+                stack.enter_context(_embedded(folder, setting, options))
         yield
 
 
 @contextmanager
-def _embedded(folder: Path, options: Mapping[str, Any]) -> Iterator[None]:
+def _embedded(folder: Path, setting: str, options: Mapping[str, Any]) -> Iterator[None]:
     """Start a cluster on this machine, and end all of its processes after the block."""
     import ray
 
@@ -118,13 +121,20 @@ def _embedded(folder: Path, options: Mapping[str, Any]) -> Iterator[None]:
         stack.callback(_end, processes)
         stack.callback(ray.shutdown)
         others = set(_descendants([os.getpid()]))
-        found = ray.init(
-            address="local", _temp_dir=str(temp / "r"), object_store_memory=OBJECT_STORE_BYTES, **QUIET, **options
-        )
+        try:
+            found = ray.init(
+                address="local", _temp_dir=str(temp / "r"), object_store_memory=OBJECT_STORE_BYTES, **QUIET, **options
+            )
+        except Exception as error:  # which is all that Ray raises after 30 seconds
+            raise UnreachableError(
+                f"{setting}: Ray does not start on this machine ({one_line(error, 200)}); try again when it is less "
+                f"busy, or start a cluster with `ray start --head`, and set {setting}.address=auto"
+            ) from error
+        finally:
+            started = set(_descendants([os.getpid()])) - others
+            processes.update(_start_times(started))
         if options["include_dashboard"]:
             print(f"note: Ray's dashboard is at http://{found.dashboard_url}; its token is in {temp}/token")
-        started = set(_descendants([os.getpid()])) - others
-        processes.update(_start_times(started))
         _write_notes(folder, temp, processes)
         stack.callback(lambda: processes.update(_start_times(_descendants(started))))  # before the shutdown
         yield

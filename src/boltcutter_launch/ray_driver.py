@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from boltcutter_launch.job import follow_log
+from boltcutter_launch.job import UnreachableError, follow_log
 from boltcutter_launch.ray_cluster import ray_cluster
 
 PLAN = "BOLTCUTTER_RAY_PLAN"  # variable with the plan, instead of the standard input
@@ -278,7 +278,7 @@ def main() -> int:
         return Driver(plan).run()
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, UnreachableError) else 2
 
 
 if __name__ == "__main__":

@@ -316,3 +316,13 @@ def test_engines_that_cannot_start_are_reported(
         ContainerLauncher(image="x").submit(JOB, file)
     with pytest.raises(ValueError, match=r"launch\.engine=podman does not work: Cannot connect.*; start it first"):
         ContainerLauncher(image="x", engine="podman").submit(JOB, file)
+
+
+def test_an_engine_that_hangs_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docker").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(container, "ANSWER_SECONDS", 0.2)
+    launcher = ContainerLauncher(image="i")
+    with pytest.raises(ValueError, match=r"^launch=container: docker version has not ended within 0\.2 s; restart"):
+        launcher.submit(Job("digits", tmp_path, None), tmp_path / "job.sh")

@@ -3,6 +3,10 @@ import os
 import re
 import signal
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,8 @@ import torch
 from conftest import Script, require
 from ray_run import OVERRIDES, Run, assert_bitwise_equal
 
-from boltcutter_launch.job import Job
+from boltcutter_launch import ray as launcher_module
+from boltcutter_launch.job import Job, UnclearSubmissionError, UnreachableError
 from boltcutter_launch.ray import RayLauncher
 
 require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
@@ -84,6 +89,76 @@ def test_a_job_that_cannot_run_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("boltcutter_launch.ray.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"^launch=ray: ray is not installed; pip install 'boltcutter\[ray\]'"):
         RayLauncher().check(job(tmp_path))
+
+
+class JobsAPI(ThreadingHTTPServer):
+    """The Jobs API: replies by method and path, the last one again and again; None: no answer.
+
+    https://docs.ray.io/en/latest/cluster/running-applications/job-submission/rest.html.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), JobsAnswer)
+        self.replies: dict[str, list[tuple[int, str] | None]] = {}
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class JobsAnswer(BaseHTTPRequestHandler):
+    server: JobsAPI
+
+    def do_GET(self) -> None:
+        version = {"version": "4", "ray_version": "2.60.0", "ray_commit": "", "session_name": ""}
+        replies = self.server.replies.get(f"{self.command} {self.path}", [(200, json.dumps(version))])
+        if not (reply := replies.pop(0) if len(replies) > 1 else replies[0]):
+            time.sleep(1)
+            return
+        self.send_response(reply[0])
+        self.send_header("Content-Length", str(len(reply[1])))
+        self.end_headers()
+        self.wfile.write(reply[1].encode())
+
+    do_POST = do_GET
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[JobsAPI]:
+    monkeypatch.setattr(launcher_module, "ANSWER_SECONDS", 0.5)
+    with JobsAPI() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_a_head_that_is_starting_is_waited_for(jobs: JobsAPI, tmp_path: Path) -> None:
+    busy = (500, "No available agent to submit job, please try again later.")
+    jobs.replies["POST /api/jobs/"] = [busy, (200, '{"job_id": "1", "submission_id": "raysubmit_1"}')]
+    launcher = RayLauncher(address=jobs.address, timeout=20)
+    assert launcher.submit(job(tmp_path), tmp_path / "job.sh") == ["raysubmit_1"]
+    jobs.replies["POST /api/jobs/"] = [busy]
+    with pytest.raises(
+        UnreachableError, match=r"^launch\.address=http.* 500: No available agent .*; start its dashboa"
+    ):
+        RayLauncher(address=jobs.address, timeout=0).submit(job(tmp_path), tmp_path / "job.sh")
+
+
+def test_a_jobs_api_that_does_not_answer_is_one_line(jobs: JobsAPI, tmp_path: Path) -> None:
+    launcher = RayLauncher(address=jobs.address)
+    jobs.replies = {"POST /api/jobs/": [None], "GET /api/jobs/raysubmit_1": [None]}
+    with pytest.raises(UnclearSubmissionError, match=r"^launch\.address=http.*timed out.*; see `ray job list` before"):
+        launcher.submit(job(tmp_path), tmp_path / "job.sh")
+    with pytest.raises(UnreachableError, match=r"^launch\.address=http.*timed out.*; start its dashboard"):
+        launcher.status("raysubmit_1")
+    jobs.replies["GET /api/jobs/raysubmit_1"] = [(404, "Job raysubmit_1 does not exist")]
+    with pytest.raises(UnreachableError, match="404: Job raysubmit_1 does not exist"):
+        launcher.status("raysubmit_1")
 
 
 @pytest.mark.slow

@@ -11,6 +11,8 @@ import pytest
 from conftest import environment, require
 
 from boltcutter.environment.lease import Holder
+from boltcutter_launch import ray_cluster as module
+from boltcutter_launch.job import UnreachableError
 from boltcutter_launch.ray_cluster import end_stale_clusters, ray_cluster
 
 require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
@@ -109,3 +111,23 @@ def test_mistakes_are_reported_before_ray_starts(tmp_path: Path, monkeypatch: py
     assert message(ports={"gcs": 1}) == "launch.ports.gcs: no such port; choose from dashboard, metrics"
     monkeypatch.setitem(sys.modules, "ray", None)
     assert message() == "launch: ray is not installed; pip install 'boltcutter[ray]'"
+
+
+def test_a_ray_that_does_not_start_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    def init(**options: object) -> None:
+        started.append(subprocess.Popen(["sleep", "600"]))
+        raise Exception("The current node timed out during startup.\nThe GCS is overloaded.")  # as Ray does
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr(module._end, "__defaults__", (0.1,))
+    with pytest.raises(UnreachableError) as caught, ray_cluster(tmp_path):
+        pass
+    fault = "The current node timed out during startup. The GCS is overloaded"
+    assert str(caught.value).startswith(f"launch: Ray does not start on this machine ({fault}); try again when it is ")
+    assert "\n" not in str(caught.value)
+    assert started[0].wait(5) == -9
+    assert not list(tmp_path.iterdir())

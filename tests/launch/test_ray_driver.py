@@ -11,7 +11,8 @@ from conftest import environment, require
 
 from boltcutter.environment import startup
 from boltcutter_launch import ray_driver
-from boltcutter_launch.ray_driver import Driver, Plan, missing
+from boltcutter_launch.job import UnreachableError
+from boltcutter_launch.ray_driver import PLAN, Driver, Plan, missing
 
 require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 
@@ -51,6 +52,19 @@ def test_a_cluster_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("error: launch.address=127.0.0.1:9 cannot be reached (")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_ray_that_does_not_start_is_a_failure_not_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise UnreachableError("launch: Ray does not start")
+
+    monkeypatch.setattr(ray_driver, "ray_cluster", refuse)
+    monkeypatch.setenv(PLAN, json.dumps({"folder": f"s3://bucket/{tmp_path.name}", "command": []}))
+    with startup.restored_signals():
+        assert ray_driver.main() == 1
+    assert capsys.readouterr().err == "error: launch: Ray does not start\n"
 
 
 def test_nodes_are_requested_before_they_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from ray_run import OVERRIDES, Run, assert_bitwise_equal
 require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 BIN = Path(sys.executable).parent
-TWO_NODES = ["trainer.num_nodes=2", "trainer.devices=1", "launch.cpus_per_task=1"]
+TWO_NODES = ["trainer.num_nodes=2", "trainer.devices=1", "launch.cpus_per_task=1", "launch.timeout=240"]
 
 
 def free_port() -> int:
