@@ -84,10 +84,10 @@ def make_schemas(project: Project) -> dict[str, Schema]:
     known: dict[str, Callable[..., Any]] = {}
     for target in targets:
         try:
-            known[target] = locate(target)
+            definitions[target] = _of_target(found := locate(target))
         except ConfigError:
             continue  # of a package that is not installed: any arguments are accepted
-        definitions[target] = _of_target(known[target])
+        known[target] = found
     definitions["component"] = {"allOf": [_if_target(target) for target in known]}
     groups = {group: _Group(group, options, known) for group, options in files.items()}
     run = _of_run(groups)

@@ -11,6 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 from test_mistakes import MISTAKES
 
+from boltcutter.config import locate
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import parse
 from boltcutter.project import Project
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = Project.find(ROOT)
 GROUPS = PROJECT.groups()
 OPTIONS = [(group, option) for group, options in GROUPS.items() for option in options]
+TENSORBOARD = "lightning.pytorch.loggers.TensorBoardLogger"
 Faults = Callable[[str, Any], list[str]]
 
 
@@ -107,6 +109,19 @@ def test_values_and_arguments_of_a_component_are_described() -> None:
     schema = make_schemas(PROJECT)["model"]
     assert schema["definitions"]["boltcutter.model.mlp.MLP"]["else"]["properties"]["hidden_sizes"]["description"]
     assert "torch.optim.AdamW" in schema["definitions"]
+
+
+def test_a_class_whose_arguments_need_a_missing_package_accepts_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_tensorboard(path: str, original: Callable[[str], Any] = locate.locate) -> Any:
+        if path == "torch.utils.tensorboard.SummaryWriter":
+            raise ConfigError(f"{path} needs tensorboard, which is not installed")
+        return original(path)
+
+    monkeypatch.setattr(locate, "locate", without_tensorboard)
+    locate.parameters.cache_clear()
+    logger = jsonschema.Draft7Validator(make_schemas(PROJECT)["logger"])
+    assert logger.is_valid({"tensorboard": {"_target_": TENSORBOARD, "log_dir": "x", "nothing": 1}})
+    assert not logger.is_valid({"wandb": {"_target_": "boltcutter.logger.wandb.WandbLogger", "nothing": 1}})
 
 
 def test_the_command_writes_a_file_for_each_group(
