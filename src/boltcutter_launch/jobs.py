@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,11 +45,21 @@ class Settings:
     launch: Launcher
 
 
-def find_launcher(folder: Path) -> Iterator[tuple[Launcher, str]]:
-    """Yield the launcher of a run and its job id; nothing for a run that was not launched."""
+def find_launcher(folder: Path, *, cancels: bool = False) -> Iterator[tuple[Launcher, str]]:
+    """Yield the launcher of a run and its job id; nothing for a run that was not launched.
+
+    Args:
+        folder: Folder of the run.
+        cancels: Whether the job will be cancelled, which may be another one of this user if somebody else names it.
+
+    Raises:
+        ConfigError: The settings or the id are damaged, or not trusted.
+    """
     if facts := read_launch(folder, "run"):
         if not isinstance(facts.get("id"), str):
             raise ConfigError(f"run={folder}: its record.json has no id of a job; launch the run again")
+        if cancels and not (trust.is_granted() or trust.is_signed(job_of(facts), facts.get("id_signature"))):
+            raise ConfigError(f"run={folder}: you have not signed the id of its job; {trust.REMEDY}")
         settings = DictConfig({"launch": facts["settings"]})
         mistakes = find_mistakes(settings, Settings)
         kind = None if mistakes else locate(str(facts["settings"].get("_target_")))
@@ -58,6 +68,11 @@ def find_launcher(folder: Path) -> Iterator[tuple[Launcher, str]]:
         if mistakes:
             raise ConfigError(f"run={folder}: its record.json: {mistakes[0]}; launch the run again")
         yield build(settings.launch, "launch"), facts["id"]
+
+
+def job_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What the signature of a job's id is of."""
+    return {"id": facts["id"], "settings": facts["settings"]}
 
 
 def read_launch(folder: Path, setting: str, *, runs: bool = False) -> dict[str, Any] | None:
@@ -94,7 +109,7 @@ def run_verb(verb: str, place: Path, *, follow: bool) -> None:
     functions |= {"cancel": cancel, "fetch": fetch}
     is_run = (place / "record.json").is_file()
     for folder in [place] if is_run or not folders else folders:
-        for launcher, job_id in find_launcher(folder) or ():
+        for launcher, job_id in find_launcher(folder, cancels=verb == "cancel"):
             if verb == "cancel" and is_run and launcher.is_inseparable(job_id):
                 raise ValueError(f"run={place}: its array can be cancelled only as a whole; use run={place.parent}")
             functions[verb](launcher, job_id, folder, follow=follow)

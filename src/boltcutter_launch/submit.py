@@ -21,7 +21,7 @@ from boltcutter.run.folder import read_record, record_code, update_record
 from boltcutter_launch import snapshot
 from boltcutter_launch.cloud import find_stored
 from boltcutter_launch.job import Job, Launcher, UnclearSubmissionError
-from boltcutter_launch.jobs import find_launcher, run_verb
+from boltcutter_launch.jobs import find_launcher, job_of, run_verb
 
 
 def can_copy(launcher: Launcher, root: Path) -> bool:
@@ -98,7 +98,8 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, prepare: Callable
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     facts = {"settings": plain(settings), "submitted": now, "signature": trust.sign(plain(settings))}
     for folder, job_id in zip(job.run_folders, ids, strict=True):
-        update_record(folder, launch={**facts, "id": job_id})
+        launch = {**facts, "id": job_id}
+        update_record(folder, launch={**launch, "id_signature": trust.sign(job_of(launch))})
         try:
             text = launcher.status(job_id).text
         except ValueError:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.checkpoint.atomic import write, write_text
+from boltcutter.run import trust
 from boltcutter_logging.image import encode_png
 from boltcutter_logging.pixels import arrange, to_pixels
 
@@ -104,14 +105,13 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _read(file: Path) -> Mapping[str, Any]:
     if file.suffix == ".csv":
-        with open(file, newline="", encoding="utf-8") as lines:
-            rows = list(csv.reader(lines))
+        rows = list(csv.reader(io.StringIO(trust.read_bytes(file).decode(), newline="")))
         return {
             "step": int(file.stem),
             "rows": [row[:MAX_COLUMNS] for row in rows[: MAX_ROWS + 1]],
             "of": len(rows) - 1,
         }
     text = file.with_suffix(".txt")
-    caption = text.read_text().strip() if text.is_file() else ""
-    url = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
+    caption = trust.read_bytes(text).decode().strip() if text.is_file() else ""
+    url = f"data:image/png;base64,{base64.b64encode(trust.read_bytes(file)).decode()}"
     return {"step": int(file.stem), "url": url, "caption": caption}

@@ -21,9 +21,11 @@ from typing import Any
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project, install_command
+from boltcutter.run import trust
 
 LIMIT, GRACE = 300.0, 60.0  # seconds for a command, and after its time to save and to write a report
 MAX_REPORT = 20_000  # characters
+HIDDEN = re.compile(r"<(script|style|svg|head)\b", re.I)  # what is no text of a report
 INSTRUCTIONS = """Arguments are overrides such as "model=mlp" and "trainer.max_epochs=3". Check them before training.
 An error has a `code` and, where there is one, a `fix`: leave out the arguments in `replaces`, add `fix`, and try again.
 Choose models by validation metrics; the test split is for the last comparison."""
@@ -91,9 +93,13 @@ class Tools:
         if not found["ok"] or not runs:
             return found if not found["ok"] else _failed("unknown_run", f"run={run}: no such run; list_runs has all")
         report = Path(runs[-1]["folder"], "report.html")
-        if not report.is_file():
+        if not report.is_file() or report.is_symlink():  # somebody else's link may lead to any file
             return _failed("failed", f"run={run}: has no report yet; train with report=true")
-        return {"ok": True, "folder": str(report.parent), "text": as_text(report.read_text())[:MAX_REPORT]}
+        try:
+            text = as_text(trust.read_bytes(report).decode(errors="replace"))
+        except (OSError, ValueError) as error:
+            return _failed("failed", f"run={run}: its report cannot be read ({error})")
+        return {"ok": True, "folder": str(report.parent), "text": text[:MAX_REPORT]}
 
     async def run(self, *arguments: str, seconds: float | None = None) -> dict[str, Any]:
         """Run a command.
@@ -139,7 +145,11 @@ def _failed(code: str, message: str) -> dict[str, Any]:
 
 def as_text(html: str) -> str:
     """The text of a report, a line for each row of a table."""
-    plain = re.sub(r"<(script|style|svg|head)\b.*?</\1>", "", html, flags=re.S | re.I)
-    plain = re.sub(r"</(tr|p|h\d|li|div|pre)>", "\n", re.sub(r"\n", " ", plain))
-    lines = (" ".join(line.split()) for line in unescape(re.sub(r"<[^>]*>", " ", plain)).splitlines())
+    parts, place = list[str](), 0
+    while begin := HIDDEN.search(html, place):  # each character is read once: somebody else's report may end no part
+        end = re.compile(f"</{begin[1]}>", re.I).search(html, begin.end())
+        parts.append(html[place : begin.start()])
+        place = end.end() if end else len(html)
+    plain = re.sub(r"</(tr|p|h\d|li|div|pre)>", "\n", "".join([*parts, html[place:]]).replace("\n", " "))
+    lines = (" ".join(line.split()) for line in unescape(re.sub(r"<[^<>]*>", " ", plain)).splitlines())
     return "\n".join(line for line in lines if line)

@@ -12,14 +12,17 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from boltcutter import extend
-from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.errors import ConfigError, one_line, printable
 from boltcutter.report import html
+from boltcutter.run import trust
+from boltcutter.run.folder import is_signed_by_user
 from boltcutter_remote.access import COOKIE, Access, bind, read_token
 from boltcutter_runs import index, page
 from boltcutter_runs.facts import METRICS, Stamp, file_stamp, scan, stamp_of
@@ -29,6 +32,8 @@ from boltcutter_runs.record import Run, as_runs
 SETTINGS = {"host": "127.0.0.1", "port": "8010", "token_file": ""}
 INTERVAL = 0.5  # seconds between two looks at the files, however many pages ask
 REPORT = "report.html"
+# Scripts of a stored report reach neither the other pages of the server nor other hosts.
+SANDBOX = "sandbox allow-scripts; default-src data: 'unsafe-inline'"
 TESTED = "evaluation/test/metrics.json"
 
 
@@ -102,6 +107,10 @@ class Watch:
             known = self._curves[folder] = stamp, page.read_curves(folder)
         return known[1]
 
+    def is_stored(self, path: str) -> bool:
+        """Whether the report is a file of the folder, whose scripts may be somebody else's."""
+        return path in self._runs and self._runs[path].kind == "search"
+
     def report(self, path: str, tag: str) -> tuple[str, str] | None:
         """The tag of a run's report, and its HTML, empty if ``tag`` is current; None if there is no such run."""
         run = self._runs.get(path)
@@ -114,7 +123,14 @@ class Watch:
             return now, ""
         if run.kind == "search":  # whose report the search writes after each trial
             found = Path(folder, REPORT)
-            return now, found.read_text() if found.is_file() else "The search has not written its report yet."
+            if not found.is_file() or found.is_symlink():  # somebody else's link may lead to any file
+                return now, "The search has not written its report yet."
+            return now, trust.read_bytes(found).decode(errors="replace")
+        try:
+            if not is_signed_by_user(Path(folder)):
+                trust.check({}, f"run={folder}", Path(folder), walks=True)
+        except ConfigError as error:
+            return now, escape(printable(str(error)))
         return now, html.render(Path(folder), "/")
 
 
@@ -174,7 +190,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif path != "/data.json":
             tag, text = watch.report(path.lstrip("/"), known) or ("", "no such page; the runs are at /")
         status = 304 if tag and tag == known else 200 if tag or path == "/" else 404
-        self._send(status, text, {"ETag": tag, "Content-Type": kind})
+        policy = {"Content-Security-Policy": SANDBOX} if watch.is_stored(path.lstrip("/")) else {}
+        self._send(status, text, policy | {"ETag": tag, "Content-Type": kind})
 
     def _send(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         body = b"" if status == 304 else text.encode(errors="replace")

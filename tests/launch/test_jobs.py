@@ -1,13 +1,17 @@
 import json
+import signal
+import socket
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.environment.process import start_time
 from boltcutter.run import trust
 from boltcutter_launch import slurm_queue
-from boltcutter_launch.jobs import find_launcher, list_runs, read_launch, remember, run_verb
+from boltcutter_launch.jobs import find_launcher, job_of, list_runs, read_launch, remember, run_verb
 
 SLURM = {"_target_": "boltcutter_launch.slurm.SlurmLauncher"}
 
@@ -120,6 +124,28 @@ def test_runs_of_somebody_else_cannot_control_the_terminal(
     shown = capsys.readouterr().out
     assert shown.count("title") > 6
     assert not [line for line in shown.splitlines() if not line.isprintable()]
+
+
+def test_only_a_job_that_this_user_has_signed_is_cancelled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "key")
+    settings = {"_target_": "boltcutter_launch.local.LocalLauncher"}
+    facts = {"settings": settings, "id": "7 on elsewhere since 3", "signature": trust.sign(settings)}
+    (tmp_path / "config.yaml").touch()
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        its = f"{process.pid} on {socket.gethostname()} since {start_time(process.pid)}"
+        signature = trust.sign(job_of(facts))
+        for job in ({"id": its}, {"id": its, "id_signature": signature}):  # of another job
+            (tmp_path / "record.json").write_text(json.dumps({"launch": facts | job}))
+            run_verb("status", tmp_path, follow=False)
+            with pytest.raises(ConfigError, match="you have not signed the id of its job; set trust=true"):
+                run_verb("cancel", tmp_path, follow=False)
+            assert process.poll() is None
+        signed = facts | {"id": its, "id_signature": trust.sign(job_of(facts | {"id": its}))}
+        (tmp_path / "record.json").write_text(json.dumps({"launch": signed}))
+        run_verb("cancel", tmp_path, follow=False)
+        assert process.wait(30) == -signal.SIGTERM
 
 
 def test_colors_in_logs_of_own_runs_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

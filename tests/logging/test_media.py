@@ -1,3 +1,5 @@
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +51,16 @@ def test_a_report_of_large_pictures_is_limited(tmp_path: Path, monkeypatch: pyte
     for step in range(9):
         write_images(tmp_path, "a", torch.rand(20, 20, generator=torch.Generator().manual_seed(step)), step)
     assert [frame["step"] for frame in read_media(tmp_path)[0]["frames"]] == [0, 4, 8]
+
+
+@pytest.mark.parametrize("name", ["0.png", "0.csv"])
+def test_a_fifo_of_somebody_else_does_not_block(tmp_path: Path, name: str) -> None:
+    (tmp_path / "media" / "a").mkdir(parents=True)
+    os.mkfifo(tmp_path / "media" / "a" / name)
+    signal.alarm(20)
+    with pytest.raises(ValueError, match="not an ordinary file"):
+        read_media(tmp_path)
+    signal.alarm(0)
 
 
 @pytest.mark.parametrize("images", [[], torch.zeros(2, 3, 5), [torch.zeros(2, 2), "no picture"]])

@@ -1,8 +1,10 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import require
@@ -46,6 +48,25 @@ def test_the_report_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert asyncio.run(tools.read_report("latest"))["text"] == "Run\na 1 < 2"
     assert asyncio.run(tools.read_report("2026-a"))["errors"][0]["message"].startswith("run=2026-a: has no report")
     assert asyncio.run(tools.read_report("../etc"))["errors"][0]["code"] == "unknown_run"
+
+
+def test_a_report_of_somebody_else_is_no_link_and_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(*_: str) -> dict[str, Any]:
+        return {"ok": True, "result": [{"id": "a", "folder": str(tmp_path)}]}
+
+    tools, report = Tools(tmp_path), tmp_path / "report.html"
+    monkeypatch.setattr(tools, "run", run)
+    (tmp_path / "secret").write_text("a secret")
+    report.symlink_to("secret")
+    assert asyncio.run(tools.read_report("a"))["errors"][0]["message"].startswith("run=a: has no report")
+    report.unlink()
+    report.touch()
+    os.truncate(report, 1 << 40)
+    assert "its report cannot be read" in asyncio.run(tools.read_report("a"))["errors"][0]["message"]
+    report.write_text("<" * 10**6 + "<svg" * 10**5)
+    signal.alarm(30)
+    assert asyncio.run(tools.read_report("a"))["ok"]
+    signal.alarm(0)
 
 
 def test_reports_as_text() -> None:

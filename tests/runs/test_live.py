@@ -1,6 +1,7 @@
 """The page that follows runs, in a real browser while they are written, and who may ask for it."""
 
 import json
+import os
 import re
 import select
 import signal
@@ -18,6 +19,7 @@ import pytest
 from browser import Tab
 
 from boltcutter.environment.lease import Holder
+from boltcutter_runs.live import SANDBOX
 
 from .conftest import Write
 from .test_page import fill
@@ -156,6 +158,25 @@ def test_an_incomplete_row_is_no_value(start: Start, tmp_path: Path, write: Writ
     curves = {curve["name"]: curve["runs"][0] for curve in httpx.get(f"{url}/data.json").json()["curves"]}
     assert curves["val/accuracy"][0][-1] == 290
     assert "500" not in re.search(r'id="data">(.*?)<', httpx.get(f"{url}/0000/report.html").text)[1]  # type: ignore[index]
+
+
+def test_files_of_somebody_else_neither_block_nor_reach_other_pages(start: Start, tmp_path: Path, write: Write) -> None:
+    root = fill(tmp_path / "runs", write, 1)
+    (root / "0000" / "metrics.csv").unlink()
+    os.mkfifo(root / "0000" / "metrics.csv")
+    (root / "search").mkdir()
+    (root / "search" / "search.json").write_text("{}")
+    (root / "search" / "report.html").write_text("<script>fetch('/data.json')</script>")
+    (tmp_path / "secret").write_text("a secret")
+    (root / "linked").mkdir()
+    (root / "linked" / "search.json").write_text("{}")
+    (root / "linked" / "report.html").symlink_to(tmp_path / "secret")
+    url = start().url
+    assert "a secret" not in httpx.get(f"{url}/linked/report.html").text
+    assert "metrics.csv is not a file of the folder" in httpx.get(f"{url}/0000/report.html", timeout=30).text
+    stored = httpx.get(f"{url}/search/report.html")
+    assert (stored.status_code, stored.headers["Content-Security-Policy"]) == (200, SANDBOX)
+    assert "allow-same-origin" not in SANDBOX
 
 
 def test_status_follows_the_lease(start: Start, tmp_path: Path, write: Write) -> None:

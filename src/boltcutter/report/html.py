@@ -8,6 +8,7 @@ import io
 import math
 import re
 import sys
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,6 +32,7 @@ MAX_POINTS = 1000  # per curve
 MAX_SCATTER_POINTS = 2000
 MAX_MATRIX_CLASSES = 150  # above which a confusion matrix is unreadable
 MAX_TARGETS = 6  # of a regression with plots
+MAX_TABLE = 1 << 27  # bytes of metrics.csv and predictions.csv
 MAX_WORST = 1 << 30  # bytes of the inputs with the worst errors, decompressed
 
 
@@ -58,16 +60,16 @@ def render(folder: Path, home: str = "") -> str:
         home: URL of the page of all runs, if a server sends the report, which then updates itself.
     """
     test = folder / "evaluation" / "test"
-    series = test / "series.svg"
     reader = ReportReader(folder)
+    has_series = (test / "series.svg").is_file()
+    series = reader.get("Samples", b"", trust.read_bytes, test / "series.svg") if has_series else b""
     record = reader.get("Record", {}, trust.read_json, folder / "record.json")
     config, sections = reader.get("Configuration", ({}, []), _read_config, folder / "config.yaml")
     groups = reader.get("Curves", {}, _read_groups, folder / "metrics.csv")
     scores = reader.get("Test metrics", record.get("test") or {}, trust.read_json, test / "metrics.json")
     # A module may return no outputs per sample. If no evaluation was run at all, every missing part is listed.
     has_samples = (test / "predictions.csv").is_file() or not (test / "metrics.json").is_file()
-    no_predictions: tuple[list[Any], bool] = ([], has_samples)
-    scatters, classified = reader.get("Predictions", no_predictions, _read_predictions, test / "predictions.csv")
+    scatters, classified = reader.get("Predictions", ([], has_samples), _read_predictions, test / "predictions.csv")
     classified = classified or (test / "classes.csv").is_file()
     classes = [] if not classified else reader.get("Classes", [], _read_classes, test / "classes.csv")
     confusion = {} if not classified else reader.get("Confusion matrix", {}, read_confusion, test / "confusion.csv")
@@ -84,10 +86,8 @@ def render(folder: Path, home: str = "") -> str:
         evaluations=reader.get("Evaluations", [], _read_evaluations, test.parent),
         classes=classes,
         confusion=confusion,
-        worst=reader.get("Worst errors", [], _read_worst, test / "worst.npz", [row["class"] for row in classes])
-        if has_samples
-        else [],
-        series=base64.b64encode(series.read_bytes()).decode() if series.is_file() else None,
+        worst=reader.get("Worst errors", [], _read_worst, test / "worst.npz", classes) if has_samples else [],
+        series=base64.b64encode(series).decode(),
         added=[(slug(s.title), s.title, text) for s in extend.sections() if (text := reader.section(s))],
         attempts=reader.get("Attempts", [], _attempts, record.get("attempts") or []),
         missing=reader.missing,
@@ -100,8 +100,7 @@ class ReportReader:
     """Reads the parts of a report, and records which could not be read and why."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.missing: list[tuple[str, str]] = []
+        self.folder, self.missing = folder, list[tuple[str, str]]()
 
     def get(self, title: str, empty: Any, read: Callable[..., Any], *args: Any) -> Any:
         """Return ``read(*args)``, or ``empty`` if it fails."""
@@ -167,25 +166,26 @@ def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
 
 def _read_groups(path: Path) -> dict[str, list[Curve]]:
     """Group curves by metric, over train and val, steps and epochs."""
-    logged: dict[str, list[tuple[int, int, float]]] = {}  # step, epoch and value of each column
-    content = path.read_bytes()
-    reader = csv.DictReader(content[: content.rfind(b"\n") + 1].decode().splitlines())  # the last row may be incomplete
-    if reader.fieldnames is None:
-        raise ValueError("the file is empty")
-    columns = [name for name in reader.fieldnames if name not in ("step", "epoch")]
-    for row in reader:
-        step, epoch = (int(_to_float(row[key] or "-1")) for key in ("step", "epoch"))
-        for name in columns:
-            if text := row[name]:
-                logged.setdefault(name, []).append((step, epoch, _to_float(text)))
+    logged: dict[str, tuple[array[int], array[int], array[float]]] = {}  # steps, epochs and values of each column
+    with trust.open_file(path, MAX_TABLE) as file:
+        reader = csv.DictReader(line.decode() for line in file if line.endswith(b"\n"))  # the last may be incomplete
+        if reader.fieldnames is None:
+            raise ValueError("the file is empty")
+        columns = [name for name in reader.fieldnames if name not in ("step", "epoch")]
+        for row in reader:
+            step, epoch = (int(_to_float(row[key] or "-1")) for key in ("step", "epoch"))
+            for name in columns:
+                if text := row[name]:
+                    steps, epochs, values = logged.setdefault(name, (array("q"), array("q"), array("d")))
+                    steps.append(step), epochs.append(epoch), values.append(_to_float(text))
     groups: dict[str, list[Curve]] = {}
     for column in filter(logged.get, columns):
         group, name, stage, epoch_mean = _parse_column(column)
-        steps, epochs, values = (np.array(found) for found in zip(*logged[column], strict=True))
-        finite = np.isfinite(values)  # other values are counted, not drawn
+        finite = np.isfinite(logged[column][2])  # other values are counted, not drawn
         if stage == "test" or not finite.any():
             continue
-        curve = Curve(name, stage, epoch_mean, steps[finite], epochs[finite], values[finite], int((~finite).sum()))
+        found = (np.asarray(values)[finite] for values in logged[column])
+        curve = Curve(name, stage, epoch_mean, *found, int((~finite).sum()))
         groups.setdefault(group, []).append(curve)
     return {group: groups[group] for group in sorted(groups, key=lambda group: _rank(group, groups[group]))}
 
@@ -313,19 +313,19 @@ def _read_predictions(path: Path) -> tuple[list[dict[str, Any]], bool]:
 
     Large tables are subsampled evenly over the loss.
     """
-    with open(path, newline="", encoding="utf-8") as file:
-        header = next(csv.reader(file), [])
-    if "confidence" in header:
-        return [], True
-    suffixes = [name.removeprefix("target") for name in header if re.fullmatch(r"target(_\d+)?", name)][:MAX_TARGETS]
-    used = ["index", *filter({"loss"}.__contains__, header)]
-    used += [f"{what}{suffix}" for suffix in suffixes for what in ("target", "prediction")]
-    numbers = np.loadtxt(path, delimiter=",", skiprows=1, usecols=[header.index(name) for name in used], ndmin=2)
+    with trust.open_file(path, MAX_TABLE) as file:
+        header = next(csv.reader([file.readline().decode()]), [])
+        if "confidence" in header:
+            return [], True
+        suffixes = [name.removeprefix("target") for name in header if re.fullmatch(r"target(_\d+)?", name)]
+        used = ["index", *filter({"loss"}.__contains__, header)]
+        used += [f"{what}{suffix}" for suffix in suffixes[:MAX_TARGETS] for what in ("target", "prediction")]
+        numbers = np.loadtxt(file, delimiter=",", usecols=[header.index(name) for name in used], ndmin=2)
     table = dict(zip(used, numbers.T, strict=True))
     by_loss = np.argsort(table["loss"], kind="stable") if "loss" in table else np.arange(len(numbers))
     chosen = by_loss[np.unique(np.linspace(0, len(numbers) - 1, min(len(numbers), MAX_SCATTER_POINTS)).astype(int))]
     rows = {name: column[chosen] for name, column in table.items()}
-    return [_scatter(rows, suffix, len(numbers)) for suffix in suffixes], False
+    return [_scatter(rows, suffix, len(numbers)) for suffix in suffixes[:MAX_TARGETS]], False
 
 
 def _scatter(table: Mapping[str, npt.NDArray[np.float64]], suffix: str, samples: int) -> dict[str, Any]:
@@ -340,8 +340,9 @@ def _scatter(table: Mapping[str, npt.NDArray[np.float64]], suffix: str, samples:
     }
 
 
-def _read_worst(path: Path, names: Sequence[str]) -> list[dict[str, Any]]:
-    with np.load(path, allow_pickle=False) as file:
+def _read_worst(path: Path, classes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    names = [row["class"] for row in classes]
+    with trust.open_file(path, MAX_WORST) as content, np.load(content, allow_pickle=False) as file:
         if sum(info.file_size for info in file.zip.infolist()) > MAX_WORST:
             raise ValueError(f"larger than {MAX_WORST >> 20} MiB")
         arrays = {name: file[name] for name in file}

@@ -25,7 +25,7 @@ from contextlib import suppress
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from boltcutter.checkpoint.atomic import temporary_path
 from boltcutter.config.errors import ConfigError, one_line
@@ -116,13 +116,26 @@ def read_bytes(path: Path) -> bytes:
         OSError: There is no such file, or it cannot be read.
         ValueError: It is not an ordinary file, or too large.
     """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a FIFO would block
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("not an ordinary file")
+    with open_file(path) as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise ValueError(f"larger than {MAX_BYTES >> 20} MiB")
     return content
+
+
+def open_file(path: Path, limit: int = MAX_BYTES) -> IO[bytes]:
+    """Open a file of a run folder, whoever has written it.
+
+    Raises:
+        OSError: There is no such file, or it cannot be read.
+        ValueError: It is not an ordinary file, or has more bytes than the limit.
+    """
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # noqa: SIM115 - a FIFO would block
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+        file.close()
+        raise ValueError(f"not an ordinary file of at most {limit >> 20} MiB")
+    return file
 
 
 def parse_json(content: bytes) -> dict[str, Any]:

@@ -6,8 +6,10 @@ import base64
 import html
 import io
 import json
+import os
 import re
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -216,6 +218,28 @@ def test_files_of_somebody_else_that_expand_are_not_read(tmp_path: Path, monkeyp
     page = report.write(folder).read_text()
     assert "aliases, which may multiply" in page
     assert "larger than 1 MiB" in page
+
+
+def test_fifos_and_endless_files_of_somebody_else_are_not_read(tmp_path: Path) -> None:
+    folder = write_classification(tmp_path / "run")
+    test = folder / "evaluation" / "test"
+    for file in (folder / "metrics.csv", test / "predictions.csv", test / "worst.npz", test / "series.svg"):
+        file.unlink(missing_ok=True)
+        os.mkfifo(file)
+    signal.alarm(60)
+    text = report.write(folder).read_text()
+    assert text.count("not an ordinary file") == 2
+    (test / "metrics.json").unlink()
+    assert report.write(folder).read_text().count("not an ordinary file") == 3
+    signal.alarm(0)
+    (test / "series.svg").unlink()
+    for file in (folder / "metrics.csv", test / "series.svg"):
+        file.unlink(missing_ok=True)
+        file.touch()
+        os.truncate(file, 1 << 40)
+    text = report.write(folder).read_text()
+    assert "not an ordinary file of at most 128 MiB" in text
+    assert "not an ordinary file of at most 64 MiB" in text
 
 
 def test_a_record_of_somebody_else_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
