@@ -65,6 +65,11 @@ class ForkServer:
             self.close()
             raise RuntimeError(f"the fork server printed during imports:\n{text}")
 
+    @property
+    def pid(self) -> int:
+        """The process ID of the server."""
+        return self._process.pid
+
     def fits(self, env: Mapping[str, str]) -> bool:
         """Return whether a fork with ``env`` behaves as a new process with ``env``."""
         ours, theirs = (

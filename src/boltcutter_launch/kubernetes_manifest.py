@@ -24,7 +24,9 @@ PORT = 29500
 RAY_TIMEOUT = 1800  # seconds to wait for the nodes of a RayJob, which an autoscaler may have to add
 PREEMPTED, INVALID = 143, 2  # exit statuses of the training: saved after SIGTERM, a mistake in the configuration
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-MAX_NAME = 48  # characters; operators append up to 15, and the name of a host has at most 63
+# Characters: operators append up to 15, and the name of a host has at most 63. Of a RayJob it is 47:
+# https://github.com/ray-project/kuberay, MaxRayJobNameLength of ray-operator/controllers/ray/utils/constant.go.
+MAX_NAME = 47
 API = {  # group, version, plural and kind
     "job": ("batch", "v1", "jobs", "Job"),
     "trainjob": ("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob"),
