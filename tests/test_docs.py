@@ -10,14 +10,14 @@ from conftest import run_command
 
 from boltcutter.assembly.assemble import read_config
 from boltcutter.assembly.overrides import read_overrides
-from boltcutter.cli.commands import CHECK_FLAGS, run
 from boltcutter.cli.commands import commands as known_commands
+from boltcutter.cli.commands import run
 from boltcutter.config.values import split_overrides
 from boltcutter.project import Project, tomllib
 from boltcutter_export.command import read_settings
 from boltcutter_export.serving.server import LIMITS, SERVER
 from boltcutter_launch.command import FLAGS, VERBS
-from boltcutter_planning.part import DOCTOR_FLAGS
+from boltcutter_planning.part import CHECK_FLAGS, DOCTOR_FLAGS
 from boltcutter_runs.command import VERBS as RUN_VERBS
 from boltcutter_runs.command import parse
 from boltcutter_runs.comparison import parse as parse_comparison

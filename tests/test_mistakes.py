@@ -248,7 +248,7 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     """Call a command that must be refused; return the lines on standard error."""
     monkeypatch.delenv("BOLTCUTTER_DEBUG", raising=False)
 
-    def call(*overrides: str, project: Project = PROJECT, module: str = "boltcutter.training.check") -> list[str]:
+    def call(*overrides: str, project: Project = PROJECT, module: str = "boltcutter_planning.check") -> list[str]:
         with pytest.raises(SystemExit) as stopped:
             main(project, Command(f"{module}:main", ""), None, overrides)
         out, err = capsys.readouterr()
@@ -329,7 +329,7 @@ def test_an_export_without_formats(override: str, refusal: Refusal) -> None:
 def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOLTCUTTER_DEBUG", "1")
     with pytest.raises(ConfigError, match=r"^sed: "):
-        main(PROJECT, Command("boltcutter.training.check:main", ""), None, ["sed=1"])
+        main(PROJECT, Command("boltcutter_planning.check:main", ""), None, ["sed=1"])
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,9 @@ from boltcutter.checkpoint.load import restore
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.data.batches import count_samples
-from boltcutter.evaluation.outcomes import to_columns
 from boltcutter.evaluation.predict import SAMPLING, write_predictions
 from boltcutter.evaluation.splits import loader_owner
-from boltcutter.evaluation.table import Table, concatenate, count_rows
+from boltcutter.evaluation.table import Table, concatenate, count_rows, to_columns
 from boltcutter.extend import Predictor
 from boltcutter.protocols import NativeData
 from boltcutter.run.best import find_checkpoint

@@ -10,6 +10,6 @@ PART = Part(
     offers={
         "encode_image": "boltcutter_logging.image:encode_image",
         "media_logging": "boltcutter_logging.media_logging:MediaLogging",
-        "plots": "boltcutter_logging.plots",
+        "prediction_writer": "boltcutter_logging.outcomes:PredictionWriter",
     },
 )

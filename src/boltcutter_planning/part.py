@@ -1,11 +1,20 @@
-"""What the planning of memory, strategies and batch sizes, and the causes of errors, add to Boltcutter."""
+"""What trials of a configuration, plans of memory and strategies, and causes of errors add to Boltcutter."""
 
 from boltcutter.extend import Command, Part
 
+CHECK_FLAGS = {"--batch": "also train, validate and test one batch"}
 DOCTOR_FLAGS = {"--test": "train on all devices of this machine, and show what works"}
 PART = Part(
     name="boltcutter_planning",
     commands={
+        "check": Command(
+            "boltcutter_planning.check:main",
+            """Check a configuration without training: boltcutter check [--batch] [run=<folder>] [overrides of train]
+
+boltcutter check model=mlp trainer.max_epochs=5     # prints ok, or each mistake on a line
+boltcutter check --batch model=mlp                  # also trains, validates and tests one batch""",
+            flags="boltcutter_planning.part:CHECK_FLAGS",
+        ),
         "doctor": Command(
             "boltcutter_planning.doctor:main",
             """Show what works on this machine, and estimate memory: boltcutter doctor [run=<folder>] [train overrides]
@@ -23,6 +32,7 @@ boltcutter doctor --test""",
     components=("boltcutter_planning.profile",),
     moved={"boltcutter.callback.profile": "boltcutter_planning.profile"},
     offers={
+        "check": "boltcutter_planning.check:main",
         "explain_errors": "boltcutter_planning.failure:explain_errors",
         "flops": "boltcutter_planning.flops",
         "learning_check": "boltcutter_planning.learning:LearningCheck",

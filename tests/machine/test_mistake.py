@@ -8,7 +8,7 @@ from boltcutter.extend import Command
 from boltcutter.project import Project
 from boltcutter_machine.mistake import explain
 
-CHECK = Command("boltcutter.training.check:main", "")
+CHECK = Command("boltcutter_planning.check:main", "")
 
 
 @pytest.mark.parametrize(

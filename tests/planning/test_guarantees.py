@@ -5,7 +5,7 @@ from conftest import QUICK, Script
 
 from boltcutter.assembly.assemble import assemble, read_config
 from boltcutter.project import Project
-from boltcutter.training.check import main
+from boltcutter_planning.check import main
 
 PROJECT = Project.find(__file__)
 BARE = "_target_: lightning.pytorch.trainer.Trainer\naccelerator: cpu\ndevices: 1\nmax_epochs: 1\n"

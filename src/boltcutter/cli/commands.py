@@ -19,7 +19,6 @@ from boltcutter.environment.output import ignore_lost_readers
 from boltcutter.extend import Command, PartError, load
 from boltcutter.project import Project, ProjectError
 
-CHECK_FLAGS = {"--batch": "also train, validate and test one batch"}
 OVERRIDES = "[group=option …] [key=value …] [+key=value] [~key]"
 
 
@@ -42,14 +41,6 @@ boltcutter train reproduce=runs/…""",
     "predict": Command(
         "boltcutter.evaluation.predict:main",
         "Predict from files: boltcutter predict run=<folder> input=<files> [ckpt=best|last|path] [output=<file>]",
-    ),
-    "check": Command(
-        "boltcutter.training.check:main",
-        """Check a configuration without training: boltcutter check [--batch] [run=<folder>] [overrides of train]
-
-boltcutter check model=mlp trainer.max_epochs=5     # prints ok, or each mistake on a line
-boltcutter check --batch model=mlp                  # also trains, validates and tests one batch""",
-        flags="boltcutter.cli.commands:CHECK_FLAGS",
     ),
     "compare": Command(
         "boltcutter.run.compare:main",

@@ -188,7 +188,9 @@ def _answer(
         print(_resolved(project, command, rest), end="")
     elif flag == "--check":
         read_ranks()
-        _import("boltcutter.training.check:main")(project, local_runs(project, rest))
+        with _faster_imports():
+            check = require("check", flag)
+        check(project, local_runs(project, rest))
     elif flag == "--describe":
         from boltcutter.assembly.assemble import describe_overrides
 

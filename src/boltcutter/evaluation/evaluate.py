@@ -1,4 +1,4 @@
-"""Evaluate a checkpoint: metrics over each sample once on any number of processes, tables, a plot, worst errors."""
+"""Evaluate a checkpoint: metrics over each sample once, on any number of processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from boltcutter.config.errors import ConfigError, as_config_error, hint
 from boltcutter.config.values import split_overrides
 from boltcutter.environment.process import distributed_shutdown
 from boltcutter.environment.warnings import filter_warnings
-from boltcutter.evaluation.outcomes import PredictionWriter
 from boltcutter.evaluation.splits import has_own_loader, loader_owner, skip_reason, uses_validation_step
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData
@@ -112,7 +111,7 @@ def _read_settings(folder: Path) -> dict[str, Any] | None:
 def score(
     components: Components, checkpoint: str | None, output: Path, settings: Mapping[str, Any]
 ) -> dict[str, float]:
-    """Evaluate a checkpoint on a split and write metrics, tables, predictions, a plot and the worst errors.
+    """Evaluate a checkpoint on a split and write metrics, and what a part adds for each sample.
 
     Args:
         components: Trainer, data and task.
@@ -133,9 +132,10 @@ def score(
             components.data.setup("fit")
     if reason := skip_reason(components.data, components.task, split):
         raise ConfigError(f"split={split}: {reason}; add it, or set another split")
-    writer = PredictionWriter(output)
+    write_predictions = extend.find("prediction_writer")
+    writers = [write_predictions(output)] if write_predictions else []
     callbacks: list[Callback] = components.trainer.callbacks  # type: ignore[attr-defined]
-    callbacks.append(writer)
+    callbacks += writers
     for seeds in (callback for callback in callbacks if isinstance(callback, EvaluationSeeds)):
         seeds.split = split
     owner: Any = loader_owner(components.data, components.task, split)
@@ -147,7 +147,7 @@ def score(
                 components.task, datamodule=components.data, ckpt_path=checkpoint, verbose=False, weights_only=True
             )
     finally:
-        callbacks.remove(writer)
+        callbacks[len(callbacks) - len(writers) :] = []
     logged = {name: float(value) for of_loader in found for name, value in of_loader.items()}
     scores = {re.sub(r"^test(?=[/_.-])", split, name): value for name, value in logged.items()}
     if components.trainer.is_global_zero:

@@ -17,9 +17,8 @@ from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.values import split_overrides
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.evaluate import explain_mismatch
-from boltcutter.evaluation.outcomes import MAX_COLUMNS, spread
 from boltcutter.evaluation.splits import has_own_loader
-from boltcutter.evaluation.table import Table, count_rows, write_csv
+from boltcutter.evaluation.table import MAX_COLUMNS, Table, count_rows, spread, write_csv
 from boltcutter.extend import Predictor, require
 from boltcutter.project import Project
 from boltcutter.protocols import GeneratesTokens, NativeData

@@ -52,7 +52,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Read:
     """The lines that words in this process print."""
 
     def call(*words: str, usage: str = TRAIN) -> list[str]:
-        main(PROJECT, Command("boltcutter.training.check:main", usage), None, words)
+        main(PROJECT, Command("boltcutter_planning.check:main", usage), None, words)
         return capsys.readouterr().out.splitlines()
 
     return call

@@ -13,7 +13,7 @@ from third_party.gallery import HERE
 from boltcutter.checkpoint.select import find_checkpoint
 from boltcutter.config.errors import ConfigError
 from boltcutter.evaluation.evaluate import replaced_test_loader
-from boltcutter.evaluation.outcomes import WORST
+from boltcutter_logging.outcomes import WORST
 
 STOCHASTIC = [f"task={HERE}/task/diffusion.yaml", f"data={HERE}/data/jittered.yaml"]
 ENV = {"PYTHONPATH": "tests"}

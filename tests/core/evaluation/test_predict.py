@@ -8,8 +8,8 @@ from conftest import QUICK, Script
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from boltcutter.evaluation.outcomes import MAX_COLUMNS, to_columns
 from boltcutter.evaluation.predict import _table
+from boltcutter.evaluation.table import MAX_COLUMNS, to_columns
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from boltcutter import extend
 from boltcutter.assembly.assemble import Components, TaskLoaders, assemble, complete_config, read_config
 from boltcutter.assembly.overrides import load_run_config
-from boltcutter.cli.commands import CHECK_FLAGS
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.values import split_overrides
@@ -34,6 +33,7 @@ from boltcutter.protocols import (
 )
 from boltcutter.topology import ONE_DEVICE
 from boltcutter.training.train import explain_errors
+from boltcutter_planning.part import CHECK_FLAGS
 
 NUM_SAMPLES = 16  # to which the model is applied; in two of them, one class may be missing
 BROADCAST = ".*Using a target size .* that is different to the input size.*"  # trains on wrong pairs of values

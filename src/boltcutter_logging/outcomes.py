@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,16 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from lightning.pytorch.callbacks import Callback
-from torch import Tensor
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from boltcutter import extend
 from boltcutter.data.batches import count_samples, first_tensor
-from boltcutter.evaluation.table import Table, concatenate, count_rows, select_rows, write_csv
+from boltcutter.evaluation.table import Table, concatenate, count_rows, select_rows, to_columns, to_numpy, write_csv
 from boltcutter.protocols import HasClasses, HasStatistics, data_parallel, gather_objects
+from boltcutter_logging.plots import draw_confusion, draw_targets
 
 WORST = 24  # number of samples with the largest loss whose inputs are saved
-MAX_COLUMNS = 1000  # per entry of an output, in the tables of a test and of predictions
 MAX_CLASSES = 2000  # of a confusion matrix
 SHUFFLED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)  # whose order cannot be reproduced
 
@@ -39,9 +37,9 @@ class PredictionWriter(Callback):
     """Gather the outputs of ``test_step`` per sample over all ranks, and write them.
 
     ``predictions.csv`` has a row per sample, with a column for each output that has one number per sample, see
-    ``to_columns``. ``classes.csv`` and ``confusion.csv`` have metrics and counts per class; ``confusion.svg`` or
-    ``scatter.svg`` plots them; ``worst.npz`` has the inputs with the largest loss. Outputs of other shapes are skipped
-    and listed once.
+    ``boltcutter.evaluation.table.to_columns``. ``classes.csv`` and ``confusion.csv`` have metrics and counts per class;
+    ``confusion.svg`` or ``scatter.svg`` plots them; ``worst.npz`` has the inputs with the largest loss. Outputs of
+    other shapes are skipped and listed once.
 
     Args:
         folder: Folder to write to.
@@ -130,89 +128,6 @@ class PredictionWriter(Callback):
         return first | {name: column for name, column in table.items() if name not in first}
 
 
-def to_columns(outputs: Any, targets: Any, count: int) -> tuple[Table, dict[str, str]]:
-    """Convert the outputs of a step to columns of a table.
-
-    A tensor of shape (B,) or (B, 1) is one column, one of shape (B, C) or (B, C, 1) C columns. In a mapping, ``losses``
-    become the column ``loss``. ``predictions`` (B, C) are class probabilities if ``targets`` (an entry, or else the
-    second element of the batch) are integers; then the most probable class and its confidence are columns.
-
-    Args:
-        outputs: Output of the step: a tensor, a mapping, or anything else.
-        targets: Targets of the batch, if any.
-        count: Number of samples of the batch.
-
-    Returns:
-        Columns by name, and the skipped outputs with the reason.
-    """
-    if outputs is None or (isinstance(outputs, Tensor) and outputs.ndim == 0):
-        return {}, {}
-    named = dict(outputs) if isinstance(outputs, Mapping) else {"prediction": outputs}
-    named, targets = {name: _flat(value) for name, value in named.items()}, _flat(targets)
-    targets = named.pop("targets", targets)
-    predictions = named.pop("predictions", None)
-    if predictions is None and isinstance(outputs, Tensor) and outputs.ndim and len(outputs) == count:
-        predictions = named.pop("prediction")
-    found: Table = {}
-    skipped: dict[str, str] = {}
-    if "losses" in named:
-        named = {"loss": named.pop("losses"), **named}
-    if isinstance(predictions, Tensor):
-        if _is_class(predictions, targets, count):
-            confidence, predicted = predictions.float().max(dim=-1)
-            named |= {"target": targets, "prediction": predicted, "confidence": confidence}
-        else:
-            named |= {"target": targets, "prediction": predictions}
-    for name, value in named.items():
-        fault = _skip_reason(value, count)
-        if fault is None:
-            found |= spread(name, to_numpy(value))
-        elif fault:
-            skipped[name] = fault
-    return found, skipped
-
-
-def _flat(value: Any) -> Any:
-    """Series of one variable, shape (B, T, 1), as (B, T)."""
-    return value.squeeze(2) if isinstance(value, Tensor) and value.ndim == 3 and value.size(2) == 1 else value
-
-
-def to_numpy(value: Tensor) -> npt.NDArray[Any]:
-    """Convert a tensor to NumPy, half precision to float32: NumPy has no bfloat16."""
-    value = value.detach()
-    half = value.dtype in (torch.bfloat16, torch.float16)
-    found: npt.NDArray[Any] = (value.float() if half else value).cpu().numpy()
-    return found
-
-
-def _is_class(predictions: Tensor, targets: Any, count: int) -> bool:
-    """Whether targets are class indices and predictions have a value per class."""
-    whole = isinstance(targets, Tensor) and targets.shape == (count,) and not targets.is_floating_point()
-    return whole and predictions.ndim == 2 and len(predictions) == count and predictions.is_floating_point()
-
-
-def _skip_reason(value: Any, count: int) -> str | None:
-    """Reason why an output cannot be a column; empty if it is skipped silently."""
-    if not isinstance(value, Tensor):
-        return "" if value is None else f"a {type(value).__name__}, not a tensor"
-    if value.ndim == 0:
-        return "one value for the batch"
-    if len(value) != count:
-        return f"{len(value)} values for {count} samples"
-    each = value[0].numel() if count else 0
-    if value.ndim > 2 or each > MAX_COLUMNS:
-        shape = " × ".join(map(str, value.shape[1:]))
-        return f"{shape} values per sample, of which a table has at most {MAX_COLUMNS:,} in one dimension"
-    return None
-
-
-def spread(name: str, values: npt.NDArray[Any]) -> Table:
-    """The column of values of shape (N,) or (N, 1), or the numbered columns of those of shape (N, C)."""
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    return {name: values} if values.ndim == 1 else {f"{name}_{t}": values[:, t] for t in range(values.shape[1])}
-
-
 def _indices(loader: Any, length: int) -> list[int]:
     """Indices of the samples of this rank, in order; -1 if unknown."""
     sampler = getattr(loader, "batch_sampler", None)
@@ -258,19 +173,15 @@ def _write_summary(folder: Path, table: Table, classes: list[str]) -> None:
     """Write metrics and counts per class, and plots of predictions over targets."""
     if not count_rows(table):
         return
-    plots = extend.find("plots")
-    if plots:
-        plots.draw_targets(folder, table)
+    draw_targets(folder, table)
     names = ("target", "prediction")
     if all(name in table and np.issubdtype(table[name].dtype, np.integer) for name in names):
         targets, predictions = (table[name] for name in names)
         if min(targets.min(), predictions.min()) >= 0 and max(targets.max(), predictions.max()) < MAX_CLASSES:
-            _write_classes(folder, targets, predictions, classes, plots)
+            _write_classes(folder, targets, predictions, classes)
 
 
-def _write_classes(
-    folder: Path, targets: npt.NDArray[Any], predictions: npt.NDArray[Any], classes: list[str], plots: Any
-) -> None:
+def _write_classes(folder: Path, targets: npt.NDArray[Any], predictions: npt.NDArray[Any], classes: list[str]) -> None:
     count = max(len(classes), int(targets.max()) + 1, int(predictions.max()) + 1)
     names = classes or [str(number) for number in range(count)]
     pairs = targets.astype(np.int64) * count + predictions
@@ -286,5 +197,4 @@ def _write_classes(
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["target", *names])
         writer.writerows([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
-    if plots:
-        plots.draw_confusion(folder / "confusion.svg", matrix, names)
+    draw_confusion(folder / "confusion.svg", matrix, names)

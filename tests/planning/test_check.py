@@ -8,7 +8,7 @@ import pytest
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.warnings import restored_filters
 from boltcutter.project import Project
-from boltcutter.training import check
+from boltcutter_planning import check
 
 ROOT = Path(__file__).parents[3]
 MODULE = '''
