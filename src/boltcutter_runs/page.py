@@ -14,9 +14,10 @@ from urllib.parse import quote
 
 import numpy as np
 
+from boltcutter import extend
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.values import format_value
-from boltcutter.report.html import downsample, read_confusion
+from boltcutter.report.html import downsample
 from boltcutter.report.template import load_template
 from boltcutter.run import trust
 from boltcutter.run.metrics import parse_name
@@ -102,9 +103,10 @@ def _link(run: Run, home: Path) -> str | None:
 
 def _read_confusion(run: Run) -> dict[str, Any] | None:
     """The confusion matrix of a run's test, if it has one."""
+    read_confusion = extend.find("confusion")
     with suppress(OSError, ValueError, csv.Error):
-        found = read_confusion(Path(run.folder, "evaluation", "test", "confusion.csv"))
-        return {name: found[name] for name in ("names", "cells", "sums")} if found["cells"] else None
+        found = read_confusion and read_confusion(Path(run.folder, "evaluation", "test", "confusion.csv"))
+        return {name: found[name] for name in ("names", "cells", "sums")} if found and found["cells"] else None
     return None
 
 

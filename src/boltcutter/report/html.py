@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import io
 import math
 import re
 import sys
@@ -23,17 +21,13 @@ from markupsafe import Markup
 from boltcutter import extend
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import one_line, printable
-from boltcutter.report.template import format_number, load_template, redact_command
+from boltcutter.report.template import load_template, redact_command, shorten
 from boltcutter.run import trust
 from boltcutter.run.metrics import Mode, infer_mode, parse_name
 from boltcutter.run.store import run_store
 
 MAX_POINTS = 1000  # per curve
-MAX_SCATTER_POINTS = 2000
-MAX_MATRIX_CLASSES = 150  # above which a confusion matrix is unreadable
-MAX_TARGETS = 6  # of a regression with plots
-MAX_TABLE = 1 << 27  # bytes of metrics.csv and predictions.csv
-MAX_WORST = 1 << 30  # bytes of the inputs with the worst errors, decompressed
+MAX_TABLE = 1 << 27  # bytes of metrics.csv, and of predictions.csv
 
 
 def write(folder: Path) -> Path:
@@ -61,19 +55,13 @@ def render(folder: Path, home: str = "") -> str:
     """
     test = folder / "evaluation" / "test"
     reader = ReportReader(folder)
-    has_series = (test / "series.svg").is_file()
-    series = reader.get("Samples", b"", trust.read_bytes, test / "series.svg") if has_series else b""
     record = reader.get("Record", {}, trust.read_json, folder / "record.json")
     config, sections = reader.get("Configuration", ({}, []), _read_config, folder / "config.yaml")
     groups = reader.get("Curves", {}, _read_groups, folder / "metrics.csv")
     scores = reader.get("Test metrics", record.get("test") or {}, trust.read_json, test / "metrics.json")
-    # A module may return no outputs per sample. If no evaluation was run at all, every missing part is listed.
-    has_samples = (test / "predictions.csv").is_file() or not (test / "metrics.json").is_file()
-    scatters, classified = reader.get("Predictions", ([], has_samples), _read_predictions, test / "predictions.csv")
-    classified = classified or (test / "classes.csv").is_file()
-    classes = [] if not classified else reader.get("Classes", [], _read_classes, test / "classes.csv")
-    confusion = {} if not classified else reader.get("Confusion matrix", {}, read_confusion, test / "confusion.csv")
     modes = _modes(config, groups)
+    read_outcomes = extend.find("report_outcomes")
+    outcomes = read_outcomes(reader, test) if read_outcomes else {}
     page = load_template(Path(__file__).with_name("report.html")).render(
         folder=folder,
         home=home,
@@ -84,14 +72,11 @@ def render(folder: Path, home: str = "") -> str:
         sections=sections,
         finals=_final_metrics(groups, modes, scores, record.get("metrics") or {}),
         evaluations=reader.get("Evaluations", [], _read_evaluations, test.parent),
-        classes=classes,
-        confusion=confusion,
-        worst=reader.get("Worst errors", [], _read_worst, test / "worst.npz", classes) if has_samples else [],
-        series=base64.b64encode(series).decode(),
+        **outcomes,
         added=[(slug(s.title), s.title, text) for s in extend.sections() if (text := reader.section(s))],
         attempts=reader.get("Attempts", [], _attempts, record.get("attempts") or []),
         missing=reader.missing,
-        data={"charts": _charts(groups, modes), "confusion": confusion, "scatters": scatters},
+        data={"charts": _charts(groups, modes), **{key: outcomes.get(key) for key in ("confusion", "scatters")}},
     )
     return page.encode(errors="replace").decode()  # the command may contain file names that are not UTF-8
 
@@ -154,14 +139,6 @@ def _read_config(path: Path) -> tuple[dict[str, Any], list[tuple[str, list[str]]
     general = [lines[0] for lines in blocks if len(lines) == 1]
     sections = [(lines[0].partition(":")[0], lines[1:]) for lines in blocks if len(lines) > 1]
     return dict(yaml.safe_load(text)), [("general", general), *sections]
-
-
-def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows, which must all have the same length."""
-    header, *rows = csv.reader(io.StringIO(trust.read_bytes(path).decode(), newline=""))
-    if any(len(row) != len(header) for row in rows):
-        raise ValueError("rows of different lengths")
-    return header, rows
 
 
 def _read_groups(path: Path) -> dict[str, list[Curve]]:
@@ -231,7 +208,7 @@ def _charts(groups: Mapping[str, Sequence[Curve]], modes: Mapping[str, Mode]) ->
         val = next((curve for curve in curves if curve.stage == "val"), None)
         if val and group in modes:
             index = val.best(modes[group])
-            chart["best"] = [int(val.step[index]), _short(val.value[index])]
+            chart["best"] = [int(val.step[index]), shorten(val.value[index])]
         charts.append(chart)
     return charts
 
@@ -245,7 +222,7 @@ def _series(curve: Curve, *, faint: bool) -> dict[str, Any]:
         "non_finite": curve.non_finite,
         "x": curve.step[indices].tolist(),
         "epoch": curve.epoch[indices].tolist(),
-        "y": [_short(value) for value in curve.value[indices]],
+        "y": [shorten(value) for value in curve.value[indices]],
     }
 
 
@@ -283,95 +260,6 @@ def _final_metrics(
     return sorted(found, key=lambda row: row["metric"] == "loss")
 
 
-def _read_classes(path: Path) -> list[dict[str, Any]]:
-    header, rows = _read_csv(path)
-    return [
-        {name: text if name == "class" else int(text) if text.isdecimal() else float(text) for name, text in cells}
-        for cells in (zip(header, row, strict=True) for row in rows)
-    ]
-
-
-def read_confusion(path: Path) -> dict[str, Any]:
-    """Class names, non-zero cells as [target, prediction, count], and the most frequent misclassifications."""
-    _, rows = _read_csv(path)
-    names = [row[0] for row in rows]
-    counts = np.array([row[1:] for row in rows], np.int64).reshape(len(names), len(names))
-    cells = [[int(row), int(column), int(counts[row, column])] for row, column in np.argwhere(counts)]
-    sums = counts.sum(axis=1)
-    wrong = sorted((cell for cell in cells if cell[0] != cell[1]), key=lambda cell: -cell[2])
-    pairs = [(names[t], names[p], n, n / int(sums[t])) for t, p, n in wrong[:8]]
-    return {
-        "names": names,
-        "cells": cells if len(names) <= MAX_MATRIX_CLASSES else [],
-        "sums": sums.tolist(),
-        "pairs": pairs,
-    }
-
-
-def _read_predictions(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Targets, predictions and indices for each target of a regression, and whether it is a classification instead.
-
-    Large tables are subsampled evenly over the loss.
-    """
-    with trust.open_file(path, MAX_TABLE) as file:
-        header = next(csv.reader([file.readline().decode()]), [])
-        if "confidence" in header:
-            return [], True
-        suffixes = [name.removeprefix("target") for name in header if re.fullmatch(r"target(_\d+)?", name)]
-        used = ["index", *filter({"loss"}.__contains__, header)]
-        used += [f"{what}{suffix}" for suffix in suffixes[:MAX_TARGETS] for what in ("target", "prediction")]
-        numbers = np.loadtxt(file, delimiter=",", usecols=[header.index(name) for name in used], ndmin=2)
-    table = dict(zip(used, numbers.T, strict=True))
-    by_loss = np.argsort(table["loss"], kind="stable") if "loss" in table else np.arange(len(numbers))
-    chosen = by_loss[np.unique(np.linspace(0, len(numbers) - 1, min(len(numbers), MAX_SCATTER_POINTS)).astype(int))]
-    rows = {name: column[chosen] for name, column in table.items()}
-    return [_scatter(rows, suffix, len(numbers)) for suffix in suffixes[:MAX_TARGETS]], False
-
-
-def _scatter(table: Mapping[str, npt.NDArray[np.float64]], suffix: str, samples: int) -> dict[str, Any]:
-    truth, prediction = table[f"target{suffix}"], table[f"prediction{suffix}"]
-    finite = np.isfinite(truth) & np.isfinite(prediction)
-    return {
-        "target": suffix.removeprefix("_"),
-        "truth": [_short(value) for value in truth[finite]],
-        "prediction": [_short(value) for value in prediction[finite]],
-        "index": table["index"][finite].astype(np.int64).tolist(),
-        "of": samples,
-    }
-
-
-def _read_worst(path: Path, classes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    names = [row["class"] for row in classes]
-    with trust.open_file(path, MAX_WORST) as content, np.load(content, allow_pickle=False) as file:
-        if sum(info.file_size for info in file.zip.infolist()) > MAX_WORST:
-            raise ValueError(f"larger than {MAX_WORST >> 20} MiB")
-        arrays = {name: file[name] for name in file}
-    inputs = arrays["inputs"]
-    is_image = inputs.dtype == np.uint8 and inputs.ndim == 4 and inputs.shape[1] in (1, 3)
-    encode_image = extend.find("encode_image") if is_image else None
-    return [
-        {
-            "image": encode_image(values) if encode_image else None,
-            "text": str(arrays["text"][index]) if "text" in arrays else None,
-            "values": [] if encode_image else [float(value) for value in values.ravel()[:8]],
-            "shape": " × ".join(map(str, values.shape)),
-            "truth": _format_answer(arrays, "target", index, names),
-            "prediction": _format_answer(arrays, "prediction", index, names),
-            **{key: arrays[key][index].item() for key in ("index", "loss", "confidence") if key in arrays},
-        }
-        for index, values in enumerate(inputs)
-    ]
-
-
-def _format_answer(arrays: Mapping[str, Any], what: str, index: int, names: Sequence[str]) -> str:
-    """Class name, or numbers."""
-    values = [array[index].item() for name, array in arrays.items() if re.fullmatch(rf"{what}(_\d+)?", name)]
-    return ", ".join(
-        names[v] if isinstance(v, int) and 0 <= v < len(names) else str(v) if isinstance(v, int) else format_number(v)
-        for v in values
-    )
-
-
 def _attempts(recorded: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Each attempt with its duration in seconds and the tone of its status."""
     found = []
@@ -394,7 +282,3 @@ def slug(title: str) -> str:
 
 def _title(group: str) -> str:
     return group.replace("_", " ").replace("/", ", ").replace(" gib", " in GiB")
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.5g}")

@@ -51,6 +51,11 @@ def format_number(value: Any) -> str:
     return f"{value:,.0f}" if 1e4 <= size < 1e9 else f"{value:#.4g}" if size >= 1e-3 or not size else f"{value:.3g}"
 
 
+def shorten(value: float) -> float:
+    """Round a number to the digits that a chart can show."""
+    return float(f"{value:.5g}")
+
+
 def format_duration(seconds: float | None) -> str:
     """Format seconds as hours and minutes, minutes and seconds, or seconds."""
     if seconds is None:

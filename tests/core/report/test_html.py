@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 import json
 import os
 import re
@@ -12,110 +10,25 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from browser import Browse, References
 from PIL import Image
+from report_files import (
+    CONFIG,
+    EVIL,
+    FILES,
+    RECORD,
+    page_data,
+    write_classification,
+    write_regression,
+    write_run,
+)
 
 from boltcutter.report import html as report
-
-EVIL = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
-CONFIG = """\
-name: digits
-seed: 0
-data:
-  _target_: boltcutter.data.digits.Digits
-  split:
-  - 0.7
-  - 0.3
-callback:
-  best:
-    monitor: val/loss
-    mode: min
-choices:
-  data: digits
-  model: convnet
-"""
-RECORD: dict[str, Any] = {
-    "id": "20250102-030405-abcdef12",
-    "name": "digits",
-    "command": "scripts/train.py trainer.max_epochs=3 logger.api_key=hush",
-    "config": {"logger": {"api_key": "hush"}},
-    "seed": 0,
-    "git": {"commit": "0123456789", "branch": "main", "remote": None, "dirty": True, "patch": "code.patch"},
-    "packages": {"lightning": "2.6.4", "torch": "2.9.0"},
-    "python": "3.12.1",
-    "hardware": {"cpu": "Some CPU", "cores": 4, "gpus": ["NVIDIA H200"] * 8, "cuda": "12.8", "threads": 4},
-    "reproduces": "runs/digits/earlier",
-    "data": "fingerprint-of-data",
-    "metrics": {"train/loss": 0.2, "val/loss": 0.3},
-    "test": {"test/loss": 0.31, "test/accuracy": 0.875},
-    "attempts": [
-        {
-            "start": "2025-01-02T03:04:05+00:00",
-            "end": "2025-01-02T05:09:05+00:00",
-            "reason": "interrupted",
-            "host": "node-1",
-            "pid": 7,
-            "devices": 8,
-            "resumed_from": None,
-        },
-        {"start": "2025-01-02T06:00:00+00:00", "end": "2025-01-02T06:00:40+00:00", "reason": "completed", "devices": 8},
-    ],
-}
-FILES = ["record.json", "config.yaml", "metrics.csv"] + [
-    f"evaluation/test/{name}"
-    for name in ("metrics.json", "predictions.csv", "classes.csv", "confusion.csv", "worst.npz")
-]
-
-
-def write_run(folder: Path, name: str = "digits") -> Path:
-    """A run folder with the files that all tasks write."""
-    test = folder / "evaluation" / "test"
-    test.mkdir(parents=True)
-    (folder / "record.json").write_text(json.dumps(RECORD | {"name": name}))
-    (folder / "config.yaml").write_text(CONFIG)
-    (test / "metrics.json").write_text(json.dumps(RECORD["test"]))
-    lines = ["step,epoch,lr-AdamW,train/loss,val/loss,val/accuracy,train/loss_epoch,throughput/samples_per_second"]
-    for step in range(9, 300, 10):
-        loss = 2 / (1 + step / 50)
-        lines.append(f"{step},{step // 100},{0.001 - step * 1e-6},{loss},,,,{1000 + step}")
-        if step % 100 == 99:
-            lines.append(f"{step + 1},{step // 100},,,{loss + 0.1},{1 - loss / 4},{loss},")
-    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
-    return folder
-
-
-def write_classification(folder: Path, names: tuple[str, ...] = ("cat", "dog", "owl"), *, side: int = 8) -> Path:
-    test = write_run(folder) / "evaluation" / "test"
-    count = len(names)
-    matrix = np.eye(count, dtype=int) * 5
-    matrix[0, 1] = 2
-    pd.DataFrame(matrix, names, names).to_csv(test / "confusion.csv", index_label="target")
-    ones = np.ones(count)
-    table = pd.DataFrame({"class": names, "precision": ones, "recall": ones / 2, "f1": ones / 4, "samples": 5})
-    table.to_csv(test / "classes.csv", index=False)
-    truth, predicted = np.array([0, 0, 1]), np.array([1, 1, 1])
-    sure, loss = np.array([0.9, 0.8, 0.4]), np.array([3.0, 2.0, 1.0])
-    columns = {"target": truth, "prediction": predicted, "confidence": sure, "loss": loss}
-    index = np.arange(3)
-    pd.DataFrame({"index": index, **columns}).to_csv(test / "predictions.csv", index=False)
-    inputs = np.random.default_rng(0).integers(0, 256, (3, 3, side, side), dtype=np.uint8)
-    np.savez_compressed(test / "worst.npz", inputs=inputs, index=index, **columns)
-    return folder
-
-
-def write_regression(folder: Path, *, samples: int = 50) -> Path:
-    test = write_run(folder) / "evaluation" / "test"
-    truth = np.linspace(0, 10, samples)
-    columns = {"target": truth, "prediction": truth + np.sin(truth), "loss": np.sin(truth) ** 2}
-    pd.DataFrame({"index": range(samples), **columns}).to_csv(test / "predictions.csv", index=False)
-    worst = {name: values[:4].astype(np.float32) for name, values in columns.items()}
-    np.savez_compressed(test / "worst.npz", inputs=np.ones((4, 10), np.float32), index=np.arange(4), **worst)
-    return folder
+from boltcutter_logging import outcome_report
 
 
 def test_all_parts_of_a_classification_are_drawn(browse: Browse, tmp_path: Path) -> None:
@@ -213,7 +126,7 @@ def test_files_of_somebody_else_that_expand_are_not_read(tmp_path: Path, monkeyp
     folder = write_classification(tmp_path / "run")
     lines = [f"b{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 9)}]" for n in range(1, 12)]
     (folder / "config.yaml").write_text("\n".join(["b0: &b0 [x]", *lines, "choices: {model: *b11}"]))
-    monkeypatch.setattr(report, "MAX_WORST", 1 << 20)
+    monkeypatch.setattr(outcome_report, "MAX_WORST", 1 << 20)
     np.savez_compressed(folder / "evaluation" / "test" / "worst.npz", inputs=np.zeros((1 << 20) + 1, np.uint8))
     page = report.write(folder).read_text()
     assert "aliases, which may multiply" in page
@@ -326,55 +239,3 @@ def test_the_best_value_follows_the_mode_of_the_callback(mode: str, step: int, t
     data = page_data(report.write(folder))
     loss = next(chart for chart in data["charts"] if chart["title"] == "loss")
     assert loss["best"][0] == step
-
-
-def test_class_names_are_kept_unchanged(tmp_path: Path) -> None:
-    data = page_data(report.write(write_classification(tmp_path / "run", names=("NA", "01", "01"))))
-    assert data["confusion"]["names"] == ["NA", "01", "01"]
-
-
-def test_many_classes_list_misclassifications_without_a_matrix(tmp_path: Path) -> None:
-    names = tuple(f"class {number}" for number in range(report.MAX_MATRIX_CLASSES + 1))
-    page = report.write(write_classification(tmp_path / "run", names=names))
-    assert page_data(page)["confusion"]["cells"] == []
-    assert "too many for a matrix" in page.read_text()
-
-
-def test_many_samples_are_subsampled(tmp_path: Path) -> None:
-    page = report.write(write_regression(tmp_path / "run", samples=5000))
-    (scatter,) = page_data(page)["scatters"]
-    assert len(scatter["truth"]) == report.MAX_SCATTER_POINTS
-    assert "2,000 of 5,000 samples" in page.read_text()
-
-
-def test_multiple_targets_have_a_plot_each(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    columns = {f"{what}_{t}": [0.0, 1.0, 2.0] for what in ("target", "prediction") for t in range(2)}
-    test = folder / "evaluation" / "test"
-    pd.DataFrame({"index": range(3), "loss": 0.5, **columns}).to_csv(test / "predictions.csv", index=False)
-    assert [scatter["target"] for scatter in page_data(report.write(folder))["scatters"]] == ["0", "1"]
-
-
-def test_small_images_are_lossless(tmp_path: Path) -> None:
-    folder = write_classification(tmp_path / "run")
-    with np.load(folder / "evaluation" / "test" / "worst.npz") as worst:
-        expected = worst["inputs"][0]
-    assert (np.moveaxis(np.asarray(first_picture(report.write(folder))), -1, 0) == expected).all()
-
-
-def test_large_images_are_downscaled(tmp_path: Path) -> None:
-    picture = first_picture(report.write(write_classification(tmp_path / "run", side=300)))
-    assert picture.size == (100, 100)  # a third of 300
-
-
-def page_data(page: Path) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.S)
-    assert found
-    data: dict[str, Any] = json.loads(found[1])
-    return data
-
-
-def first_picture(page: Path) -> Image.Image:
-    found = re.search(r'<img src="data:image/\w+;base64,([^"]+)"', page.read_text())
-    assert found
-    return Image.open(io.BytesIO(base64.b64decode(html.unescape(found[1]))))
