@@ -20,7 +20,6 @@ from boltcutter_launch.job import (
     Status,
     UnclearSubmissionError,
     UnreachableError,
-    match_job_id,
     seconds,
 )
 
@@ -55,6 +54,8 @@ class AwsBatchLauncher(CloudLauncher):
     """
 
     option, job_file, protocols = "aws_batch", "job.json", ("s3",)
+    # Region and ID, with the index in an array.
+    id_form = r"arn:aws[a-z-]*:batch:([a-z0-9-]+):\d{12}:job/([a-z0-9-]+(?::\d+)?)", "the ARN of a job"
     index_variable = "AWS_BATCH_JOB_ARRAY_INDEX"
     forms: ClassVar = {
         "region": aws.REGION_FORM,
@@ -155,7 +156,7 @@ class AwsBatchLauncher(CloudLauncher):
 
     def status(self, job_id: str) -> Status:
         """Return the status of a job."""
-        region, number = _split(job_id)
+        region, number = self.split_id(job_id)
         client = aws.client("batch", region)
         with aws.as_value_errors():
             found = client.describe_jobs(jobs=[number])["jobs"]
@@ -171,7 +172,7 @@ class AwsBatchLauncher(CloudLauncher):
 
     def cancel(self, job_id: str) -> None:
         """Terminate a job: AWS Batch sends SIGTERM, and SIGKILL after 30 seconds."""
-        region, number = _split(job_id)
+        region, number = self.split_id(job_id)
         if self.status(job_id).state in FINAL:
             return
         with aws.as_value_errors():
@@ -189,10 +190,3 @@ def _find_job(client: Any, request: dict[str, Any]) -> str | None:
             if alive := [str(job["jobArn"]) for job in found if STATES.get(job["status"]) != "ended"]:
                 return alive[0]
     return None
-
-
-def _split(job_id: str) -> tuple[str, str]:
-    """Return the region and the ID of a job."""
-    form = r"arn:aws[a-z-]*:batch:([a-z0-9-]+):\d{12}:job/([a-z0-9-]+(?::\d+)?)"  # with the index in an array
-    found = match_job_id(form, job_id, "the ARN of a job")
-    return found[1], found[2]

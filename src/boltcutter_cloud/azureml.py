@@ -18,7 +18,7 @@ import yaml
 from boltcutter_cloud.machines import check_devices, find_machine
 from boltcutter_launch import azure_api
 from boltcutter_launch.cloud import CloudLauncher, next_name, to_yaml
-from boltcutter_launch.job import Job, NoAnswerError, State, Status, UnclearSubmissionError, match_job_id, seconds
+from boltcutter_launch.job import Job, NoAnswerError, State, Status, UnclearSubmissionError, seconds
 
 if TYPE_CHECKING:
     from azure.core import PipelineClient
@@ -67,6 +67,7 @@ class AzureMLLauncher(CloudLauncher):
     """
 
     option, protocols, notices = "azureml", ("abfss", "abfs", "az"), "azure"
+    id_form = JOB, "/subscriptions/…/jobs/<name>"
     forms: ClassVar = {
         "compute": (r"[A-Za-z][\w-]+", "the name of a cluster; correct it"),
         "shm_size": (r"[1-9]\d*[bkmg]", "a number with a unit; try launch.shm_size=16g"),
@@ -218,7 +219,7 @@ class AzureMLLauncher(CloudLauncher):
 
     def status(self, job_id: str) -> Status:
         """Return the status of a job, with the addresses of its page and of JupyterLab."""
-        name = match_job_id(JOB, job_id, "/subscriptions/…/jobs/<name>")[1]
+        name = self.split_id(job_id)[0]
         found = self._call("GET", job_id)["properties"]
         state = str(found.get("status", "Unknown"))
         text = f"job {name}, {state}"
@@ -231,7 +232,7 @@ class AzureMLLauncher(CloudLauncher):
 
     def cancel(self, job_id: str) -> None:
         """Cancel the job."""
-        match_job_id(JOB, job_id, "/subscriptions/…/jobs/<name>")
+        self.split_id(job_id)
         self._call("POST", f"{job_id}/cancel")
 
 

@@ -27,12 +27,11 @@ from boltcutter_cloud.ec2_script import (
 from boltcutter_cloud.machines import check_devices, find_machine
 from boltcutter_launch import jupyter as notebook
 from boltcutter_launch.cloud import CloudLauncher, earlier_id, read
-from boltcutter_launch.job import Job, State, Status, UnclearSubmissionError, match_job_id, seconds
+from boltcutter_launch.job import Job, State, Status, UnclearSubmissionError, seconds
 
 TAG = "boltcutter-job"  # of all that belongs to a job
 # With the NVIDIA driver, Docker, Python 3.12 and the AWS CLI: https://docs.aws.amazon.com/dlami/latest/devguide
 AMI = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
-JOB_ID = rf"({aws.REGION})/([a-z0-9-]+)"
 MIN_TIME = 360  # seconds
 PROFILE_SECONDS = (3, 6, 12)  # between requests with an instance profile that EC2 does not know
 # The second is that of a zone without the type: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
@@ -70,6 +69,7 @@ class EC2Launcher(CloudLauncher):
     """
 
     option, job_file, protocols = "ec2", "job.sh", ("s3",)
+    id_form = rf"({aws.REGION})/([a-z0-9-]+)", "<region>/<tag of the job>"
     forms: ClassVar = {
         "region": aws.REGION_FORM,
         "ami": (r"ami-[0-9a-f]{8}([0-9a-f]{9})?|/[\w./-]+", f"the ID of an AMI or a parameter of SSM, such as {AMI}"),
@@ -186,7 +186,7 @@ class EC2Launcher(CloudLauncher):
         if self.spot:  # from then on EC2 does not start it again
             limit = datetime.now(timezone.utc) + timedelta(seconds=seconds(self.time))
             request["InstanceMarketOptions"]["SpotOptions"]["ValidUntil"] = limit.replace(microsecond=0)
-        if re.fullmatch(JOB_ID, earlier := earlier_id(job)):
+        if re.fullmatch(self.id_form[0], earlier := earlier_id(job)):
             self.cancel(earlier)  # it has ended, but may have left a stopped Spot Instance, whose disk is billed
         made = self._find_capacity(ec2, request)
         with suppress(ValueError), aws.as_value_errors():  # until then, the status would be that of an ended job
@@ -264,7 +264,7 @@ class EC2Launcher(CloudLauncher):
 
     def status(self, job_id: str) -> Status:
         """Return the status of the instance."""
-        region, token = _split(job_id)
+        region, token = self.split_id(job_id)
         ec2 = aws.client("ec2", region)
         with aws.as_value_errors():
             found, requests = _instances(ec2, token), _spot_requests(ec2, token)
@@ -286,7 +286,7 @@ class EC2Launcher(CloudLauncher):
 
     def cancel(self, job_id: str) -> None:
         """Cancel the Spot request and terminate the instance, whose training saves while it shuts down."""
-        region, token = _split(job_id)
+        region, token = self.split_id(job_id)
         ec2 = aws.client("ec2", region)
         with aws.as_value_errors():
             requests = [request["SpotInstanceRequestId"] for request in _spot_requests(ec2, token)]
@@ -312,17 +312,11 @@ class EC2Launcher(CloudLauncher):
             yield read(f"{place}/{name}").decode(errors="replace")
         if names:
             return
-        region, token = _split(job_id)
+        region, token = self.split_id(job_id)
         ec2 = aws.client("ec2", region)
         with aws.as_value_errors():
             for one in _instances(ec2, token):
                 yield str(ec2.get_console_output(InstanceId=one["InstanceId"]).get("Output") or "")
-
-
-def _split(job_id: str) -> tuple[str, str]:
-    """Split a recorded ID into the region and the tag."""
-    found = match_job_id(JOB_ID, job_id, "<region>/<tag of the job>")
-    return found[1], found[2]
 
 
 def _filters(token: str) -> list[dict[str, Any]]:

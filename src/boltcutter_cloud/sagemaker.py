@@ -23,7 +23,6 @@ from boltcutter_launch.job import (
     Status,
     UnclearSubmissionError,
     UnreachableError,
-    match_job_id,
     seconds,
 )
 
@@ -61,6 +60,8 @@ class SageMakerLauncher(CloudLauncher):
     """
 
     option, job_file, protocols = "sagemaker", "job.json", ("s3",)
+    # Region and name.
+    id_form = r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):\d{12}:training-job/([a-zA-Z0-9-]+)", "the ARN of a training job"
     forms: ClassVar = {
         "region": aws.REGION_FORM,
         "subnets": (r"subnet-[0-9a-z]+", "the ID of one; expected subnet-0123456789abcdef0"),
@@ -240,7 +241,7 @@ class SageMakerLauncher(CloudLauncher):
 
     def status(self, job_id: str) -> Status:
         """Return the status of a training job, with the reason of a failure."""
-        region, name = _split(job_id)
+        region, name = self.split_id(job_id)
         found = _describe(aws.client("sagemaker", region), name)
         if not found:
             return Status("unknown", f"training job {name}: not found in {region}")
@@ -256,7 +257,7 @@ class SageMakerLauncher(CloudLauncher):
 
     def cancel(self, job_id: str) -> None:
         """Stop a training job: SageMaker sends SIGTERM, and SIGKILL after 120 seconds."""
-        region, name = _split(job_id)
+        region, name = self.split_id(job_id)
         if self.status(job_id).state in FINAL:
             return
         with aws.as_value_errors():
@@ -264,7 +265,7 @@ class SageMakerLauncher(CloudLauncher):
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Return the output of all instances from CloudWatch."""
-        region, name = _split(job_id)
+        region, name = self.split_id(job_id)
         pages = aws.client("logs", region).get_paginator("filter_log_events")
         query = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{name}/algo-"}
 
@@ -282,13 +283,6 @@ class SageMakerLauncher(CloudLauncher):
                 raise ForbiddenError(str(error)) if code else error from error
 
         return self.follow_events(read, job_id, folder, follow=follow)
-
-
-def _split(job_id: str) -> tuple[str, str]:
-    """Return the region and the name of a training job."""
-    form = r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):\d{12}:training-job/([a-zA-Z0-9-]+)"
-    found = match_job_id(form, job_id, "the ARN of a training job")
-    return found[1], found[2]
 
 
 def _describe(client: Any, name: str) -> dict[str, Any]:

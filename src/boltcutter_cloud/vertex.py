@@ -19,7 +19,7 @@ from boltcutter.config.errors import one_line
 from boltcutter_cloud.machines import check_devices, find_machine, read_machines
 from boltcutter_launch import google_api
 from boltcutter_launch.cloud import CloudLauncher, to_yaml
-from boltcutter_launch.job import Job, NoAnswerError, State, Status, UnclearSubmissionError, match_job_id, seconds
+from boltcutter_launch.job import Job, NoAnswerError, State, Status, UnclearSubmissionError, seconds
 
 if TYPE_CHECKING:
     from google.auth.transport.requests import AuthorizedSession
@@ -64,6 +64,8 @@ class VertexLauncher(CloudLauncher):
     """
 
     option, protocols, notices = "vertex", ("gs", "s3"), "gce"
+    # Project, region and number.
+    id_form = r"projects/([\w.:-]+)/locations/([a-z0-9-]+)/customJobs/(\d+)", "projects/…/customJobs/<number>"
     pause = 15  # a project may read logs 60 times a minute, https://cloud.google.com/logging/quotas
     forms: ClassVar = {
         "project": (r"[a-z0-9.:-]+", "a project ID; try launch.project=my-project"),
@@ -236,7 +238,7 @@ class VertexLauncher(CloudLauncher):
 
     def status(self, job_id: str) -> Status:
         """Return the status of a job, with the reason if it has failed."""
-        _, region, number = split_name(job_id)
+        _, region, number = self.split_id(job_id)
         found = self._call("GET", region, job_id)
         state = str(found.get("state", "JOB_STATE_UNSPECIFIED"))
         reason = one_line(found.get("error", {}).get("message", ""))
@@ -244,11 +246,11 @@ class VertexLauncher(CloudLauncher):
 
     def cancel(self, job_id: str) -> None:
         """Cancel the job."""
-        self._call("POST", split_name(job_id)[1], f"{job_id}:cancel", {})
+        self._call("POST", self.split_id(job_id)[1], f"{job_id}:cancel", {})
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Return what all nodes have written, and messages of the platform, from Cloud Logging."""
-        project, _, number = split_name(job_id)
+        project, _, number = self.split_id(job_id)
         query = f'resource.type="ml_job" AND resource.labels.job_id="{number}"'
 
         def read(since: float) -> Iterator[tuple[str, float, str]]:
@@ -258,13 +260,6 @@ class VertexLauncher(CloudLauncher):
                 yield entry["insertId"], at, _log_text(entry)
 
         return self.follow_events(read, job_id, folder, follow=follow)
-
-
-def split_name(job_id: str) -> tuple[str, str, str]:
-    """Split the name of a job into project, region and number."""
-    form = r"projects/([\w.:-]+)/locations/([a-z0-9-]+)/customJobs/(\d+)"
-    found = match_job_id(form, job_id, "projects/…/customJobs/<number>")
-    return found[1], found[2], found[3]
 
 
 def _log_text(entry: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ from boltcutter_launch.job import (
     UnreachableError,
     check_settings,
     follow,
+    match_job_id,
     seconds,
 )
 from boltcutter_remote.store import fetch, publish
@@ -149,6 +150,7 @@ class CloudLauncher(StoredRuns):
     job_file = "job.yaml"
     forms: ClassVar[Mapping[str, tuple[str, str]]] = {}  # of settings, and what they are
     notices: ClassVar[str | None] = None  # cloud whose metadata server announces interruptions to the run itself
+    id_form: ClassVar[tuple[str, str]]  # pattern of a job id, whose groups are its parts, and how messages describe it
     own_secret: ClassVar[str | None] = None  # form of the references that the platform itself resolves
     secret_example: ClassVar[str] = secret_reference.EXAMPLE
     storage: str | None = None
@@ -252,6 +254,10 @@ class CloudLauncher(StoredRuns):
     def array_id(self, job_id: str, index: int) -> str:
         """Return the id of a run of an array from that of the array."""
         return f"{job_id}:{index}"
+
+    def split_id(self, job_id: str) -> tuple[str, ...]:
+        """Return the parts of a recorded job id; raises ValueError if it is malformed."""
+        return match_job_id(self.id_form[0], job_id, self.id_form[1]).groups()
 
     def check_credentials(self) -> None:
         """Raise ValueError with the command to log in, if there are no credentials."""

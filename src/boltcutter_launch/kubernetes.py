@@ -20,7 +20,7 @@ from boltcutter.config.errors import one_line
 from boltcutter_launch import kubernetes_cluster, kubernetes_manifest
 from boltcutter_launch.bundle import BUNDLE
 from boltcutter_launch.cloud import CloudLauncher, as_text
-from boltcutter_launch.job import FINAL, POLL_SECONDS, Job, Status, match_job_id
+from boltcutter_launch.job import FINAL, POLL_SECONDS, Job, Status
 from boltcutter_launch.job import follow as follow_job
 
 DELETE_SECONDS = 120  # for the objects of an ended job
@@ -29,7 +29,7 @@ SAVE_SECONDS = 30  # least time to save
 RESERVED = {"containers", "restartPolicy", "volumes", "subdomain", "terminationGracePeriodSeconds"}
 # https://karpenter.sh/docs/concepts/disruption/#pod-level-controls, and the FAQ of the Cluster Autoscaler
 KEEP = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
-NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 QUANTITY = re.compile(r"\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?")
 
 
@@ -69,6 +69,8 @@ class KubernetesLauncher(CloudLauncher):
     """
 
     option, takes_path, index_variable = "kubernetes", True, "JOB_COMPLETION_INDEX"
+    # Namespace, name, index in an array, and context.
+    id_form = rf"({NAME.pattern})/({NAME.pattern})(?::(\d+))?@(.*)", "<namespace>/<name>@<context>"
     own_secret, secret_example = r"[a-z0-9.-]+/[\w.-]+", "<secret>/<key>"
 
     kind: Literal["job", "trainjob", "rayjob"] = "job"
@@ -157,20 +159,13 @@ class KubernetesLauncher(CloudLauncher):
 
     def is_inseparable(self, job_id: str) -> bool:
         """Whether the job is one of an array that can be cancelled only as a whole."""
-        return self._split(job_id)[2] is not None
-
-    @staticmethod
-    def _split(job_id: str) -> tuple[str, str, str | None, str]:
-        """Namespace, name, index in the array, and context of a job."""
-        form = rf"(?P<space>{NAME.pattern})/(?P<name>{NAME.pattern})(?::(?P<index>\d+))?@(?P<context>.*)"
-        found = match_job_id(form, job_id, "<namespace>/<name>@<context>")
-        return found["space"], found["name"], found["index"], found["context"]
+        return self.split_id(job_id)[2] is not None
 
     def _cluster(self, job_id: str | None = None) -> tuple[kubernetes_cluster.Cluster, str]:
         """The cluster, and the name of the job if there is one."""
         context, namespace, name = self.context, self.namespace, ""
         if job_id is not None:
-            namespace, name, _, context = self._split(job_id)
+            namespace, name, _, context = self.split_id(job_id)
             context = context or None
         if (context, namespace) not in self._clusters:  # renews credentials that expire by itself
             self._clusters[context, namespace] = kubernetes_cluster.Cluster(self.kind, context, namespace)
@@ -224,7 +219,7 @@ class KubernetesLauncher(CloudLauncher):
         place, name = self._cluster(job_id)
         if not (found := place.read(name)):
             return Status("ended", f"job {job_id}, deleted")
-        index = self._split(job_id)[2]
+        index = self.split_id(job_id)[2]
         pods = [pod for pod in place.pods(name) if index is None or kubernetes_cluster.has_index(pod, index)]
         state, text = kubernetes_cluster.summarize(found, pods, index)
         faults = [fault for pod in pods if (fault := kubernetes_cluster.describe(pod))]
@@ -243,7 +238,7 @@ class KubernetesLauncher(CloudLauncher):
 
         def new() -> Iterator[str]:
             place, name = self._cluster(job_id)
-            index = self._split(job_id)[2] or "0"
+            index = self.split_id(job_id)[2] or "0"
             for pod in place.pods(name) if self.kind != "rayjob" else ():  # whose ranks write to the storage
                 if not kubernetes_cluster.has_index(pod, index):
                     continue

@@ -26,7 +26,6 @@ from boltcutter_launch.job import (
     UnclearSubmissionError,
     UnreachableError,
     check_settings,
-    match_job_id,
     render_template,
     seconds,
 )
@@ -76,6 +75,7 @@ class SkyLauncher(CloudLauncher):
     """
 
     option, protocols = "sky", ("s3", "gs")
+    id_form = r"(\d+)/[\w.-]+", "<number>/<name>"
     own_secret, secret_example = "env", "env"
     forms: ClassVar = {
         "infra": (r"[a-z0-9]+(/[^\s/*]+)*", "a place; try launch.infra=[aws/us-east-1]"),
@@ -211,7 +211,7 @@ class SkyLauncher(CloudLauncher):
 
     def status(self, job_id: str) -> Status:
         """Return the status of the job, with where it runs and why it has failed."""
-        number = int(split_id(job_id))
+        number = int(*self.split_id(job_id))
         facts = next((one for one in queue() if one["job_id"] == number), None)
         if not facts:
             return Status("ended", f"job {number}, no longer known to SkyPilot")
@@ -224,13 +224,14 @@ class SkyLauncher(CloudLauncher):
 
     def cancel(self, job_id: str) -> None:
         """Cancel the job, whose training saves before the nodes are removed."""
-        done = run("sky", "jobs", "cancel", "--yes", split_id(job_id))
+        done = run("sky", "jobs", "cancel", "--yes", *self.split_id(job_id))
         if done.returncode:
             raise ValueError(f"cancel: sky jobs cancel fails: {fault(done)}")
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of all nodes; without any, that of rank 0 from the storage."""
-        command = ["sky", "jobs", "logs", "--tail", "0", "--follow" if follow else "--no-follow", split_id(job_id)]
+        options = ["--tail", "0", "--follow" if follow else "--no-follow"]
+        command = ["sky", "jobs", "logs", *options, *self.split_id(job_id)]
         has_output, pipe = False, subprocess.PIPE
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, text=True, env=environment()) as process:
             try:
@@ -241,11 +242,6 @@ class SkyLauncher(CloudLauncher):
                 process.terminate()
         if not has_output:
             yield from super().logs(job_id, folder, follow=follow)
-
-
-def split_id(job_id: str) -> str:
-    """Return the number of a job from a recorded ID."""
-    return match_job_id(r"(\d+)/[\w.-]+", job_id, "<number>/<name>")[1]
 
 
 def queue() -> list[dict[str, Any]]:

@@ -186,7 +186,9 @@ def test_a_run_survives_the_loss_of_a_process_and_of_a_worker(run: Run, script: 
     worker.kill()
     run.wait_until_training(2)
     run.wait_until_ended()
-    assert run.reasons == ["killed", "killed", "completed"]
+    first, *others = run.reasons
+    assert first.startswith(("RankLostError: rank 1 of 2", "killed"))  # depends on whether rank 0 could still record it
+    assert others == ["killed", "completed"]
     assert "launch: rank 1 was killed by SIGKILL" in run.log
     done = script("train", *OVERRIDES, "trainer.max_epochs=60", f"folder={tmp_path}/ddp", timeout=300)
     assert done.returncode == 0, done.stderr

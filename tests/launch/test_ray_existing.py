@@ -181,7 +181,9 @@ def test_a_run_without_a_shared_disk_reads_its_code_from_object_storage(
         ranks()[0].kill()
         run.wait_until_ended(300)
         assert script("launch", "status", f"run={run.folder}", fresh=True).returncode == 0
-        assert run.reasons == ["killed", "completed"]  # status has read the record from the storage
+        first, last = run.reasons  # status has read the record from the storage
+        assert first.startswith(("RankLostError: rank 1 of 2", "killed"))  # depends on which rank was killed
+        assert last == "completed"
         assert "epoch 30/30" in shown()
         fetched = script("launch", "fetch", f"run={run.folder}", fresh=True)
         assert fetched.returncode == 0, fetched.stderr
