@@ -34,7 +34,7 @@ REMEDIES = {
     **dict.fromkeys(("AccessDenied", "AccessDeniedException", "UnauthorizedOperation"), PERMISSION),
     **dict.fromkeys(("InstanceLimitExceeded", "MaxSpotInstanceCountExceeded"), QUOTA),
     **dict.fromkeys(("ResourceLimitExceeded", "VcpuLimitExceeded"), QUOTA),
-    "InsufficientInstanceCapacity": "set launch.zones and launch.max_wait of launch=ec2, or use launch=sky",
+    "InsufficientInstanceCapacity": "use launch=sky, which tries zones and regions in turn",
     "OptInRequired": "enable the region or the service in the account",
 }
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,9 +32,6 @@ TAG = "boltcutter-job"  # of all that belongs to a job
 AMI = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 MIN_TIME = 360  # seconds
 PROFILE_SECONDS = (3, 6, 12)  # between requests with an instance profile that EC2 does not know
-# The second is that of a zone without the type: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
-NO_CAPACITY = ("InsufficientInstanceCapacity", "Unsupported")
-WAIT_SECONDS = 60  # between two rounds of requests, while no zone has capacity
 ALIVE = ("pending", "running", "stopping", "stopped")
 
 
@@ -56,9 +51,6 @@ class EC2Launcher(CloudLauncher):
         root_device: Name of the root device of the AMI.
         key_name: Key pair for SSH.
         subnet: Subnet; null: one of the default network.
-        zones: Availability zones that are tried in turn until one has capacity, such as [us-east-1a, us-east-1b]; not
-            with a subnet, which is in one zone.
-        max_wait: How long to try them again and again, H:MM:SS or D-HH:MM:SS; null: once.
         security_group: Security group; null: the default one of the network.
         install: Whether to create a virtual environment with the project's dependencies; not with an image.
         setup: Lines of shell that root runs at the first boot, before all else.
@@ -76,7 +68,6 @@ class EC2Launcher(CloudLauncher):
         "instance_type": (r"[a-z0-9-]+\.[a-z0-9-]+", "an instance type; try one such as g5.xlarge"),
         "subnet": (r"subnet-[0-9a-f]{8}([0-9a-f]{9})?", "the ID of a subnet; try one such as subnet-0123456789abcdef0"),
         "security_group": (r"sg-[0-9a-f]{8}([0-9a-f]{9})?", "the ID of a group; try one such as sg-0123456789abcdef0"),
-        "zones": (rf"{aws.REGION}[a-z]", "an availability zone; try one such as us-east-1a"),
         "instance_profile": (
             r"[\w+=,.@-]+|arn:aws[a-z-]*:iam::\d{12}:instance-profile/\S+",
             "the name or ARN of an instance profile; correct it",
@@ -94,8 +85,6 @@ class EC2Launcher(CloudLauncher):
     root_device: str = "/dev/sda1"
     key_name: str | None = None
     subnet: str | None = None
-    zones: list[str] = field(default_factory=list)
-    max_wait: str | None = None
     security_group: str | None = None
     install: bool = True
     setup: list[str] = field(default_factory=list)
@@ -111,8 +100,6 @@ class EC2Launcher(CloudLauncher):
             raise ValueError(f"launch.time={self.time} is too short to set an instance up; try launch.time=0:10:00")
         if self.disk_gb < 8:
             raise ValueError(f"launch.disk_gb={self.disk_gb} is less than 8; try launch.disk_gb=8")
-        if self.subnet and self.zones:
-            raise ValueError("launch.zones: the zone is that of launch.subnet; remove one of them")
         if TAG in self.tags:
             raise ValueError(f"launch.tags.{TAG}: identifies the job; remove it")
 
@@ -161,7 +148,6 @@ class EC2Launcher(CloudLauncher):
         request |= {"IamInstanceProfile": {"Arn" if profile.startswith("arn:") else "Name": profile}}
         request |= {"KeyName": self.key_name} if self.key_name else {}
         request |= {"SubnetId": self.subnet} if self.subnet else {}
-        request |= {"Placement": {"AvailabilityZone": self.zones[0]}} if self.zones else {}
         request |= {"SecurityGroupIds": [self.security_group]} if self.security_group else {}
         request |= {"MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required"}}  # IMDSv2 only
         request |= {"BlockDeviceMappings": [{"DeviceName": self.root_device, "Ebs": disk}]}
@@ -188,34 +174,11 @@ class EC2Launcher(CloudLauncher):
             request["InstanceMarketOptions"]["SpotOptions"]["ValidUntil"] = limit.replace(microsecond=0)
         if re.fullmatch(self.id_form[0], earlier := earlier_id(job)):
             self.cancel(earlier)  # it has ended, but may have left a stopped Spot Instance, whose disk is billed
-        made = self._find_capacity(ec2, request)
+        made = self._run(ec2, request)
         with suppress(ValueError), aws.as_value_errors():  # until then, the status would be that of an ended job
             numbers = [instance["InstanceId"] for instance in made]
             ec2.get_waiter("instance_exists").wait(InstanceIds=numbers, WaiterConfig={"Delay": 1, "MaxAttempts": 30})
         return job_id
-
-    def _find_capacity(self, ec2: Any, request: dict[str, Any]) -> list[dict[str, Any]]:
-        """Start the instance in the first zone that has capacity, and try again until ``max_wait``.
-
-        Each zone has a token of its own, since EC2 rejects a repeated token with other parameters.
-        """
-        end = time.monotonic() + (seconds(self.max_wait) if self.max_wait else 0)
-        token = request["ClientToken"]
-        while True:
-            for zone in self.zones or [""]:
-                if zone:
-                    request["ClientToken"] = f"{token[:55]}-{zlib.crc32(zone.encode()):08x}"
-                    request["Placement"] = {"AvailabilityZone": zone}
-                try:
-                    return self._run(ec2, request)
-                except ValueError as error:
-                    if aws.error_code(error) not in NO_CAPACITY:
-                        raise
-                    print(f"note: no capacity for {self.instance_type} in {zone or 'the region'}", file=sys.stderr)
-                    fault = error
-            if time.monotonic() + WAIT_SECONDS > end:
-                raise fault
-            time.sleep(WAIT_SECONDS)
 
     def _run(self, ec2: Any, request: dict[str, Any]) -> list[dict[str, Any]]:
         """Start the instance; its profile may not be visible to EC2 for some seconds after it was created.

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 import boto3
 import fsspec
@@ -358,7 +357,7 @@ def test_a_job_is_submitted_once_its_instances_can_be_seen(
 @pytest.mark.parametrize(
     ("code", "message", "error", "fault"),
     [
-        ("InsufficientInstanceCapacity", "None left.", ValueError, r"AWS rejected .*None left.*; set launch.zones"),
+        ("InsufficientInstanceCapacity", "None left.", ValueError, r"AWS rejected .*None left.*; use launch=sky"),
         (
             "InvalidParameterValue",
             "Value (train) for parameter iamInstanceProfile.name is invalid.",
@@ -396,39 +395,6 @@ def test_a_rejected_job_leaves_nothing(
         own.submit(submitted, file)
     assert "\n" not in str(raised.value)
     assert type(raised.value) is error
-
-
-def test_zones_are_tried_in_turn_until_one_has_capacity(
-    project: Path, profile: str, bucket: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    zones = ["us-east-1a", "us-east-1b"]
-    own = launcher(ami=image(boto3.client("ec2"))["ImageId"], zones=zones, max_wait="1:00:00")
-    make, asked, waits = aws.client, list[tuple[str, str]](), list[float]()
-
-    def client(service: str, region: str | None) -> Any:
-        found = make(service, region)
-
-        def refuse(request: Any, **_: Any) -> AWSResponse | None:
-            body = dict(parse_qsl(request.body if isinstance(request.body, str) else request.body.decode()))
-            asked.append((body["Placement.AvailabilityZone"], body["ClientToken"]))
-            is_free = len(asked) == 4
-            return None if is_free else fail("InsufficientInstanceCapacity", "None left.", 500)
-
-        found.meta.events.register("before-send.ec2.RunInstances", refuse)
-        return found
-
-    monkeypatch.setattr(aws, "client", client)
-    monkeypatch.setitem(aws.LIMITS, "retries", {"total_max_attempts": 1})
-    monkeypatch.setattr("time.sleep", waits.append)
-    (job_id,) = own.submit(*write_job(project, own))
-    assert [zone for zone, _ in asked] == zones * 2
-    assert len({token for _, token in asked}) == 2  # of each zone, as EC2 rejects one with other parameters
-    assert all(len(token) <= 64 for _, token in asked)
-    assert ec2_launcher.WAIT_SECONDS in waits
-    assert "note: no capacity for m5.xlarge in us-east-1a\n" in capsys.readouterr().err
-    (instance,) = boto3.client("ec2").describe_instances()["Reservations"][0]["Instances"]
-    assert instance["Placement"]["AvailabilityZone"] == "us-east-1b"
-    assert job_id == f"us-east-1/{TOKEN}"
 
 
 @pytest.mark.slow
