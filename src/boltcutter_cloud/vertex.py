@@ -191,8 +191,10 @@ class VertexLauncher(CloudLauncher):
         if variables := self.variables(job):
             container["env"] = [{"name": name, "value": value} for name, value in variables.items()]
         pools = []
+        disk: dict[str, Any] = {"bootDiskType": self.disk_type} if self.disk_type else {}
+        disk |= {"bootDiskSizeGb": self.disk_gb}
         for replicas, image in ((1, self.image), (job.nodes - 1, self.worker_image or self.image)):
-            pool = {"machineSpec": dict(machine), "replicaCount": replicas, "diskSpec": self._disk()}
+            pool = {"machineSpec": dict(machine), "replicaCount": replicas, "diskSpec": disk}
             pools.append({**pool, "containerSpec": {"imageUri": image, **container}})
         # Without the restart of the whole job, a node that fails would be restarted alone, and the others wait for it.
         restart = {"restartJobOnWorkerRestart": True} if self.max_restarts is None else {"disableRetries": True}
@@ -202,15 +204,8 @@ class VertexLauncher(CloudLauncher):
         elif self.max_wait:
             scheduling |= {"strategy": "FLEX_START", "maxWaitDuration": f"{seconds(self.max_wait)}s"}
         spec = {"workerPoolSpecs": [pool for pool in pools if pool["replicaCount"]], "scheduling": scheduling}
-        return spec | self._access()
-
-    def _disk(self) -> dict[str, Any]:
-        kind = {"bootDiskType": self.disk_type} if self.disk_type else {}
-        return {**kind, "bootDiskSizeGb": self.disk_gb}
-
-    def _access(self) -> dict[str, str]:
-        found = {"serviceAccount": self.service_account, "network": self.network}
-        return {name: value for name, value in found.items() if value}
+        access = {"serviceAccount": self.service_account, "network": self.network}
+        return spec | {name: value for name, value in access.items() if value}
 
     @cached_property
     def _session(self) -> AuthorizedSession:
