@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits
-from boltcutter.data.splits import split_indices, split_off
+from boltcutter.data.splits import split_indices
 from boltcutter_data.augment import Augment
 from boltcutter_data.download import download_file
-from boltcutter_data.folds import fold_indices
 from boltcutter_data.image_io import read_images
 
 Prefix = Literal["train", "t10k"]  # of file names
@@ -86,24 +84,15 @@ class MNIST(DataModule):
     def load(self) -> Splits:
         """Read all files, and split off val, and test if it has no files."""
         images, labels = self._read_pair(self.train)
-        fraction, classes = self.val_fraction, labels.numpy()
-        if self.train == self.test:
-            fractions = (1 - 2 * fraction, fraction, fraction)
-            train, val, rest = split_indices(
-                len(labels), fractions, self.seed, classes, num_folds=self.num_folds, fold=self.fold
-            )
-            test = BatchedTensorDataset(images[rest], labels[rest])
-        else:
-            indices = np.arange(len(labels))
-            if self.num_folds:
-                train, val = fold_indices(indices, self.num_folds, self.fold, self.seed, classes)
-            else:
-                train, val = split_off(indices, fraction, self.seed, classes)
-            test = BatchedTensorDataset(*self._read_pair(self.test))
+        fraction, has_files = self.val_fraction, self.train != self.test
+        fractions = (1 - fraction, fraction, 0.0) if has_files else (1 - 2 * fraction, fraction, fraction)
+        train, val, rest = split_indices(
+            len(labels), fractions, self.seed, labels.numpy(), num_folds=self.num_folds, fold=self.fold
+        )
         return Splits(
             BatchedTensorDataset(images[train], labels[train], self.augment),
             BatchedTensorDataset(images[val], labels[val]),
-            test,
+            BatchedTensorDataset(*self._read_pair(self.test) if has_files else (images[rest], labels[rest])),
         )
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:

@@ -9,6 +9,10 @@ from torch import Tensor, nn
 
 from boltcutter.model.rescaling import Rescaling, check_image, check_sizes
 
+# Whether blocks are bottlenecks, and the number of blocks in each of the four stages, by the number of layers.
+DEPTHS = {18: (False, (2, 2, 2, 2)), 34: (False, (3, 4, 6, 3)), 50: (True, (3, 4, 6, 3))}
+EXPANSION = 4  # channels of the output of a bottleneck by those inside
+
 
 class ResNet(nn.Module):
     """A residual network with the parameter names of torchvision, so that pretrained torchvision weights load.
@@ -52,18 +56,19 @@ class ResNet(nn.Module):
             raise ValueError(
                 f"model.mean={list(mean)} does not match {input_shape[0]} channels; give one value per channel"
             )
-        block, counts = DEPTHS[depth]
+        is_bottleneck, counts = DEPTHS[depth]
         self.rescaling = Rescaling(mean, std)
         large = stem == "large"
-        self.conv1 = nn.Conv2d(input_shape[0], 64, 7, 2, 3, bias=False) if large else _conv3(input_shape[0], 64)
+        self.conv1 = _conv(input_shape[0], 64, 7, 2) if large else _conv(input_shape[0], 64, 3)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if large else nn.Identity()
-        self.layer1 = _stage(block, counts[0], 64, 64, stride=1)
-        self.layer2 = _stage(block, counts[1], 64 * block.expansion, 128, stride=2)
-        self.layer3 = _stage(block, counts[2], 128 * block.expansion, 256, stride=2)
-        self.layer4 = _stage(block, counts[3], 256 * block.expansion, 512, stride=2)
-        self.fc = nn.Linear(512 * block.expansion, num_classes)
+        expansion = EXPANSION if is_bottleneck else 1
+        self.layer1 = _stage(counts[0], 64, 64, stride=1, is_bottleneck=is_bottleneck)
+        self.layer2 = _stage(counts[1], 64 * expansion, 128, stride=2, is_bottleneck=is_bottleneck)
+        self.layer3 = _stage(counts[2], 128 * expansion, 256, stride=2, is_bottleneck=is_bottleneck)
+        self.layer4 = _stage(counts[3], 256 * expansion, 512, stride=2, is_bottleneck=is_bottleneck)
+        self.fc = nn.Linear(512 * expansion, num_classes)
         self._init_weights(zero_init_residual)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,79 +82,50 @@ class ResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif zero_init_residual and isinstance(module, BasicBlock):
-                nn.init.zeros_(module.bn2.weight)
-            elif zero_init_residual and isinstance(module, Bottleneck):
-                nn.init.zeros_(module.bn3.weight)
+            elif zero_init_residual and isinstance(module, Block):
+                nn.init.zeros_((module.bn3 if module.is_bottleneck else module.bn2).weight)
 
 
-class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions with a residual connection."""
+class Block(nn.Module):
+    """Two 3 x 3 convolutions, or a bottleneck of one between two 1 x 1 convolutions, with a residual connection.
 
-    expansion = 1
+    Args:
+        channels: Channels of the input.
+        width: Channels of the 3 x 3 convolutions, and of the output; that of a bottleneck has four times as many.
+        stride: Stride of the first 3 x 3 convolution.
+        is_bottleneck: Whether this is a bottleneck.
+    """
 
-    def __init__(self, channels: int, width: int, stride: int) -> None:
+    def __init__(self, channels: int, width: int, stride: int, is_bottleneck: bool) -> None:
         super().__init__()
-        self.conv1 = _conv3(channels, width, stride)
+        self.is_bottleneck, outputs = is_bottleneck, width * (EXPANSION if is_bottleneck else 1)
+        self.conv1 = _conv(channels, width, 1) if is_bottleneck else _conv(channels, width, 3, stride)
         self.bn1 = nn.BatchNorm2d(width)
-        self.relu = nn.ReLU(inplace=True)
-        self.conv2 = _conv3(width, width)
+        self.conv2 = _conv(width, width, 3, stride if is_bottleneck else 1)
         self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _shortcut(channels, width * self.expansion, stride)
+        if is_bottleneck:
+            self.conv3 = _conv(width, outputs, 1)
+            self.bn3 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        is_same = stride == 1 and channels == outputs
+        shortcut = None if is_same else nn.Sequential(_conv(channels, outputs, 1, stride), nn.BatchNorm2d(outputs))
+        self.downsample = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, H, W) to (B, width, H / stride, W / stride)."""
+        """Map (B, channels, H, W) to (B, outputs, H / stride, W / stride)."""
         shortcut = x if self.downsample is None else self.downsample(x)
-        x = self.relu(self.bn1(self.conv1(x)))
-        outputs: Tensor = self.relu(self.bn2(self.conv2(x)) + shortcut)
+        x = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        if self.is_bottleneck:
+            x = self.bn3(self.conv3(self.relu(x)))
+        outputs: Tensor = self.relu(x + shortcut)
         return outputs
 
 
-class Bottleneck(nn.Module):
-    """A 3 x 3 convolution between two 1 x 1 convolutions, with a residual connection."""
-
-    expansion = 4
-
-    def __init__(self, channels: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = _conv3(width, width, stride)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, width * self.expansion, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(width * self.expansion)
-        self.relu = nn.ReLU(inplace=True)
-        self.downsample = _shortcut(channels, width * self.expansion, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, H, W) to (B, 4 * width, H / stride, W / stride)."""
-        shortcut = x if self.downsample is None else self.downsample(x)
-        x = self.relu(self.bn1(self.conv1(x)))
-        x = self.relu(self.bn2(self.conv2(x)))
-        outputs: Tensor = self.relu(self.bn3(self.conv3(x)) + shortcut)
-        return outputs
+def _stage(count: int, channels: int, width: int, *, stride: int, is_bottleneck: bool) -> nn.Sequential:
+    outputs = width * (EXPANSION if is_bottleneck else 1)
+    first = Block(channels, width, stride, is_bottleneck)
+    return nn.Sequential(first, *(Block(outputs, width, 1, is_bottleneck) for _ in range(count - 1)))
 
 
-# Type of block, and number of blocks in each of the four stages.
-DEPTHS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
-    18: (BasicBlock, (2, 2, 2, 2)),
-    34: (BasicBlock, (3, 4, 6, 3)),
-    50: (Bottleneck, (3, 4, 6, 3)),
-}
-
-
-def _stage(
-    block: type[BasicBlock] | type[Bottleneck], count: int, channels: int, width: int, *, stride: int
-) -> nn.Sequential:
-    first = block(channels, width, stride)
-    return nn.Sequential(first, *(block(width * block.expansion, width, 1) for _ in range(count - 1)))
-
-
-def _conv3(channels: int, filters: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(channels, filters, 3, stride, padding=1, bias=False)
-
-
-def _shortcut(channels: int, filters: int, stride: int) -> nn.Sequential | None:
-    if stride == 1 and channels == filters:
-        return None
-    return nn.Sequential(nn.Conv2d(channels, filters, 1, stride, bias=False), nn.BatchNorm2d(filters))
+def _conv(channels: int, filters: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(channels, filters, kernel, stride, padding=kernel // 2, bias=False)

@@ -8,7 +8,6 @@ downloaded when it is used.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import math
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.checkpoint.storage import is_url
@@ -31,6 +30,7 @@ from boltcutter.project import Project
 from boltcutter.run import trust
 from boltcutter.run.folder import is_signed_by_user, read_record
 from boltcutter.run.store import join, run_store
+from boltcutter_export.runner import digest, sha256
 from boltcutter_remote.transfer import is_file_of_run, publish, storage_errors
 
 VARIABLE = "BOLTCUTTER_REGISTRY"  # folder or URL of the registry
@@ -164,20 +164,6 @@ def verify(place: str, reference: str) -> None:
     signed = {key: lineage.get(key) for key in SIGNED}
     if is_own and not (trust.is_granted() or trust.is_signed(signed, lineage.get("signature"))):
         raise ConfigError(f"{reference}: you have signed the run, but not {LINEAGE}, which was changed; {trust.REMEDY}")
-
-
-def sha256(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with open(file, "rb") as content:
-        return digest(content)
-
-
-def digest(content: IO[bytes]) -> str:
-    """SHA-256 of a file, in hexadecimal, read in blocks: a checkpoint may be larger than the memory."""
-    found = hashlib.sha256()
-    while block := content.read(1 << 20):
-        found.update(block)
-    return found.hexdigest()
 
 
 def publish_version(draft: Path, target: str) -> bool:

@@ -53,9 +53,9 @@ class Runner:
             if not file.is_file() or sha256(file) != facts["sha256"]:  # a FIFO would block
                 raise ValueError(f"{file} is not the file that {CARD} describes; export it again")
         name = self.card["program"] or ""
-        digest = self.card["files"].get(name, {}).get("sha256", "")
+        expected = self.card["files"].get(name, {}).get("sha256", "")
         loaders: dict[str, Callable[[Path, int | None], Callable[..., list[Array]]]] = {
-            ".pt2": partial(load_torch, validate=not self.card.get("cache"), digest=digest),
+            ".pt2": partial(load_torch, validate=not self.card.get("cache"), expected=expected),
             ".onnx": load_onnx,
         }
         if Path(name).suffix not in loaders:
@@ -109,19 +109,24 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 def sha256(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return digest(file)
 
 
-def load_torch(path: Path, threads: int | None, digest: str, *, validate: bool = True) -> Callable[..., list[Array]]:
+def digest(file: IO[bytes]) -> str:
+    """SHA-256 of an open file, in hexadecimal, read in blocks: it may be larger than the memory."""
+    found = hashlib.sha256()
+    while block := file.read(1 << 20):
+        found.update(block)
+    return found.hexdigest()
+
+
+def load_torch(path: Path, threads: int | None, expected: str, *, validate: bool = True) -> Callable[..., list[Array]]:
     """Load a program of ``torch.export`` with this SHA-256; validation of inputs takes as long as several tokens."""
     import torch
 
     content = path.read_bytes()  # read once, as it is unpickled: the file may change after it was verified
-    if hashlib.sha256(content).hexdigest() != digest:
+    if hashlib.sha256(content).hexdigest() != expected:
         raise ValueError(f"{path} is not the file that {CARD} describes; export it again")
     if threads:
         torch.set_num_threads(threads)

@@ -6,17 +6,18 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 EOS = "<|endoftext|>"  # end-of-sequence token, after each document
 INSTALL = "pip install 'boltcutter[text]'"
+Tokens = list[npt.NDArray[np.int64] | npt.NDArray[np.uint8]]
 
 
-class Tokenizer(Protocol):
-    """Interface of tokenizers.
+class ByteTokenizer:
+    """Each byte is a token; 0, which does not occur in text, is the end-of-sequence token.
 
     Attributes:
         serialized: ``bytes``, or JSON, from which ``load_tokenizer`` restores the tokenizer.
@@ -24,37 +25,13 @@ class Tokenizer(Protocol):
         eos_id: Id of the end-of-sequence token.
     """
 
-    serialized: str
-    vocab_size: int
-    eos_id: int
-
-    def encode(self, text: bytes) -> list[int]:
-        """Token ids of UTF-8 text."""
-        ...
-
-    def encode_many(self, texts: Sequence[bytes]) -> list[npt.NDArray[np.int64] | npt.NDArray[np.uint8]]:
-        """Token ids of each text."""
-        ...
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids; invalid UTF-8 becomes �."""
-        ...
-
-    def token_bytes(self, vocab_size: int) -> list[int]:
-        """Number of bytes of each token's text, for ids below ``vocab_size``; 0 for special and unused tokens."""
-        ...
-
-
-class ByteTokenizer:
-    """Each byte is a token; 0, which does not occur in text, is the end-of-sequence token."""
-
     serialized, vocab_size, eos_id = "bytes", 256, 0
 
     def encode(self, text: bytes) -> list[int]:
         """Bytes as integers."""
         return list(text)
 
-    def encode_many(self, texts: Sequence[bytes]) -> list[npt.NDArray[np.int64] | npt.NDArray[np.uint8]]:
+    def encode_many(self, texts: Sequence[bytes]) -> Tokens:
         """Bytes as integers."""
         return [np.frombuffer(text, np.uint8) for text in texts]
 
@@ -95,7 +72,7 @@ class BPETokenizer:
         """Token ids of text, without added special tokens."""
         return list(self.inner.encode(text.decode(errors="replace"), add_special_tokens=False).ids)
 
-    def encode_many(self, texts: Sequence[bytes]) -> list[npt.NDArray[np.int64] | npt.NDArray[np.uint8]]:
+    def encode_many(self, texts: Sequence[bytes]) -> Tokens:
         """Token ids of each text, on all cores."""
         found = self.inner.encode_batch_fast(
             [text.decode(errors="replace") for text in texts], add_special_tokens=False
@@ -112,6 +89,9 @@ class BPETokenizer:
         names = [None if i in special else self.inner.id_to_token(i) for i in range(vocab_size)]
         byte_level = type(self.inner.decoder).__name__ == "ByteLevel"  # then each character stands for one byte
         return [0 if name is None else len(name) if byte_level else _length(name) for name in names]
+
+
+Tokenizer = ByteTokenizer | BPETokenizer
 
 
 def _length(name: str) -> int:

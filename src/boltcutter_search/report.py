@@ -17,7 +17,7 @@ from boltcutter.report.template import load_template, redact_command
 from boltcutter_search.importance import measure_importance
 from boltcutter_search.ranking import Metrics, pareto_front, rank
 from boltcutter_search.results import Result
-from boltcutter_search.table import count_states, format_value, one_line
+from boltcutter_search.table import count_states, format_value, shown_error
 
 MAX_POINTS = 200_000  # of all learning curves together
 MIN_CURVE_POINTS = 20
@@ -32,7 +32,6 @@ def write_report(
     log_keys: Collection[str] = (),
     command: str = "",
     statistics: str | None = None,
-    seconds: float | None = None,
 ) -> Path:
     """Write ``report.html`` of a search.
 
@@ -44,7 +43,6 @@ def write_report(
         log_keys: Sampled values with a logarithmic axis.
         command: Command of the search; secrets in it are redacted.
         statistics: Text shown below the heading, such as mean and standard deviation over seeds or folds.
-        seconds: Duration of the search; default: the sum over the trials.
     """
     path = folder / "report.html"
     ranked = rank(results, metrics)
@@ -60,8 +58,7 @@ def write_report(
         best_link=_link(folder, best) if best else None,
         best_values={key: format_value(value) for key, value in best.values.items()} if best else {},
         front=len(pareto_front(results, metrics)) if len(metrics) > 1 else None,
-        duration=sum(result.seconds for result in results) if seconds is None else seconds,
-        summed=seconds is None,
+        duration=sum(result.seconds for result in results),
         command=_redacted(command),
         statistics=statistics,
         importances=_importances(results, metrics, log_keys),
@@ -90,7 +87,7 @@ def _collect(folder: Path, results: Sequence[Result], metrics: Metrics, log_keys
         "values": [_column(axis, results) for axis in axes],
         "objectives": [[_number(result.objectives.get(name)) for result in results] for name, _ in metrics],
         "seconds": [round(result.seconds, 1) for result in results],
-        "error": [one_line(result.error) if result.error or result.state == "failed" else "" for result in results],
+        "error": [shown_error(result) if result.error or result.state == "failed" else "" for result in results],
         "link": [_link(folder, result) for result in results],
         "curves": [_curve(result, limit) for result in results],
     }

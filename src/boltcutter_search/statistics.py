@@ -74,42 +74,32 @@ def summarize(values: Mapping[str, float | None], num_folds: int | None = None) 
         count,
         mean,
         std,
-        _interval(mean, student_half_width(std, count)),
-        None if num_folds is None else _interval(mean, corrected_half_width(std, count, num_folds)),
+        _interval(mean, half_width(std, count)),
+        None if num_folds is None else _interval(mean, half_width(std, count, num_folds)),
         min(found),
         max(found),
         excluded,
     )
 
 
-def summarize_runs(
-    runs: Runs, num_folds: int | None = None, metrics: Sequence[str] | None = None
-) -> dict[str, Statistics]:
+def summarize_runs(runs: Runs, num_folds: int | None = None) -> dict[str, Statistics]:
     """Compute the statistics of each metric.
 
     Args:
         runs: Metrics of each run, by its name; without metrics if it failed.
         num_folds: Number of folds if the runs are folds of a cross-validation, also of a repeated one.
-        metrics: Metrics and their order; None: all that a run has, sorted by name.
     """
-    names = sorted({name for values in runs.values() for name in values}) if metrics is None else metrics
+    names = metric_names(runs)
     return {name: summarize({run: values.get(name) for run, values in runs.items()}, num_folds) for name in names}
 
 
-def student_half_width(std: float, count: int) -> float:
-    """Half the width of the 95% confidence interval of the mean of independent values.
-
-    Args:
-        std: Sample standard deviation.
-        count: Number of values, at least 2.
-
-    Source: Student, The Probable Error of a Mean, Biometrika 6, 1908.
-    """
-    return _quantile(count) * std / math.sqrt(count)
+def metric_names(runs: Runs) -> list[str]:
+    """The metrics of all runs, sorted by name."""
+    return sorted({name for values in runs.values() for name in values})
 
 
-def corrected_half_width(std: float, count: int, num_folds: int) -> float:
-    """Half the width of the 95% confidence interval of the mean over folds.
+def half_width(std: float, count: int, num_folds: int | None = None) -> float:
+    """Half the width of the 95% confidence interval of the mean of independent values, or of folds.
 
     The training samples of any two folds overlap, so that their values are correlated, and the variance of the mean is
     larger than std² / count. It is estimated as (1 / count + n_val / n_train) std², where n_val / n_train is
@@ -118,13 +108,16 @@ def corrected_half_width(std: float, count: int, num_folds: int) -> float:
     Args:
         std: Sample standard deviation.
         count: Number of values, at least 2.
-        num_folds: Number of folds.
+        num_folds: Number of folds; None: the values are independent.
 
-    Source: Nadeau and Bengio, Inference for the Generalization Error, Machine Learning 52, 2003; for repeated
-    cross-validation: Bouckaert and Frank, Evaluating the Replicability of Significance Tests for Comparing Learning
-    Algorithms, PAKDD 2004.
+    Source: Student, The Probable Error of a Mean, Biometrika 6, 1908; for folds: Nadeau and Bengio, Inference for the
+    Generalization Error, Machine Learning 52, 2003; for repeated cross-validation: Bouckaert and Frank, Evaluating the
+    Replicability of Significance Tests for Comparing Learning Algorithms, PAKDD 2004.
     """
-    return _quantile(count) * std * math.sqrt(1 / count + 1 / (num_folds - 1))
+    from scipy.special import stdtrit  # imported here: scipy.stats, which has it too, takes longer to import
+
+    overlap = 0.0 if num_folds is None else 1 / (num_folds - 1)
+    return float(stdtrit(count - 1, 0.975)) * std * math.sqrt(1 / count + overlap)
 
 
 def format_statistics(statistics: Mapping[str, Statistics]) -> str:
@@ -153,14 +146,9 @@ def format_statistics(statistics: Mapping[str, Statistics]) -> str:
     return "\n".join(lines)
 
 
-def format_runs(runs: Runs, metrics: Sequence[str] | None = None) -> str:
-    """Format a table with one row for each run.
-
-    Args:
-        runs: Metrics of each run, by its name.
-        metrics: Metrics and their order; None: all that a run has, sorted by name.
-    """
-    names = sorted({name for values in runs.values() for name in values}) if metrics is None else metrics
+def format_runs(runs: Runs) -> str:
+    """Format a table with one row for each run, and the metrics of each, by its name."""
+    names = metric_names(runs)
     texts = [
         ["–" if (value := values.get(name)) is None else f"{value:.5g}" for name in names] for values in runs.values()
     ]
@@ -179,13 +167,6 @@ def write_statistics(path: Path, statistics: Mapping[str, Statistics]) -> None:
     csv.writer(file, lineterminator="\n").writerows(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, file.getvalue())
-
-
-def _quantile(count: int) -> float:
-    """The 97.5% quantile of Student's t distribution with ``count`` - 1 degrees of freedom."""
-    from scipy.special import stdtrit  # imported here: scipy.stats, which has it too, takes longer to import
-
-    return float(stdtrit(count - 1, 0.975))
 
 
 def _interval(mean: float, half_width: float) -> tuple[float, float]:

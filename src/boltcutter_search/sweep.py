@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -18,8 +18,6 @@ from boltcutter.report.template import redact_command
 from boltcutter_search.ranking import Metrics
 from boltcutter_search.space import Choice, Distribution, Grid, Integer, Parameter, Space
 
-Method = Literal["random", "grid", "bayes"]
-
 PARAMETER_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)  # that W&B accepts
 
 
@@ -30,11 +28,9 @@ def write_sweep(
     project: Project,
     overrides: Sequence[str],
     metrics: Metrics,
-    method: Method | None = None,
-    num_trials: int | None = None,
-    name: str | None = None,
-    wandb_project: str | None = None,
-    search_command: str = "",
+    num_trials: int | None,
+    name: str,
+    search_command: str,
 ) -> Path:
     """Write the configuration of a W&B sweep; ``wandb sweep <path>`` creates it.
 
@@ -44,28 +40,22 @@ def write_sweep(
         project: Project in which the agents train, from its root folder.
         overrides: Overrides of training of all trials.
         metrics: Name and mode of the metric.
-        method: How W&B samples values; default: ``grid`` if the space has only grids, else ``bayes``.
-        num_trials: Number of trials; default: until the sweep is stopped, or the grid is complete.
+        num_trials: Number of trials; None: until the sweep is stopped, or the grid is complete.
         name: Name of the sweep.
-        wandb_project: W&B project of the sweep and its runs.
         search_command: Command that wrote the file; secrets in it are redacted.
 
     Raises:
         ConfigError: W&B cannot sample this space, or optimize these metrics.
     """
-    content = as_sweep(
-        space, project=project, overrides=overrides, metrics=metrics, method=method, num_trials=num_trials
-    )
-    named = {"name": name, "project": wandb_project}
-    content = {key: value for key, value in named.items() if value} | content
+    sweep = as_sweep(space, project=project, overrides=overrides, metrics=metrics, num_trials=num_trials)
     comments = [
         "W&B sweep: W&B samples the values, and its agents train with them.",
-        f"from: {redact_command(search_command)}" if search_command else "",
+        f"from: {redact_command(search_command)}",
         f"create it: wandb sweep {shlex.quote(str(path))}",
         f"then, in {project.root}, on as many machines as wished: wandb agent <the id that it prints>",
     ]
-    header = "".join(f"# {' '.join(comment.split())}\n" for comment in comments if comment)
-    write_text(path, header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+    header = "".join(f"# {' '.join(comment.split())}\n" for comment in comments)
+    write_text(path, header + yaml.safe_dump({"name": name, **sweep}, sort_keys=False, allow_unicode=True))
     return path
 
 
@@ -75,10 +65,9 @@ def as_sweep(
     project: Project,
     overrides: Sequence[str],
     metrics: Metrics,
-    method: Method | None = None,
     num_trials: int | None = None,
 ) -> dict[str, Any]:
-    """The configuration of a sweep, in W&B's terms.
+    """The configuration of a sweep in W&B's terms: a grid if the space has only grids, else Bayesian optimization.
 
     Raises:
         ConfigError: W&B cannot sample this space, or optimize these metrics.
@@ -90,15 +79,14 @@ def as_sweep(
         names = ",".join(name for name, _ in metrics)
         raise ConfigError(f"search.metric=[{names}]: a W&B sweep optimizes one metric; choose one")
     [(name, mode)] = metrics
-    method = method or ("grid" if all(isinstance(p.distribution, Grid) for p in space.parameters) else "bayes")
     for parameter in space.parameters:
-        _check(parameter, method)
+        _check(parameter)
     train = project.train_command
     program = "scripts/train.py" if train[0].endswith(".py") else "train"
     start = ["${program}"] if train[0].endswith(".py") else train
     return {
         "program": program,
-        "method": method,
+        "method": "grid" if all(isinstance(p.distribution, Grid) for p in space.parameters) else "bayes",
         "metric": {"name": name, "goal": "maximize" if mode == "max" else "minimize"},
         **({"run_cap": num_trials} if num_trials else {}),
         "parameters": {p.key: _distribution(p.distribution) for p in space.parameters},
@@ -106,13 +94,11 @@ def as_sweep(
     }
 
 
-def _check(parameter: Parameter, method: Method) -> None:
+def _check(parameter: Parameter) -> None:
     if parameter.condition:
         raise ConfigError(f"{parameter.setting}: a W&B sweep has no conditions; remove it, or use another search")
     if not PARAMETER_NAME.fullmatch(parameter.key):
         raise ConfigError(f"{parameter.setting}: W&B accepts letters, digits, dots and hyphens in keys; rename it")
-    if method == "grid" and not isinstance(parameter.distribution, Choice):
-        raise ConfigError(f"{parameter.setting}: a grid needs single values; write grid(a, b), or method=bayes")
 
 
 def _distribution(distribution: Distribution) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from boltcutter.config.errors import one_line
 from boltcutter.formatting import aligned
 from boltcutter.report.template import format_duration
 from boltcutter_search.ranking import Metrics, has_objectives, pareto_front, rank
@@ -33,10 +34,9 @@ def count_states(results: Sequence[Result]) -> dict[str, int]:
     return {state: counts[state] for state in (*STATES, *sorted(counts.keys() - set(STATES))) if counts[state]}
 
 
-def one_line(error: str) -> str:
-    """The first line of an error, shortened."""
-    first = next((line.strip() for line in error.splitlines() if line.strip()), "unknown error")
-    return first if len(first) <= MAX_ERROR else first[: MAX_ERROR - 1] + "…"
+def shown_error(result: Result) -> str:
+    """Why a trial failed: the first line of its error, shortened."""
+    return one_line(result.error.strip().partition("\n")[0] or "unknown error", MAX_ERROR)
 
 
 def format_trials(results: Sequence[Result], metrics: Metrics, limit: int = 10) -> str:
@@ -66,6 +66,6 @@ def format_trials(results: Sequence[Result], metrics: Metrics, limit: int = 10) 
     counts = ", ".join(f"{count} {state}" for state, count in count_states(results).items())
     lines.append(f"{len(results)} {'trial' if len(results) == 1 else 'trials'}" + (f": {counts}" if counts else ""))
     failed = [result for result in results if result.state == "failed"]
-    lines += [f"trial {result.number:04d} failed: {one_line(result.error)}" for result in failed[:limit]]
+    lines += [f"trial {result.number:04d} failed: {shown_error(result)}" for result in failed[:limit]]
     lines += [f"… and {len(failed) - limit} more failed"] * (len(failed) > limit)
     return "\n".join(lines)

@@ -5,7 +5,7 @@ import torch
 from conftest import assert_learns
 from torch import nn
 
-from boltcutter_data.resnet import DEPTHS, BasicBlock, ResNet
+from boltcutter_data.resnet import DEPTHS, Block, ResNet
 
 IMAGENET: dict[str, Any] = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 
@@ -64,7 +64,7 @@ def test_small_stem_has_fewer_parameters() -> None:
 def test_zero_init_residual() -> None:
     x = torch.rand(2, 64, 4, 4)
     block = ResNet((1, 8, 8), 10).layer1[0]
-    assert isinstance(block, BasicBlock)
+    assert isinstance(block, Block)
     torch.testing.assert_close(block(x), x)
     plain = ResNet((1, 8, 8), 10, zero_init_residual=False)
     assert not torch.allclose(plain.layer1[0](x), x)

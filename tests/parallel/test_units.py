@@ -53,7 +53,7 @@ def test_units_are_the_repeated_blocks_or_else_the_largest_children() -> None:
     gpt = GPT((8,), 16, num_layers=3, num_heads=2, hidden_size=8)
     assert find_units(gpt) == [*gpt.blocks]
     assert find_units(nn.ModuleDict({"wrapped": gpt})) == [*gpt.blocks]
-    assert set(classes(ResNet((3, 8, 8), 4))) == {"BasicBlock"}
+    assert set(classes(ResNet((3, 8, 8), 4))) == {"Block"}
     assert classes(ConvNet((3, 8, 8), 4)) == ["SameConv2d", "BatchNorm2d"] * 3
     space: dict[str, type[nn.Module]] = {}
     exec(MODULES, space)

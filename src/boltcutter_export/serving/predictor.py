@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +29,6 @@ SIGNATURES = (
     b"\xff\xd8\xff",
 )  # of PNG and JPEG; other decoders are not exposed
 MAX_PIXELS = 1 << 24  # of an image, decoded or resized: a small file may contain far more
-
-
-@runtime_checkable
-class Preprocesses(Protocol):
-    """A data module that scales or otherwise converts its samples before the model gets them."""
-
-    def preprocess(self, inputs: Array) -> torch.Tensor:
-        """Convert raw samples (N, …), with the statistics of the train split."""
 
 
 class Predictor:
@@ -71,6 +63,7 @@ class Predictor:
             owner, method = (find_model(self.task), "forward") if generates else (self.task, "predict_step")
             apply_precision(components.trainer.precision_plugin, self.task, owner, method)
         self.task.to(self.device).eval()
+        self.is_raw = callable(getattr(self.data, "preprocess", None))  # whether samples are as in files
         self.name, self.run = str(cfg.name), folder.name
         self.shape = tuple(cfg.data.get("shape") or ())
         self.classes = [str(name) for name in self.data.classes] if isinstance(self.data, HasClasses) else []
@@ -115,7 +108,7 @@ class Predictor:
             found = read_image(IMAGE, shape, io.BytesIO(contents)).numpy()[None]
         except Exception as error:  # Pillow passes on what the decoding of metadata raises
             raise ValueError(str(error) if isinstance(error, ValueError) else f"{IMAGE}: damaged") from None
-        return self._preprocess(found) if isinstance(self.data, Preprocesses) else found
+        return self._preprocess(found) if self.is_raw else found
 
     def rows(self, rows: Sequence[Mapping[str, Any]]) -> Array:
         """Encode rows of a table (N, F).
@@ -154,7 +147,7 @@ class Predictor:
             raise ValueError("inputs: not a regular array; give samples of equal shape") from None
         if found.dtype.kind not in "uifb" or found.dtype.itemsize > 8:
             raise ValueError("inputs: not numbers")
-        if isinstance(self.data, Preprocesses):  # raw samples, of any shape and type
+        if self.is_raw:  # of any shape and type
             return self._preprocess(found)
         self._check_shape(found)
         if self.form == "image" and found.dtype.kind in "ui":
