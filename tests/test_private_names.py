@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from boltcutter.internals import OVERRIDDEN
+from boltcutter_parallel import internals as parallel
+from boltcutter_planning import internals as planning
 
 SRC = Path(__file__).parents[1] / "src"
+PARTS = {"boltcutter_parallel": parallel.USED, "boltcutter_planning": planning.USED}
+LISTED = OVERRIDDEN | parallel.USED | planning.USED
 
 # Of libraries besides torch and Lightning, in the one file of the core that uses them.
 OF_OTHERS = {
@@ -103,6 +107,9 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
             "_setup_model": "self model",
         },
     },
+    "lightning.pytorch.strategies.fsdp": {
+        "": {"_lazy_load": "filename"},
+    },
     "lightning.pytorch.strategies.launchers": {
         "_SubprocessScriptLauncher": {"_call_children_scripts": "self"},
         "_MultiProcessingLauncher": {
@@ -166,6 +173,7 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
             "_foreach_mul_": None,
             "_foreach_norm": None,
             "_fused_sgd_": None,
+            "_register_device_module": None,
             "_storage_classes": None,
             "_tensor_classes": None,
         },
@@ -196,6 +204,9 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     },
     "torch.distributed.distributed_c10d": {
         "": {"_abort_process_group": "group", "_get_default_store": ""},
+    },
+    "torch.distributed._tools.fake_collectives": {
+        "": {},
     },
     "torch.distributed.rendezvous": {
         "": {"_create_c10d_store": "hostname port rank world_size timeout use_libuv"},
@@ -354,7 +365,7 @@ def used() -> dict[str, set[str]]:
                 own = own - {node.attr}
         elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("boltcutter"):
             names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
-        elif isinstance(node, ast.Constant) and node.value in OVERRIDDEN:  # by getattr, setattr and the like
+        elif isinstance(node, ast.Constant) and node.value in LISTED:  # by getattr, setattr and the like
             names = [node.value]
         for name in names:
             if re.match(r"_[A-Za-z]", name):
@@ -386,6 +397,15 @@ def test_what_the_core_overrides_names_the_file() -> None:
         file = f"boltcutter/{reason.partition(':')[0]}.py"
         assert name in (SRC / file).read_text(), f"{name} is not in {file}"
         assert files.get(name, {file}) - {"boltcutter/internals.py"} >= {file}, name
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_lists_the_private_names_that_it_uses(part: str) -> None:
+    listed = {(name, f"{part}/{reason.partition(':')[0]}.py") for name, reason in PARTS[part].items()}
+    found = {(name, file) for name, files in used().items() for file in files if file.startswith(f"{part}/")}
+    assert {(name, file) for name, file in found if not file.endswith("/internals.py")} - listed == set()
+    for name, file in listed:
+        assert re.search(rf"\b{name}\b", (SRC / file).read_text()), f"{name} is not in {file}"
 
 
 def test_there_are_few_private_names() -> None:

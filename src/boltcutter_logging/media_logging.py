@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from boltcutter.internals import batches_with_step
 from boltcutter.protocols import BuffersMetrics
 from boltcutter_logging import media
 from boltcutter_logging.pixels import arrange, to_pixels
@@ -156,7 +157,7 @@ class MediaLogger(Logger):
 
     def _media_step(self, step: int | None) -> int:
         """The given step, or the current one, with which Lightning logs metrics."""
-        return int(self._media[1].fit_loop.epoch_loop._batches_that_stepped if step is None else step)
+        return batches_with_step(self._media[1]) if step is None else int(step)
 
     def _write_media(self, write: Callable[..., None], *args: Any) -> None:
         try:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import lightning as L
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from boltcutter.protocols import SavesShards, gather_objects
 from boltcutter.strategy.errors import StrategyError
+from boltcutter_parallel.internals import replaced
 from boltcutter_parallel.units import find_units
 
 PREFIX = "_fsdp_wrapped_module."  # which FSDP adds to parameter names
@@ -65,7 +66,7 @@ class FSDPStrategy(strategies.FSDPStrategy):
             super().setup_optimizers(trainer)
         units = find_units(model)
         policy = {} if self.kwargs.get("auto_wrap_policy") else {"auto_wrap_policy": CustomPolicy(units.__contains__)}
-        with mock.patch.dict(self.kwargs, policy):
+        with replaced(self, "kwargs", {**self.kwargs, **policy}):
             return super()._setup_model(model)
 
     def setup_optimizers(self, trainer: L.Trainer) -> None:
@@ -115,7 +116,6 @@ class FSDPStrategy(strategies.FSDPStrategy):
             )
         writer: Any = self.checkpoint_io
         options = {"lazy": True} if isinstance(writer, SavesShards) else {"weights_only": True}
-        with mock.patch(
-            f"{strategies.FSDPStrategy.__module__}._lazy_load", lambda place: writer.load_checkpoint(place, **options)
-        ):
+        module = import_module(strategies.FSDPStrategy.__module__)
+        with replaced(module, "_lazy_load", lambda place: writer.load_checkpoint(place, **options)):
             return super().load_checkpoint(path, weights_only=True)

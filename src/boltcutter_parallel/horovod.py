@@ -15,6 +15,8 @@ from lightning.pytorch.overrides.distributed import _sync_module_states
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from boltcutter.internals import get_timeout
+
 BUILD_SCRIPT = Path(__file__).with_name("build_horovod.sh")
 
 
@@ -47,8 +49,9 @@ class HorovodStrategy(strategies.DDPStrategy):
         import horovod.torch as hvd
 
         super().setup_distributed()
-        assert self._timeout
-        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(int(self._timeout.total_seconds())))
+        timeout = get_timeout(self)
+        assert timeout
+        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(int(timeout.total_seconds())))
         if "HOROVOD_RANK" not in os.environ and self.world_size > 1:
             self._start_rendezvous()
         self.barrier()

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 from boltcutter.protocols import NativeTask, SavesShards, ShardsWeights
 from boltcutter.strategy.errors import StrategyError
 from boltcutter_parallel.ema import EMA
+from boltcutter_parallel.internals import move_some
 from boltcutter_parallel.sharded_checkpoint import WEIGHTS
 from boltcutter_parallel.units import fully_shard_units
 
@@ -101,8 +102,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
             super().model_to_device()
             return
         offloaded = {id(parameter) for parameter in task.parameters()}
-        task._apply(lambda tensor: tensor if id(tensor) in offloaded else tensor.to(self.root_device))
-        task._device = self.root_device
+        move_some(task, self.root_device, lambda tensor: id(tensor) not in offloaded)
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:

@@ -11,12 +11,13 @@ import torch.distributed as dist
 from lightning.pytorch import strategies
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from boltcutter.internals import BatchNorm, foreach_norm
 from boltcutter.protocols import ComputesLosses, NativeTask, SplitsIntoStages, gather_objects
 from boltcutter.strategy.errors import StrategyError
 from boltcutter_parallel.ema import EMA
+from boltcutter_parallel.internals import move_some
 from boltcutter_parallel.stage import LocalStage
 
 MAX_SCHEDULES = 8  # cached, one for each shape of batch, each with its buffers
@@ -85,9 +86,7 @@ class PipelineStrategy(strategies.DDPStrategy):
 
     def model_to_device(self) -> None:
         """Move the task to the device, except for the weights of other stages."""
-        task: Any = self.lightning_module
-        task._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(self.root_device))
-        task._device = self.root_device
+        move_some(self.lightning_module, self.root_device, lambda tensor: not tensor.is_meta)
 
     def training_step(self, batch: Any, *rest: Any, **kwargs: Any) -> Any:
         """Run the forward and backward passes of all stages, and then the task's step on the outputs."""
@@ -255,7 +254,7 @@ class PipelineStrategy(strategies.DDPStrategy):
         weights = [w for group in optimizer.param_groups for w in group["params"] if w.grad is not None]
         gradients = [weight.grad for weight in weights]
         # A stage whose weights are all frozen has no gradient, but must take part in the collective.
-        norms = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=self.root_device)
+        norms = torch.stack(foreach_norm(gradients)) if gradients else torch.zeros(0, device=self.root_device)
         norm = self.global_grad_norm(weights, norms)
         nn.utils.clip_grads_with_norm_(weights, clip_val, norm)
 
@@ -300,7 +299,7 @@ def _refused(trainer: L.Trainer, task: Any, model: Any, microbatches: int, stage
             getattr(trainer.precision_plugin, "scaler", None) is not None
         ),
         "model.norm=batchnorm: its statistics would be those of microbatches; use another norm": any(
-            isinstance(part, _BatchNorm) for part in task.modules()
+            isinstance(part, BatchNorm) for part in task.modules()
         ),
     }
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.modules.batchnorm import _NormBase
+
+from boltcutter.internals import NormWithStatistics
 
 LISTS = (nn.ModuleList, nn.ModuleDict)  # have no forward, before which weights could be gathered
 LARGE = 0.1  # fraction of the parameters from which a child is a unit, where no block is repeated
@@ -67,7 +68,7 @@ def fully_shard_units(root: nn.Module, mesh: DeviceMesh, **options: Any) -> None
         parameter.data = parameter.data.contiguous()  # which torch requires; convolutions may be channels-last
     units, of_units = find_units(root), dict(options)
     if policy := of_units.pop("mp_policy", None):
-        norms = [module for module in root.modules() if isinstance(module, _NormBase) and module.affine]
+        norms = [module for module in root.modules() if isinstance(module, NormWithStatistics) and module.affine]
         for norm in norms:
             fully_shard(norm, mesh=mesh, **of_units)
         units = [unit for unit in units if unit not in norms]

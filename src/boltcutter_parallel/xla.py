@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from boltcutter.task.errors import CompilerError
+from boltcutter_parallel.internals import replaced
 
 REMEDY = "try task.compile=true"
 
@@ -242,9 +243,9 @@ def _import_jax(device: torch.device) -> None:
     warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
     with (
         # torchax would register a torch device, which torch.compile and DDP would take for an accelerator.
-        _replaced(torch.utils, "rename_privateuse1_backend", lambda *_: None),
-        _replaced(torch, "_register_device_module", lambda *_: None),
-        _replaced(OpOverloadPacket, "__getattr__", _overload_or_placeholder),
+        replaced(torch.utils, "rename_privateuse1_backend", lambda *_: None),
+        replaced(torch, "_register_device_module", lambda *_: None),
+        replaced(OpOverloadPacket, "__getattr__", _overload_or_placeholder),
     ):
         import torchax
 
@@ -253,17 +254,6 @@ def _import_jax(device: torch.device) -> None:
     environment._should_use_torchax_tensor = lambda device: True  # also trace tensors that are created in the program
     for cls in (torchax.tensor.Tensor, torchax.view.View):
         cls.device = property(lambda tensor: torch.device("meta"))
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute for a while."""
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 def _overload_or_placeholder(packet: OpOverloadPacket, name: str, original: Any = OpOverloadPacket.__getattr__) -> Any:

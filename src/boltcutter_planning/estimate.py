@@ -24,7 +24,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
 from boltcutter import extend
@@ -33,6 +32,7 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.config.instantiate import build
 from boltcutter.environment.platform import disable_mpi_detection
+from boltcutter.internals import tree_leaves
 from boltcutter.protocols import NativeTask, ShardsWeights, SplitsIntoStages
 
 DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "64": torch.float64, "transformer": torch.bfloat16}

@@ -12,9 +12,10 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
+from torch.utils._pytree import keystr, tree_flatten_with_path
 from torchmetrics import Metric
 
+from boltcutter.internals import tree_leaves
 from boltcutter.protocols import HasStatistics, ReducesGradientNorms, gather_objects
 
 

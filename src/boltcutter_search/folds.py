@@ -17,7 +17,6 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset
 
 from boltcutter.config.compose import DictConfig, merge
@@ -29,6 +28,7 @@ from boltcutter.data.mapped import hash_batch
 from boltcutter.data.sampler import Batch
 from boltcutter.data.seeding import draw_indices, seed_generators, seeded_generators
 from boltcutter.evaluation.splits import has_own_loader
+from boltcutter.internals import tree_leaves
 from boltcutter.protocols import NativeData
 
 READ_SECONDS = 3.0  # per split, after which the rest of its samples is not compared

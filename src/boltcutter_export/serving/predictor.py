@@ -63,7 +63,6 @@ class Predictor:
             owner, method = (find_model(self.task), "forward") if generates else (self.task, "predict_step")
             apply_precision(components.trainer.precision_plugin, self.task, owner, method)
         self.task.to(self.device).eval()
-        self.is_raw = callable(getattr(self.data, "preprocess", None))  # whether samples are as in files
         self.name, self.run = str(cfg.name), folder.name
         self.shape = tuple(cfg.data.get("shape") or ())
         self.classes = [str(name) for name in self.data.classes] if isinstance(self.data, HasClasses) else []
@@ -108,7 +107,7 @@ class Predictor:
             found = read_image(IMAGE, shape, io.BytesIO(contents)).numpy()[None]
         except Exception as error:  # Pillow passes on what the decoding of metadata raises
             raise ValueError(str(error) if isinstance(error, ValueError) else f"{IMAGE}: damaged") from None
-        return self._preprocess(found) if self.is_raw else found
+        return self._preprocess(found) if hasattr(self.data, "preprocess") else found
 
     def rows(self, rows: Sequence[Mapping[str, Any]]) -> Array:
         """Encode rows of a table (N, F).
@@ -147,7 +146,7 @@ class Predictor:
             raise ValueError("inputs: not a regular array; give samples of equal shape") from None
         if found.dtype.kind not in "uifb" or found.dtype.itemsize > 8:
             raise ValueError("inputs: not numbers")
-        if self.is_raw:  # of any shape and type
+        if hasattr(self.data, "preprocess"):  # of any shape and type
             return self._preprocess(found)
         self._check_shape(found)
         if self.form == "image" and found.dtype.kind in "ui":

@@ -1,0 +1,19 @@
+"""Every private name of torch and Lightning that this part uses, besides those of ``boltcutter.internals``.
+
+Unless one is named, torch 2.13 and Lightning 2.6.6 have no public alternative, and all versions that are supported have
+the name. ``tests/test_private_names.py`` checks that each is there, and that this part uses no others.
+"""
+
+USED = {  # by name: the file that uses it, and why
+    "_python_dispatch": "estimate: TorchDispatchMode, documented but not public; counts what operations allocate",
+    "_guards": "estimate: active_fake_mode, the mode in which tensors have no data",
+    "_subclasses": "estimate: FakeTensorMode, the same",
+    "_c10d_functional": "estimate: wait_tensor, which copies a tensor without data",
+    "_tools": "estimate: fake_collectives, the shapes that collectives return without other ranks",
+    "_internal": "estimate: FakeStore, of a process group without other ranks",
+    "_get_default_store": "failure: still works after a collective has failed, to find out which rank is lost",
+    "_MockOptimizer": "learning: what Lightning trains with if configure_optimizers returned None",
+    "_version": "learning: whether a parameter was changed in place",
+    "_results": "monitors: means of an unfinished epoch, which callback_metrics does not have",
+    "_pytree": "nonfinite: keystr and tree_flatten_with_path name the tensor of a batch; optree is not a dependency",
+}
