@@ -291,6 +291,7 @@ NAMES_OF_EXTRAS: dict[str, dict[str, dict[str, str | None]]] = {
     },
     "optuna.study": {"Study": {"_study_id": None}},
     "optuna.trial": {"FrozenTrial": {"_trial_id": None}},
+    "ray.dashboard.modules.dashboard_sdk": {"SubmissionClient": {"_do_request": "self method endpoint"}},
     "wandb.sdk.lib.service.service_connection": {"ServiceConnection": {"_proc": None}},
     "wandb.sdk.lib.service.service_process": {"ServiceProcess": {"_process": None}},
     "wandb.sdk.wandb_run": {"Run": {"_wl": None}},
