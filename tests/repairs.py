@@ -1,6 +1,6 @@
 """Which mistakes of ``test_mistakes.py`` a program can repair by applying the ``fix`` of their errors."""
 
-# The fix that corrects each; the configuration is right once it is applied.
+# The fix of the first error of each. If the value that it keeps is wrong as well, the next error has a fix, too.
 REPAIRED = {
     "sed=1": "seed=1",
     "lr=1": "optimizer.lr=1",
@@ -60,26 +60,84 @@ REPAIRED = {
     "runs=3": "runs='3'",
     "model=mlp model.hidden_sizes=3": "model.hidden_sizes=[3]",
     "task.l1=-1": "task.l1=0",
-}
-# The fix is right, but a second mistake has no single repair, or a variable of the environment must be set, too.
-IN_PART = {
+    "task.metrics.f1.averag=macro": "task.metrics.f1.average=macro",
+    "trainer.strategy=ddpp": "trainer.strategy=ddp",
     "optimizer.beta=1": "optimizer.betas=1",
     "callback.bst.monitor=x": "callback.best.monitor=x",
     "task=regression task.loss=mze": "task.loss=mse",
     "~modle": "~model",
-    "trainer.accelerator=cuda trainer.devices=999": "trainer.accelerator=cpu",
+    "trainer.accelerator=cuda trainer.devices=999": "trainer.devices=1",
     "+logger.wandb.api_key=abc": "+logger.wandb.api_key=${oc.env:API_KEY}",
     "+password=1234": "+password=${oc.env:PASSWORD}",
     "~seed=1": "~seed",
 }
-# These have a single right repair, which their errors do not give: Lightning or torchmetrics writes the message, or the
-# repair is in another argument. All other mistakes have several repairs, or one that only the user knows; those in
-# files cannot be repaired by an argument.
-NOT_REPAIRED = (
-    "task.metrics.f1.averag=macro",
-    "model=[mlp",
-    "model._target_=ConvNet",
+# Of these, the last argument is left out, so that its default applies: no other value can be known to be meant.
+LEFT_OUT = (
+    "foo=1",
+    "+foo=1",
+    "data.quite=1",
+    "task.loss=mse",
+    "seed=a",
+    "seed=1.5",
+    "seed=true",
+    "seed=null",
+    "name=null",
+    "optimizer.lr=fast",
+    "data.batch_size=64.5",
+    "data.batch_size=null",
+    "data.split=0.5",
+    "data.split=[0.5,0.5]",
+    "model=mlp model.hidden_sizes=[3,a]",
+    "model=mlp model.dropout=yes",
+    "trainer.max_epochs=1.5",
+    "task.metrics.f1=3",
+    "model=resnet model.depth=19",
+    "logger.wandb.mode=of",
+    "model=",
+    "model=null",
+    "~task",
+    "optimizer=null",
+    "data=null",
+    "optimizer._target_=",
+    "+callback.mine=3",
+    "trainer.max_epochs=???",
+    "seed=???",
+    "optimizer.lr=${optimizr.eps}",
+    "optimizer.lr=${oc.env:NO_SUCH_VARIABLE}",
+    "optimizer.lr=${oc.envv:X}",
+    "name=${name}",
+    "optimizer.lr=${",
+    "~seed",
+    "data.shape=[1,9,9]",
+    "optimizer.lr=-1",
+    "scheduler=onecycle scheduler.pct_start=2",
+    "trainer.max_epochs=-3",
+    "trainer.limit_train_batches=-2",
     "trainer.accelerator=gpuu",
-    "trainer.strategy=ddpp",
     "trainer.logger=false",
+    "trainer.callbacks=[]",
+    "''",
+    "~",
+    "+",
+    "=1",
+    "seed",
+    "~foo",
+    "model=[mlp",
+    "--check --foo",
+    "--check --print",
+)
+# These name a class, an option, a run or a combination that only the user can choose.
+NOT_REPAIRED = (
+    "model=/nowhere/x.yaml",
+    "experiment=[mnist,foo]",
+    "model._target_=ConvNet",
+    "optimizer._target_=no_such_package.Adam",
+    "optimizer._target_=torch.pi",
+    "model._target_=collections.OrderedDict",
+    "+callback.mine._target_=lightning.pytorch.callbacks.GradientAccumulationScheduler",
+    "callback.best.every_n_epochs=0 callback.best.every_n_train_steps=2 callback.best.train_time_interval=3",
+    "task._target_=pathlib.Path",
+    "resume=/nowhere",
+    "reproduce=/tmp",
+    "resume=/tmp reproduce=/tmp",
 )

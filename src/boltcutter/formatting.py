@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,23 @@ def format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_limit(seconds: float) -> str:
+    """Format seconds as ``DD:HH:MM:SS``, as Lightning takes time limits."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours // 24:02}:{hours % 24:02}:{minutes:02}:{rest:02}"
+
+
+def parse_duration(text: str) -> float | None:
+    """Seconds of a duration such as ``30m``, ``8h``, ``8:00:00`` or, with days, ``01:12:00:00``; None otherwise."""
+    if found := re.fullmatch(r"([1-9]\d*)([smhd])", text):
+        return float(int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]])
+    if not (found := re.fullmatch(r"(?:(\d+):)?(\d+):(\d+):(\d+)", text.strip())):
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:

@@ -22,7 +22,7 @@ from boltcutter.run.folder import read_record
 from boltcutter.run.store import run_store
 from boltcutter_machine.mistake import Mistake, explain
 
-RECORD = ("status", "metrics", "test")  # what a program wants to know of a run at its end
+RECORD = ("stopped_by", "metrics", "test")  # what a program wants to know of a run at its end
 FLAG = "--json"
 
 
@@ -103,7 +103,9 @@ def described(result: Any) -> Any:
     if not isinstance(result, Path):
         return plain(result)
     record = read_record(result) if (result / "record.json").is_file() else {}
-    return {"folder": run_store().show(str(result)), **{key: plain(record[key]) for key in RECORD if key in record}}
+    status = {"status": attempts[-1].get("reason")} if (attempts := record.get("attempts")) else {}
+    found = {key: plain(record[key]) for key in RECORD if key in record}
+    return {"folder": run_store().show(str(result)), **status, **found}
 
 
 def plain(value: Any) -> Any:

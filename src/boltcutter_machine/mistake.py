@@ -32,6 +32,10 @@ CODES = {
 VALUE = r"'[^']*'|\[[^\]]*\]|(?:[^\s,;?]|[,;?](?=\S))+"
 ENDS = r"(?=\?|$|, | or | and | instead| \(|\)|;)"
 SUGGESTION = re.compile(rf"\b(did you mean|try|use|set|write) (?!group=option)({VALUE}){ENDS}")
+# In these kinds of errors, the argument cannot be right, so that leaving it out is a correction. The choice of an
+# option, a class, a run or a file is the user's: it is left out only if nothing was chosen, or if the error says so.
+REMOVABLE = ("unknown_key", "unknown_flag", "wrong_type", "invalid_override", "missing_value", "unresolved_reference")
+REMOVED = re.compile(r"\bremove it\b|keep the defaults|cannot be combined")
 PLACEHOLDER = re.compile(r"…|<[\w -]+>")
 
 
@@ -46,7 +50,7 @@ class Mistake:
         message: The whole line.
         remedy: The end of the line, which says what to do.
         fix: The argument that corrects the mistake; None if there is no single one.
-        replaces: The arguments that are to be left out in its favor; none if ``fix`` is to be added.
+        replaces: The arguments that are to be left out in its favor, or, without ``fix``, for their defaults.
     """
 
     code: str
@@ -69,12 +73,14 @@ def explain(line: str, arguments: Sequence[str]) -> Mistake:
     if is_place := re.match(r"[\w./-]+\.yaml(:\d+)?(?=: )", line):  # a file and the line in it
         setting = is_place[0]
     shown = re.match(r"=(.*?)(?:: | (?=[a-z(])|, (?=[\w.]+=|but ))", line[len(setting) :])
-    given = next((argument for argument in arguments if _concerns(argument, setting)), None)
+    names = [setting, *re.findall(r"\$\{(\w+)[^}]*\} refers to nothing", line)]
+    given = next((argument for name in names for argument in arguments if _concerns(argument, name)), None)
     problem, _, remedy = line.rpartition("; ")
     fix = None if is_place else _fix(line, setting, shown is not None, given)
-    keys = {_key(argument) for argument in (fix, given) if argument}
-    replaces = tuple(argument for argument in arguments if _key(argument) in keys) if fix else ()
+    keys = {_key(argument) for argument in (fix, given) if argument is not None}
     code = next(code for pattern, code in CODES.items() if re.search(pattern, line))
+    is_removed = bool(fix) or (given is not None and _is_removable(code, given, line))
+    replaces = tuple(argument for argument in arguments if _key(argument) in keys) if is_removed else ()
     value = given.partition("=")[2] if given and "=" in given and not given.startswith("=") else None
     return Mistake(code, setting, value or (shown and shown[1]), line, remedy if problem else None, fix, replaces)
 
@@ -103,6 +109,13 @@ def _fix(line: str, setting: str, has_value: bool, given: str | None) -> str | N
     return f"{sign}{word if '.' in word or not parent else f'{parent}.{word}'}{equals}{value}"
 
 
+def _is_removable(code: str, given: str, line: str) -> bool:
+    """Whether to leave out an argument for which the error has no replacement."""
+    is_nothing = given.partition("=")[2] in ("", "null") and "=" in given and code != "unknown_run"
+    is_known = code in REMOVABLE and not _key(given).endswith("._target_")
+    return is_known or is_nothing or bool(REMOVED.search(line))
+
+
 def is_override(text: str) -> bool:
     """Whether a text can be an argument that sets, adds or removes a key."""
     return OVERRIDE.fullmatch(text) is not None
@@ -120,4 +133,5 @@ def _key(argument: str) -> str:
 def _concerns(argument: str, setting: str) -> bool:
     """Whether an argument sets ``setting``, maybe by a reference to it, such as task.optimizer.lr for optimizer.lr."""
     key = _key(argument)
-    return key == setting or argument == setting or ("." in setting and key.endswith(f".{setting}"))
+    is_inside = "." in setting and key.endswith(f".{setting}")
+    return setting in (key, argument, repr(argument), f"task.{key}") or is_inside

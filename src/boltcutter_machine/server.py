@@ -14,12 +14,12 @@ import re
 import signal
 import sys
 from contextlib import suppress
-from datetime import timedelta
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.formatting import format_limit
 from boltcutter.project import Project, install_command
 from boltcutter.run import trust
 
@@ -79,12 +79,13 @@ class Tools:
         return await self.run("check", *overrides)
 
     async def train(self, overrides: list[str], minutes: float = 10) -> dict[str, Any]:
-        """Train for at most some minutes; the result has the folder of the run and its metrics."""
-        limit = timedelta(seconds=max(round(minutes * 60), 1))
-        hours, rest = divmod(limit.seconds, 3600)
-        time = f"{limit.days:02}:{hours:02}:{rest // 60:02}:{rest % 60:02}"
-        seconds = limit.total_seconds() + self.grace
-        return await self.run("train", *overrides, f"trainer.max_time={time}", seconds=seconds)
+        """Train for at most some minutes; the result has the folder of the run and its metrics.
+
+        The test split is not read, unless the overrides have test=true.
+        """
+        seconds = max(round(minutes * 60), 1)
+        limits = ["test=false", *overrides, f"trainer.max_time={format_limit(seconds)}"]
+        return await self.run("train", *limits, seconds=seconds + self.grace)
 
     async def read_report(self, run: str) -> dict[str, Any]:
         """Read the report of a run as text; the run is its id, the beginning of one, or "latest"."""

@@ -90,17 +90,19 @@ def search(plan: Plan, *, is_new: bool) -> None:
         )
         print(f"wandb sweep {path}    # creates the sweep, and prints the command of its agents")
         return
-    from boltcutter_search.local import deadline, run_trials  # which need Optuna
+    from boltcutter_search.local import TimeLimit, run_trials  # which need Optuna
     from boltcutter_search.progress import Progress
 
     study = open_study(plan)
     progress = Progress(plan.metrics, plan.total, study.results())
-    is_over = deadline(settings.time_limit)
+    limit = TimeLimit(plan.folder, settings.time_limit)
+    if limit.is_over():
+        print(f"search.max_time={settings.max_time} is used up; to continue, set search.max_time=<more>")
     print(f"{plan.total} trials in {display_path(plan.folder)}", flush=True)
     options: dict[str, Any] = {
         "total": plan.total,
         "gpus": plan.gpus,
-        "should_stop": lambda: bool(signals.received_signal()) or is_over() or reached(plan, progress.best),
+        "should_stop": lambda: bool(signals.received_signal()) or limit.is_over() or reached(plan, progress.best),
         "progress": progress,
     }
     if settings.engine == "ray":
@@ -124,10 +126,10 @@ def work(plan: Plan, worker: int) -> None:
         plan: The search, with ``search.max_parallel`` workers.
         worker: Index of this worker.
     """
-    from boltcutter_search.local import deadline, run_trials
+    from boltcutter_search.local import TimeLimit, run_trials
     from boltcutter_search.progress import Progress
 
-    is_over = deadline(plan.search.time_limit)
+    limit = TimeLimit(worker_folder(plan.folder, worker), plan.search.time_limit)
     with startup.restored_signals():
         signals.install_handlers()
         with record_attempt(worker_folder(plan.folder, worker), writes=True):
@@ -139,7 +141,7 @@ def work(plan: Plan, worker: int) -> None:
                 total=plan.total,
                 parallel=1,
                 gpus=0,  # the job has GPUs of its own
-                should_stop=lambda: bool(signals.received_signal()) or is_over() or reached(plan, progress.best),
+                should_stop=lambda: bool(signals.received_signal()) or limit.is_over() or reached(plan, progress.best),
                 progress=progress,
             )
             if number := signals.received_signal():

@@ -6,13 +6,18 @@ import os
 import selectors
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 
+from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError
 from boltcutter_search.progress import Progress
 from boltcutter_search.study import Study
 from boltcutter_search.trial import Sampled, Trial
 
 POLL = 0.5  # seconds between two looks at signals, processes and the time limit
+ELAPSED = "elapsed.txt"  # seconds of all continuations so far
+INTERVAL = 5.0  # seconds between two writes of it
 ENDING_POLL = 0.05  # the same, while a process ends
 
 
@@ -154,7 +159,26 @@ def device_variables(slot: int, gpus: float) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(names[index % len(names)] for index in indices)}
 
 
-def deadline(seconds: float | None) -> Callable[[], bool]:
-    """A function that tells whether a time limit is over."""
-    end = None if seconds is None else time.monotonic() + seconds
-    return lambda: end is not None and time.monotonic() >= end
+class TimeLimit:
+    """The time limit of a search, over all of its continuations: a killed search loses at most ``INTERVAL`` seconds.
+
+    Args:
+        folder: Folder of the search, or of one of its workers.
+        seconds: The limit; None: none.
+    """
+
+    def __init__(self, folder: Path, seconds: float | None) -> None:
+        self._file, self._seconds, self._begin, self._spent = folder / ELAPSED, seconds, time.monotonic(), 0.0
+        with suppress(OSError, ValueError):
+            self._spent = float(self._file.read_text())
+        self._saved = self._spent
+
+    def is_over(self) -> bool:
+        """Whether the time is over; also saves how much of it was used."""
+        if self._seconds is None:
+            return False
+        spent = self._spent + time.monotonic() - self._begin
+        if spent > self._saved + INTERVAL or spent >= self._seconds > self._saved:
+            write_text(self._file, f"{spent:.1f}\n")
+            self._saved = spent
+        return spent >= self._seconds

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, Literal
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.formatting import parse_duration
+from boltcutter.run.metrics import parse_name
 from boltcutter_search.space import Space
 
 Mode = Literal["min", "max"]
@@ -29,7 +29,7 @@ class Search:
             ``ray``. null: none stops early.
         num_trials: Number of trials; with a grid, for each combination; null: one for each combination.
         max_parallel: Trials at a time; null: 1 for ``local``, for ``ray`` as many as the resources admit.
-        max_time: Time after which the search stops, such as ``8:00:00``, ``30m`` or ``8h``; null: none.
+        max_time: Time after which the search stops, over all continuations, such as ``8:00:00`` or ``30m``; null: none.
         target: Value of the metric at which the search stops; null: none.
         cpus: CPUs of each trial; null: one for each of its devices.
         gpus: GPUs of each trial, or a fraction of one; null: one for each of its devices, if it uses GPUs.
@@ -86,13 +86,10 @@ class Search:
         """``max_time`` in seconds."""
         if self.max_time is None:
             return None
-        if found := re.fullmatch(r"([1-9]\d*)([smhd])", str(self.max_time)):
-            return float(int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]])
-        parts = str(self.max_time).split(":")
-        if len(parts) != 3 or not all(part.isdigit() for part in parts):
+        seconds = parse_duration(str(self.max_time))
+        if seconds is None:
             raise ValueError(f"search.max_time={self.max_time} is neither hours:minutes:seconds nor 30m; try 8:00:00")
-        hours, minutes, seconds = map(int, parts)
-        return timedelta(hours=hours, minutes=minutes, seconds=seconds).total_seconds()
+        return seconds
 
     def fixed(self, seed: int) -> list[dict[str, Any]]:
         """Values that are given rather than sampled, of all trials: grids, seeds and folds.
@@ -120,7 +117,7 @@ def objectives(search: Search, cfg: Mapping[str, Any]) -> list[tuple[str, Mode]]
         cfg: Configuration of training, as plain values.
 
     Raises:
-        ConfigError: No metric is known, or modes do not match metrics.
+        ConfigError: No metric is known, one is of the test split, or modes do not match metrics.
     """
     monitors = [c for c in (cfg.get("callback") or {}).values() if isinstance(c, Mapping) and c.get("monitor")]
     modes_of = [(str(c["monitor"]), as_mode(c.get("mode"))) for c in monitors]
@@ -130,6 +127,8 @@ def objectives(search: Search, cfg: Mapping[str, Any]) -> list[tuple[str, Mode]]
             raise ConfigError("search.metric=null: no callback monitors a metric; set search.metric=<a logged metric>")
         return [(default[0], as_mode(search.mode) if isinstance(search.mode, str) else default[1])]
     metrics = [search.metric] if isinstance(search.metric, str) else search.metric
+    if tested := next((metric for metric in metrics if parse_name(metric).stage == "test"), None):
+        raise ConfigError(f"search.metric={tested}: a search must not choose by the test split; use a metric of val/")
     modes = search.mode if isinstance(search.mode, list) else [search.mode] * len(metrics)
     if len(modes) != len(metrics):
         raise ConfigError(f"search.mode={modes}: expected one for each of {len(metrics)} metrics; correct the list")

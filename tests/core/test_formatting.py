@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from boltcutter.formatting import aligned, format_duration, format_number
+from boltcutter.formatting import aligned, format_duration, format_limit, format_number, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -11,6 +11,21 @@ from boltcutter.formatting import aligned, format_duration, format_number
 def test_numbers_are_formatted(value: float, text: str) -> None:
     assert format_number(torch.tensor(value)) == text
     assert format_number(float("nan")) == "nan"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "limit"),
+    [
+        ("30m", 1800, "00:00:30:00"),
+        ("90s", 90, "00:00:01:30"),
+        ("8:00:00", 28_800, "00:08:00:00"),
+        ("02:12:00:01", 216_001, "02:12:00:01"),
+    ],
+)
+def test_time_limits_are_read_and_formatted(text: str, seconds: float, limit: str) -> None:
+    assert parse_duration(text) == seconds
+    assert format_limit(seconds) == limit
+    assert [parse_duration(other) for other in ("soon", "30", "0m", "1:2")] == [None] * 4
 
 
 def test_durations_are_formatted() -> None:

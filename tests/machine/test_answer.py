@@ -81,8 +81,10 @@ def test_a_negative_result_is_a_result(capfd: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_result_of_training_is_its_folder_and_its_metrics(tmp_path: Path) -> None:
-    (tmp_path / "record.json").write_text(json.dumps({"status": "completed", "metrics": {"val/loss": 0.5}, "git": {}}))
-    assert described(tmp_path) == {"folder": str(tmp_path), "status": "completed", "metrics": {"val/loss": 0.5}}
+    facts = {"stopped_by": "trainer.max_time", "metrics": {"val/loss": 0.5}}
+    attempts = [{"reason": "killed"}, {"reason": "completed"}]
+    (tmp_path / "record.json").write_text(json.dumps({**facts, "attempts": attempts, "git": {}}))
+    assert described(tmp_path) == {"folder": str(tmp_path), "status": "completed", **facts}
 
 
 def test_output_of_other_processes_is_not_in_the_answer() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from conftest import require
 
+from boltcutter.assembly.assemble import read_config
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter_machine.server import Tools, as_text, main
@@ -67,6 +68,22 @@ def test_a_report_of_somebody_else_is_no_link_and_is_read_once(tmp_path: Path, m
     signal.alarm(30)
     assert asyncio.run(tools.read_report("a"))["ok"]
     signal.alarm(0)
+
+
+@pytest.mark.parametrize(("overrides", "tests"), [(["model=mlp"], False), (["test=true"], True)])
+def test_training_has_a_time_limit_and_leaves_out_the_test_split(
+    overrides: list[str], tests: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = Tools(ROOT, grace=60)
+
+    async def run(*arguments: str, seconds: float) -> dict[str, object]:
+        return {"arguments": arguments, "seconds": seconds}
+
+    monkeypatch.setattr(tools, "run", run)
+    found = asyncio.run(tools.train(overrides, minutes=90))
+    assert found["seconds"] == 90 * 60 + 60
+    cfg = read_config(Project.find(ROOT), list(found["arguments"][1:]))
+    assert (cfg.test, cfg.trainer.max_time) == (tests, "00:01:30:00")
 
 
 def test_reports_as_text() -> None:

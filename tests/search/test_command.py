@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -15,7 +16,9 @@ from forkserver import ForkServer
 
 from boltcutter.environment import lease, signals
 from boltcutter.project import Project
-from boltcutter_search.command import main
+from boltcutter_search.command import main, open_study
+from boltcutter_search.plan import planned
+from boltcutter_search.trial import is_completed
 
 TRAINING = ["model=mlp", "logger=null", "trainer.max_epochs=4", "data.num_workers=0"]
 # A trial that fails, one that is best, and one that falls behind.
@@ -160,6 +163,53 @@ def test_a_killed_search_continues(forks: ForkServer, script: Script, tmp_path: 
         assert_equal_weights(folder / "trials" / f"{number:04d}", tmp_path / str(number))
         steps = pd.read_csv(folder / "trials" / f"{number:04d}" / "metrics.csv")["val/loss"].count()
         assert steps == 60
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_a_budgeted_search_that_is_killed_three_times_loses_and_repeats_no_trial(
+    forks: ForkServer, tmp_path: Path
+) -> None:
+    folder, log, total, draw = tmp_path / "search", tmp_path / "log.txt", 100, random.Random(0)
+    space = ["search=random", f"search.num_trials={total}", "search.max_parallel=2", "budget=5h"]
+    options = [*space, "model=linear", "logger=null", "trainer.max_epochs=3", "data.num_workers=0", f"folder={folder}"]
+    trials = folder / "trials"
+
+    def completed() -> dict[int, bytes]:
+        """The records of trials that are complete, by number."""
+        found = {int(trial.name): trial / "record.json" for trial in trials.glob("*") if is_completed(trial)}
+        return {number: path.read_bytes() for number, path in found.items()}
+
+    before: dict[int, bytes] = {}
+    with open(log, "wb") as output:
+        for share in (0.2, 0.5, 0.8, 1):
+            argv = [f"resume={folder}"] if (folder / "search.json").is_file() else options
+            with forks.start(["scripts/search.py", *argv], environment(), output.fileno(), output.fileno()) as search:
+                while share < 1 and len(completed()) < share * total:
+                    assert search.poll() is None, log.read_text()
+                    time.sleep(0.2)
+                if share < 1:
+                    time.sleep(draw.uniform(0, 3))
+                    search.send_signal(signal.SIGKILL)
+                assert search.wait(3600) == (-signal.SIGKILL if share < 1 else 0), log.read_text()
+            done = completed()
+            assert before.items() <= done.items()  # none that was complete has been touched
+            before = done
+    table = pd.read_csv(folder / "trials.csv")
+    assert list(table["trial"]) == list(range(total))
+    assert set(table["state"]) == {"complete"}
+    assert {trial.name for trial in trials.iterdir()} == {f"{number:04d}" for number in range(total)}
+    plan = planned(Project.find(__file__), [*options[:-1], f"folder={tmp_path / 'uninterrupted'}"])
+    plan.folder.mkdir()
+    uninterrupted = open_study(plan)
+    for number in range(total):
+        sampled = uninterrupted.ask(total)
+        assert sampled
+        assert all(table.loc[number, key] == pytest.approx(float(value)) for key, value in sampled.values.items())
+        reasons = [attempt["reason"] for attempt in record(trials / f"{number:04d}")["attempts"]]
+        assert reasons.count("completed") == 1, reasons
+        steps = pd.read_csv(trials / f"{number:04d}" / "metrics.csv").dropna(subset="val/loss")["step"]
+        assert (len(steps), steps.is_unique) == (3, True)
 
 
 def test_a_search_is_checked_described_and_completed(script: Script) -> None:

@@ -10,7 +10,7 @@ import optuna
 import pytest
 
 from boltcutter.config.errors import ConfigError
-from boltcutter_search.local import deadline, device_variables, run_trials
+from boltcutter_search.local import TimeLimit, device_variables, run_trials
 from boltcutter_search.progress import Progress
 from boltcutter_search.results import Result
 from boltcutter_search.space import Space
@@ -138,9 +138,18 @@ def test_gpus_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
         of(3)
 
 
-def test_time_limit() -> None:
-    assert not deadline(None)()
-    is_over = deadline(0.05)
-    assert not is_over()
-    time.sleep(0.06)
-    assert is_over()
+def test_a_time_limit_is_over_all_continuations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert not TimeLimit(tmp_path, None).is_over()
+    first = TimeLimit(tmp_path, 60)
+    assert not first.is_over()
+    now += 50
+    assert not first.is_over()
+    continued = TimeLimit(tmp_path, 60)  # after a SIGKILL
+    now += 9
+    assert not continued.is_over()
+    now += 1
+    assert continued.is_over()
+    assert TimeLimit(tmp_path, 60).is_over()
+    assert not TimeLimit(tmp_path, 61).is_over()

@@ -42,6 +42,11 @@ def mistake(*arguments: str, search: str = "optuna") -> str:
         ("search.num_trials=0", "search.num_trials=0 is not a positive number", "try 1"),
         ("search.num_trial=3", "search.num_trial: Search takes no such argument", "did you mean num_trials?"),
         ("search.engine=remote", "search.engine=remote: expected 'local' | 'ray' | 'wandb'", ""),
+        (
+            "search.metric=test/accuracy",
+            "test/accuracy: a search must not choose by the test split",
+            "use a metric of val/",
+        ),
         ("search.metric=[val/loss,val/f1]", "search.mode: not set for val/f1", "set search.mode="),
     ],
 )

@@ -53,6 +53,7 @@ from boltcutter.config.values import resolve_reference
 from boltcutter.data.hooks import seed_hooks, shard_loaders
 from boltcutter.environment.platform import disable_mpi_detection
 from boltcutter.environment.threads import limit_threads
+from boltcutter.formatting import format_limit, parse_duration
 from boltcutter.internals import set_timeout
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData
@@ -182,7 +183,13 @@ def complete_config(cfg: DictConfig) -> DictConfig:
         raise ConfigError(f"timeout={cfg.timeout} is not a positive number of seconds; try 1800")
     for key, setting in SET_ELSEWHERE.items():
         if key in cfg.trainer:
-            raise ConfigError(f"trainer.{key}: set by {setting}; use {setting}=… instead")
+            raise ConfigError(f"trainer.{key}: set by {setting}; remove it, and use {setting}=… instead")
+    if isinstance(limit := cfg.trainer.get("max_time"), str):
+        if (seconds := parse_duration(limit)) is None:
+            raise ConfigError(
+                f"trainer.max_time={limit}: expected DD:HH:MM:SS, or such as 30m; correct it, or remove it"
+            )
+        cfg.trainer.max_time = format_limit(seconds)
     return cfg
 
 

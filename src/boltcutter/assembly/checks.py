@@ -22,6 +22,7 @@ from torch import nn
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, hint, one_line
+from boltcutter.config.instantiate import name_setting
 from boltcutter.config.locate import parameters
 from boltcutter.environment import platform, slurm
 from boltcutter.environment.process import external_world_size, is_rank_zero
@@ -115,7 +116,10 @@ def check_devices(trainer: DictConfig) -> None:
     if (gpus and wanted > gpus and (needs_gpus or accelerator == "auto")) or (needs_gpus and not gpus):
         available = f"{gpus} CUDA devices" if gpus else "no CUDA device"
         remedy = f"trainer.devices={gpus}" if gpus else "trainer.accelerator=cpu"
-        remedy += f" trainer.devices={wanted}" if by_index and not gpus else ""
+        if by_index and not gpus:
+            remedy += f" trainer.devices={wanted}"
+        elif wanted > cores and not gpus:
+            remedy = f"trainer.devices=1 and {remedy}"
         raise ConfigError(
             f"trainer.accelerator={accelerator}, trainer.devices={devices}: this machine has {available}; try {remedy}"
         )
@@ -315,7 +319,9 @@ def check_monitors(task: L.LightningModule, callbacks: dict[str, Callback]) -> N
         metric = owner.monitor if isinstance(owner, HasMonitor) else None
         if metric is not None and metric not in logged:
             listed = ", ".join(sorted(logged))
-            raise ConfigError(f"{path}={metric} is never logged{hint(metric, logged)} (there are: {listed})")
+            near = hint(metric, logged)
+            rest = "" if near else "; correct it, or remove it"
+            raise ConfigError(f"{path}={metric} is never logged{near} (there are: {listed}){rest}")
 
 
 def _can_be_called(make: Callable[..., Any], argument: Any) -> bool:
@@ -343,4 +349,5 @@ def check_optimizer(task: L.LightningModule) -> None:
             argument = make(argument, **({"total_steps": 100} if needs_steps else {}))
         except (ValueError, TypeError, RuntimeError) as error:
             text = one_line(error)
-            raise ConfigError(text if text.startswith(f"{name}.") else f"{name}: {text}") from error
+            named = text if text.startswith(f"{name}.") else name_setting(name, make.func, make.keywords, text)
+            raise ConfigError(named) from error

@@ -301,7 +301,9 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
     try:
         OmegaConf.update(cfg, path, value, merge=False, force_add=True)
     except (OmegaConfBaseException, IndexError, ValueError) as error:
-        raise ConfigError(f"{path}={text}: {one_line(str(error).splitlines()[0])}; correct the value") from None
+        raise ConfigError(
+            f"{path}={text}: {one_line(str(error).splitlines()[0])}; correct the value, or remove it"
+        ) from None
 
 
 def refuse_duplicates(overrides: Sequence[str]) -> None:

@@ -73,9 +73,33 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
         if missing or isinstance(error, ModuleNotFoundError):
             needed = missing[1] if missing else str(getattr(error, "name", ""))
             raise ConfigError(f"{where}: {needed} is not installed; {install_command(needed)}") from error
-        names_setting = re.match(rf"{where.partition('.')[0]}\b[.:=]|\w+(\.\w+)+=", text)
+        if re.match(rf"{where.partition('.')[0]}\b[.:=]|\w+(\.\w+)+=", text):
+            raise ConfigError(text) from error
         place = "" if own else f" ({origin(error, package(target))})"
-        raise ConfigError(text if names_setting else f"{where}: {text}{place}") from error
+        raise ConfigError(name_setting(where, target, arguments, text + place)) from error
+
+
+def name_setting(section: str, target: Callable[..., Any], arguments: Mapping[str, Any], text: str) -> str:
+    """Prefix the text of an error with the argument that it is about, if it names one, or else with the section.
+
+    Args:
+        section: Dotted key of the call.
+        target: What was called.
+        arguments: Its keyword arguments.
+        text: Of the error, from any library.
+    """
+    plain = {key: value for key, value in arguments.items() if isinstance(value, str | int | float)}
+    named = [key for key in plain if re.search(rf"\b{re.escape(key)}\b", text)]
+    if not named and re.search(r"(?i)\binvalid|not a valid", text):
+        named = [k for k, v in plain.items() if re.search(rf"(?<![\w.-]){re.escape(str(v))}(?![\w.])", text)]
+    if len(named) != 1:
+        return f"{section}: {text}"
+    key, value = named[0], plain[named[0]]
+    if key not in parameters(target):
+        near = hint(key, parameters(target))
+        return f"{section}.{key}: {text}{near or '; remove it'}"
+    near = hint(value, set(re.findall(r"\w+", text)) - {value}, 0.75) if isinstance(value, str) else ""
+    return f"{section}.{key}={format_value(value)}: {text.rstrip('.')}{near or '; correct it, or remove it'}"
 
 
 def _typed(value: Any, parameter: inspect.Parameter | None, path: str) -> Any:

@@ -68,6 +68,8 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
     label = "best" if record.get("best_by") or checkpoint.rpartition("/")[2].startswith("best") else "checkpoint"
     rows[label] = checkpoint and checkpoint.removeprefix(f"{Path.cwd()}/") + _after(record.get("best_after"))
     rows["time"] = format_duration(last["seconds"])
+    if _limit(record) == "max_time":
+        rows["stopped by"] = f"trainer.max_time={record['config']['trainer']['max_time']}"
     report = folder / "report.html"
     rows["report"] = str(report) if report.is_file() else None
     if checkpoint:
@@ -95,6 +97,8 @@ def print_evaluation(folder: Path, scores: Mapping[str, float]) -> None:
 
 def _limit(record: Mapping[str, Any]) -> str:
     """The limit that ended training, and must be raised to continue."""
+    if record.get("stopped_by") == "trainer.max_time":
+        return "max_time"
     steps = record.get("config", {}).get("trainer", {}).get("max_steps", -1)
     return "max_epochs" if steps in (None, -1) else "max_steps"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, Timer
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.values import plain
@@ -21,8 +21,8 @@ class EndOfTraining(Callback):
       validates once more, so that the last weights are evaluated and can become the best ones.
     - A checkpoint of an epoch that ended early keeps its position within the epoch, where Lightning would count the
       epoch as complete.
-    - A checkpoint records whether training stopped before its limits: early stopping, or anything else that sets
-      ``trainer.should_stop``.
+    - A checkpoint records whether training stopped before its limits: early stopping, ``max_time``, or anything else
+      that sets ``trainer.should_stop``.
 
     Args:
         cfg: The configuration of the run.
@@ -34,6 +34,7 @@ class EndOfTraining(Callback):
     def __init__(self, cfg: DictConfig) -> None:
         self.limits = limits(cfg)
         self.finished = False
+        self._stopped_by: str | None = None  # of the resumed run
         self._max_steps: int | None = None  # the limit, while it is raised for the final validation
 
     def resume(self, saved: dict[str, Any]) -> str | None:
@@ -47,11 +48,21 @@ class EndOfTraining(Callback):
             return None
         self.finished = stopped == self.limits
         stop = f"training had stopped early at step {saved.get('global_step', 0)}"
+        self._stopped_by = saved.get("stopped_by")
+        if self.finished and self._stopped_by == "trainer.max_time":
+            spent = f"trainer.max_time={self.limits['trainer']['max_time']} is used up"
+            return f"{stop}: {spent}; to continue, set trainer.max_time=<more>"
         if self.finished:
             return f"{stop} and does not continue; to continue, set trainer.max_epochs=<more> or change the callback"
         changed = [name for name in LIMITS if stopped["trainer"][name] != self.limits["trainer"][name]]
         what = ", ".join(f"trainer.{name}={self.limits['trainer'][name]}" for name in changed) or "other callbacks"
         return f"{stop}; it continues with {what}"
+
+    def stopped_by(self, trainer: L.Trainer) -> str | None:
+        """What ended training early: ``trainer.max_time`` or a ``callback``; None if another limit did."""
+        if self.finished:
+            return self._stopped_by
+        return stopped_by(trainer) if trainer.should_stop and can_stop_early(trainer) else None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Skip training if the resumed run had finished."""
@@ -98,7 +109,7 @@ class EndOfTraining(Callback):
         if not progress.started == progress.processed > 0:
             return  # within an epoch
         if trainer.should_stop and can_stop_early(trainer):
-            checkpoint["stopped_early"] = self.limits
+            checkpoint |= {"stopped_early": self.limits, "stopped_by": stopped_by(trainer)}
         if ended_mid_epoch(trainer):
             checkpoint["epoch"] -= 1
             saved = checkpoint["loops"]["fit_loop"]["epoch_progress"]
@@ -133,6 +144,13 @@ def limits(cfg: DictConfig) -> dict[str, Any]:
             if options
         },
     }
+
+
+def stopped_by(trainer: L.Trainer) -> str:
+    """What has set ``trainer.should_stop``: ``trainer.max_time``, or another ``callback``."""
+    timers = (callback for callback in trainer.callbacks if isinstance(callback, Timer))  # type: ignore[attr-defined]
+    is_over = any((rest := timer.time_remaining()) is not None and rest <= 0 for timer in timers)
+    return "trainer.max_time" if is_over else "callback"
 
 
 def is_ending(trainer: L.Trainer) -> bool:

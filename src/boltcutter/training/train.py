@@ -126,7 +126,7 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
         create_run(cfg, project, components, checkpoint)
     with attempt(cfg, components, checkpoint, changes):
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True)
-        record_metrics(cfg, trainer)
+        record_metrics(cfg, trainer, stopped_by=ending.stopped_by(trainer))
         best = trainer.strategy.broadcast(find_best(cfg) if trainer.is_global_zero else None)
         # Before fitting, only rank zero knew which splits are empty.
         untested = skip_reason(data, task, "test")
@@ -173,13 +173,14 @@ def attempt(cfg: DictConfig, components: Components, checkpoint: str | None, cha
         yield
 
 
-def record_metrics(cfg: DictConfig, trainer: L.Trainer) -> None:
-    """Record the last value of each metric."""
+def record_metrics(cfg: DictConfig, trainer: L.Trainer, stopped_by: str | None) -> None:
+    """Record the last value of each metric, and what ended training early."""
     if trainer.is_global_zero:
         flush_loggers(trainer)
         found = final_metrics(Path(cfg.folder))
         update_record(
             Path(cfg.folder),
+            stopped_by=stopped_by,
             metrics={name: value for name, (value, _) in found.items()},
             measured_after={name: steps for name, (_, steps) in found.items()},
         )

@@ -164,7 +164,10 @@ def test_build_with_what_is_known_only_now() -> None:
 @pytest.mark.parametrize(
     ("node", "mistake"),
     [
-        ({"_target_": f"{TOOLS}.Tool", "size": -1}, f"box.tool: a tool of size -1 cannot be ({AT})"),
+        (
+            {"_target_": f"{TOOLS}.Tool", "size": -1},
+            f"box.tool.size=-1: a tool of size -1 cannot be ({AT}); correct it, or remove it",
+        ),
         ({"_target_": f"{TOOLS}.Fails", "how": "type"}, f"box.tool: type is wrong ({AT})"),
         ({"_target_": f"{TOOLS}.Fails", "how": "runtime"}, f"box.tool: runtime is wrong ({AT})"),
         (

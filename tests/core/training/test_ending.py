@@ -142,6 +142,37 @@ def test_a_training_that_stopped_early_is_continued_only_with_other_limits(tmp_p
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_a_time_limit_is_over_all_attempts_and_is_recorded(script: Script, tmp_path: Path) -> None:
+    folder, record = tmp_path / "run", {}
+    limits = ["trainer.max_epochs=100000", "trainer.max_time=1s", f"folder={folder}"]
+    for index, arguments in enumerate(([*QUICK, "model=linear", *limits], [f"resume={folder}"])):
+        done = script("train", *(a for a in arguments if a != "test=false"))
+        assert done.returncode == 0, done.stderr
+        before, record = record, json.loads((folder / "record.json").read_text())
+        assert record["stopped_by"] == "trainer.max_time"
+        assert record["attempts"][index]["reason"] == "completed"
+        assert record["test"]
+        assert record["best_after"]
+        assert "stopped by     trainer.max_time=00:00:00:01" in done.stdout
+        assert f"resume={folder} trainer.max_time=<more>" in done.stdout
+    assert "trainer.max_time=00:00:00:01 is used up; to continue, set trainer.max_time=<more>" in done.stdout
+    assert record["measured_after"] == before["measured_after"]
+
+
+def test_a_time_limit_of_which_an_earlier_attempt_has_used_a_part_is_not_begun_anew(tmp_path: Path) -> None:
+    with pytest.raises(signals.PreemptionError):
+        fit(tmp_path, SignalIn(2 * BATCHES), max_epochs=5000, max_time={"hours": 1})
+    (saved,) = tmp_path.glob("last-*.ckpt")
+    state = torch.load(saved, weights_only=True)
+    used = state["callbacks"]["Timer"]["time_elapsed"]
+    assert 0 < used["train"] < 3600
+    state["callbacks"]["Timer"]["time_elapsed"] = used | {"train": 3599.9}
+    torch.save(state, saved)
+    fit(tmp_path, resume=True, max_epochs=5000, max_time={"hours": 1})
+    assert last(tmp_path)["stopped_by"] == "trainer.max_time"
+    assert last(tmp_path)["global_step"] < 5000 * BATCHES
+
+
 def test_a_run_that_stopped_early_and_was_killed_in_its_test_is_finished(
     forks: ForkServer, script: Script, tmp_path: Path
 ) -> None:
