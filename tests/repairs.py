@@ -112,6 +112,7 @@ LEFT_OUT = (
     "optimizer.lr=-1",
     "scheduler=onecycle scheduler.pct_start=2",
     "trainer.max_epochs=-3",
+    "trainer.max_time=soon",
     "trainer.limit_train_batches=-2",
     "trainer.accelerator=gpuu",
     "trainer.logger=false",
