@@ -154,15 +154,17 @@ def _read_groups(path: Path) -> dict[str, list[Curve]]:
             for name in columns:
                 if text := row[name]:
                     steps, epochs, values = logged.setdefault(name, (array("q"), array("q"), array("d")))
-                    steps.append(step), epochs.append(epoch), values.append(_to_float(text))
+                    steps.append(step)
+                    epochs.append(epoch)
+                    values.append(_to_float(text))
     groups: dict[str, list[Curve]] = {}
     for column in filter(logged.get, columns):
         group, name, stage, epoch_mean = _parse_column(column)
-        finite = np.isfinite(logged[column][2])  # other values are counted, not drawn
+        at, of_epoch, measured = map(np.asarray, logged[column])
+        finite = np.isfinite(measured)  # other values are counted, not drawn
         if stage == "test" or not finite.any():
             continue
-        found = (np.asarray(values)[finite] for values in logged[column])
-        curve = Curve(name, stage, epoch_mean, *found, int((~finite).sum()))
+        curve = Curve(name, stage, epoch_mean, at[finite], of_epoch[finite], measured[finite], int((~finite).sum()))
         groups.setdefault(group, []).append(curve)
     return {group: groups[group] for group in sorted(groups, key=lambda group: _rank(group, groups[group]))}
 
