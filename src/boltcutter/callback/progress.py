@@ -51,6 +51,7 @@ class Progress(ProgressBar):
         self.enabled = True
         self._status_line: StatusLine | None = None
         self._total: int | None = None  # optimizer steps; None if training is unlimited
+        self._counts_batches = False  # rather than optimizer steps
         self._began, self._began_at = 0.0, 0  # time and step when training started
         self._next = self._next_line = 0.0
         self._pending = ""  # a line to be printed after ``seconds_between_lines``
@@ -73,7 +74,9 @@ class Progress(ProgressBar):
         """Open the status line, if standard output is a terminal."""
         super().on_train_start(trainer, pl_module)
         self._began = self._since = time.monotonic()
-        self._began_at = trainer.global_step
+        # With manual optimization, each step of each optimizer counts as one of Lightning's, but batches do not.
+        self._counts_batches = not pl_module.automatic_optimization and trainer.max_steps == -1
+        self._began_at = self._step(trainer)
         self._samples, self._speed, self._loss, self._metric = 0, None, None, None
         steps = trainer.estimated_stepping_batches
         self._total = int(steps) if 0 < steps < math.inf else None
@@ -164,9 +167,12 @@ class Progress(ProgressBar):
 
     def _draw(self, trainer: L.Trainer, *, ended: bool = False) -> None:
         if self._status_line:
-            progress = trainer.global_step / self._total if self._total else None
+            progress = self._step(trainer) / self._total if self._total else None
             self._status_line.show(self._fields(trainer, ended=ended), progress)
             self._next = time.monotonic() + self.interval
+
+    def _step(self, trainer: L.Trainer) -> int:
+        return trainer.fit_loop.total_batch_idx + 1 if self._counts_batches else trainer.global_step
 
     def _update_speed(self) -> None:
         now = time.monotonic()
@@ -181,7 +187,7 @@ class Progress(ProgressBar):
         """Fields of the bar, as far as their values are known."""
         if self._validation is None:
             self._update_speed()
-        step, total = trainer.global_step, self._total
+        step, total = self._step(trainer), self._total
         epoch = trainer.current_epoch + (not ended)
         limit = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
         spent, done = time.monotonic() - self._began, step - self._began_at

@@ -200,6 +200,28 @@ def test_training_without_an_end_counts_steps(tmp_path: Path, ticking: Clock, wi
     assert drawings(file)[-1] == "epoch 2  loss 3.0000  val/loss 0.2500  10 samples/s  step 20  in 0:20"
 
 
+class TwoOptimizers(Timed):
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock, train=1.0)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        for optimizer in self.optimizers():
+            optimizer.step()
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:  # type: ignore[override]
+        return [torch.optim.SGD(self.parameters(), lr=0.0) for _ in range(2)]
+
+
+def test_steps_of_several_optimizers_count_once(tmp_path: Path, ticking: Clock, with_terminal: OpenTerminal) -> None:
+    bar, file = with_terminal()
+    fit(tmp_path, TwoOptimizers(ticking), bar)
+    seen = drawings(file)
+    assert re.search(r"step 1/20  0:19 left$", seen[0])
+    assert re.search(r"100 % .* step 20/20  in 0:20$", seen[-1])
+
+
 def test_the_terminal_is_restored_when_training_fails(
     tmp_path: Path, ticking: Clock, with_terminal: OpenTerminal
 ) -> None:
