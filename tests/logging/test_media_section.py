@@ -48,6 +48,7 @@ def test_pictures_are_shown_by_step(browse: Browse, tmp_path: Path) -> None:
     assert (seen.count('type="range"'), seen.count('class="sheet media"')) == (2, 3)  # a single step has no slider
     assert 'alt="val/_samples_ at step 200: a' in seen.dom
     assert "20 of 50 rows" in seen.dom
+    assert seen.count('<img [^>]*class="small"') == 4  # all of them are enlarged, those of other steps too
 
 
 @pytest.mark.parametrize("scheme", ["0", "1"])
