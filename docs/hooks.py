@@ -2,6 +2,7 @@
 
 import ast
 import html
+import os
 import re
 from pathlib import Path
 
@@ -47,9 +48,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: object, **_: object) -> str:
-    """Rewrite links of the pages in docs that lead out of it."""
+    """Rewrite links of the pages in docs that lead out of it; show the files of an example of the gallery."""
     source = page.file  # type: ignore[attr-defined]
-    return markdown if source.generated_by else within_site(markdown, "docs")
+    if source.generated_by:
+        return markdown
+    file = ROOT / "docs" / source.src_uri
+    text = within_site(markdown, str(file.parent.relative_to(ROOT)))
+    for code in (file.with_suffix(".py"), file.parent / "configs" / "experiment" / f"{file.stem}.yaml"):
+        if code.is_file():
+            language = "python" if code.suffix == ".py" else "yaml"
+            text += f"\n## {code.name}\n\n```{language}\n{code.read_text().rstrip()}\n```\n"
+    return text
 
 
 def within_site(text: str, folder: str) -> str:
@@ -64,9 +73,11 @@ def within_site(text: str, folder: str) -> str:
         picture, label, path, anchor = match.groups()
         target = (ROOT / folder / path).resolve().relative_to(ROOT)
         if str(target) in PAGES:
-            return f"[{label}]({PAGES[str(target)]}{anchor or ''})"
-        if target.parts[0] == "docs":
-            return f"{picture}[{label}]({target.relative_to('docs')}{anchor or ''})"
+            target = Path("docs", PAGES[str(target)])
+        if target.parts[0] == "docs" and target.suffix not in (".py", ".yaml"):
+            return f"{picture}[{label}]({os.path.relpath(target, folder or 'docs')}{anchor or ''})"
+        if folder == "docs/gallery":  # whose pages show the file
+            return f"[`{label}`](#{re.sub('[^a-z]', '', label)})"
         return label if label.startswith("`") else f"{label} (`{target}`)"
 
     return LINK.sub(rewrite, text)

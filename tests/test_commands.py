@@ -1,0 +1,207 @@
+"""Each command and each Python block of the documentation runs as written, or a named test covers it.
+
+The commands run in a project whose ``configs/local.yaml`` shortens each epoch to two batches. Placeholders of readers'
+own runs and files stand for a run and files of this project.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from new_project import in_shell
+from PIL import Image
+from test_docs import PAGES, TEMPLATE, TEMPLATE_PAGES
+
+from boltcutter.project import Project
+from boltcutter_scaffold import new
+
+ALL = [*PAGES, ROOT / "SECURITY.md", *TEMPLATE_PAGES]
+OURS = r"(?:python scripts/{0}\.py|boltcutter {0})"
+RUN = [  # patterns of whole commands
+    r"python scripts/train\.py(?: (?:model|trainer\.max_epochs|data\.\w+|debug|optimizer|optimizer\.lr|callback)=\S+)*",
+    r"python scripts/train\.py data=digits data\.num_folds=5.*",
+    r"python scripts/train\.py (?:experiment=diabetes|debug=\S+ experiment=diabetes|--help|--describe data)",
+    r"python scripts/train\.py (?:resume|reproduce)=runs/digits-convnet/<id>.*",
+    r"python scripts/train\.py trainer=ddp trainer\.accelerator=cpu trainer\.devices=2",
+    r"torchrun --nproc-per-node 2 scripts/train\.py trainer\.accelerator=cpu trainer\.devices=2",
+    r"python scripts/train\.py && python scripts/export\.py run=runs/digits-convnet/<id> export=\S+",
+    r"boltcutter train model=mlp trainer\.max_epochs=3 --json",
+    r"boltcutter check (?:--batch )?model=\w+(?: --json)?",
+    r"boltcutter runs(?! --live).*",
+    r"boltcutter compare --metric test/accuracy .*",
+    r"boltcutter doctor (?:experiment=gpt_124m data=text|run=<folder>) devices=\d memory=\d+GiB",
+    r"python scripts/evaluate\.py run=<folder>.*",
+    r"python scripts/evaluate\.py run=registry:digits@best",
+    r"python scripts/predict\.py run=(?:<folder>|runs/…) (?:export=onnx )?input=(?:digit\.png,)?(?:more|photos)/",
+    r"python scripts/export\.py run=(?:<folder>|runs/…) export=(?:\[[\w,-]+\]|onnx|none)(?: export\.register=digits)?",
+    r"python scripts/search\.py search=optuna --(?:check|describe)",
+    # of the template's pages, in a new project
+    r"python scripts/train\.py model\.hidden_size=128 trainer\.max_epochs=50",
+    r"python scripts/train\.py (?:resume|reproduce)=runs/<name>/<id>",
+    r"python scripts/evaluate\.py run=runs/<name>/<id> split=val",
+    r"python scripts/predict\.py run=runs/<name>/<id> input=measurements\.csv",
+    r"python scripts/export\.py run=runs/<name>/<id> export=onnx",
+    r"boltcutter check (?:model\.hidden_size=128 --json|--batch)",
+]
+CLOUD = "needs an account or a cluster, for which the tests have servers of their own"
+ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here, the test that covers them)
+    r"(?:cookiecutter|cruft) .*|boltcutter new my-project": ("they create or update a project", "scaffold/test_new.py"),
+    r"boltcutter (?:add|vendor)\b.*": (
+        "they write files",
+        "test_docs.py::test_commands_that_write_files_work_as_documented",
+    ),
+    r"python3 -m venv .*": ("they install packages", "test_workflows.py::test_the_pinned_versions_can_be_installed"),
+    r"uv pip compile .*|cp constraints\.txt .*": (
+        "they change pins",
+        "test_workflows.py::test_constraints_are_renewed_as_documented",
+    ),
+    r"(?:uv tool|pip) install .*": ("they install packages", "test_docs.py::test_extras_and_files_on_a_page_exist"),
+    r"(?:gcloud|gsutil) .*|.* launch=vertex .*": (CLOUD, "launch/test_vertex.py"),
+    r"aws (?:s3|ecr|iam|logs) .*|.* launch=sagemaker .*": (CLOUD, "launch/test_sagemaker.py"),
+    r"aws ec2 .*|aws iam (?:create-instance|remove-role).*|.* launch=ec2 .*": (CLOUD, "launch/test_ec2.py"),
+    r"aws batch .*|.* launch=aws_batch .*": (CLOUD, "launch/test_aws_batch.py"),
+    r"(?:az|for id in) .*|.* launch=azureml .*": (CLOUD, "launch/test_azureml.py"),
+    r"kubectl .*|.* launch=kubernetes .*": (CLOUD, "launch/test_kubernetes_cluster.py"),
+    r"sky .*|.* launch=sky .*": (CLOUD, "launch/test_sky.py"),
+    r"docker .*|.* launch=container .*": ("needs an image of gigabytes", "launch/test_container.py"),
+    r"(?:salloc|srun) .*|.* launch=slurm .*": ("needs SLURM", "launch/test_slurm_cluster.py"),
+    r"ray job .*|python scripts/launch\.py launch=ray .*": ("needs a Ray cluster", "launch/test_ray.py"),
+    r"python scripts/launch\.py (?:status|logs|cancel|fetch|list)\b.*": (
+        "need a launched run",
+        "launch/test_command.py",
+    ),
+    r"python scripts/evaluate\.py run=s3://.*": (CLOUD, "remote/test_mirror.py"),
+    r"python scripts/search\.py search=(?:asha|pbt) .*": ("need Ray Tune, for minutes", "search/test_ray_tune.py"),
+    r"python scripts/search\.py (?:search|resume)=.*|boltcutter search .*": (
+        "train for hours",
+        "search/test_command.py",
+    ),
+    r"python scripts/serve\.py .*|curl .*": ("run until they are stopped", "export/serving/test_server.py"),
+    r"boltcutter runs --live.*": ("run until they are stopped", "runs/test_live.py"),
+    r"hf auth login|.* export\.push=\S+": ("need an account", "export/test_hub.py"),
+    r"python scripts/export\.py .* export=(?:int4|int8-dynamic|\[int8,int8-static,int4\]).*": (
+        "need a GPT or a quantized run",
+        "export/test_formats.py",
+    ),
+    r"python scripts/predict\.py .*input=\"def main.*": ("need a GPT", "language/test_generate.py"),
+    r".* experiment=(?:gpt_small|mnist) ?.*|.* data=(?:text|mnist) .*": (
+        "train for an hour, or need files",
+        "test_docs.py::test_commands_on_a_page_are_valid",
+    ),
+    r".* data=huggingface .*": ("need files of the Hub", "data/test_huggingface.py"),
+    r"python scripts/train\.py .*trainer\.devices=8.*": ("need eight GPUs", "parallel/test_model_parallel.py"),
+    r"python scripts/train\.py task=mine .*": ("need a module of the reader", "third_party/test_gallery.py"),
+    r"(?:cd docs/gallery|boltcutter (?:train|search|compare) .*experiment=\w+).*": (
+        "train for minutes",
+        "test_examples.py",
+    ),
+}
+OF_A_SCRIPT = {"docs/ray.md": "launch/test_ray_slurm.py"}  # blocks that begin with #!, as a whole
+PYTHON = {  # blocks that are parts of files: the test of the files; all others run here
+    "docs/extending.md": "core/test_extend.py::test_the_documentation_shows_the_distribution",
+    "docs/export.md": "export/test_runner.py",
+}
+
+
+def blocks(page: Path, *kinds: str) -> list[str]:
+    """The fenced blocks of a page, of these languages."""
+    return [
+        text for kind, text in re.findall(r"^ *```(\w*)\n(.*?)^ *```$", page.read_text(), re.M | re.S) if kind in kinds
+    ]
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of the blocks for a shell, without comments, in their order."""
+    scripts = [text for text in blocks(page, "bash", "console", "sh") if not text.startswith("#!")]
+    lines = [line for text in scripts for line in text.replace("\\\n", " ").splitlines()]
+    return [found for line in lines if (found := " ".join(re.sub(r"(^|\s+)# .*$", "", line).split()))]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def is_run(command: str) -> bool:
+    return any(re.fullmatch(pattern, command) for pattern in RUN)
+
+
+@pytest.mark.parametrize("page", ALL, ids=name)
+def test_each_command_is_run_or_covered(page: Path) -> None:
+    uncovered = [c for c in commands(page) if not is_run(c) and not any(re.fullmatch(p, c) for p in ELSEWHERE)]
+    assert not uncovered
+    scripts = [text for text in blocks(page, "bash", "console", "sh") if text.startswith("#!")]
+    assert bool(scripts) == (name(page) in OF_A_SCRIPT)
+
+
+@pytest.mark.parametrize(
+    "covering", sorted({test for _, test in ELSEWHERE.values()} | {*OF_A_SCRIPT.values(), *PYTHON.values()})
+)
+def test_a_covering_test_exists(covering: str) -> None:
+    file, _, function = covering.partition("::")
+    assert re.search(rf"^def {function or 'test_'}", (ROOT / "tests" / file).read_text(), re.M)
+
+
+def test_each_exception_is_needed() -> None:
+    written = [command for page in ALL for command in commands(page)]
+    assert not [pattern for pattern in [*RUN, *ELSEWHERE] if not any(re.fullmatch(pattern, c) for c in written)]
+    assert not [page for page in [*OF_A_SCRIPT, *PYTHON] if not (ROOT / page).is_file()]
+
+
+SHORT = """trainer:
+  limit_train_batches: 2
+  limit_val_batches: 2
+  limit_test_batches: 2
+logger: null
+"""
+STAND_INS = [  # what readers replace in commands: the folder of a run, and its id
+    (r"<folder>|runs/…|runs/<name>/<id>", "runs/first/run"),
+    (r"runs/digits-convnet/<id>", "runs/first/run"),
+]
+
+
+def call(project: Path, command: str) -> None:
+    """Run a command in a shell, in a project."""
+    for pattern, stand_in in STAND_INS:
+        command = re.sub(pattern, stand_in, command)
+    in_shell(command, project)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with the built-in options, like a clone of the repository, a trained run and a few files."""
+    project = tmp_path_factory.mktemp("clone")
+    shutil.copytree(ROOT / "scripts", project / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    (project / "configs").mkdir()
+    (project / "configs" / "local.yaml").write_text(SHORT)
+    (project / "pyproject.toml").write_text("[tool.boltcutter]\n")
+    for file in ("digit.png", "more/1.png", "photos/1.png"):
+        (project / file).parent.mkdir(exist_ok=True)
+        Image.fromarray(np.eye(8, dtype="uint8") * 255).save(project / file)
+    call(project, "python scripts/train.py folder=runs/first/run")
+    for seed in (0, 1):
+        for override in ("model=convnet", "model=mlp", "model=mlp task.label_smoothing=0.1"):
+            call(project, f"python scripts/train.py seed={seed} trainer.max_epochs=1 report=false {override}")
+    call(project, "python scripts/export.py run=runs/first/run export=none export.register=digits")
+    return project
+
+
+@pytest.fixture(scope="module")
+def created(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new project with a trained run and a table."""
+    project = new.main(Project.at(ROOT), ["my-project", f"folder={tmp_path_factory.mktemp('created')}"])
+    (project / "configs" / "local.yaml").write_text(SHORT)
+    (project / "measurements.csv").write_text(",".join("1" * 30) + "\n")
+    call(project, "python scripts/train.py folder=runs/first/run")
+    return project
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("page", [page for page in ALL if any(map(is_run, commands(page)))], ids=name)
+def test_the_commands_of_a_page_run(page: Path, request: pytest.FixtureRequest) -> None:
+    project = request.getfixturevalue("created" if TEMPLATE in page.parents else "clone")
+    for command in filter(is_run, commands(page)):
+        call(project, command)
