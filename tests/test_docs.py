@@ -177,7 +177,13 @@ def test_extras_and_files_on_a_page_exist(page: Path) -> None:
     folder = TEMPLATE if TEMPLATE in page.parents else ROOT
     extras = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert {extra for given in re.findall(r"\.\[([\w,]+)\]", text) for extra in given.split(",")} <= extras.keys()
-    folders = (folder, folder / "src", folder / "src" / "boltcutter", folder / "src" / "{{cookiecutter.__package}}")
+    folders = (
+        folder,
+        page.parent,
+        folder / "src",
+        folder / "src" / "boltcutter",
+        folder / "src" / "{{cookiecutter.__package}}",
+    )
     named = re.findall(r"(?<![\w./-])(?:tests|configs|docs|scripts)/[\w./-]*\w", text)
     named += re.findall(r"`((?:[a-z_]+/)+[\w-]+\.(?:py|yaml|html|sh))`", text)
     examples = re.compile("tiny|mine|my_")
