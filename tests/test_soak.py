@@ -98,8 +98,8 @@ class Attempt:
                 start = time.monotonic()
                 for rank in hit:
                     ranks[rank].send_signal(getattr(signal, fault))
-            if fault == "SIGKILL" and len(hit) < self.processes and not self.agent:
-                ranks[hit[0]].wait(PATIENCE)
+            # Also a signal before its handler is installed ends only the rank that gets it.
+            if fault and len(hit) < self.processes and not self.agent and self._status(ranks[hit[0]], start + PATIENCE):
                 time.sleep(0.5)
                 with open(self.log, "rb") as text:
                     text.seek(begun)
