@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 CARD = "card.json"
-MAX_CARD = 1 << 26  # bytes
+MAX_CARD, MAX_LISTS = 1 << 25, 1 << 20  # bytes, and lists and objects, each of which takes 64 bytes of memory
 CARD_TYPES = {"format": str, "program": str | None, "files": dict, "inputs": list, "outputs": list}
 WARMUP, MIN_CALLS, MAX_CALLS, MAX_SECONDS = 3, 10, 300, 1.0  # of each measured latency
 
@@ -92,7 +92,10 @@ def read_card(folder: Path) -> dict[str, Any]:
     """
     try:
         with open(folder / CARD, "rb") as file:
-            card: dict[str, Any] = json.loads(file.read(MAX_CARD))
+            content = file.read(MAX_CARD)
+        if content.count(b"[") + content.count(b"{") > MAX_LISTS:
+            raise ValueError(f"more than {MAX_LISTS} lists and objects")
+        card: dict[str, Any] = json.loads(content)
         program, files = card["program"], card["files"]
         if wrong := [key for key, kind in CARD_TYPES.items() if not isinstance(card.get(key), kind)]:
             raise TypeError(f"{wrong[0]} is missing, or has another type")

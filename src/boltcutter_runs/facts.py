@@ -117,7 +117,7 @@ def _of_run(folder: Path, record: Mapping[str, Any]) -> Facts:
         "name": name,
         "reason": reason,
         "started": _time(attempts[0].get("start")) if attempts else None,
-        "seconds": sum(seconds) if seconds else None,
+        "seconds": sum(seconds) if seconds and math.isfinite(sum(seconds)) else None,
         "devices": _devices(last, _dict(record.get("hardware"))),
         "tags": [str(tag) for tag in _list(record.get("tags"))],
         "is_job": bool(record.get("launch")) or not record.get("config"),

@@ -57,6 +57,12 @@ def test_an_engine_that_the_card_does_not_name_is_refused(tmp_path: Path) -> Non
         runner.Runner(tmp_path)
 
 
+def test_a_card_that_would_fill_the_memory_is_not_parsed(tmp_path: Path) -> None:
+    (tmp_path / "card.json").write_text("[" + "[]," * runner.MAX_LISTS + "1]")
+    with pytest.raises(ValueError, match=r"card\.json is damaged \(ValueError\('more than 1048576 lists and objects"):
+        runner.Runner(tmp_path)
+
+
 @pytest.mark.parametrize(
     "card",
     [

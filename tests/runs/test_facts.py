@@ -110,6 +110,10 @@ def test_a_fifo_does_not_block(tmp_path: Path, write: Write, name: str) -> None:
     signal.alarm(0)
 
 
+def test_a_duration_that_is_not_finite_is_none(tmp_path: Path, write: Write) -> None:
+    assert facts(write(tmp_path / "run", attempts=[{"seconds": 1e400}]))["seconds"] is None
+
+
 @pytest.mark.parametrize("value", [1, "x", [1], {"a": 1}, None, True, 1e400])
 def test_entries_of_other_types_are_left_out(tmp_path: Path, write: Write, value: Any) -> None:
     names = ("metrics", "test", "tags", "hardware", "best_after", "config", "launch", "attempts")

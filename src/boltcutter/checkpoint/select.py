@@ -73,7 +73,8 @@ def _files(place: str | Path, start: str = "") -> list[str]:
                 raise
             return []
         named = [file for file in listed if re.fullmatch(rf"{start}.*\.ckpt", file.rpartition("/")[2], re.S)]
-        found = sorted(named, key=store.modified, reverse=True)
+        there = [file for file in named if is_url(place) or store.exists(file)]  # a link may lead nowhere
+        found = sorted(there, key=store.modified, reverse=True)
         # Not unstrip_protocol: it loses the account of abfss://container@account.dfs.core.windows.net, and returns
         # another name of the protocol than Lightning compares with.
         return [f"{str(place).rstrip('/')}/{file.rpartition('/')[2]}" if is_url(place) else file for file in found]

@@ -128,7 +128,7 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
             self._replace(built, _array(state))
         elif isinstance(built, Placeholder):
             return  # its state is ignored
-        elif type(built) is OrderedDict and isinstance(state, dict):  # _metadata of a state dict
+        elif type(built) is OrderedDict:  # _metadata of a state dict
             vars(built).update({key: value for key, value in state.items() if not _holds_placeholder(value)})
         else:
             raise pickle.UnpicklingError(f"it sets the state of a {type(built).__name__}")
@@ -185,12 +185,6 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
             return None
         raise pickle.UnpicklingError(f"it adds items to a {type(target).__name__}")
 
-    def _load_binpersid(self) -> None:
-        pid = self.stack.pop()
-        if type(pid) is not tuple or not pid or pid[0] not in ("storage", b"storage") or _holds_placeholder(pid):
-            raise pickle.UnpicklingError("it refers to data outside of the file")
-        self.append(self.persistent_load(pid))
-
 
 _INHERITED = (  # opcodes that only create or move numbers, strings and containers
     *("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "DUP", "NONE", "NEWTRUE", "NEWFALSE"),
@@ -199,7 +193,7 @@ _INHERITED = (  # opcodes that only create or move numbers, strings and containe
     *("UNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINUNICODE"),
     *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT"),
     *("EMPTY_SET", "GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
-    *("GLOBAL", "STACK_GLOBAL"),  # both call find_class
+    *("GLOBAL", "STACK_GLOBAL", "BINPERSID"),  # which call find_class and persistent_load
 )
 _OVERRIDDEN = (
     "REDUCE",
@@ -213,7 +207,6 @@ _OVERRIDDEN = (
     "FROZENSET",
     "SETITEM",
     "SETITEMS",
-    "BINPERSID",
 )
 # All other opcodes (INST, OBJ, EXT1, PERSID, …) are rejected.
 Unpickler.dispatch = {

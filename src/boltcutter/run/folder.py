@@ -30,6 +30,7 @@ from boltcutter.protocols import PlannedExit
 from boltcutter.run import lineage, trust
 from boltcutter.run.store import run_store
 
+REQUIRED = ("name", "data", "task", "trainer", "checkpoints")  # keys of each configuration
 # Entries of a record that are not plain values.
 ENTRIES = {
     **dict.fromkeys(("attempts", "tags"), list),
@@ -55,6 +56,8 @@ def read_run_config(project: Project, folder: Path, setting: str = "run", *, ins
     recorded, signature = recorded_config(folder, setting)
     where = f"{setting}={folder}"
     trust.check(recorded, where, folder, project, signature=signature, instantiates=instantiates, walks=True)
+    if missing := [key for key in REQUIRED if instantiates and key not in recorded]:
+        raise ConfigError(f"{where}: its record.json has no {missing[0]} in config; restore it from a copy")
     return moved_to(folder, DictConfig(recorded), setting)
 
 

@@ -37,7 +37,8 @@ from boltcutter.project import Project, is_library, private_variables
 
 PROJECT = __name__.partition(".")[0]
 KEY_FILE = Path("~/.config/boltcutter/key")  # secret key of this user, with which records are signed
-MAX_BYTES = 1 << 26  # of a record
+MAX_BYTES = 1 << 26  # of a file of a run
+MAX_JSON, MAX_LISTS = 1 << 25, 1 << 20  # bytes, and lists and objects, of a record: each list takes 64 bytes of memory
 MAX_DEPTH = 100  # of a record; where it is used, many more levels would exceed Python's limit of recursion
 MAX_DOUBLINGS = 16  # of the number of references that a text leads to, as each text that it refers to may have several
 OWN_LINKS = ("code", "wandb")  # in a run folder; the snapshot of the code and W&B have links, and nothing reads them
@@ -132,18 +133,20 @@ def open_file(path: Path, limit: int = MAX_BYTES) -> IO[bytes]:
     """
     file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # noqa: SIM115 - a FIFO would block
     found = os.fstat(file.fileno())
-    if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
-        file.close()
-        raise ValueError(f"not an ordinary file of at most {limit >> 20} MiB")
-    return file
+    if stat.S_ISREG(found.st_mode) and found.st_size <= limit:
+        return file
+    file.close()
+    raise ValueError(f"larger than {limit >> 20} MiB" if stat.S_ISREG(found.st_mode) else "not an ordinary file")
 
 
 def parse_json(content: bytes) -> dict[str, Any]:
     """Parse the content of a record.
 
     Raises:
-        ValueError: It is not a JSON object, or nested too deeply.
+        ValueError: It is not a JSON object, too large, or nested too deeply.
     """
+    if len(content) > MAX_JSON or content.count(b"[") + content.count(b"{") > MAX_LISTS:
+        raise ValueError(f"larger than {MAX_JSON >> 20} MiB, or more than {MAX_LISTS} lists and objects")
     with suppress(RecursionError):
         found = json.loads(content)
         if not isinstance(found, dict):

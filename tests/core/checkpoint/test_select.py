@@ -90,6 +90,12 @@ def test_folder_names_are_not_patterns(tmp_path: Path, name: str) -> None:
     assert list_names(tmp_path / "a1") == ["best-v[1].ckpt", "last.ckpt"]
 
 
+def test_links_that_lead_nowhere_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "loop.ckpt").symlink_to("loop.ckpt")
+    (tmp_path / "gone.ckpt").symlink_to("nothing")
+    assert list_names(tmp_path) == []
+
+
 def test_a_folder_that_is_missing_has_none(tmp_path: Path) -> None:
     assert list_names(tmp_path / 'it\'s "new" \\' / "checkpoints") == []
 

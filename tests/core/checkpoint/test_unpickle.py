@@ -229,6 +229,7 @@ ATTACKS = {
     "endless entry": raw(b"\x8f(", ENDLESS, b"\x90"),
     "endless entry of a frozenset": raw(b"(", ENDLESS, b"\x91"),
     "endless entry of a list": raw(name("builtins", "set"), b"]", ENDLESS, b"a\x85R"),
+    "state of a function": raw(name("torch._utils", "_rebuild_tensor_v2"), b"}X\x01\x00\x00\x00aK\x01sb"),
     "reference to a blocked module": raw(name("os", "environ")),
     "keywords of an allowed class": raw(name("collections", "OrderedDict"), b")}\x92"),
     "too short": b"\x80\x02R.",
@@ -281,6 +282,13 @@ def test_no_state_of_a_foreign_class_is_set_and_no_foreign_function_is_called(pa
     assert not Path("touched").exists()
     torch.load(path, weights_only=False)  # to see that the test would notice
     assert Path("touched").exists()
+
+
+def test_attributes_of_a_state_dict_are_kept_without_foreign_objects(path: Path) -> None:
+    weights: Any = OrderedDict(a=torch.ones(1))
+    weights._metadata, weights.other = {"": {"version": 1}}, {"": shout}
+    torch.save({"state_dict": weights}, path)
+    assert vars(load(path)["state_dict"]) == {"_metadata": {"": {"version": 1}}}
 
 
 def test_legacy_formats_are_refused(path: Path) -> None:

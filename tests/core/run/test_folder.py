@@ -7,8 +7,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from boltcutter.assembly.overrides import read_overrides
+from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
-from boltcutter.run.folder import create_folder, read_record, record_attempt
+from boltcutter.run.folder import REQUIRED, create_folder, read_record, read_run_config, record_attempt
 
 PROJECT = Project.find(__file__)
 
@@ -34,6 +35,15 @@ def test_a_run_starts_in_a_folder_with_an_empty_record(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "record.json").write_text("{}")
     assert read_record(made(tmp_path))["attempts"] == []
+
+
+@pytest.mark.parametrize("key", REQUIRED)
+def test_a_record_without_a_part_of_the_configuration_is_refused(tmp_path: Path, key: str) -> None:
+    config = {name: None for name in REQUIRED if name != key}
+    (tmp_path / "record.json").write_text(json.dumps({"config": config}))
+    with pytest.raises(ConfigError, match=f"run={tmp_path}: its record.json has no {key} in config"):
+        read_run_config(PROJECT, tmp_path)
+    assert read_run_config(PROJECT, tmp_path, instantiates=False).folder == str(tmp_path)
 
 
 def test_secrets_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

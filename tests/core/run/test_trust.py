@@ -309,6 +309,13 @@ def test_a_record_that_is_none_ends_in_one_line(tmp_path: Path, content: bytes |
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("content", [b"[]," * trust.MAX_LISTS + b"[]", b" " * trust.MAX_JSON], ids=["lists", "bytes"])
+def test_a_record_that_would_fill_the_memory_is_not_parsed(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "record.json").write_bytes(b'{"a": [' + content + b"]}")
+    with pytest.raises(ConfigError, match=r"damaged \(larger than 32 MiB, or more than 1048576 lists and objects\)"):
+        folder.read_record(tmp_path)
+
+
 @pytest.mark.parametrize("kind", [dict, list])
 @pytest.mark.parametrize("depth", [150, 900])
 def test_a_record_that_is_nested_deeply_ends_in_one_line(tmp_path: Path, kind: type, depth: int) -> None:
