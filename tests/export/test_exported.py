@@ -18,8 +18,9 @@ from boltcutter.assembly.assemble import assemble
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
+from boltcutter.run import trust
 from boltcutter_export import runner
-from boltcutter_export.exported import ExportedModel, find_export, load_exported
+from boltcutter_export.exported import ExportedModel, find_export, load_exported, verified_card
 from boltcutter_export.runner import Runner, read_card
 from boltcutter_language.generate import generate
 from boltcutter_language.task import LanguageModeling
@@ -193,6 +194,16 @@ def test_an_export_of_somebody_else_is_one_line(tmp_path: Path, kind: str, monke
 
 
 @pytest.mark.timeout(60)
+def test_a_program_of_somebody_else_is_accepted_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"model.pt2": {"sha256": "1"}}
+    card = {"format": "torch", "program": "model.pt2", "files": files, "inputs": [], "outputs": []}
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    with pytest.raises(ConfigError, match="you have not signed it"):
+        verified_card(tmp_path, "export=torch")
+    monkeypatch.setattr(trust, "_granted", True)
+    assert verified_card(tmp_path, "export=torch") == card
+
+
 @pytest.mark.parametrize("kind", ["fifo", "missing", "damaged"])
 def test_weights_of_somebody_else_are_one_line(tmp_path: Path, kind: str) -> None:
     node = {"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 1}

@@ -57,6 +57,13 @@ def test_an_engine_that_the_card_does_not_name_is_refused(tmp_path: Path) -> Non
         runner.Runner(tmp_path)
 
 
+@pytest.mark.parametrize(("name", "listed", "digest"), [("../a", "../a", "1"), ("a", "a", None), ("a", "b", "1")])
+def test_a_card_cannot_name_a_file_elsewhere(tmp_path: Path, name: str, listed: str, digest: str | None) -> None:
+    (tmp_path / "card.json").write_text(json.dumps({**CARD, "program": name, "files": {listed: {"sha256": digest}}}))
+    with pytest.raises(ValueError, match="names a file that is not listed, or outside of its folder"):
+        runner.read_card(tmp_path)
+
+
 def test_a_card_that_would_fill_the_memory_is_not_parsed(tmp_path: Path) -> None:
     (tmp_path / "card.json").write_text("[" + "[]," * runner.MAX_LISTS + "1]")
     with pytest.raises(ValueError, match=r"card\.json is damaged \(ValueError\('more than 1048576 lists and objects"):

@@ -272,7 +272,8 @@ def test_a_variable_of_the_project_is_not_read(tmp_path: Path, monkeypatch: pyte
 def test_a_folder_that_leads_elsewhere_is_refused(untrusted: Path, kind: str) -> None:
     """Logs would be appended to a link's target, and its content would be shown in reports."""
     record = json.loads((untrusted / "record.json").read_text())
-    (untrusted / "record.json").write_text(json.dumps(record | {"config": {"name": "a", "runs": "runs"}}))
+    config = dict.fromkeys(folder.REQUIRED) | {"name": "a", "runs": "runs"}
+    (untrusted / "record.json").write_text(json.dumps(record | {"config": config}))
     (untrusted / "logs").mkdir()
     (untrusted / "logs" / "inside").symlink_to("../record.json")
     (untrusted / "logs" / "itself").symlink_to("itself")  # leads nowhere
