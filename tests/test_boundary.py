@@ -96,7 +96,6 @@ def test_records_are_read_by_one_reader() -> None:
                 if named and used:
                     found.add(f"{file.relative_to(SRC)}:{function.name}")
     assert found == {  # which open another file
-        "boltcutter/report/html.py:render",
         "boltcutter_export/hub.py:write_readme",
         "boltcutter_launch/jobs.py:list_runs",
         "boltcutter_launch/node.py:check_starts",  # an object at a URL, parsed by trust.parse_json
