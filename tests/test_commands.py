@@ -1,4 +1,4 @@
-"""Each command and each Python block of the documentation runs as written, or a named test covers it.
+"""Each command of the documentation runs as written, or a named test covers it.
 
 The commands run in a project whose ``configs/local.yaml`` shortens each epoch to two batches. Placeholders of readers'
 own runs and files stand for a run and files of this project.
@@ -100,7 +100,7 @@ ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here
     ),
 }
 OF_A_SCRIPT = {"docs/ray.md": "launch/test_ray_slurm.py"}  # blocks that begin with #!, as a whole
-PYTHON = {  # blocks that are parts of files: the test of the files; all others run here
+PYTHON = {  # blocks that are parts of files: the test of the files
     "docs/extending.md": "core/test_extend.py::test_the_documentation_shows_the_distribution",
     "docs/export.md": "export/test_runner.py",
 }
