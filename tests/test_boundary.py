@@ -55,8 +55,8 @@ LOADERS = {
     "runpy.run_path": {"boltcutter_scaffold/proof.py"},  # boltcutter import trains the original
     "OmegaConf.load": {"boltcutter/config/compose.py"},
     "np.load": {
-        *("boltcutter/report/html.py", "boltcutter_data/shards.py", "boltcutter_data/synthetic.py"),
-        *("boltcutter_export/serving/app.py", "boltcutter_language/tokens.py"),
+        *("boltcutter_data/shards.py", "boltcutter_data/synthetic.py", "boltcutter_export/serving/app.py"),
+        *("boltcutter_language/tokens.py", "boltcutter_logging/outcome_report.py"),
     },
 }
 NEVER = {

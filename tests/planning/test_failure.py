@@ -153,7 +153,7 @@ def test_the_proposed_batch_divides_over_the_ranks() -> None:
             ["trainer.val_check_interval=1000"],
             "trainer.val_check_interval=1000 is larger than .* try 19, or ",
         ),
-        (["trainer.max_epochs=-2"], "trainer: `max_epochs` must be"),
+        (["trainer.max_epochs=-2"], r"trainer\.max_epochs=-2: `max_epochs` must be"),
     ],
 )
 def test_what_lightning_refuses_is_one_line(script: Script, tmp_path: Path, overrides: list[str], message: str) -> None:

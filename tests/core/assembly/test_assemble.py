@@ -129,7 +129,7 @@ def test_only_complete_optimizer_calls_are_checked(name: str, refused: bool) -> 
     setattr(task, name, partial(torch.optim.SGD, lr=-1.0))
     task.scheduler = partial(torch.optim.lr_scheduler.CosineAnnealingLR)  # T_max is known to the module
     if refused:
-        with pytest.raises(ConfigError, match=r"^optimizer: .*learning rate"):
+        with pytest.raises(ConfigError, match=r"^optimizer\.lr=-1\.0: .*learning rate"):
             check_optimizer(task)
         task.optimizer = partial(torch.optim.SGD, lr=1.0)
     check_optimizer(task)

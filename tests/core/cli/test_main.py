@@ -209,7 +209,7 @@ def test_every_option_of_the_project_checks(option: str, said: Read) -> None:
         ("callback=[default,ema", "callback=[default,ema] callback=[default,ema,"),
         ("callback=[d", "callback=[default] callback=[default,"),
         ("callback=[default,d", ""),
-        ("trainer.max_", "trainer.max_epochs="),
+        ("trainer.max_e", "trainer.max_epochs="),
         ("callback.be", "callback.best."),
         ("callback.best.mon", "callback.best.monitor="),
         ("model.hid", ""),
@@ -227,7 +227,8 @@ def test_complete(given: str, words: str) -> None:
     assert list(complete(PROJECT, TRAIN, *given.split())) == words.split()
 
 
-def test_complete_without_runs(tmp_path: Path) -> None:
+def test_complete_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     assert list(complete(Project.at(tmp_path), TRAIN, "resume=")) == []
 
 
@@ -317,7 +318,7 @@ def test_completion_in_a_shell(name: str, tmp_path: Path) -> None:
             f"python {train} seed=1 model=ml": f"python {train} seed=1 model=mlp ",
             f"{sys.executable} {train} model=ml": f"{sys.executable} {train} model=mlp ",
             f"torchrun --nproc-per-node 2 {train} model=ml": f"torchrun --nproc-per-node 2 {train} model=mlp ",
-            f"python {train} trainer.max_": f"python {train} trainer.max_epochs=",
+            f"python {train} trainer.max_e": f"python {train} trainer.max_epochs=",
             f"python {train} model=mlp model.hid": f"python {train} model=mlp model.hidden_sizes=",
             f"python {train} callback.be": f"python {train} callback.best.",
             f"python {train} callback=[default,em": f"python {train} callback=[default,ema",
