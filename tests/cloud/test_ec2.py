@@ -220,6 +220,7 @@ def test_a_job_is_submitted_and_cancelled(requests: Requests, project: Path, pro
         own.status("--help")
 
 
+@pytest.mark.slow
 def test_spot_requests_end_with_the_job(
     requests: Requests,
     project: Path,

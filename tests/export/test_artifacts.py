@@ -62,6 +62,7 @@ def test_versions_are_artifacts(server: ArtifactServer, project: Project, traine
         registry.find(project, "registry:other")
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_reported_in_one_line(
     server: ArtifactServer, project: Project, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

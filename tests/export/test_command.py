@@ -42,6 +42,7 @@ def test_exports_of_a_classifier_equal_the_original(digits: Path) -> None:
     assert "int8-static" in report
 
 
+@pytest.mark.slow
 def test_exports_of_a_regression_and_a_language_model_equal_the_original(diabetes: Path, gpt: Path) -> None:
     for run, metric, name in ((diabetes, "rmse", "test/rmse"), (gpt, "loss", "test/loss")):
         found = results(run)
