@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import run_command
+from conftest import require, run_command
 
 from boltcutter.assembly.assemble import read_config
 from boltcutter.assembly.overrides import read_overrides
@@ -135,6 +135,8 @@ def test_commands_on_a_page_are_valid(page: Path) -> None:
         return
     if page.parent.name == "gallery":  # a project of its own; see test_examples.py
         return
+    if any(argument.endswith("=ray") for _, arguments in commands(page) for argument in arguments):
+        require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
     for name, arguments in sorted(commands(page)):
         is_example = any("mine" in argument for argument in arguments)  # of files that the reader writes
         if arguments and not is_example and name not in ("new", "add", "import", "vendor"):  # those write files

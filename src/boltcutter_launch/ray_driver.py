@@ -160,7 +160,7 @@ class Driver:
         from boltcutter_launch import ray_worker
 
         plan, size = self._plan, self._plan.nodes * self._plan.devices
-        ray.cloudpickle.register_pickle_by_value(ray_worker)  # type: ignore[no-untyped-call]
+        ray.cloudpickle.register_pickle_by_value(ray_worker)
         node = ray.remote(ray_worker.Node)
         needed = {"num_cpus": plan.resources["CPU"], "num_gpus": plan.resources.get("GPU", 0)}
         nodes: list[Any] = [

@@ -25,7 +25,7 @@ class Node:
         """Return the address of this node, and a free port."""
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), int(probe.getsockname()[1])  # type: ignore[no-untyped-call]
+            return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
 
     def start(
         self, command: Sequence[str], variables: Sequence[Mapping[str, str]], cwd: str | None, log: str | None

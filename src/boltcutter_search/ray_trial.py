@@ -37,7 +37,7 @@ def read_facts(files: Path, trial_id: str) -> dict[str, Any] | None:
 class TrialProcess(tune.Trainable):
     """Runs the process of a trial in a worker of Ray."""
 
-    def setup(  # type: ignore[override]
+    def setup(
         self,
         config: dict[str, Any],
         make_trial: Callable[[Sampled, Mapping[str, str]], Trial],

@@ -135,7 +135,7 @@ def check_resources(cpus: float, gpus: float) -> None:
     Raises:
         ConfigError: None can.
     """
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
         largest = max(nodes, key=lambda node: (node.get("GPU", 0), node.get("CPU", 0)))
         raise ConfigError(
@@ -167,7 +167,7 @@ def make_scheduler(scheduler: Any, space: Space) -> TrialScheduler | None:
         made: TrialScheduler | None = deepcopy(scheduler)
         return made
     mutable = [p for p in space.parameters if p.condition is None]
-    return scheduler(  # type: ignore[no-any-return]
+    return scheduler(
         hyperparam_mutations={p.key: _domain(p) for p in mutable}, custom_explore_fn=partial(_clip, mutable)
     )
 

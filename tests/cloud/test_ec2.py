@@ -15,6 +15,7 @@ import boto3
 import fsspec
 import pytest
 from botocore.awsrequest import AWSResponse
+from conftest import require
 
 from boltcutter_cloud import aws
 from boltcutter_cloud import ec2 as ec2_launcher
@@ -431,6 +432,7 @@ def test_each_launch_of_a_run_has_its_own_token(project: Path) -> None:
 
 
 def test_the_job_file_can_be_run_by_hand(project: Path, profile: str) -> None:
+    require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="awscli")
     ec2 = boto3.client("ec2")
     own = launcher(ami=image(ec2)["ImageId"], spot=True)
     _, file = write_job(project, own)

@@ -128,7 +128,7 @@ def test_arrays_of_several_nodes_or_of_operators_are_refused(tmp_path: Path) -> 
             KubernetesLauncher(kind=kind, **URL).check(array)
 
 
-# Fields of ray-operator/apis/ray/v1/rayjob_types.go and raycluster_types.go of https://github.com/ray-project/kuberay.
+# Fields of ray-operator/apis/ray/v1/rayjob_types.go of https://github.com/ray-project/kuberay.
 RAY_JOB = {"activeDeadlineSeconds", "entrypoint", "runtimeEnvYAML", "shutdownAfterJobFinishes", "rayClusterSpec"}
 RAY_WORKERS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
 
