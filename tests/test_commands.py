@@ -6,6 +6,7 @@ own runs and files stand for a run and files of this project.
 
 import re
 import shutil
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,43 @@ PYTHON = {  # blocks that are parts of files: the test of the files
     "docs/extending.md": "core/test_extend.py::test_the_documentation_shows_the_distribution",
     "docs/export.md": "export/test_runner.py",
 }
+OBJECTS = """
+import lightning as L
+import torch
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+
+import boltcutter
+
+
+class MyModule(BoringModel):
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.step(batch))
+
+
+class MyDataModule(BoringDataModule):
+    pass
+
+
+"""
+LOGS = """
+class Logs(MyModule):
+  def on_train_start(self):
+    x = torch.rand(2, 3, 4, 4)
+"""
+READ_LOGS = """
+run = boltcutter.train("logger=null", task=Logs(), data=MyDataModule(), max_epochs=1)
+assert [*run.glob("media/val/samples*/*.png")] and [*run.glob("media/val/words*/*.csv")]
+assert len(parameter_groups(torch.nn.Linear(2, 2))) == 2
+"""
+PROGRAMS = {  # what readers have before and after the blocks of a page, which run as one program in a project
+    "CONTRIBUTING.md": ("from torch import nn\n", "Tiny((8, 8), 10)"),
+    "docs/api.md": (OBJECTS, "assert boltcutter.load(run, task=MyModule(), data=MyDataModule()).task is not None"),
+    "docs/machines.md": (
+        "",
+        "assert check(['trainer.max_epoch=3', 'model=mlp']) == ['model=mlp', 'trainer.max_epochs=3']",
+    ),
+    "docs/modules.md": (OBJECTS + LOGS, READ_LOGS),
+}
 
 
 def blocks(page: Path, *kinds: str) -> list[str]:
@@ -148,6 +186,10 @@ def test_each_exception_is_needed() -> None:
     written = [command for page in ALL for command in commands(page)]
     assert not [pattern for pattern in [*RUN, *ELSEWHERE] if not any(re.fullmatch(pattern, c) for c in written)]
     assert not [page for page in [*OF_A_SCRIPT, *PYTHON] if not (ROOT / page).is_file()]
+
+
+def test_each_python_block_is_run_or_covered() -> None:
+    assert {name(page) for page in ALL if blocks(page, "python")} == {*PYTHON, *PROGRAMS}
 
 
 SHORT = """trainer:
@@ -205,3 +247,14 @@ def test_the_commands_of_a_page_run(page: Path, request: pytest.FixtureRequest) 
     project = request.getfixturevalue("created" if TEMPLATE in page.parents else "clone")
     for command in filter(is_run, commands(page)):
         call(project, command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PROGRAMS)
+def test_the_python_blocks_of_a_page_run(page: str, clone: Path) -> None:
+    (before, after), (first, *others) = PROGRAMS[page], blocks(ROOT / page, "python")
+    if first.startswith("self."):  # lines of a method
+        first = textwrap.indent(first, "    ")
+    program = "\n".join([before + first, *others, after]).replace('device="cuda:0"', 'device="cpu"')
+    (clone / "blocks.py").write_text(program)
+    call(clone, "python -W ignore blocks.py")
