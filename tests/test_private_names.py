@@ -13,10 +13,15 @@ import pytest
 from boltcutter.internals import OVERRIDDEN
 from boltcutter_parallel import internals as parallel
 from boltcutter_planning import internals as planning
+from boltcutter_trust import internals as trust
 
 SRC = Path(__file__).parents[1] / "src"
-PARTS = {"boltcutter_parallel": parallel.USED, "boltcutter_planning": planning.USED}
-LISTED = OVERRIDDEN | parallel.USED | planning.USED
+PARTS = {
+    "boltcutter_parallel": parallel.USED,
+    "boltcutter_planning": planning.USED,
+    "boltcutter_trust": trust.USED,
+}
+LISTED = OVERRIDDEN | parallel.USED | planning.USED | trust.USED
 
 # Of libraries besides torch and Lightning, in the one file of the core that uses them.
 OF_OTHERS = {

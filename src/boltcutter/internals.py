@@ -13,7 +13,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import _weights_only_unpickler
 from torch.nn.modules import batchnorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
@@ -65,13 +64,6 @@ foreach_norm, foreach_mul_ = torch._foreach_norm, torch._foreach_mul_
 
 # torch: else buffers that differ between ranks on purpose, such as those of metrics, would become those of rank 0.
 ignore_in_ddp: Callable[..., None] = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-
-# torch: how a file is read once the restricted unpickler has checked it; torch.load would take another unpickler.
-open_zipfile_reader, load_zipfile = torch.serialization._open_zipfile_reader, torch.serialization._load
-
-# torch: what weights_only=True allows, of which the restricted unpickler allows no more.
-allowed_globals: Callable[[], dict[str, Any]] = _weights_only_unpickler._get_allowed_globals
-tensor_classes, storage_classes = torch._tensor_classes, torch._storage_classes
 
 
 def cuda_driver_version() -> int:

@@ -16,7 +16,7 @@ import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 from boltcutter import extend
-from boltcutter.checkpoint.load import find_damage, find_fault, load
+from boltcutter.checkpoint.load import find_damage, find_fault, find_objects, load
 from boltcutter.checkpoint.storage import CheckpointError as CheckpointError
 from boltcutter.checkpoint.storage import (
     error_text,
@@ -30,7 +30,6 @@ from boltcutter.checkpoint.storage import (
     store_errors,
     write_atomically,
 )
-from boltcutter.checkpoint.unpickle import find_placeholders
 from boltcutter.environment.process import is_rank_zero
 
 # Constructor arguments, stored by Lightning and read only by its load_from_checkpoint.
@@ -201,10 +200,10 @@ class AtomicCheckpointIO(CheckpointIO):
 def _remove_objects(found: dict[str, Any], path: str | Path) -> None:
     """Remove the states of callbacks that hold objects of foreign classes, and warn about all that is not loaded."""
     states = found.get("callbacks") or {}
-    objects = {f"callbacks.{name}": list(find_placeholders(states[name], f"callbacks.{name}")) for name in states}
+    objects = {f"callbacks.{name}": find_objects(states[name], f"callbacks.{name}") for name in states}
     found["callbacks"] = {name: state for name, state in states.items() if not objects[f"callbacks.{name}"]}
     others = {key: value for key, value in found.items() if key not in HYPERPARAMETERS}
-    lines = [*(line for some in objects.values() for line in some[:1]), *find_placeholders(others)]
+    lines = [*(line for some in objects.values() for line in some[:1]), *find_objects(others)]
     if lines and is_rank_zero():
         more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
         print(f"warning: {path}: {lines[0]}{more} and is not loaded; save plain values instead", file=sys.stderr)

@@ -12,8 +12,7 @@ from typing import IO, Any
 
 import torch
 
-from boltcutter import internals
-from boltcutter.checkpoint import unpickle
+from boltcutter import extend
 from boltcutter.checkpoint.storage import CheckpointError, is_url, open_file, sharded, store_errors
 from boltcutter.protocols import GeneratesTokens
 
@@ -64,43 +63,42 @@ def find_damage(path: str | Path) -> str | None:
     return fault
 
 
-def _unpickle(path: str | Path, source: Any, **options: Any) -> dict[str, Any]:
+def find_objects(value: Any, path: str = "") -> list[str]:
+    """One line for each object in a loaded checkpoint in whose place there is a placeholder, with its key and class."""
+    unpickler = extend.find("unpickler")  # without it, such files are refused
+    return list(unpickler.find_placeholders(value, path)) if unpickler else []
+
+
+def _unpickle(path: str | Path, source: Any, *, map_location: Any, mmap: bool = False) -> dict[str, Any]:
+    unpickler = extend.find("unpickler")
+    read = unpickler.read if unpickler else _read_plain_values
     try:
-        found = _load_with_placeholders(source, **options)
+        if not zipfile.is_zipfile(source):
+            raise pickle.UnpicklingError("it has a legacy format")
+        with zipfile.ZipFile(source) as archive:
+            # torch compresses nothing
+            if any(record.compress_size < record.file_size for record in archive.infolist()):
+                raise pickle.UnpicklingError("it is compressed")
+        if not isinstance(source, str):
+            source.seek(0)
+        found = read(source, map_location=map_location, mmap=mmap)
     except (pickle.UnpicklingError, RuntimeError, *READ_ERRORS) as error:
-        if isinstance(error, RuntimeError) and str(options["map_location"]) not in ("cpu", "meta"):
+        if isinstance(error, RuntimeError) and str(map_location) not in ("cpu", "meta"):
             why = str(error).split(". ")[0].split("\n")[0]
             raise CheckpointError(
-                f"{path}: not loaded to map_location={options['map_location']} ({why}); use map_location=cpu"
+                f"{path}: not loaded to map_location={map_location} ({why}); use map_location=cpu"
             ) from None
         why = " ".join(str(error).split("\n")[-1].split()) or type(error).__name__
         raise CheckpointError(f"{path}: not loaded, because it would execute code or is damaged ({why})") from None
     if not isinstance(found, dict):
-        what = found.name if isinstance(found, unpickle.Placeholder) else type(found).__name__
+        what = found.name if hasattr(found, "built") else type(found).__name__  # a placeholder
         raise CheckpointError(f"{path}: holds a {what}, not a checkpoint; use another file")
     return found
 
 
-def _load_with_placeholders(source: Any, *, map_location: Any = None, mmap: bool = False) -> Any:
-    """Load a checkpoint with placeholders in place of objects of foreign classes.
-
-    Calls torch's reader directly: ``torch.load`` passes some archives to TorchScript, which executes them, and creates
-    arrays and sets of any size, whatever the size of the file.
-
-    Raises:
-        UnpicklingError: The file would execute code, is compressed, or is of a format older than torch 1.6.
-    """
-    if not zipfile.is_zipfile(source):
-        raise pickle.UnpicklingError("it has a legacy format")
-    with zipfile.ZipFile(source) as archive:
-        if any(record.compress_size < record.file_size for record in archive.infolist()):  # torch compresses nothing
-            raise pickle.UnpicklingError("it is compressed")
-    if not isinstance(source, str):
-        source.seek(0)
-    memory = torch.UntypedStorage.from_file(source, False, os.path.getsize(source)) if mmap else None
-    with internals.open_zipfile_reader(source) as reader:
-        read: Any = internals.load_zipfile
-        return read(reader, map_location, unpickle.PICKLE_MODULE, overall_storage=memory, encoding="utf-8")
+def _read_plain_values(source: str | IO[bytes], *, map_location: Any, mmap: bool) -> Any:
+    """Load what torch itself takes for data, for lack of a part that reads more, and with narrower limits."""
+    return torch.load(source, map_location=map_location, mmap=mmap, weights_only=True)
 
 
 def find_fault(file: IO[bytes] | None) -> str | None:

@@ -12,9 +12,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from boltcutter.checkpoint.load import load, read_metadata
+from boltcutter.checkpoint.load import find_objects, load, read_metadata
 from boltcutter.checkpoint.storage import CheckpointError
-from boltcutter.checkpoint.unpickle import find_placeholders
 from boltcutter.config.errors import one_line
 from boltcutter.protocols import NativeTask, StoresKerasFiles
 
@@ -118,7 +117,7 @@ def incompatibility(path: str | Path, task: nn.Module) -> str | None:
         ],
     }
     restored = {key: found[key] for key in TRAINING_STATE if key in found}
-    kinds["values are objects, which are not loaded"] = list(find_placeholders(restored))
+    kinds["values are objects, which are not loaded"] = find_objects(restored)
     make = task.optimizer if isinstance(task, NativeTask) else None
     if make is not None and found.get("optimizer_states"):
         then = found["optimizer_states"][0]["param_groups"][0].keys()  # including those added by schedulers

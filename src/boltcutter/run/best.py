@@ -70,7 +70,8 @@ def _recorded(cfg: DictConfig) -> str | None:
     inside = Path(cfg.folder, path.rpartition(f"/{record.get('id')}/")[2])  # the folder may have been moved
     if not is_url(path) and inside.exists():
         path = str(inside)
-    if "::" in path or not path.startswith(f"{cfg.checkpoints}/"):  # which is verified, but this entry is not signed
+    is_elsewhere = is_url(path) and not path.startswith(f"{cfg.checkpoints}/")  # which is verified
+    if "::" in path or is_elsewhere:  # and this entry is not signed
         trust.check(path, f"run={cfg.folder}", Path(cfg.folder))
     try:
         fault = find_damage(path)

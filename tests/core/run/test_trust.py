@@ -1,161 +1,22 @@
-import inspect
 import json
 import os
-import re
-import sys
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
-from pkgutil import walk_packages
-from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 from conftest import QUICK, Script
 from third_party.gallery import overrides
 
+from boltcutter import extend
 from boltcutter.assembly.overrides import load_run_config
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import plain
 from boltcutter.project import Project
 from boltcutter.run import folder, trust
-from boltcutter.run.compare import compare
 
 PROJECT = Project.find(__file__)
-
-
-def refused(target: str, folder: Path = Path("/nowhere")) -> bool:
-    try:
-        trust.check({"a": [{"b": {"_target_": target}}]}, "run=x", folder, PROJECT)
-    except ConfigError as error:
-        return f"run=x: its record.json refers to {target}," in str(error) and "set trust=true" in str(error)
-    return False
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        "torch.nn.Linear",
-        "torch.nn.functional.relu",
-        "torch.optim.AdamW",
-        "torch.optim.lr_scheduler.StepLR",
-        "lightning.pytorch.callbacks.EarlyStopping",
-        "pytorch_lightning.callbacks.EarlyStopping",
-        "torchmetrics.classification.MulticlassAUROC",
-        "boltcutter.model.mlp.MLP",
-        "boltcutter.callback.checkpoint.BestCheckpoint",
-        "torch.optim.lr_scheduler.ReduceLROnPlateau",
-        "lightning.Trainer",
-        "lightning.pytorch.strategies.DDPStrategy",
-        "lightning.pytorch.loggers.TensorBoardLogger",
-    ],
-)
-def test_known_classes_and_own_code_are_accepted(target: str) -> None:
-    assert not refused(target)
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        "os.system",
-        "subprocess.Popen",
-        "builtins.eval",
-        "runpy.run_path",
-        "torch.load",
-        "torch.hub.load",
-        "torch.utils.cpp_extension.load_inline",
-        "torch.nn.functional.torch.hub.load",
-        "torch.nn.modules.module.torch.load",
-        "torch.optim.adam.torch.load",
-        "torchmetrics.metric.torch.load",
-        "lightning.pytorch.cli.sys.exit",
-        "boltcutter.run.lineage._git",
-        "boltcutter.model.mlp.nn.modules.module.torch.load",
-        "boltcutter.checkpoint.io.os.system",
-        "pandas.eval",
-        "numpy.load",
-        "omegaconf.OmegaConf.load",
-        "boltcutter_launch.slurm_queue._run",
-        "boltcutter_launch.snapshot.copy_code",
-        "boltcutter_data.download.download_file",
-        "lightning.pytorch.cli.LightningCLI",
-        "pytorch_lightning.cli.LightningCLI",
-        "pytorch_lightning.cli.sys.exit",
-        "torch.nn.Module.apply",
-        "torch.nn.modules.conv._ConvNd",
-        "torchmetrics.BLEUScore",
-        "torch.nn.parallel.parallel_apply",
-        "torch.nn.modules.transformer.xavier_uniform_",
-        "boltcutter.data.mapped._Pickler",
-        "boltcutter_parallel.sharded_checkpoint._Unpickler",
-        "torch.nn.utils._deprecation_utils.lazy_deprecated_import",
-        "monai.bundle.ConfigWorkflow",
-        "torchvision.datasets.lsun.LSUN",
-        "conftest.run_command",
-        "tests.conftest.run_command",
-        "scripts.train.main",
-        "boltcutter.model.mlp.nn.utils.prune.L1Unstructured",
-        "torch.nnevil.Linear",
-        "test.support.script_helper.assert_python_ok",
-        "",
-        "..",
-    ],
-)
-def test_anything_else_is_refused(target: str) -> None:
-    assert refused(target)
-
-
-# One class of each package, none of which needs a configuration file of the project to be accepted.
-KNOWN = """
-    torch.nn.Linear torch.nn.functional.relu torch.nn.init.zeros_ torch.nn.utils.parametrizations.weight_norm
-    torch.optim.Adam torch.optim.lr_scheduler.StepLR torch.optim.lr_scheduler.ReduceLROnPlateau torch.amp.GradScaler
-    torch.optim.swa_utils.AveragedModel torch.distributed.fsdp.MixedPrecision torch.distributed.fsdp.OffloadPolicy
-    torch.distributed.fsdp.MixedPrecisionPolicy torch.distributed.fsdp.CPUOffload torchmetrics.MeanMetric
-    lightning.Trainer lightning.pytorch.Trainer lightning.pytorch.trainer.Trainer
-    lightning.pytorch.callbacks.Timer lightning.pytorch.loggers.CSVLogger lightning.pytorch.strategies.DDPStrategy
-    lightning.pytorch.profilers.SimpleProfiler lightning.pytorch.plugins.precision.MixedPrecision
-    lightning.fabric.plugins.TorchCheckpointIO lightning.fabric.plugins.precision.Precision
-    boltcutter_data.resnet.ResNet boltcutter_data.synthetic.Synthetic boltcutter_data.regression.Regression
-    boltcutter_planning.profile.Profile boltcutter.logger.csv.CSVLogger boltcutter.strategy.ddp.DDPStrategy
-    boltcutter.checkpoint.io.AtomicCheckpointIO boltcutter_data.tabular.Tabular boltcutter_keras.file.KerasFile
-    boltcutter_language.gpt.GPT boltcutter_parallel.fsdp.FSDPStrategy boltcutter_export.qat.QAT
-    boltcutter_launch.local.LocalLauncher
-"""
-# Classes that read files by name or unpickle downloads, although they are in a package above.
-LOADING = """
-    torchmetrics.multimodal.clip_score.CLIPScore torchmetrics.text.bert.BERTScore
-    torchmetrics.audio.dnsmos.DeepNoiseSuppressionMeanOpinionScore torchmetrics.functional.accuracy
-    torchmetrics.image.arniqa.ARNIQA torchmetrics.image.dists.DeepImageStructureAndTextureSimilarity
-    torchmetrics.image.fid.FrechetInceptionDistance torchmetrics.image.inception.InceptionScore
-    torchmetrics.image.kid.KernelInceptionDistance torchmetrics.image.lpip.LearnedPerceptualImagePatchSimilarity
-    torchmetrics.image.mifid.MemorizationInformedFrechetInceptionDistance
-    torchmetrics.image.perceptual_path_length.PerceptualPathLength
-"""
-
-
-@pytest.mark.parametrize("target", KNOWN.split())
-def test_classes_of_each_trusted_package_need_no_project(target: str) -> None:
-    assert importable(target), "a path that cannot be imported is accepted, as nothing would be called"
-    trust.check({"_target_": target}, "run=x", Path("/nowhere"))
-
-
-def test_a_package_that_is_not_installed_executes_nothing() -> None:
-    trust.check({"_target_": "torchmetrics.no_such_module.Metric"}, "run=x", Path("/nowhere"))
-
-
-@pytest.mark.parametrize("target", LOADING.split())
-def test_metrics_that_load_weights_are_refused(target: str) -> None:
-    assert importable(target)
-    assert refused(target)
-
-
-def importable(target: str) -> bool:
-    module, _, name = target.rpartition(".")
-    return hasattr(import_module(module), name)
 
 
 def test_trust_is_granted_by_an_override(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,110 +48,6 @@ def test_commands_in_a_record_need_a_signature(tmp_path: Path, monkeypatch: pyte
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["key"]
     (tmp_path / "home" / "key").write_text("too short")
     assert trust.sign(node) is None
-
-
-@pytest.mark.parametrize("folder", ["scripts", "tests", "hooks"])
-def test_tools_of_a_project_are_no_code_of_a_configuration(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in (folder, "mine"):
-        (tmp_path / name / f"code_in_{name}").mkdir(parents=True)
-        (tmp_path / name / f"code_in_{name}" / "__init__.py").write_text("class Net: ...\n")
-        monkeypatch.syspath_prepend(tmp_path / name)
-    trust.check({"_target_": "code_in_mine.Net"}, "run=x", Path("/nowhere"), Project.at(tmp_path))
-    with pytest.raises(ConfigError, match=rf"refers to code_in_{folder}\.Net"):
-        trust.check({"_target_": f"code_in_{folder}.Net"}, "run=x", Path("/nowhere"), Project.at(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "node",
-    [
-        {"_target_": "torch.nn.Linear", "_check_": False, "in_features": "x"},
-        {"_target_": "lightning.fabric.utilities.data._ClassReplacementContextManager", "base_cls": "os"},
-        {"_target_": "torchmetrics.multimodal.CLIPScore"},
-        {"_target_": "torchmetrics.image.fid.FrechetInceptionDistance"},
-        {"_target_": "lightning.pytorch.demos.boring_classes.BoringModel"},
-        {"_target_": "torch.nn.utils.prune.L1Unstructured"},
-        {"checkpoints": "reference://?fo=https://example.org/x.json"},
-        {"checkpoints": "simplecache::https://example.org/x"},
-        {"checkpoints": "simplecache::s3://bucket/x"},
-        {"https://example.org/x": 1},
-        {"data": {"path": ["https://example.org/x"]}},
-        {"a": "x http://169.254.169.254/latest/meta-data"},
-        {"a": "${protocol}://example.org", "protocol": "https"},
-        {"a": "${begin}${end}", "begin": "https:", "end": "//example.org"},
-        {"a": ["${oc.env:NOT_SET,https:}//example.org"]},
-        {"_target_": "a\nerror: b"},
-        {"checkpoints": "https://example.org/\nerror: b"},
-        {"a": "${oc.create:\nb}"},
-    ],
-    ids=str,
-)
-def test_unchecked_arguments_and_other_addresses_are_refused(node: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"^run=x: its record\.json .*; set trust=true") as error:
-        trust.check({**node, "b": node}, "run=x", Path("/nowhere"), PROJECT)
-    assert "\n" not in str(error.value)
-
-
-def test_storage_and_addresses_of_the_project_are_accepted() -> None:
-    protocols = ("s3", "S3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "file")
-    for text in ("gs://bucket/a b", *(f"{protocol}://bucket/runs" for protocol in protocols)):
-        trust.check({"checkpoints": text}, "run=x", Path("/nowhere"), PROJECT)
-    trust.check(plain(compose(PROJECT, ["data=mnist", "data.folder=x"])), "run=x", Path("/nowhere"), PROJECT)
-
-
-def test_a_record_that_changes_between_two_readings_is_verified_as_it_is_used(
-    untrusted: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A FIFO gives another content to each reader."""
-    evil = json.loads((untrusted / "record.json").read_text())
-    good = evil | {"config": {"name": "a", "runs": "runs"}}
-    good["signature"] = trust.sign(good["config"])
-    readings = iter([evil, good, good])
-    monkeypatch.setattr(folder, "read_record", lambda place: next(readings))
-    with pytest.raises(ConfigError, match=r"refers to os\.mkdir"):
-        load_run_config(PROJECT, untrusted)
-
-
-def test_a_comparison_does_not_contact_what_a_stranger_names(untrusted: Path) -> None:
-    record = json.loads((untrusted / "record.json").read_text())
-    record["config"] = {"name": "a", "runs": "runs", "checkpoints": "https://example.org/${oc.env:HOME}"}
-    (untrusted / "record.json").write_text(json.dumps(record))
-    with pytest.raises(ConfigError, match="an address that would be contacted"):
-        compare(PROJECT, [f"run={untrusted}", f"with={untrusted}"])
-
-
-def test_a_variable_of_the_project_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "private_variables", {"HARMLESS"})  # of its .env
-    with pytest.raises(ConfigError, match="reads a secret"):
-        trust.check({"a": "s3://bucket/${oc.env:HARMLESS}"}, "run=x", tmp_path, PROJECT)
-    monkeypatch.setenv("SERVER", "https://example.org")  # which the user has chosen
-    trust.check({"a": "${oc.env:SERVER}"}, "run=x", tmp_path, PROJECT)
-
-
-@pytest.mark.parametrize("kind", ["file", "folder", "chain", "fifo"])
-def test_a_folder_that_leads_elsewhere_is_refused(untrusted: Path, kind: str) -> None:
-    """Logs would be appended to a link's target, and its content would be shown in reports."""
-    record = json.loads((untrusted / "record.json").read_text())
-    config = dict.fromkeys(folder.REQUIRED) | {"name": "a", "runs": "runs"}
-    (untrusted / "record.json").write_text(json.dumps(record | {"config": config}))
-    (untrusted / "logs").mkdir()
-    (untrusted / "logs" / "inside").symlink_to("../record.json")
-    (untrusted / "logs" / "itself").symlink_to("itself")  # leads nowhere
-    load_run_config(PROJECT, untrusted)
-    place = untrusted / "logs" / "rank0.log"
-    if kind == "fifo":
-        os.mkfifo(place)
-    elif kind == "chain":
-        place.symlink_to("next")
-        (untrusted / "logs" / "next").symlink_to("../../outside")
-    else:
-        place.symlink_to(untrusted.parent / "outside" if kind == "file" else "..", target_is_directory=True)
-        if kind == "folder":
-            place.unlink()
-            place.symlink_to("../..")
-    with pytest.raises(ConfigError, match=r"run=.*: logs/\w+(\.log)? is not a file of the folder, or leads out of it"):
-        load_run_config(PROJECT, untrusted)
 
 
 @pytest.mark.parametrize("content", [b"[" * 10**5, b"[]", b"{", b"\xff", b"9" * 5000, None, "fifo", "/dev/zero"])
@@ -329,14 +86,6 @@ def test_a_record_that_is_nested_deeply_ends_in_one_line(tmp_path: Path, kind: t
         folder.read_record(tmp_path)
 
 
-@pytest.mark.timeout(60)
-def test_references_that_multiply_are_refused(tmp_path: Path) -> None:
-    doubling = {f"x{n}": f"${{x{n - 1}}}" * 2 for n in range(1, 40)} | {"x0": "a"}
-    with pytest.raises(ConfigError, match=r"has 39 texts with references, which multiply; set trust=true"):
-        trust.check(doubling, "run=x", tmp_path)
-    trust.check({f"x{n}": f"${{x{n - 1}}}" for n in range(1, 40)} | {"x0": "a"}, "run=x", tmp_path)
-
-
 def test_a_large_file_is_not_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open(tmp_path / "record.json", "wb") as file:
         file.truncate(1 << 28)
@@ -370,38 +119,6 @@ def test_entries_that_are_null_are_empty(tmp_path: Path) -> None:
         load_run_config(PROJECT, tmp_path)
 
 
-def test_a_moved_class_is_checked_as_what_it_is_today(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "current_path", lambda target: "os.system" if target.endswith("Moved") else target)
-    assert refused("boltcutter.callback.earlier.Moved")
-    assert not refused("boltcutter.callback.earlier.Other")
-
-
-@pytest.mark.parametrize("target", [3, None, ["os.system"], {"a": 1}])
-def test_a_target_that_is_no_text_is_refused(target: Any) -> None:
-    with pytest.raises(ConfigError, match="set trust=true"):
-        trust.check({"_target_": target}, "run=x", Path("/nowhere"), PROJECT)
-
-
-def test_whether_arguments_are_checked_is_not_a_reference() -> None:
-    node = {"_target_": "torch.nn.Linear", "_check_": "${off}", "off": False}
-    with pytest.raises(ConfigError, match=r"refers to torch\.nn\.Linear"):
-        trust.check(node, "run=x", Path("/nowhere"), PROJECT)
-
-
-def test_links_of_the_code_are_no_links_of_the_run(tmp_path: Path) -> None:
-    """Nothing reads those in the copy of the code and in the folder of W&B."""
-    (outside := tmp_path / "outside").write_text("")
-    for name in ("code", "wandb", "logs/code"):
-        (tmp_path / "run" / name).mkdir(parents=True)
-    for name in ("code", "wandb"):
-        (tmp_path / "run" / name / "link").symlink_to(outside)
-    trust.check({}, "run=x", tmp_path / "run", walks=True)
-    (tmp_path / "run" / "logs" / "code" / "a\nerror: b").symlink_to(outside)
-    with pytest.raises(ConfigError, match=r"logs/code/a error: b is not a file of the folder") as error:
-        trust.check({}, "run=x", tmp_path / "run", walks=True)
-    assert "\n" not in str(error.value)
-
-
 def test_two_processes_create_one_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = tmp_path / "home" / "key"
     monkeypatch.setattr(trust, "KEY_FILE", key)
@@ -422,136 +139,6 @@ def test_a_record_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(trust, "MAX_BYTES", 1000)
     with pytest.raises(ConfigError, match="larger than"):
         folder.read_record(tmp_path)
-
-
-def constructors() -> Iterator[type]:
-    """The classes that a record of somebody else may instantiate."""
-    for name in trust.TRUSTED_PACKAGES:
-        package = import_module(name) if name.islower() else None
-        for info in walk_packages(getattr(package, "__path__", ()), f"{name}."):
-            with suppress(ImportError):  # of a package that is not installed
-                import_module(info.name)
-    found = [module for key, module in sys.modules.items() if key.startswith(trust.TRUSTED_PACKAGES) and module]
-    for module in found:
-        for name, value in vars(module).items():
-            if isinstance(value, type) and trust._is_known(f"{module.__name__}.{name}"):
-                yield value
-
-
-def test_no_allowed_constructor_imports_executes_or_unpickles() -> None:
-    calls = re.compile(r"\b(import_module|__import__|exec|eval|read_text|(torch|pickle|np|joblib)\.load|open)\(")
-    kinds = set(constructors())
-    assert len(kinds) > 400
-    found = {}
-    for kind in kinds:
-        for name in ("__init__", "__new__", "__post_init__"):
-            with suppress(AttributeError, TypeError, OSError):  # there is none, or it is written in C
-                if match := calls.search(inspect.getsource(getattr(kind, name))):
-                    found[f"{kind.__module__}.{kind.__qualname__}"] = match[0]
-    assert found == {}
-
-
-def test_own_code_is_accepted_but_not_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_code.py").write_text("import os, subprocess, sys\nclass Net: ...\ndef make_net(): ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert not refused("my_code.Net")
-    assert not refused("my_code.make_net")
-    for name in ("subprocess.run", "os.system", "sys.path.insert", "os.environ.clear"):
-        assert refused(f"my_code.{name}")
-
-
-def test_what_a_trusted_module_imports_or_hides_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Callable:
-        def __call__(self) -> None: ...
-
-    def public() -> None: ...
-
-    def place(name: str, value: Any, module: str, **facts: str) -> str:
-        for key, fact in ({"__module__": module} | facts).items():
-            setattr(value, key, fact)
-        where, _, attribute = name.rpartition(".")
-        monkeypatch.setattr(import_module(where), attribute, value, raising=False)
-        trust._import_target.cache_clear()
-        return name
-
-    functional = "torch.nn.functional"
-    facts = {"__qualname__": "public", "__name__": "public"}
-    assert not refused(place(f"{functional}.made_up", public, functional, **facts))
-    assert refused(place(f"{functional}.made_up", public, functional, **facts | {"__qualname__": "Owner.public"}))
-    assert refused(place(f"{functional}.made_up", public, functional, **facts | {"__name__": "_private"}))
-    assert refused(place(f"{functional}.made_up", public, "torch.nn.modules.made_up", **facts))
-    assert refused(place(f"{functional}.made_up", Callable(), functional, **facts))
-    kind = type("Net", (torch.nn.Module,), {})
-    assert not refused(place("torch.nn.MadeUp", kind, "torch.nn.modules.made_up"))
-    assert refused(place("torch.nn.MadeUp", kind, "another_package"))
-
-
-def test_own_code_that_cannot_be_imported_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its error is reported where it is used, and nothing can be called."""
-    (tmp_path / "my_broken_code.py").write_text("raise ValueError")
-    (tmp_path / "my-code.py").write_text("class Net: ...")  # no name of a module
-    monkeypatch.syspath_prepend(tmp_path)
-    assert not refused("my_broken_code.Net")
-    assert refused("my-code.Net")
-    monkeypatch.setitem(sys.modules, "without_spec", ModuleType("without_spec"))
-    assert refused("without_spec.Net")
-
-
-def test_a_run_folder_inside_a_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "my_package" / "runs" / "one"
-    folder.mkdir(parents=True)
-    (tmp_path / "my_package" / "__init__.py").write_text("")
-    (tmp_path / "my_package" / "net.py").write_text("class Net: ...")
-    (folder / "evil.py").write_text("raise AssertionError('was imported')")
-    (link := tmp_path / "link").symlink_to(folder)
-    monkeypatch.syspath_prepend(tmp_path)
-    for place in (folder, link):
-        assert refused("my_package.runs.one.evil.Evil", place)
-        assert not refused("my_package.net.Net", place)
-
-
-def test_a_package_of_the_system_is_not_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = tmp_path / "python3" / "dist-packages"
-    installed.mkdir(parents=True)
-    (installed / "of_the_system.py").write_text("def read(path): ...\n")
-    monkeypatch.syspath_prepend(installed)
-    assert refused("of_the_system.read")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "${oc.create:{x: {_target_: os.system, command: id}}}",
-        "${oc.decode:${payload}}",
-        "${oc.decode:${oc.env:NOT_SET,${payload}}}",
-        "${oc.decode:${oc.env:NOT_SET,'{_target_: os.system}'}}",
-        "${oc.${name}:{_target_: os.system}}",
-        "s3://bucket/${oc.env:AWS_SECRET_ACCESS_KEY}",
-        "https://host/${oc.env:AWS_SECRET_ACCESS_KEY}",
-        "https://host/${oc.env :AWS_SECRET_ACCESS_KEY}",
-        "https://host/${oc.env:${name}}",
-    ],
-)
-def test_a_reference_that_makes_a_call_or_reads_a_secret_is_refused(text: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="set trust=true"):
-        trust.check({"callback": {"a": [text]}}, "run=x", tmp_path, PROJECT)
-
-
-def test_references_to_keys_and_variables_are_accepted(tmp_path: Path) -> None:
-    for text in (
-        "${model}",
-        "${oc.env:DATA,/tmp/${name}}/x",
-        "${a.${b}.c-d}",
-        "${..lr}",
-        "${runs}/${name}/<id>",
-        "${oc.decode:${oc.env:NODES,1}}",
-    ):
-        trust.check({"a": text}, "run=x", tmp_path, PROJECT)
-
-
-@pytest.mark.parametrize("trainer", ["default", "ddp", "mpi", "horovod"])
-def test_a_configuration_of_the_project_is_accepted_unsigned(tmp_path: Path, trainer: str) -> None:
-    trust.check(plain(compose(PROJECT, [f"trainer={trainer}", "launch=slurm"])), "run=x", tmp_path, PROJECT)
 
 
 def test_a_signature_is_valid_only_for_these_values_and_this_user(
@@ -600,73 +187,6 @@ def test_what_would_be_run_needs_a_signature(tmp_path: Path, monkeypatch: pytest
     assert trust.sign(node) is None
 
 
-def test_a_module_in_the_run_folder_is_refused_without_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "theirs" / "one"
-    folder.mkdir(parents=True)
-    (folder / "evil.py").write_text("raise AssertionError('was imported')")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert refused("theirs.one.evil.Evil", folder)
-    monkeypatch.syspath_prepend(folder)
-    assert refused("evil.Evil", folder)
-
-
-def test_a_module_beside_the_run_folder_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python takes any folder on its path for a package, such as that of all runs."""
-    folder = tmp_path / "some_runs" / "theirs" / "one"
-    folder.mkdir(parents=True)
-    (folder.parent / "evil.py").write_text("raise AssertionError('was imported')")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert refused("some_runs.theirs.evil.Evil", folder)
-
-
-def test_the_copy_of_the_code_in_a_run_folder_is_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, root = tmp_path / "run", tmp_path / "run" / "code"  # which a launcher has created
-    for place, name in ((root, "in_the_copy"), (folder, "beside_the_copy"), (tmp_path / "lib", "in_a_library")):
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"{name}.py").write_text("class Net: ...\n")
-        monkeypatch.syspath_prepend(place)
-    for name in ("in_the_copy", "in_a_library"):
-        trust.check({"_target_": f"{name}.Net"}, "run=x", folder, Project.at(root))
-    with pytest.raises(ConfigError, match=r"refers to beside_the_copy\.Net"):
-        trust.check({"_target_": "beside_the_copy.Net"}, "run=x", folder, Project.at(root))
-    with pytest.raises(ConfigError, match=r"refers to in_the_copy\.Net"):
-        trust.check({"_target_": "in_the_copy.Net"}, "run=x", folder, Project.at(tmp_path / "lib"))
-
-
-def test_targets_in_configuration_files_of_the_project_are_accepted(tmp_path: Path) -> None:
-    (tmp_path / "configs" / "model").mkdir(parents=True)
-    (tmp_path / "configs" / "model" / "own.yaml").write_text("_target_: pandas.DataFrame\n")
-    trust.check({"_target_": "pandas.DataFrame"}, "run=x", tmp_path, Project.at(tmp_path))
-
-
-@pytest.fixture
-def untrusted(tmp_path: Path) -> Path:
-    """The folder of a run whose record would create a folder when it is opened."""
-    evil = {"_target_": "os.mkdir", "path": str(tmp_path / "evil")}
-    record = {"id": "a", "name": "a", "config": {"data": evil, "runs": "runs", "name": "a"}, "attempts": []}
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "record.json").write_text(json.dumps(record))
-    return tmp_path / "run"
-
-
-@pytest.mark.parametrize(
-    ("name", "overrides"),
-    [
-        ("train", ["resume={}"]),
-        ("train", ["reproduce={}"]),
-        ("evaluate", ["run={}"]),
-        ("predict", ["run={}", "input=x"]),
-        ("check", ["run={}"]),
-    ],
-)
-def test_an_untrusted_folder_is_not_executed(script: Script, untrusted: Path, name: str, overrides: list[str]) -> None:
-    done = script(name, *(override.format(untrusted) for override in overrides))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "refers to os.mkdir" in done.stderr
-    assert "set trust=true" in done.stderr
-    assert not (untrusted.parent / "evil").exists()
-
-
 def test_a_signed_run_is_trusted_until_its_record_changes(script: Script, tmp_path: Path) -> None:
     env = {"PYTHONPATH": "tests"}  # where classes of other packages are
     done = script("train", *QUICK, *overrides("autoencoder"), "test=false", f"folder={tmp_path}/run", env=env)
@@ -686,3 +206,27 @@ def test_a_signed_run_is_trusted_until_its_record_changes(script: Script, tmp_pa
     assert "collections.Counter" in script("train", *arguments, "trust=true").stdout
     wrong = script("train", *arguments, "trust=yes")
     assert (wrong.returncode, wrong.stderr) == (2, "error: trust=yes: expected trust=true or trust=false\n")
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["missing", "broken"])
+def test_without_the_part_nothing_of_somebody_else_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "key")
+    offers = {"judge_record": "boltcutter.no_such_module:judge"} if fails else {}
+    monkeypatch.setattr(extend, "offers", lambda: offers)
+    node = {"seed": 1}
+    config = dict.fromkeys(folder.REQUIRED) | node
+    (tmp_path / "record.json").write_text(json.dumps({"config": config}))
+    for opens in (
+        lambda: load_run_config(PROJECT, tmp_path),
+        lambda: trust.check(node, "run=x", tmp_path),
+        lambda: trust.check({}, "run=x", tmp_path, signature=trust.sign(node), instantiates=False),
+    ):
+        with pytest.raises(ModuleNotFoundError if fails else ConfigError) as error:
+            opens()
+        shown = "is not signed by you; set trust=true if you trust the source of the folder, or install"
+        assert fails or (shown in str(error.value) and "\n" not in str(error.value))
+    trust.check(node, "run=x", tmp_path, signature=trust.sign(node), runs=True, walks=True)
+    monkeypatch.setattr(trust, "_granted", True)
+    trust.check(node, "run=x", tmp_path)

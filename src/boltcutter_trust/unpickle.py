@@ -8,6 +8,7 @@ them, but training and evaluation do not. Nothing in a file is imported or calle
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import re
 import sys
@@ -21,12 +22,11 @@ from fractions import Fraction
 from functools import cache
 from pathlib import Path, PureWindowsPath
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
-
-from boltcutter.internals import allowed_globals, storage_classes, tensor_classes
+from torch import _weights_only_unpickler
 
 BLOCKED = ("os", "posix", "nt", "sys")  # files that refer to these modules are refused, as by torch
 # Calls to these are replaced by placeholders; calls to the rest of the standard library are refused as attacks.
@@ -196,17 +196,8 @@ _INHERITED = (  # opcodes that only create or move numbers, strings and containe
     *("GLOBAL", "STACK_GLOBAL", "BINPERSID"),  # which call find_class and persistent_load
 )
 _OVERRIDDEN = (
-    "REDUCE",
-    "NEWOBJ",
-    "NEWOBJ_EX",
-    "BUILD",
-    "BYTEARRAY8",
-    "APPEND",
-    "APPENDS",
-    "ADDITEMS",
-    "FROZENSET",
-    "SETITEM",
-    "SETITEMS",
+    *("REDUCE", "NEWOBJ", "NEWOBJ_EX", "BUILD", "BYTEARRAY8", "APPEND", "APPENDS", "ADDITEMS", "FROZENSET"),
+    *("SETITEM", "SETITEMS"),
 )
 # All other opcodes (INST, OBJ, EXT1, PERSID, …) are rejected.
 Unpickler.dispatch = {
@@ -215,19 +206,26 @@ Unpickler.dispatch = {
 }
 
 
-def reject_legacy_format(file: IO[bytes], **options: Any) -> Any:
-    """Refuse checkpoint formats older than torch 1.6, in place of ``pickle.load``.
+def read(source: Any, *, map_location: Any = None, mmap: bool = False) -> Any:
+    """Load a checkpoint with placeholders in place of objects of foreign classes.
+
+    Calls torch's reader directly: ``torch.load`` passes some archives to TorchScript, which executes them, and creates
+    arrays and sets of any size, whatever the size of the file.
+
+    Args:
+        source: Path or open file of a zip archive that is not compressed.
+        map_location: Device of the tensors, as for ``torch.load``.
+        mmap: Memory-map the tensors of a file at a path.
 
     Raises:
-        UnpicklingError: Always.
+        UnpicklingError: The file would execute code.
     """
-    raise pickle.UnpicklingError("it has a legacy format")
-
-
-# The interface of pickle that torch uses.
-PICKLE_MODULE = SimpleNamespace(
-    Unpickler=Unpickler, load=reject_legacy_format, __name__="boltcutter.checkpoint.unpickle"
-)
+    memory = torch.UntypedStorage.from_file(source, False, os.path.getsize(source)) if mmap else None
+    with torch.serialization._open_zipfile_reader(source) as reader:
+        load: Any = torch.serialization._load
+        return load(
+            reader, map_location, SimpleNamespace(Unpickler=Unpickler), overall_storage=memory, encoding="utf-8"
+        )
 
 
 def find_placeholders(value: Any, path: str = "", seen: set[int] | None = None) -> Iterator[str]:
@@ -299,15 +297,15 @@ def _holds_placeholder(value: Any, seen: set[int] | None = None) -> bool:
 @cache
 def _allowed() -> dict[str, Any]:
     """Return what ``torch.load(weights_only=True)`` allows, by name; without the tensor classes of legacy formats."""
-    found = allowed_globals() | {"_codecs.encode": _encode}
-    return {name: value for name, value in found.items() if value not in tensor_classes}
+    found = _weights_only_unpickler._get_allowed_globals() | {"_codecs.encode": _encode}
+    return {name: value for name, value in found.items() if value not in torch._tensor_classes}
 
 
 @cache
 def _callable() -> frozenset[int]:
     """Return the ids of all functions and classes that may be called; storages are only referred to."""
     found = [*_allowed().values(), *CONSTRUCTORS.values()]
-    return frozenset(id(v) for v in found if callable(v) and v is not torch.Tensor and v not in storage_classes)
+    return frozenset(id(v) for v in found if callable(v) and v is not torch.Tensor and v not in torch._storage_classes)
 
 
 def _encode(text: str, encoding: str) -> bytes:

@@ -21,9 +21,10 @@ import pytest
 import torch
 from torch import nn
 
+from boltcutter import extend
 from boltcutter.checkpoint.load import load, read_metadata
 from boltcutter.checkpoint.storage import CheckpointError
-from boltcutter.checkpoint.unpickle import Placeholder, find_placeholders
+from boltcutter_trust.unpickle import Placeholder, find_placeholders
 
 
 class Colour(enum.Enum):
@@ -323,6 +324,33 @@ def test_a_compressed_file_is_refused_before_it_is_expanded(path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*")
 def test_torchscript_archives_are_not_loaded(path: Path) -> None:
+    torch.jit.script(nn.Linear(1, 1)).save(str(path))
+    for reading in (load, read_metadata):
+        with pytest.raises(CheckpointError):
+            reading(path)
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("fails", [False, True], ids=["missing", "broken"])
+def test_without_the_part_torch_reads_what_it_takes_for_data(
+    path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    offers = {"unpickler": "boltcutter.no_such_module"} if fails else {}
+    monkeypatch.setattr(extend, "offers", lambda: offers)
+    torch.save(TENSORS | {"loops": {"step": 3}}, path)
+    if fails:
+        with pytest.raises(ModuleNotFoundError):
+            load(path)
+        return
+    for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
+        assert reading(path)["loops"] == {"step": 3}
+    for content in (FOREIGN, {"a": Called(os.system, "touch touched")}, {"a": ByKeyword()}):
+        torch.save(TENSORS | {"hyper_parameters": content}, path)
+        for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
+            with pytest.raises(CheckpointError, match="would execute code") as error:
+                reading(path)
+            assert "\n" not in str(error.value)
+    assert not Path("touched").exists()
     torch.jit.script(nn.Linear(1, 1)).save(str(path))
     for reading in (load, read_metadata):
         with pytest.raises(CheckpointError):

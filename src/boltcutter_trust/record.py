@@ -1,0 +1,250 @@
+"""Judge which classes and functions the record of somebody else may call, as run folders may come from anywhere.
+
+A configuration calls its ``_target_`` values, so opening a run folder could execute arbitrary code. Only the project's
+own code, targets in the project's configuration files, and layers, optimizers, metrics, callbacks and the like of
+PyTorch, torchmetrics and Lightning are allowed, and only URLs of object storage.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import os
+import re
+import stat
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.redaction import VARIABLE, looks_secret
+from boltcutter.config.values import resolved_texts
+from boltcutter.extend import current_path, own_components
+from boltcutter.lightning_alias import canonical
+from boltcutter.project import LIBRARY, Project, is_library, private_variables
+from boltcutter.run.trust import REMEDY
+
+MAX_DOUBLINGS = 16  # of the number of references that a text leads to, as each text that it refers to may have several
+OWN_LINKS = ("code", "wandb")  # in a run folder; the snapshot of the code and W&B have links, and nothing reads them
+# Packages of the core whose classes are allowed. Functions are allowed if a configuration file refers to them.
+PROJECT_PACKAGES = tuple(
+    f"{LIBRARY}.{name}" for name in ("model", "data", "task", "callback", "logger", "strategy", "checkpoint")
+)
+# Folders of the project with code that runs commands and changes files, which no configuration needs.
+TOOL_FOLDERS = ("scripts", "tests", "hooks")
+# Where targets may be, and what their classes must be derived from.
+TRUSTED_PACKAGES = (
+    *("torch.nn", "torch.optim", "torch.amp", "torch.distributed.fsdp", "torchmetrics"),
+    *("lightning.Trainer", "lightning.pytorch.Trainer", "lightning.pytorch.trainer"),
+    *(f"lightning.pytorch.{name}" for name in ("callbacks", "loggers", "plugins", "profilers", "strategies")),
+    *("lightning.fabric.plugins", "lightning.fabric.strategies"),
+)
+TRUSTED_BASES = (
+    *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler", "torch.amp.GradScaler"),
+    *("torch.optim.lr_scheduler.ReduceLROnPlateau", "torch.optim.swa_utils.AveragedModel", "torchmetrics.Metric"),
+    *("torch.distributed.fsdp.MixedPrecision", "torch.distributed.fsdp.MixedPrecisionPolicy"),
+    *("torch.distributed.fsdp.CPUOffload", "torch.distributed.fsdp.OffloadPolicy"),
+    *("lightning.pytorch.Trainer", "lightning.pytorch.Callback", "lightning.pytorch.loggers.logger.Logger"),
+    *("lightning.pytorch.strategies.Strategy", "lightning.pytorch.profilers.Profiler"),
+    *("lightning.fabric.plugins.CheckpointIO", "lightning.fabric.plugins.Precision"),
+)
+# Modules of these packages whose classes load weights by name, most of them by unpickling a download.
+UNTRUSTED_MODULES = (
+    *("torchmetrics.multimodal", "torchmetrics.text", "torchmetrics.audio", "torchmetrics.functional"),
+    *(f"torchmetrics.image.{name}" for name in ("arniqa", "dists", "fid", "inception", "kid", "lpip", "mifid")),
+    "torchmetrics.image.perceptual_path_length",
+)
+# Modules whose public functions are allowed as well; in other modules, functions may read files or run commands.
+TRUSTED_FUNCTIONS = ("torch.nn.functional", "torch.nn.init", "torch.nn.utils.parametrizations")
+# Storage of checkpoints and data. Other protocols of fsspec run code, or reach any server.
+TRUSTED_PROTOCOLS = ("file", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
+URL = re.compile(r"(?P<value>(?P<protocol>[A-Za-z][\w+.-]*)://[^\s'\"]*)")
+TARGET = re.compile(r"_target_:\s*['\"]?(?P<value>[\w.]+)")
+# A reference to another key or to an environment variable. Other resolvers compute values, which may contain _target_.
+PLAIN_REFERENCE = re.compile(
+    r"\$\{\s*(?:oc\.(?:env|select):\s*[\w.]+\s*(?:,[^{}]*)?|oc\.decode:\s*\$\{oc\.env:\w+(?:,[\w.+-]*)?\}|[\w.\[\]/\0-]+)\s*\}"
+)
+
+
+def judge(
+    node: Any, where: str, folder: Path, project: Project | None, *, instantiates: bool, runs: bool, walks: bool
+) -> None:
+    """Check references, URLs and targets in a record of somebody else; arguments are those of ``trust.check``.
+
+    Raises:
+        ConfigError: A reference, URL, target or file is not allowed.
+    """
+    texts = [text for text in _texts(node) if "${" in text]
+    if sum(math.log2(text.count("${")) for text in texts) > MAX_DOUBLINGS:
+        raise ConfigError(f"{where}: its record.json has {len(texts)} texts with references, which multiply; {REMEDY}")
+    if text := next(_unsafe_references(texts), None):
+        raise ConfigError(
+            f"{where}: its record.json has {one_line(text[:200])}, which computes a value or reads a secret; {REMEDY}"
+        )
+    if text := next(_unsafe_urls([node, *resolved_texts(node)], project), None):
+        raise ConfigError(
+            f"{where}: its record.json has {one_line(text[:200])}, an address that would be contacted; {REMEDY}"
+        )
+    for target, is_checked in iter_targets(node) if instantiates else ():
+        name = canonical(current_path(target))
+        is_own = name in _configured(project, TARGET) or _is_user_target(name, folder, project)
+        if not is_own and not (is_checked and _is_known(name)):
+            raise ConfigError(
+                f"{where}: its record.json refers to {one_line(target[:200])}, which is neither part of this project "
+                f"nor of a well-known package, and would be executed; {REMEDY}"
+            )
+    if runs:
+        raise ConfigError(
+            f"{where}: its record holds overrides or launch settings, with commands, that you have not signed; {REMEDY}"
+        )
+    if walks and (entry := next(_outside(folder), None)):
+        raise ConfigError(f"{where}: {one_line(entry)} is not a file of the folder, or leads out of it; {REMEDY}")
+
+
+def iter_targets(node: Any) -> Iterator[tuple[str, bool]]:
+    """Yield all ``_target_`` values of a configuration, and whether the types of the arguments are checked."""
+    if isinstance(node, dict):
+        if "_target_" in node:
+            yield str(node["_target_"]), node.get("_check_", True) is True
+        node = list(node.values())
+    for inner in node if isinstance(node, list) else ():
+        yield from iter_targets(inner)
+
+
+def _texts(node: Any) -> Iterator[str]:
+    if isinstance(node, dict | list):
+        for inner in node.values() if isinstance(node, dict) else node:
+            yield from _texts(inner)
+    elif isinstance(node, str):
+        yield node
+
+
+def _unsafe_references(texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts with resolvers that could create a ``_target_``, as ``oc.create``, or read a secret variable."""
+    for text in texts:
+        left, before = text, ""
+        while left != before:  # from the innermost reference outwards
+            left, before = PLAIN_REFERENCE.sub("\0", left), left
+        if "${" in left or any(looks_secret(name) or name in private_variables for name in VARIABLE.findall(text)):
+            yield text
+
+
+def _unsafe_urls(node: Any, project: Project | None) -> Iterator[str]:
+    """Yield URLs that are neither of object storage nor in a configuration file of the project."""
+    if isinstance(node, dict | list):
+        for inner in [*node, *node.values()] if isinstance(node, dict) else node:
+            yield from _unsafe_urls(inner, project)
+    elif isinstance(node, str) and ("://" in node or "::" in node):
+        known = _configured(project, URL)
+        found = [match[0] for match in URL.finditer(node) if match["protocol"].lower() not in TRUSTED_PROTOCOLS]
+        if "::" in node or any(url not in known for url in found):
+            yield node
+
+
+def _outside(folder: Path) -> Iterator[str]:
+    """Yield links out of a folder, to which its files would be read and written, and FIFOs, which block."""
+    home = folder.resolve()
+    for place, folders, files in os.walk(folder):
+        if Path(place).parent == folder and Path(place).name in OWN_LINKS:
+            folders[:] = []
+            continue
+        for path in (Path(place, name) for name in [*folders, *files]):
+            found = path.lstat().st_mode
+            is_inside = stat.S_ISLNK(found) and Path(os.path.realpath(path)).is_relative_to(home)
+            if not (is_inside or stat.S_ISREG(found) or stat.S_ISDIR(found)):
+                yield str(path.relative_to(folder))
+
+
+def _is_known(target: str) -> bool:
+    own = (*PROJECT_PACKAGES, *own_components())
+    accepted = (*TRUSTED_PACKAGES, *own)
+    if any(name.startswith("_") for name in target.split(".")):
+        return False
+    if not _within(target, accepted) or _within(target, UNTRUSTED_MODULES):
+        return False
+    found = _import_target(target)
+    if found is None:  # not installed, so nothing can be executed
+        return True
+    # Imported modules are attributes of a module, too: torch.nn.functional.torch.hub.load.
+    home = canonical(str(getattr(found, "__module__", None)))
+    if not _within(home, accepted) or _within(home, UNTRUSTED_MODULES):
+        return False
+    if inspect.isclass(found):
+        return _within(home, own) or any(map(partial(_is_derived, found), TRUSTED_BASES))
+    public = inspect.isfunction(found) and found.__qualname__.isidentifier() and not found.__name__.startswith("_")
+    return public and _within(target, TRUSTED_FUNCTIONS) and _within(home, TRUSTED_FUNCTIONS)
+
+
+def _is_derived(kind: type, base: str) -> bool:
+    """Return whether a class is derived from one of these names, or is it."""
+    return isinstance(found := _import_target(base), type) and issubclass(kind, found)
+
+
+def _within(path: str, parts: tuple[str, ...]) -> bool:
+    return any(f"{path}.".startswith(f"{part}.") for part in parts)
+
+
+def _is_user_target(target: str, folder: Path, project: Project | None) -> bool:
+    """Return whether a target is in the user's own code: importable, but not from an installed package."""
+    top = target.partition(".")[0]
+    if is_library(top) or not _is_user_code(target, folder, project):
+        return False
+    found = _import_target(target)
+    # If it cannot be imported, nothing can be executed. A built-in method, as of sys.path, has no module.
+    return found is None or _is_user_code(str(getattr(found, "__module__", None)), folder, project)
+
+
+def _is_user_code(path: str, folder: Path, project: Project | None) -> bool:
+    """Return whether a dotted path refers to the user's own code, and not to the untrusted run folder."""
+    top, *names = path.split(".")
+    if top in sys.stdlib_module_names or not top.isidentifier():
+        return False
+    run_folder = folder.resolve()
+    try:
+        spec = find_spec(top)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    places = [Path(p).resolve() for p in (spec.submodule_search_locations or [spec.origin or "/"])] if spec else []
+    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib")]
+    if not places or any(place.is_relative_to(lib) for place in places for lib in installed):
+        return False
+    # Also those of the system, of the user, and of cluster modules on PYTHONPATH.
+    if any({"site-packages", "dist-packages"} & set(place.parts) for place in places):
+        return False
+    if spec and spec.origin is None and any(run_folder.is_relative_to(place) for place in places):
+        return False  # a folder of data, such as that of all runs, which Python takes for a package
+    root = project.root.resolve() if project else None
+    if root and any(place.is_relative_to(root / tool) for place in places for tool in TOOL_FOLDERS):
+        return False
+    reached = [place.joinpath(*names[:depth]) for place in places for depth in range(len(names) + 1)]
+    if root and root.is_relative_to(run_folder):  # this is the copy of the code that a launcher has created
+        return all(place.is_relative_to(root) or not place.is_relative_to(run_folder) for place in reached)
+    return not any(place.is_relative_to(run_folder) for place in reached)
+
+
+@cache
+def _import_target(target: str) -> Any:
+    """Import a dotted path; return None if it cannot be imported. Call only for packages that may be imported."""
+    names, module = target.split("."), None
+    for end in range(1, len(names) + 1):
+        try:
+            module = importlib.import_module(".".join(names[:end]))
+        except Exception:  # any error raised by the import, which locate() reports
+            break
+        depth = end
+    found: Any = module
+    for name in names[depth:] if module is not None else ():
+        found = getattr(found, name, None)
+    return found
+
+
+@cache
+def _configured(project: Project | None, pattern: re.Pattern[str]) -> frozenset[str]:
+    """Return all matches of a pattern in the project's configuration files, which include those of the library."""
+    files = (file for place in (project.config_dirs if project else ()) for file in place.rglob("*.yaml"))
+    return frozenset(canonical(match["value"]) for file in files for match in pattern.finditer(file.read_text()))
