@@ -5,11 +5,16 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, get_type_hints
 
+import pytest
+import yaml
 from conftest import ROOT, run_command
 
 from boltcutter.cli.commands import commands
+from boltcutter.config.locate import locate
 
 SRC = ROOT / "src"
 SOURCES = sorted(SRC.rglob("*.py"))
@@ -138,6 +143,24 @@ def test_no_command_executes_or_contacts_what_a_run_folder_names(tmp_path: Path)
         if is_executed or events or status not in (1, 2) or not re.fullmatch(r"error: .*\n", error)
     ]
     assert faults == []
+
+
+def test_no_setting_of_a_launcher_holds_control_characters() -> None:
+    """They are written to files that run, where a line end would begin another command."""
+    count = 0
+    for file in sorted((ROOT / "configs" / "launch").glob("*.yaml")):
+        kind: Any = locate(yaml.safe_load(file.read_text())["_target_"])
+        kinds = get_type_hints(kind)
+        for field in (field for field in fields(kind) if field.init and re.search(r"\bstr\b", str(kinds[field.name]))):
+            for text in ("a\nb", "a\rb", "a\x1bb", "a\u2028b"):
+                values = {"dict": [{text: "x"}, {"A": text}], "list": [[text]]}
+                for value in values.get(str(kinds[field.name]).partition("[")[0], [text]):
+                    if field.name == "setup" and text == "a\nb":  # lines of shell
+                        continue
+                    with pytest.raises(ValueError, match=r"control character|not a|expected|is not|has no|no such"):
+                        kind(**{field.name: value})
+                    count += 1
+    assert count > 400
 
 
 def test_each_test_in_the_threat_model_exists() -> None:

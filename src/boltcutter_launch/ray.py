@@ -83,7 +83,7 @@ class RayLauncher(StoredRuns, LocalLauncher):
     @property
     def is_remote(self) -> bool:
         """Whether the cluster starts the driver as a job."""
-        return bool(self.address and self.address.startswith("http"))
+        return "://" in (self.address or "")
 
     def check(self, job: Job) -> None:
         """Raise ValueError if Ray is not installed, or this machine has too few CPUs for a Ray of its own."""

@@ -20,6 +20,7 @@ from boltcutter_runs.record import Run, metric_mode
 NOT_COMPARED = ("name", "tags", "runs", "resume", "resume_exact", "reproduce", "launch", "checkpoints", "search")
 MAX_SETTINGS = 6  # columns of settings that differ
 MAX_METRICS = 4
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would compute text that begins so, as =HYPERLINK(…)
 FIELD_ORDER = ("id", "name", "age", "status")  # before settings and metrics
 FIELDS_AFTER = ("devices", "time", "tag", "note")
 UNITS = (("w", 7 * 86400), ("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
@@ -197,8 +198,12 @@ def as_csv(runs: Sequence[Run], keys: Sequence[str]) -> str:
     """Runs as CSV, with numbers as they are: durations in seconds, and times in seconds since the epoch."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator=os.linesep)
-    writer.writerow(keys)
-    for run in runs:
-        values = [value_of(run, key) for key in keys]
-        writer.writerow(["" if v is None else v if isinstance(v, float | str) else format_value(v) for v in values])
+    writer.writerow(map(_csv_cell, keys))
+    writer.writerows([_csv_cell(value_of(run, key)) for key in keys] for run in runs)
     return file.getvalue()
+
+
+def _csv_cell(value: Any) -> float | str:
+    if isinstance(value, str):
+        return f"'{value}" if value.startswith(FORMULA) else value
+    return "" if value is None else value if isinstance(value, float) else format_value(value)

@@ -47,6 +47,7 @@ def test_the_script_starts_the_driver_with_its_plan(tmp_path: Path) -> None:
     assert plan(RayLauncher(address="auto").render(job(tmp_path, gpus=True)))["gpus"]
     assert plan(RayLauncher().render(job(tmp_path, gpus=True)))["gpus"] == torch.cuda.is_available()
     assert plan(RayLauncher(address="http://head:8265").render(job(tmp_path)))["address"] == "auto"
+    assert not RayLauncher(address="http.example:8265").is_remote  # an address of a record that is not seen to be a URL
 
 
 @pytest.mark.parametrize(

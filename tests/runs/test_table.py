@@ -122,3 +122,12 @@ def test_csv_has_all_digits(tmp_path: Path, write: Write) -> None:
     runs = find_runs(tmp_path)
     rows = [*csv.reader(io.StringIO(as_csv(runs, ["id", "val/loss", "tag", "seed", "note", "time", "data.shape"])))]
     assert rows[1] == ["a", repr(1 / 3), "[x,y,z]", "0", "", "90.0", "[1,8,8]"]
+
+
+def test_text_of_others_is_no_formula_in_csv(tmp_path: Path, write: Write) -> None:
+    texts = ['=HYPERLINK("http://evil.example","x")', "+1+cmd|' /C calc'!A0", "-2", "@SUM(A1)", "\tx", "plain=1"]
+    for number, text in enumerate(texts):
+        write(tmp_path / str(number), day=number + 1, name=text, settings={"=a": -1, "lr": -0.5})
+    header, *rows = csv.reader(io.StringIO(as_csv(find_runs(tmp_path), ["name", "=a", "lr"])))
+    assert header == ["name", "'=a", "lr"]
+    assert rows == [[f"'{text}" if text != "plain=1" else text, "-1", "-0.5"] for text in texts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import re
@@ -112,18 +113,17 @@ def one_line_errors() -> Iterator[None]:
     """Print expected errors without a traceback; exit with 2 for a user's mistake, with 1 for a failure."""
     try:
         yield
-    except (ConfigError, ProjectError) as error:
-        if os.environ.get("BOLTCUTTER_DEBUG") == "1":
-            raise
-        lost = isinstance(error.__cause__, platform.PlatformError)  # then no rank may know that it is rank 0
-        if is_rank_zero() or lost:
-            print("\n".join(f"error: {line}" for line in _shown(error).splitlines()), file=sys.stderr)
-        sys.exit(2)
     except Exception as error:
+        is_mistake = isinstance(error, ConfigError | ProjectError) or getattr(error, "errno", None) == errno.ENAMETOOLONG
         # An error with a remedy needs no traceback; any other is a bug.
-        is_expected = isinstance(error, HidesTraceback) and error.hide_traceback
+        is_expected = is_mistake or (isinstance(error, HidesTraceback) and error.hide_traceback)
         if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not is_expected:
             raise
+        if is_mistake:
+            lost = isinstance(error.__cause__, platform.PlatformError)  # then no rank may know that it is rank 0
+            if is_rank_zero() or lost:
+                print("\n".join(f"error: {line}" for line in _shown(error).splitlines()), file=sys.stderr)
+            sys.exit(2)
         rank = distributed_rank()
         if not getattr(error, "is_reported", False):
             print("error" if rank is None else f"error on rank {rank}", _shown(error), sep=": ", file=sys.stderr)

@@ -349,3 +349,10 @@ def test_several_scripts_know_completion(said: Read, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "argv", [str(ROOT / "scripts" / "train.py")])
     text = "\n".join(said("--completion"))
     assert all(f"{sys.executable}\t{ROOT}/scripts/{name}.py" in text for name in ("check", "evaluate", "train"))
+
+
+def test_a_path_that_is_too_long_is_a_mistake(said: Read, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        said(f"run={'a' * 300}")
+    assert end.value.code == 2
+    assert re.fullmatch(r"error: .*File name too long: .*\n", capsys.readouterr().err)
