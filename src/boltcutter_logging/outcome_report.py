@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from boltcutter.report.html import MAX_TABLE, ReportReader
+from boltcutter.report.html import ReportReader
 from boltcutter.report.template import format_number, shorten
 from boltcutter.run import trust
+from boltcutter.run.metrics import MAX_TABLE
 from boltcutter_logging.image import encode_image
 
 MAX_SCATTER_POINTS = 2000

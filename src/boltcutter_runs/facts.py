@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from boltcutter.config.errors import one_line
 from boltcutter.config.values import REFERENCE, flatten
 from boltcutter.run import trust
+from boltcutter.run.metrics import MAX_NAMES
 
 RECORD, SEARCH, LABELS, METRICS, TRIALS = "record.json", "search.json", "labels.json", "metrics.csv", "trials.csv"
 FILES = (RECORD, SEARCH, LABELS, METRICS, TRIALS)
@@ -177,6 +178,8 @@ def _last_row(folder: Path, step: int | None = None) -> dict[str, float]:
     except (OSError, ValueError):
         return {}
     header, _, rest = content.partition(b"\n")
+    if len(header) > MAX_NAMES:
+        return {}
     if step is not None:
         match = re.search(rb"^%d,.*\n" % step, rest, re.M)
         rows = [match[0]] if match else []

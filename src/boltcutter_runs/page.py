@@ -13,14 +13,14 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+import numpy.typing as npt
 
 from boltcutter import extend
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.values import format_value
 from boltcutter.report.html import downsample
 from boltcutter.report.template import load_template
-from boltcutter.run import trust
-from boltcutter.run.metrics import parse_name
+from boltcutter.run.metrics import parse_name, read_columns
 from boltcutter_runs import table
 from boltcutter_runs.facts import METRICS, NOT_MEASURED
 from boltcutter_runs.query import value_of
@@ -31,7 +31,8 @@ MIN_POINTS = 20  # of a curve
 MAX_CURVES = 6  # metrics with curves
 MAX_MATRICES = 200  # confusion matrices, those of the newest runs
 
-Curves = dict[str, list[tuple[int, float, float]]]  # step, epoch and value of each metric
+Array = npt.NDArray[Any]
+Curves = dict[str, tuple[Array, ...]]  # steps, epochs and values of each metric
 
 
 def write(runs: Sequence[Run], path: Path, title: str) -> Path:
@@ -112,24 +113,18 @@ def _read_confusion(run: Run) -> dict[str, Any] | None:
 
 def read_curves(folder: Path | str) -> Curves:
     """The curves in ``metrics.csv`` as far as it is written, without values that are not finite."""
-    found: Curves = {}
-    with suppress(OSError, ValueError, csv.Error):
-        content = trust.read_bytes(Path(folder, METRICS))
-        header, *rows = csv.reader(content[: content.rfind(b"\n") + 1].decode(errors="replace").splitlines())
-        step, epoch = header.index("step"), header.index("epoch") if "epoch" in header else len(header)
-        names = [(k, n) for k, n in enumerate(header) if n and not n.startswith((*NOT_MEASURED, "lr-"))]
-        for row in rows:
-            at, of_epoch = int(row[step] or 0), float("".join(row[epoch : epoch + 1]) or 0)
-            for place, name in names:
-                if place < len(row) and (text := row[place]) and math.isfinite(value := float(text)):
-                    found.setdefault(name, []).append((at, of_epoch, value))
-    return found
+    curves: Curves = {}
+    with suppress(OSError, ValueError, OverflowError, csv.Error):
+        for name, columns in read_columns(Path(folder, METRICS)).items():
+            finite = np.isfinite(columns[2])
+            if name and finite.any() and not name.startswith((*NOT_MEASURED, "lr-")):
+                curves[name] = tuple(np.asarray(column)[finite] for column in columns)
+    return curves
 
 
-def _shorten(points: Sequence[tuple[int, float, float]] | None, limit: int) -> list[list[float]]:
+def _shorten(curve: tuple[Array, ...] | None, limit: int) -> list[list[float]]:
     """Steps, epochs and values of a curve with at most ``limit`` points."""
-    if not points:
+    if curve is None:
         return []
-    chosen = downsample(np.array([value for _, _, value in points], np.float64), limit)
-    steps, epochs, values = zip(*(points[index] for index in chosen), strict=True)
-    return [[*steps], [*epochs], [float(f"{value:.5g}") for value in values]]
+    steps, epochs, values = (column[downsample(curve[2], limit)].tolist() for column in curve)
+    return [steps, epochs, [float(f"{value:.5g}") for value in values]]

@@ -100,6 +100,13 @@ def test_a_damaged_record_is_unreadable(tmp_path: Path, content: str) -> None:
     assert found["reason"].startswith("record.json: ")
 
 
+def test_metrics_of_somebody_else_with_a_million_names_are_none(tmp_path: Path, write: Write) -> None:
+    folder = write(tmp_path / "a")
+    names = [f"m{number}" for number in range(1 << 15)]
+    (folder / "metrics.csv").write_text(f"step,epoch,{','.join(names)}\n1,1,{','.join('1' for _ in names)}\n")
+    assert not any(name.startswith("m") for name in facts(folder)["metrics"])
+
+
 @pytest.mark.parametrize("name", ["record.json", "metrics.csv", "labels.json"])
 def test_a_fifo_does_not_block(tmp_path: Path, write: Write, name: str) -> None:
     folder = write(tmp_path / "run", reason="running")

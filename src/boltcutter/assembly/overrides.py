@@ -11,7 +11,7 @@ from pathlib import Path
 
 from boltcutter.config.compose import DictConfig, compose, merge
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import split_overrides
+from boltcutter.config.values import is_map, raw_node, split_overrides
 from boltcutter.project import Project
 from boltcutter.run.folder import moved_to, read_run_config, recorded_config
 from boltcutter.run.store import run_store
@@ -104,6 +104,7 @@ def load_evaluation_config(
         raise ConfigError(f"run is not set; use run=<folder of a run>, as in run={given}")
     folder = Path(special["run"])
     cfg = load_run_config(project, folder, overrides)
-    if not any(override.lstrip("+~").startswith("trainer") for override in overrides):
+    is_chosen = any(override.lstrip("+~").startswith("trainer") for override in overrides)
+    if not is_chosen and is_map(raw_node(cfg, "trainer")):  # which a record of somebody else may lack
         cfg.trainer = merge(cfg.trainer, DictConfig(ONE_DEVICE))
     return cfg, folder

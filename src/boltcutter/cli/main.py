@@ -114,7 +114,9 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        is_mistake = isinstance(error, ConfigError | ProjectError) or getattr(error, "errno", None) == errno.ENAMETOOLONG
+        is_mistake = (
+            isinstance(error, ConfigError | ProjectError) or getattr(error, "errno", None) == errno.ENAMETOOLONG
+        )
         # An error with a remedy needs no traceback; any other is a bug.
         is_expected = is_mistake or (isinstance(error, HidesTraceback) and error.hide_traceback)
         if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not is_expected:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import math
 import re
 import sys
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,11 +20,11 @@ from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import one_line, printable
 from boltcutter.report.template import load_template, redact_command, shorten
 from boltcutter.run import trust
-from boltcutter.run.metrics import Mode, infer_mode, parse_name
+from boltcutter.run.metrics import Mode, infer_mode, parse_name, read_columns
 from boltcutter.run.store import run_store
 
 MAX_POINTS = 1000  # per curve
-MAX_TABLE = 1 << 27  # bytes of metrics.csv, and of predictions.csv
+MAX_CONFIG = 1 << 20  # bytes of config.yaml, whose parser takes 10 s and 200 MB for them
 
 
 def write(folder: Path) -> Path:
@@ -132,7 +129,8 @@ def _read_evaluations(folder: Path) -> list[dict[str, Any]]:
 
 def _read_config(path: Path) -> tuple[dict[str, Any], list[tuple[str, list[str]]]]:
     """Parse the configuration, and split its text into sections; single-line entries form the first one."""
-    text = trust.read_bytes(path).decode()
+    with trust.open_file(path, MAX_CONFIG) as file:
+        text = file.read().decode()
     if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
         raise ValueError("aliases, which may multiply")
     blocks = [block.splitlines() for block in re.split(r"^(?=[^\s-])", text, flags=re.M) if block.strip()]
@@ -143,37 +141,16 @@ def _read_config(path: Path) -> tuple[dict[str, Any], list[tuple[str, list[str]]
 
 def _read_groups(path: Path) -> dict[str, list[Curve]]:
     """Group curves by metric, over train and val, steps and epochs."""
-    logged: dict[str, tuple[array[int], array[int], array[float]]] = {}  # steps, epochs and values of each column
-    with trust.open_file(path, MAX_TABLE) as file:
-        reader = csv.DictReader(line.decode() for line in file if line.endswith(b"\n"))  # the last may be incomplete
-        if reader.fieldnames is None:
-            raise ValueError("the file is empty")
-        columns = [name for name in reader.fieldnames if name not in ("step", "epoch")]
-        for row in reader:
-            step, epoch = (int(_to_float(row[key] or "-1")) for key in ("step", "epoch"))
-            for name in columns:
-                if text := row[name]:
-                    steps, epochs, values = logged.setdefault(name, (array("q"), array("q"), array("d")))
-                    steps.append(step)
-                    epochs.append(epoch)
-                    values.append(_to_float(text))
     groups: dict[str, list[Curve]] = {}
-    for column in filter(logged.get, columns):
+    for column, logged in read_columns(path).items():
         group, name, stage, epoch_mean = _parse_column(column)
-        at, of_epoch, measured = map(np.asarray, logged[column])
+        at, of_epoch, measured = map(np.asarray, logged)
         finite = np.isfinite(measured)  # other values are counted, not drawn
         if stage == "test" or not finite.any():
             continue
         curve = Curve(name, stage, epoch_mean, at[finite], of_epoch[finite], measured[finite], int((~finite).sum()))
         groups.setdefault(group, []).append(curve)
     return {group: groups[group] for group in sorted(groups, key=lambda group: _rank(group, groups[group]))}
-
-
-def _to_float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def _rank(group: str, curves: Sequence[Curve]) -> int:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
+from array import array
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+from boltcutter.run import trust
 
 Mode = Literal["min", "max"]
 
@@ -14,6 +18,7 @@ LARGER_IS_BETTER = re.compile(r"acc|f1|r2|auc|auroc|precision|recall|iou|dice|bl
 STAGES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 NAME = re.compile(rf"(?:({'|'.join(STAGES)})[/_.-])?(.+?)(_epoch|_step)?", re.S)
 VALIDATION = re.compile(r"(^|[^a-z])(val|valid|validation|eval|dev)([^a-z]|$)", re.I)
+MAX_TABLE, MAX_NAMES = 1 << 27, 1 << 17  # bytes of metrics.csv, and of its first line
 # Prefixes of columns in metrics.csv that are not training metrics.
 NO_METRICS = ("step", "epoch", "throughput/", "test/", "test_")
 
@@ -66,3 +71,34 @@ def final_metrics(folder: Path) -> dict[str, tuple[float, int]]:
                 steps = int(row["step"]) + 1  # loggers count steps from 0
                 found |= {name: (float(value), steps) for name, value in row.items() if value}
     return {name: value for name, value in found.items() if not name.startswith(NO_METRICS)}
+
+
+def read_columns(path: Path) -> dict[str, tuple[array[int], array[int], array[float]]]:
+    """Read ``metrics.csv``, whoever has written it: steps, epochs and values of each column where it has some.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is empty, not an ordinary file, too large, or has too many columns.
+    """
+    columns: dict[str, tuple[array[int], array[int], array[float]]] = {}
+    with trust.open_file(path, MAX_TABLE) as file:
+        if not (head := file.readline(MAX_NAMES)).endswith(b"\n"):
+            raise ValueError("more names than can be read" if head else "the file is empty")
+        names = next(csv.reader([head.decode()]))
+        for row in csv.reader(line.decode() for line in file if line.endswith(b"\n")):  # the last may be incomplete
+            texts = dict(zip(names, row, strict=False))
+            step, epoch = (int(_to_float(texts.pop(key, "") or "-1")) for key in ("step", "epoch"))
+            for name, text in texts.items():
+                if text:
+                    steps, epochs, values = columns.setdefault(name, (array("q"), array("q"), array("d")))
+                    steps.append(step)
+                    epochs.append(epoch)
+                    values.append(_to_float(text))
+    return {name: columns[name] for name in names if name in columns}
+
+
+def _to_float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

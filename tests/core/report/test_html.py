@@ -131,6 +131,12 @@ def test_files_of_somebody_else_that_expand_are_not_read(tmp_path: Path, monkeyp
     page = report.write(folder).read_text()
     assert "aliases, which may multiply" in page
     assert "larger than 1 MiB" in page
+    np.savez(folder / "evaluation" / "test" / "worst.npz", inputs=np.zeros(1, np.uint8))
+    (folder / "config.yaml").write_text("a: 1\n" * (1 << 18))
+    (folder / "metrics.csv").write_text(",".join(map(str, range(1 << 17))) + "\n")
+    page = report.write(folder).read_text()
+    assert "Configuration: cannot be read: ValueError: larger than 1 MiB" in page
+    assert "Curves: cannot be read: ValueError: more names than can be read" in page
 
 
 def test_fifos_and_endless_files_of_somebody_else_are_not_read(tmp_path: Path) -> None:
