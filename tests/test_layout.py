@@ -29,7 +29,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 PUBLIC = {f"boltcutter.{name}": module for name, module in boltcutter._MODULES.items()}
 ONLY_IN = {
     "omegaconf": {"config"},
-    "wandb": {"logger", "boltcutter_export", "boltcutter_remote"},
+    "wandb": {"boltcutter_export", "boltcutter_logging"},
     "subprocess": {"run", *(f"boltcutter_{part}" for part in ("launch", "planning", "scaffold", "search", "export"))},
 }
 

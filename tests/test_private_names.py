@@ -28,7 +28,6 @@ OF_OTHERS = {
     "boltcutter/config/compose.py": {"_set_value"},
     "boltcutter/config/values.py": {"_dereference_node", "_get_node", "_is_interpolation", "_is_missing", "_is_none"},
     "boltcutter/environment/workers.py": {"_popen"},
-    "boltcutter/logger/wandb.py": {"_proc", "_wl"},
 }
 
 # Module → owner (a class, or "" for the module itself) → name → its parameters; None: an attribute.
@@ -309,7 +308,7 @@ VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 DOCUMENTED = {
     "_asdict", "_fields", "_replace",  # namedtuple
     "_apply", "_buffers", "_modules", "_parameters", "_non_persistent_buffers_set",  # nn.Module, pickled as such
-    "_partial_", "_target_", "_args_", "_self_",  # keys of configurations
+    "_partial_", "_target_", "_args_", "_optional_", "_self_",  # keys of configurations
     "_exit", "_compat_pickle",  # the standard library
 }  # fmt: skip
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from boltcutter.callback.guard import Guard as Guard
     from boltcutter.callback.preemption import Preemption as Preemption
     from boltcutter_planning.profile import Profile as Profile
-    from boltcutter.callback.progress import Progress as Progress
+    from boltcutter_logging.progress import Progress as Progress
     from boltcutter.callback.reseed import Reseed as Reseed
-    from boltcutter.callback.throughput import ThroughputMonitor as ThroughputMonitor
+    from boltcutter_logging.throughput import ThroughputMonitor as ThroughputMonitor
     from boltcutter.config.errors import ConfigError as ConfigError
     from boltcutter_data.augment import Augment as Augment
     from boltcutter.data.digits import Digits as Digits
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from boltcutter_launch.local import LocalLauncher as LocalLauncher
     from boltcutter_launch.slurm import SlurmLauncher as SlurmLauncher
     from boltcutter.logger.csv import CSVLogger as CSVLogger
-    from boltcutter.logger.wandb import WandbLogger as WandbLogger
+    from boltcutter_logging.wandb import WandbLogger as WandbLogger
     from boltcutter.model.convnet import ConvNet as ConvNet
     from boltcutter_language.gpt import GPT as GPT
     from boltcutter.model.linear import Linear as Linear
@@ -80,14 +80,11 @@ _MODULES = {
     "MLP": "boltcutter.model.mlp",
     "Preemption": "boltcutter.callback.preemption",
     "PreemptionError": "boltcutter.environment.signals",
-    "Progress": "boltcutter.callback.progress",
     "Project": "boltcutter.project",
     "Reseed": "boltcutter.callback.reseed",
     "split_indices": "boltcutter.data.splits",
     "Splits": "boltcutter.data.module",
     "Task": "boltcutter.task.base",
-    "ThroughputMonitor": "boltcutter.callback.throughput",
-    "WandbLogger": "boltcutter.logger.wandb",
     "warmup_cosine": "boltcutter.task.schedule",
 }
 lightning_alias.install()

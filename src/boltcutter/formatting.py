@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
+
+
+def is_terminal(file: TextIO) -> bool:
+    """Whether lines written to a file can be erased."""
+    return file.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def supports_color(file: TextIO) -> bool:
+    """Whether text written to a file can be colored; see https://no-color.org."""
+    return is_terminal(file) and not os.environ.get("NO_COLOR")
 
 
 def format_number(value: Any) -> str:

@@ -33,7 +33,6 @@ OVERRIDDEN = {
     "_should_check_val_epoch": "callback/skip_no_op_hooks",
     "_broadcast_sigterm_tensor": "callback/skip_no_op_hooks: a collective at each step",
     "_should_check_val_fx": "training/ending: without a validation at the end, the last weights have no score",
-    "_wandb_init": "logger/wandb: arguments of wandb.init, known only when the run starts",
     "_MultiProcessingDataLoaderIter": "environment/workers: a worker that a signal kills ends training before it saves",
     "_workers": "environment/workers",
     "_timeout": "strategy/ddp: as long as that of collectives",

@@ -11,7 +11,7 @@ from typing import Any
 
 import wandb
 
-from boltcutter.logger.wandb import base_url, is_reachable, logged_in
+from boltcutter import extend
 
 PROTOCOL = "wandb://"
 TYPE = "model"
@@ -121,10 +121,12 @@ def as_artifact_error(registry: str) -> Iterator[None]:
     """
     if os.environ.get("WANDB_MODE") in ("offline", "disabled"):
         raise ArtifactError(f"{registry}: WANDB_MODE={os.environ['WANDB_MODE']}; unset it, or set it to online")
-    if not logged_in():
-        raise ArtifactError(f"{registry}: not logged in to {base_url()}; run `wandb login`")
-    if not is_reachable(base_url()):
-        raise ArtifactError(f"{registry}: {base_url()} is unreachable; try again later, or use a version by its number")
+    server = extend.require("wandb_server", registry)
+    url = server.base_url()
+    if not server.logged_in():
+        raise ArtifactError(f"{registry}: not logged in to {url}; run `wandb login`")
+    if not server.is_reachable(url):
+        raise ArtifactError(f"{registry}: {url} is unreachable; try again later, or use a version by its number")
     try:
         yield
     except (wandb.errors.Error, OSError) as error:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
-from boltcutter.model.sharding import fully_shard_modules
+from boltcutter import extend
 from boltcutter_language.sharding import replicate
 from boltcutter_language.transformer import Block, KeyValue, make_norm, rope_table
 
@@ -198,7 +198,8 @@ class GPT(nn.Module):
         """
         if mesh["tensor_parallel"].size() > 1:
             self._apply_tensor_parallelism(mesh["tensor_parallel"])
-        fully_shard_modules(mesh["data_parallel"], [*self.blocks, self], **options)
+        shard = extend.require("sharding", "trainer.strategy").fully_shard_modules
+        shard(mesh["data_parallel"], [*self.blocks, self], **options)
 
     def stages(self, count: int) -> list[nn.Module]:
         """Split the model into ``count`` pipeline stages with about the same number of blocks.

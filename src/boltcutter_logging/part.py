@@ -1,11 +1,27 @@
-"""What pictures, tables and further services add to logging."""
+"""What is logged and shown besides ``metrics.csv``: speed, progress, pictures and tables, and services."""
 
-from boltcutter.extend import Part, Section
+from boltcutter.extend import Command, Part, Section
+
+CALLBACKS = ("progress", "recompiles", "throughput")
 
 PART = Part(
     name="boltcutter_logging",
-    components=("boltcutter_logging.services",),
-    moved={"boltcutter.logger.services": "boltcutter_logging.services"},
+    commands={
+        "sync": Command(
+            "boltcutter_logging.sync:main",
+            "Upload runs that were logged offline to W&B: boltcutter sync run=<folder> [run=<folder> …]",
+        )
+    },
+    names={
+        "Progress": "boltcutter_logging.progress",
+        "ThroughputMonitor": "boltcutter_logging.throughput",
+        "WandbLogger": "boltcutter_logging.wandb",
+    },
+    components=tuple(f"boltcutter_logging.{module}" for module in (*CALLBACKS, "services", "wandb")),
+    moved={
+        **{f"boltcutter.callback.{module}": f"boltcutter_logging.{module}" for module in CALLBACKS},
+        **{f"boltcutter.logger.{module}": f"boltcutter_logging.{module}" for module in ("services", "wandb")},
+    },
     section=Section("Pictures and tables", "record.json", "boltcutter_logging.media_section:render"),
     offers={
         "encode_image": "boltcutter_logging.image:encode_image",
@@ -13,5 +29,6 @@ PART = Part(
         "confusion": "boltcutter_logging.outcome_report:read_confusion",
         "report_outcomes": "boltcutter_logging.outcome_report:read_outcomes",
         "prediction_writer": "boltcutter_logging.outcomes:PredictionWriter",
+        "wandb_server": "boltcutter_logging.wandb",
     },
 )

@@ -328,7 +328,7 @@ def _shard(model: Any, mesh: DeviceMesh) -> None:
     elif mesh["tensor_parallel"].size() > 1:
         raise EstimationError(f"{type(model).__name__} cannot be sharded by tensors; add a method shard(mesh)")
     else:
-        extend.require("sharding", "trainer.strategy")(model, mesh["data_parallel"])
+        extend.require("sharding", "trainer.strategy").fully_shard_units(model, mesh["data_parallel"])
 
 
 def _replicate(model: nn.Module, devices: int) -> None:

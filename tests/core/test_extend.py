@@ -190,7 +190,7 @@ def test_something_that_no_part_offers_is_an_error() -> None:
 
 def test_a_part_may_be_missing() -> None:
     assert find("no_such_offer") is None
-    assert callable(find("sharding"))
+    assert callable(find("sharding").fully_shard_units)
 
 
 def test_each_implementation_that_the_core_asks_for_is_offered_and_documented() -> None:

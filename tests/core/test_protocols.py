@@ -42,8 +42,8 @@ from boltcutter_parallel.tpu import HostCheckpointIO
 
 if TYPE_CHECKING:
     from boltcutter.data.loader import Loader
-    from boltcutter.logger.wandb import WandbLogger
     from boltcutter_keras.model import KerasModel
+    from boltcutter_logging.wandb import WandbLogger
 
     # mypy compares signatures, which isinstance does not.
     def _models(gpt: GPT, mlp: MLP, keras: KerasModel) -> None:

@@ -17,8 +17,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from boltcutter.logger.csv import CSVLogger
-from boltcutter.logger.wandb import WandbLogger
 from boltcutter_logging.media_logging import MediaLogging
+from boltcutter_logging.wandb import WandbLogger
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*smaller than the logging")
 

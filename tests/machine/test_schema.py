@@ -121,7 +121,7 @@ def test_a_class_whose_arguments_need_a_missing_package_accepts_anything(monkeyp
     locate.parameters.cache_clear()
     logger = jsonschema.Draft7Validator(make_schemas(PROJECT)["logger"])
     assert logger.is_valid({"tensorboard": {"_target_": TENSORBOARD, "log_dir": "x", "nothing": 1}})
-    assert not logger.is_valid({"wandb": {"_target_": "boltcutter.logger.wandb.WandbLogger", "nothing": 1}})
+    assert not logger.is_valid({"wandb": {"_target_": "boltcutter_logging.wandb.WandbLogger", "nothing": 1}})
 
 
 def test_the_command_writes_a_file_for_each_group(

@@ -48,8 +48,8 @@ from boltcutter.config import describe
 from boltcutter.config.compose import DictConfig, merge
 from boltcutter.config.errors import ConfigError, as_config_error, hint
 from boltcutter.config.instantiate import build, find_mistakes
-from boltcutter.config.locate import locate
-from boltcutter.config.values import resolve_reference
+from boltcutter.config.locate import is_left_out, locate
+from boltcutter.config.values import plain, resolve_reference
 from boltcutter.data.hooks import seed_hooks, shard_loaders
 from boltcutter.environment.platform import disable_mpi_detection
 from boltcutter.environment.threads import limit_threads
@@ -288,7 +288,8 @@ def _build_trainer(
     # Without these, Lightning would add its own where the configuration has none.
     defaults = {
         "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks.values()),
-        "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks.values()),
+        "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks.values())
+        or (bool(callbacks) and is_left_out(plain(cfg.callback).get("progress"))),
     }
     precision = check_precision(cfg)
     placeholder = placeholder_precision(precision, device_type(str(cfg.trainer.get("accelerator", "auto"))))

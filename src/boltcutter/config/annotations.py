@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, StrictBool, TypeAdapter, Valid
 from pydantic.errors import PydanticUserError
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.locate import adapter, locate, parameters
+from boltcutter.config.locate import adapter, is_left_out, locate, parameters
 
 UNKNOWN = object()
 
@@ -60,7 +60,7 @@ def _placeholder(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if "_target_" not in value:
-        filled = {k: _placeholder(v) for k, v in value.items()}
+        filled = {k: _placeholder(v) for k, v in value.items() if not is_left_out(v)}
         return UNKNOWN if any(item is UNKNOWN for item in filled.values()) else filled
     try:
         target = locate(value["_target_"])

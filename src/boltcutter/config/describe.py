@@ -10,7 +10,7 @@ from typing import Any
 from boltcutter.config.annotations import type_name
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, hint
-from boltcutter.config.locate import locate, parameters
+from boltcutter.config.locate import is_left_out, locate, parameters
 from boltcutter.config.values import format_value, plain, resolve_reference, resolved
 from boltcutter.formatting import aligned
 
@@ -51,7 +51,7 @@ def _describe_map(node: Any, raw: Any, path: str) -> Iterator[tuple[str, str, st
         yield from _describe(node, raw, locate(node["_target_"]), f"{path}.")
         return
     for key, value in node.items():
-        if isinstance(value, dict) and "_target_" in value and not isinstance(raw[key], str):
+        if isinstance(value, dict) and "_target_" in value and not isinstance(raw[key], str) and not is_left_out(value):
             target = locate(value["_target_"])
             text = (inspect.getdoc(target) or "").split("\n")[0]
             yield f"{path}.{key}", _summary(value, raw[key]), getattr(target, "__name__", ""), text

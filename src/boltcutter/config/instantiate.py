@@ -2,7 +2,8 @@
 
 A mapping with a ``_target_`` is a call of that class or function with the other keys as keyword arguments and the list
 ``_args_`` as positional arguments; ``_partial_: true`` makes a ``functools.partial`` (optimizers, schedulers, metrics);
-``_check_: false`` accepts any keyword, for a class whose signature is incomplete.
+``_check_: false`` accepts any keyword, for a class whose signature is incomplete; ``_optional_: true`` leaves the entry
+of a mapping out if the part of the library that has the class is not installed.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from boltcutter.config.annotations import coerce, is_subclass, literal_values, m
 from boltcutter.config.compose import ALWAYS_BUILT
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.foreign import foreign
-from boltcutter.config.locate import adapter, locate, origin, package, parameters
+from boltcutter.config.locate import adapter, is_left_out, locate, origin, package, parameters
 from boltcutter.config.values import REFERENCE, format_unresolved, format_value, parse, paths, resolve_reference
 from boltcutter.lightning_alias import remedy
 from boltcutter.project import install_command, is_own_package
 
 TRUTH = {"yes": True, "on": True, "1": True, "no": False, "off": False, "0": False}  # of YAML 1.1 and shells
-SPECIAL = ("_target_", "_partial_", "_args_", "_check_")
+SPECIAL = ("_target_", "_partial_", "_args_", "_check_", "_optional_")
 
 
 def build(node: Any, path: str = "", **extra: Any) -> Any:
@@ -50,7 +51,7 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
     if not isinstance(node, dict):
         return node
     if "_target_" not in node:
-        return {key: build(value, f"{path}.{key}") for key, value in node.items()} | extra
+        return {key: build(value, f"{path}.{key}") for key, value in node.items() if not is_left_out(value)} | extra
     target = locate(node["_target_"])
     known = parameters(target)
     arguments = {k: _typed(v, known.get(k), f"{path}.{k}") for k, v in node.items() if k not in SPECIAL} | extra
@@ -152,7 +153,8 @@ def _check(value: Any, raw: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         if "_target_" not in value:
             for key, inner in value.items():
-                yield from _check(inner, raw[key], f"{path}.{key}")
+                if not is_left_out(inner):
+                    yield from _check(inner, raw[key], f"{path}.{key}")
             return
         try:
             target = locate(value["_target_"])

@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 from boltcutter import extend
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.lightning_alias import canonical
-from boltcutter.project import LIBRARY, install_command, is_own_package
+from boltcutter.project import LIBRARY, install_command, is_library, is_own_package
 
 # Classes that forward their **kwargs, and to what: otherwise no check of signatures finds a misspelt keyword.
 FORWARDS_KWARGS = {
@@ -65,6 +65,14 @@ def locate(path: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{path} cannot be called; give the full dotted path of a class")
     return found
+
+
+def is_left_out(node: Any) -> bool:
+    """Whether a call is marked ``_optional_``, and its target is in a part of the library that is not installed."""
+    if not isinstance(node, dict) or node.get("_optional_") is not True:
+        return False
+    top = str(node.get("_target_")).partition(".")[0]
+    return is_library(top) and find_spec(top) is None
 
 
 def same_target(one: Any, other: Any) -> bool:

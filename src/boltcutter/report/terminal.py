@@ -13,9 +13,8 @@ from lightning.fabric.utilities.data import sized_len
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from boltcutter.callback.status_line import supports_color
 from boltcutter.config.errors import printable
-from boltcutter.formatting import aligned, format_duration, format_number
+from boltcutter.formatting import aligned, format_duration, format_number, supports_color
 from boltcutter.project import command
 from boltcutter.protocols import HasLocation, NativeData, find_model
 from boltcutter.run.folder import read_record

@@ -66,6 +66,13 @@ def test_lightning_adds_no_default_callbacks(tmp_path: Path, overrides: list[str
     assert not any(isinstance(callback, ModelCheckpoint | ProgressBar) for callback in callbacks)
 
 
+def test_without_the_part_of_the_progress_bar_there_is_that_of_lightning(tmp_path: Path) -> None:
+    missing = "callback.progress={_target_: boltcutter_absent.Bar, _optional_: true}"
+    for bars, evaluates in (1, False), (0, True):
+        trainer = assembled(tmp_path, missing, with_callbacks=not evaluates).trainer
+        assert len([c for c in trainer.callbacks if isinstance(c, ProgressBar)]) == bars  # type: ignore[attr-defined]
+
+
 def test_evaluation_has_no_callbacks_and_a_logger_that_takes_all_calls(tmp_path: Path) -> None:
     trainer = assembled(tmp_path, with_callbacks=False).trainer
     assert [type(logger) for logger in trainer.loggers] == [DummyLogger]

@@ -11,6 +11,7 @@ from typing import Any, Literal, Optional, Union
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from boltcutter.config.describe import describe
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import build, find_mistakes, locate, parameters
 
@@ -307,3 +308,30 @@ def test_an_abstract_class_is_refused() -> None:
     message = "data._target_=collections.abc.Sequence: __getitem__, __len__: not defined; add to the class"
     with pytest.raises(ConfigError, match=re.escape(message)):
         build(cfg(_target_="collections.abc.Sequence"), "data")
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_built"),
+    [
+        ({"_target_": "boltcutter_absent.part.Tool", "_optional_": True, "size": 1}, False),
+        ({"_target_": f"{TOOLS}.Tool", "_optional_": True, "size": 1}, True),
+    ],
+)
+def test_an_optional_entry_is_left_out_without_its_part(entry: dict[str, Any], is_built: bool) -> None:
+    cfg = DictConfig({"box": {"_target_": f"{TOOLS}.Box", "tool": "x", "tools": {"own": entry}}})
+    assert find_mistakes(cfg, root) == []
+    assert list(build(cfg.box).tools) == ["own"] * is_built
+    assert any("box.tools.own" in line for line in describe(cfg, root)) == is_built
+
+
+@pytest.mark.parametrize(
+    ("entry", "mistake"),
+    [
+        ({"_target_": "boltcutter_absent.part.Tool"}, "box.tools.own._target_: "),
+        ({"_target_": "absent.part.Tool", "_optional_": True}, "box.tools.own._target_: "),
+        ({"_target_": f"{TOOLS}.Tool", "_optional_": True, "sise": 1}, "box.tools.own.sise: "),
+    ],
+)
+def test_an_optional_entry_is_checked_with_its_part(entry: dict[str, Any], mistake: str) -> None:
+    cfg = DictConfig({"box": {"_target_": f"{TOOLS}.Box", "tool": "x", "tools": {"own": entry}}})
+    assert any(line.startswith(mistake) for line in find_mistakes(cfg, root))

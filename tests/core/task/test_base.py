@@ -19,10 +19,10 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from boltcutter.callback.guard import Guard
-from boltcutter.callback.throughput import ThroughputMonitor
 from boltcutter.task.classification import Classification
 from boltcutter.task.errors import CompilerError
 from boltcutter.task.schedule import warmup_cosine
+from boltcutter_logging.throughput import ThroughputMonitor
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:.*{text}")
@@ -361,7 +361,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 from boltcutter.callback.guard import Guard
-from boltcutter.callback.throughput import ThroughputMonitor
+from boltcutter_logging.throughput import ThroughputMonitor
 from boltcutter.task.classification import Classification
 torch.set_num_threads(1)
 torch.manual_seed(0)

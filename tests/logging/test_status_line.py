@@ -6,7 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from boltcutter.callback.status_line import Field, StatusLine, is_terminal, layout
+from boltcutter.formatting import is_terminal
+from boltcutter_logging.status_line import Field, StatusLine, layout
 
 FIELDS = [
     Field("epoch", "3/20", 9),

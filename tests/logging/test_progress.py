@@ -16,9 +16,9 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from boltcutter.callback import progress
-from boltcutter.callback.progress import Progress, speed_fields
-from boltcutter.callback.throughput import ThroughputMonitor
+from boltcutter_logging import progress
+from boltcutter_logging.progress import Progress, speed_fields
+from boltcutter_logging.throughput import ThroughputMonitor
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:.*{text}")
@@ -277,7 +277,7 @@ def test_a_refresh_rate_of_zero_is_refused() -> None:
 
 REAL = """
 import sys, lightning as L, torch
-from boltcutter.callback.progress import Progress
+from boltcutter_logging.progress import Progress
 
 class Task(L.LightningModule):
     def __init__(self):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from boltcutter.callback.recompiles import RecompileMonitor
+from boltcutter_logging.recompiles import RecompileMonitor
 
 
 class Task:

@@ -15,8 +15,8 @@ from wandb_server import GRAPHQL
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter.run import trust
-from boltcutter_remote import sync
-from boltcutter_remote.sync import SyncError, main
+from boltcutter_logging import sync
+from boltcutter_logging.sync import SyncError, main
 
 
 class Handler(BaseHTTPRequestHandler):

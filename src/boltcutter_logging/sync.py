@@ -11,9 +11,9 @@ from typing import Any
 import wandb
 
 from boltcutter.config.values import redacted
-from boltcutter.logger.wandb import base_url, is_reachable, logged_in
 from boltcutter.project import Project
 from boltcutter.run.folder import read_record, read_run_config
+from boltcutter_logging.wandb import base_url, is_reachable, logged_in
 
 # What the logger in a record may set; others, as save_code, would upload files of this machine.
 ALLOWED = ("entity", "group", "job_type", "notes", "tags")

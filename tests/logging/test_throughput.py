@@ -9,8 +9,8 @@ from conftest import RecordingLogger, Script
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from boltcutter.callback import throughput
-from boltcutter.callback.throughput import ThroughputMonitor
+from boltcutter_logging import throughput
+from boltcutter_logging.throughput import ThroughputMonitor
 from boltcutter_parallel.data_parallel import DataParallelStrategy
 
 pytestmark = [
@@ -197,7 +197,7 @@ def test_invalid_arguments_are_refused() -> None:
 
 RANKS = """
 import lightning as L, time, torch
-from boltcutter.callback.throughput import ThroughputMonitor
+from boltcutter_logging.throughput import ThroughputMonitor
 from boltcutter_parallel.data_parallel import DataParallelStrategy
 
 class Task(L.LightningModule):

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TextIO
 
+from boltcutter.formatting import supports_color
+
 ERASE = "\r\x1b[2K"  # control sequences of ECMA-48
 RESET = "\x1b[0m"
 STYLES = {"bold": "\x1b[1m", "dim": "\x1b[2m", "green": "\x1b[32m", "cyan": "\x1b[36m", "bright_black": "\x1b[90m"}
 MIN_BAR_WIDTH = 10  # columns
-
-
-def is_terminal(file: TextIO) -> bool:
-    """Whether lines written to a file can be erased."""
-    return file.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-
-
-def supports_color(file: TextIO) -> bool:
-    """Whether text written to a file can be colored; see https://no-color.org."""
-    return is_terminal(file) and not os.environ.get("NO_COLOR")
 
 
 class Field(NamedTuple):

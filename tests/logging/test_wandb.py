@@ -24,8 +24,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from wandb.proto import wandb_internal_pb2
 from wandb_server import GRAPHQL
 
-from boltcutter.logger import wandb as wandb_module
-from boltcutter.logger.wandb import WANDB_HOSTS, WandbLogger, base_url, is_reachable, logged_in, resolve_mode
+from boltcutter_logging import wandb as wandb_module
+from boltcutter_logging.wandb import WANDB_HOSTS, WandbLogger, base_url, is_reachable, logged_in, resolve_mode
 
 KEY = "5ec7e7" * 6 + "abcd"
 PLANTED = "planted-in-the-environment"
@@ -92,8 +92,8 @@ RUNS = """
 import atexit, contextlib, json, os, sys, time, traceback, urllib.request, warnings
 from pathlib import Path
 import psutil
-from boltcutter.logger import wandb as wandb_module
-from boltcutter.logger.wandb import WandbLogger
+from boltcutter_logging import wandb as wandb_module
+from boltcutter_logging.wandb import WandbLogger
 
 
 def main(name, how, folder, env):
