@@ -28,7 +28,8 @@ boltcutter launch list""",
     },
     components=("boltcutter_launch",),
     callbacks="boltcutter_launch.transport:callbacks",
-    ranks="boltcutter_launch.platform:export_torchrun_env",
+    ranks="boltcutter_launch.platform:read_ranks",
+    offers={"check_tasks": "boltcutter_launch.slurm_tasks:check"},
     moved={
         "boltcutter.callback.spot_interruption": "boltcutter_launch.spot_interruption",
         **{

@@ -17,6 +17,7 @@ from typing import Any
 
 from boltcutter.environment.platform import DEVICES, JOB, NODES, PLATFORM, Env, PlatformError, job_port
 from boltcutter.environment.process import in_slurm_step
+from boltcutter_launch import slurm_tasks
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -91,6 +92,16 @@ def export_torchrun_env(env: MutableMapping[str, str] = os.environ) -> None:
         rendezvous = {"MASTER_ADDR": info.master_addr or "127.0.0.1", "MASTER_PORT": port}
         variables |= {name: value for name, value in rendezvous.items() if not env.get(name)}
     env.update({name: str(value) for name, value in variables.items()})
+
+
+def read_ranks() -> None:
+    """Set the variables of this process: as a node of a platform, or as a task of SLURM.
+
+    Raises:
+        PlatformError: The variables contradict each other.
+    """
+    export_torchrun_env()
+    slurm_tasks.prepare()
 
 
 def detect(env: Env) -> NodeInfo | None:

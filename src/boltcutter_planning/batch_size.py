@@ -17,9 +17,9 @@ import yaml
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import last_of_each
-from boltcutter.environment.process import available_memory
 from boltcutter.project import Project
 from boltcutter.topology import count_devices
+from boltcutter_planning.resources import available_memory
 
 TRIAL = ["trainer.limit_train_batches=3", "trainer.max_epochs=1", "trainer.limit_val_batches=2"]
 TRIAL += ["trainer.log_every_n_steps=1", "logger=null", "test=false", "report=false"]

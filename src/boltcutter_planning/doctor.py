@@ -27,7 +27,6 @@ from boltcutter.config.instantiate import build
 from boltcutter.config.locate import locate
 from boltcutter.config.values import split_overrides
 from boltcutter.environment.platform import launched_layout
-from boltcutter.environment.process import available_memory
 from boltcutter.environment.threads import available_cores, count_free_cores
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import LIBRARY, Project
@@ -42,6 +41,7 @@ from boltcutter_planning.choose import (
     recommend,
 )
 from boltcutter_planning.estimate import SampleSpec, sample_spec
+from boltcutter_planning.resources import available_memory
 
 # Programs that an option needs, and how to get them.
 PROGRAMS = {

@@ -30,6 +30,7 @@ boltcutter doctor --test""",
     },
     names={"Profile": "boltcutter_planning.profile"},
     components=("boltcutter_planning.profile",),
+    callbacks="boltcutter_planning.resources:callbacks",
     moved={"boltcutter.callback.profile": "boltcutter_planning.profile"},
     offers={
         "check": "boltcutter_planning.check:main",

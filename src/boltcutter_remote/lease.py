@@ -20,6 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from boltcutter.environment import lease
 from boltcutter.environment.lease import Holder, Lease, parse_holder
+from boltcutter_remote.transfer import call_with_timeout
 
 TIMEOUT = 15.0  # seconds for one request
 
@@ -127,7 +128,7 @@ class RemoteLease(Lease):
         Raises:
             OSError: In place of the storage's own exceptions.
         """
-        from boltcutter.checkpoint.storage import call_with_timeout, error_text, resolve_filesystem
+        from boltcutter.checkpoint.storage import error_text, resolve_filesystem
 
         try:
             store, path = resolve_filesystem(f"{self.url}/{name}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from boltcutter.checkpoint.atomic import temporary_path, write_text
 from boltcutter.config.errors import ConfigError
@@ -23,6 +25,7 @@ LOGIN = {
     "adlfs": "set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and log in with `az login`",
 }
 
+T = TypeVar("T")
 Index = dict[str, list[Any]]  # by name: version of the object, and size and modification time of the file equal to it
 
 
@@ -72,7 +75,7 @@ def download(url: str, folder: Path, file: Path, wanted: Callable[[str], bool]) 
     Returns:
         Names of the downloaded files, and of those that were downloaded earlier and are no longer at the URL.
     """
-    from boltcutter.checkpoint.storage import call_with_timeout, resolve_filesystem
+    from boltcutter.checkpoint.storage import resolve_filesystem
 
     store, place = resolve_filesystem(url)
     start = f"{place.rstrip('/')}/"
@@ -98,6 +101,27 @@ def download(url: str, folder: Path, file: Path, wanted: Callable[[str], bool]) 
         folder.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps({name: entry for name, entry in index.items() if name in objects}))
     return found, [name for name in index if name not in objects]
+
+
+def call_with_timeout(seconds: float, call: Callable[[], T]) -> T:
+    """Return the result of a call of a storage, which may have no timeout of its own.
+
+    Raises:
+        TimeoutError: It takes longer.
+    """
+    future = concurrent.futures.Future[T]()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="storage").start()
+    try:
+        return future.result(seconds)
+    except (TimeoutError, concurrent.futures.TimeoutError) as error:  # not the same before Python 3.11
+        raise error if future.done() else TimeoutError(f"no response within {seconds:.0f} s") from error
 
 
 def upload(folder: Path, url: str, name: str) -> str:

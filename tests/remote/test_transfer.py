@@ -1,5 +1,6 @@
 import json
 import sys
+import threading
 from pathlib import Path
 
 import fsspec
@@ -7,7 +8,7 @@ import pytest
 from fsspec.registry import _registry
 
 from boltcutter.config.errors import ConfigError
-from boltcutter_remote.transfer import download, fetch, is_file_of_run, publish
+from boltcutter_remote.transfer import call_with_timeout, download, fetch, is_file_of_run, publish
 
 FILES = {
     "record.json": '{"id": "7"}',
@@ -110,3 +111,10 @@ def test_what_is_no_file_of_a_run_is_not_fetched(name: str) -> None:
     """The code and the lease are those of other processes, and a bundle is only for the node that unpacks it."""
     assert not is_file_of_run(name)
     assert is_file_of_run("logs/code/job.tar.gz")
+
+
+def test_a_storage_that_does_not_respond_is_given_up() -> None:
+    released = threading.Event()
+    with pytest.raises(TimeoutError, match="no response within 0 s"):
+        call_with_timeout(0.01, lambda: released.wait(10))
+    released.set()

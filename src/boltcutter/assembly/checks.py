@@ -20,11 +20,12 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
+from boltcutter import extend
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, hint, one_line
 from boltcutter.config.instantiate import name_setting
 from boltcutter.config.locate import parameters
-from boltcutter.environment import platform, slurm
+from boltcutter.environment import platform
 from boltcutter.environment.process import external_world_size, is_rank_zero
 from boltcutter.internals import BatchNorm, cuda_driver_version
 from boltcutter.lightning_alias import remedy
@@ -181,10 +182,8 @@ def check_world_size(trainer: L.Trainer, topology: Topology) -> None:
                 f"{topology}: {name} has started {started} nodes{f' with {each} processes each' if each else ''}; set "
                 f"{f'trainer.devices={each} ' if each else ''}trainer.num_nodes={started}"
             )
-    if fault := slurm.mismatch(topology):
-        raise ConfigError(fault)
-    if (note := slurm.idle_tasks(topology.num_processes)) and is_rank_zero():
-        print(f"note: {note}")
+    if check_tasks := extend.find("check_tasks"):
+        check_tasks(topology)
     environment, env = getattr(strategy, "cluster_environment", None), os.environ
     is_standalone = environment is None or isinstance(environment, LightningEnvironment)
     if is_standalone and "RANK" in env and "LOCAL_RANK" not in env and env.get("WORLD_SIZE", "1") != "1":

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -91,27 +89,6 @@ def resolve_filesystem(path: str | Path) -> tuple[Any, str]:
         store.auto_mkdir = True  # as in an object storage, there is no folder to be created first
     store.invalidate_cache()  # another process or thread may have written
     return store, place
-
-
-def call_with_timeout(seconds: float, call: Callable[[], T]) -> T:
-    """Return the result of a call of a storage, which may have no timeout of its own.
-
-    Raises:
-        TimeoutError: It takes longer.
-    """
-    future = concurrent.futures.Future[T]()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name="storage").start()
-    try:
-        return future.result(seconds)
-    except (TimeoutError, concurrent.futures.TimeoutError) as error:  # not the same before Python 3.11
-        raise error if future.done() else TimeoutError(f"no response within {seconds:.0f} s") from error
 
 
 def repeat(place: str | Path, call: Callable[[], T]) -> T:

@@ -16,7 +16,7 @@ from typing import Any
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError, hint, printable
 from boltcutter.config.values import as_yaml, paths, redacted, split_overrides
-from boltcutter.environment import platform, slurm, threads
+from boltcutter.environment import platform, threads
 from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
 from boltcutter.extend import RUNS, Command, PartError, load, offers, rank_readers, require, resolve_references
 from boltcutter.project import Project, ProjectError, install_command, is_own_package
@@ -163,7 +163,6 @@ def read_ranks() -> None:
     try:
         for read in rank_readers():
             read()
-        slurm.prepare()
     except platform.PlatformError as error:
         raise ConfigError(str(error)) from error
 

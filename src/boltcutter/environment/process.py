@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 import time
@@ -90,15 +89,6 @@ def retain_freed_memory() -> bool:
 def release_freed_memory() -> None:
     """Return freed memory to the operating system, once."""
     call_glibc("malloc_trim", 0)
-
-
-def available_memory() -> int:
-    """Available memory of the host, in bytes; all of it where this is unknown."""
-    with suppress(OSError):
-        found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
-        if found:
-            return int(found[1]) * 2**10
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def call_glibc(name: str, *args: int) -> bool:

@@ -6,18 +6,12 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from boltcutter.topology import Topology
-
-if TYPE_CHECKING:
-    import lightning as L
 
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # variables of OpenMP for how threads wait
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds per period
 LOAD = Path("/proc/loadavg")  # mean load of 1, 5 and 15 minutes, running/all threads, and the last process ID
 
-_free_cores: float | None = None  # when this process started
+free_cores: float | None = None  # when this process started
 
 
 def available_cores() -> int:
@@ -45,9 +39,9 @@ def prepare() -> None:
     A spinning thread occupies the core that the thread needs for which it waits. Unlike the number of threads, waiting
     does not change results. OpenMP reads the variable when torch is imported.
     """
-    global _free_cores
-    _free_cores = count_free_cores()
-    if available_cores() - _free_cores >= 1 and "torch" not in sys.modules and not os.environ.keys() & {*WAITING}:
+    global free_cores
+    free_cores = count_free_cores()
+    if available_cores() - free_cores >= 1 and "torch" not in sys.modules and not os.environ.keys() & {*WAITING}:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
@@ -62,20 +56,3 @@ def limit_threads(num_processes: int) -> None:
     threads = max(1, available_cores() // max(1, num_processes))
     if "OMP_NUM_THREADS" not in os.environ and threads < torch.get_num_threads():
         torch.set_num_threads(threads)
-
-
-def describe_contention(trainer: L.Trainer) -> str | None:
-    """Return a line for the user if a run has more threads than cores were free when this process started."""
-    import torch
-
-    threads, ranks = torch.get_num_threads(), Topology.of(trainer).num_processes
-    if _free_cores is None or threads == 1 or threads * ranks <= _free_cores:
-        return None
-    given = getattr(trainer.datamodule, "num_workers", 0)  # type: ignore[attr-defined]
-    workers = given * ranks if isinstance(given, int) else 0
-    others = f" and {workers} loader workers" if workers else ""
-    fewer = max(1, int(_free_cores - workers) // ranks)
-    return (
-        f"threads: {threads * ranks}{others}, but about {_free_cores:.0f} of {available_cores()} cores are free, so a "
-        f"small model may train several times slower; try OMP_NUM_THREADS={fewer}"
-    )

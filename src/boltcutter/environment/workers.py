@@ -10,44 +10,21 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable
 from multiprocessing import resource_tracker
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from boltcutter.environment import signals
-from boltcutter.topology import Topology
-
-if TYPE_CHECKING:
-    import lightning as L
 
 # Iterators that start workers: those of torch, and of torchdata if it is imported.
 ITERATORS = {
     "torch.utils.data.dataloader": "_MultiProcessingDataLoaderIter",
     "torchdata.stateful_dataloader.stateful_dataloader": "_StatefulMultiProcessingDataLoaderIter",
 }
-SHARED_MEMORY = "/dev/shm"  # noqa: S108
-MIB_PER_WORKER = 256  # some batches of images; a container has 64 MiB in all by default
 InitFunction = Callable[[int], None]
-
-
-def describe_shared_memory(trainer: L.Trainer) -> str | None:
-    """Return a line for the user if the shared memory of this node may be too small for its DataLoader workers."""
-    given = getattr(trainer.datamodule, "num_workers", 0)  # type: ignore[attr-defined]
-    workers = given * Topology.of(trainer).num_devices if isinstance(given, int) else 0
-    try:
-        size = shutil.disk_usage(SHARED_MEMORY).total / 2**20
-    except OSError:  # not on Linux
-        return None
-    if size >= workers * MIB_PER_WORKER:
-        return None
-    return (
-        f"shared memory: {SHARED_MEMORY} has {size:.0f} MiB, through which {workers} loader workers pass batches; if "
-        "one dies with a bus error, try data.num_workers=0, or enlarge it (launch.shm_size, docker run --shm-size)"
-    )
 
 
 def protect_workers() -> None:

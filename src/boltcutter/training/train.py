@@ -24,9 +24,7 @@ from boltcutter.environment import lease, signals, startup
 from boltcutter.environment.elastic import isolate_attempts
 from boltcutter.environment.identity import job_id, run_id
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
-from boltcutter.environment.threads import describe_contention
 from boltcutter.environment.warnings import filter_warnings
-from boltcutter.environment.workers import describe_shared_memory
 from boltcutter.evaluation.splits import prediction_argument, skip_reason
 from boltcutter.project import Project, command
 from boltcutter.protocols import (
@@ -285,10 +283,6 @@ class Recorder(Callback):
             if isinstance(logger, HasLocation) and isinstance(logger.location, str):
                 update_record(folder, wandb={"id": logger.version, "location": logger.location})
         summary.print_start(folder, trainer, pl_module)
-        if pl_module.device.type == "cpu" and (line := describe_contention(trainer)):
-            print(line)
-        if line := describe_shared_memory(trainer):
-            print(line)
 
     def _is_resumable(self) -> bool:
         """Whether a checkpoint to resume from was written before the one that is being saved."""

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +21,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     for name in ("OMP_NUM_THREADS", *threads.WAITING):
         monkeypatch.setenv(name, "")  # restored afterwards
         monkeypatch.delenv(name)
-    monkeypatch.setattr(threads, "_free_cores", None)
+    monkeypatch.setattr(threads, "free_cores", None)
     monkeypatch.setattr(threads, "LOAD", tmp_path / "load")
     monkeypatch.setattr(threads, "QUOTA", tmp_path / "quota")
 
@@ -78,29 +76,3 @@ def test_ranks_and_containers_have_as_many_threads_as_cores(machine: Machine, mo
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     threads.limit_threads(2)
     assert torch.get_num_threads() == 4  # as the user wants
-
-
-@pytest.mark.parametrize(
-    ("load", "ranks", "workers", "expected"),
-    [
-        (0.0, 1, 0, None),
-        (0.0, 1, 3, None),
-        (2.0, 1, 0, "threads: 4, but about 2 of 4 cores are free, so a .*; try OMP_NUM_THREADS=2"),
-        (1.0, 1, 2, "threads: 4 and 2 loader workers, but about 3 of 4 cores are free, .*; try OMP_NUM_THREADS=1"),
-        (0.0, 2, 0, "threads: 8, but about 4 of 4 cores are free, .*; try OMP_NUM_THREADS=2"),
-    ],
-)
-def test_more_threads_than_free_cores_are_reported(
-    machine: Machine, load: float, ranks: int, workers: int, expected: str | None
-) -> None:
-    machine(4, load=load, running=1 + int(load))
-    trainer: Any = SimpleNamespace(
-        strategy=SimpleNamespace(num_processes=ranks),
-        datamodule=SimpleNamespace(num_workers=workers),
-        **{"num_nodes": 1, "num_devices": ranks, "world_size": ranks},
-    )
-    torch.set_num_threads(4)
-    assert threads.describe_contention(trainer) is None  # not measured
-    threads.prepare()
-    line = threads.describe_contention(trainer)
-    assert re.fullmatch(expected, line or "") if expected else line is None

@@ -1,10 +1,8 @@
-import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import AS_ROOT, ROOT, environment, run_command, unavailable
+from conftest import run_command
 
 LOADER = """
 import os, signal, subprocess, sys, time
@@ -60,22 +58,3 @@ def test_workers_survive_signals_to_the_process_group(method: str, tmp_path: Pat
     (tmp_path / "loader.py").write_text(LOADER)
     done = run_command([sys.executable, str(tmp_path / "loader.py"), method], timeout=60)
     assert (done.returncode, done.stdout.split()) == (0, ["read", "ended"]), done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("workers", "shown"), [(2, True), (0, False)])
-def test_small_shared_memory_is_reported_before_workers_need_it(workers: int, shown: bool, tmp_path: Path) -> None:
-    # As in a container: 64 MiB, which SageMaker and Vertex AI do not let jobs change.
-    options = [f"folder={tmp_path}/run", f"data.num_workers={workers}", "trainer.fast_dev_run=true", "logger=null"]
-    train = shlex.join([sys.executable, "scripts/train.py", *options])
-    script = f"mount -t tmpfs -o size=64m tmpfs /dev/shm && exec {train}"
-    in_namespace = [*AS_ROOT, "unshare", "--mount"]
-    try:
-        subprocess.run([*in_namespace, "true"], check=True, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.CalledProcessError) as error:  # another system, or a container
-        unavailable(f"this machine allows no namespaces: {error} {getattr(error, 'stderr', '')}")
-    command = [*in_namespace, "sh", "-c", script]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    line = "shared memory: /dev/shm has 64 MiB, through which 2 loader workers pass batches; if one dies with a bus"
-    assert (line in done.stdout) is shown, done.stdout

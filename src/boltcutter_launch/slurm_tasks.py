@@ -10,6 +10,8 @@ import os
 import re
 from collections.abc import Mapping, MutableMapping
 
+from boltcutter.config.errors import ConfigError
+from boltcutter.environment.process import is_rank_zero
 from boltcutter.topology import Topology
 
 INTERACTIVE_JOB_NAMES = ("bash", "interactive")  # as Lightning detects an interactive shell
@@ -54,6 +56,21 @@ def tasks_per_node(env: Env) -> list[int]:
     return [int(tasks) for tasks, nodes in found for _ in range(int(nodes or 1))]
 
 
+def check(topology: Topology) -> None:
+    """Check that the tasks of SLURM match the trainer, and note if most of them are idle.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    if fault := mismatch(topology):
+        raise ConfigError(fault)
+    tasks = _tasks_of_job(os.environ) if "SLURM_STEP_ID" not in os.environ and "LOCAL_RANK" not in os.environ else 0
+    if topology.num_processes == 1 and tasks > 1 and is_rank_zero():
+        print(
+            f"note: trainer.devices=1: the job has {tasks} tasks, but this run uses only one, as srun did not start it"
+        )
+
+
 def mismatch(topology: Topology, env: Env = os.environ) -> str | None:
     """An error message, with the remedy, if the tasks of SLURM do not match the trainer; else None.
 
@@ -84,19 +101,6 @@ def mismatch(topology: Topology, env: Env = os.environ) -> str | None:
         f"trainer.devices={counts[0]} trainer.num_nodes={len(counts)}, or " if topology.num_devices == processes else ""
     )
     return f"{topology}: srun started {total} on {on}; try {overrides}srun {options}"
-
-
-def idle_tasks(processes: int) -> str | None:
-    """A note if a single process trains in a job that has more tasks; else None.
-
-    Args:
-        processes: Number of processes on each node that the strategy expects.
-    """
-    env = os.environ
-    tasks = _tasks_of_job(env) if "SLURM_STEP_ID" not in env and "LOCAL_RANK" not in env else 0
-    if processes > 1 or tasks < 2:
-        return None
-    return f"trainer.devices=1: the job has {tasks} tasks, but this run uses only one, as srun did not start it"
 
 
 def _tasks_of_job(env: Env) -> int:

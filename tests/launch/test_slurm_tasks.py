@@ -8,8 +8,8 @@ import pytest
 from conftest import QUICK, Script
 
 from boltcutter.environment.process import in_slurm_step
-from boltcutter.environment.slurm import mismatch, prepare, tasks_per_node
 from boltcutter.topology import Topology
+from boltcutter_launch.slurm_tasks import mismatch, prepare, tasks_per_node
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "try", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 
