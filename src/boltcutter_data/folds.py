@@ -9,10 +9,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from boltcutter.data.splits import Indices, check_folds
+from boltcutter.data.splits import Indices
 
 MAX_PARTS = 20  # parts of the groups that are taken together at most
 TOLERANCE = 0.1  # relative error of a fraction of groups
+
+
+def check_folds(num_folds: int | None, fold: int) -> None:
+    """Check the settings of a fold.
+
+    Raises:
+        ValueError: There are fewer than two folds, no fold of this number, or a fold without a number of folds.
+    """
+    if num_folds is None:
+        if fold:
+            raise ValueError(f"data.fold={fold} needs data.num_folds; set it, such as data.num_folds=5")
+    elif num_folds < 2:
+        raise ValueError(f"data.num_folds={num_folds} must be 2 or more, or null; try 5")
+    elif not 0 <= fold < num_folds:
+        raise ValueError(f"data.fold={fold} is not in 0 … {num_folds - 1} (data.num_folds={num_folds}); try 0")
 
 
 def fold_indices(

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from boltcutter import extend
 from boltcutter.assembly.assemble import Components
 from boltcutter.checkpoint.load import restore
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
-from boltcutter.data.batches import count_samples
 from boltcutter.evaluation.predict import SAMPLING, write_predictions
 from boltcutter.evaluation.splits import loader_owner
 from boltcutter.evaluation.table import Table, concatenate, count_rows, to_columns
@@ -86,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 def _columns(loaders: list[list[Any]]) -> Table | None:
     """One row per sample, with the index of the loader if there are several; None if there are other outputs."""
-    parts = []
+    parts, count_samples = [], extend.require("count_samples", "data")
     for number, batches in enumerate(loaders):
         for batch in batches:
             count = count_samples(batch)

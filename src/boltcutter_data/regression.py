@@ -62,7 +62,7 @@ class Regression(Task):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return predictions in the original units, shape (N, T)."""
-        outputs = self.call_model(inputs)
+        outputs = super().forward(inputs)
         # In bfloat16 or float16, adding a large mean would round small differences away.
         return outputs.to(torch.promote_types(outputs.dtype, torch.float32)) * self.std + self.mean
 

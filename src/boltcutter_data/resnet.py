@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from boltcutter.model.rescaling import Rescaling, check_image, check_sizes
@@ -12,6 +13,44 @@ from boltcutter.model.rescaling import Rescaling, check_image, check_sizes
 # Whether blocks are bottlenecks, and the number of blocks in each of the four stages, by the number of layers.
 DEPTHS = {18: (False, (2, 2, 2, 2)), 34: (False, (3, 4, 6, 3)), 50: (True, (3, 4, 6, 3))}
 EXPANSION = 4  # channels of the output of a bottleneck by those inside
+
+
+class Normalization(Rescaling):
+    """Convert uint8 pixels to floats in [0, 1], then normalize by mean and standard deviation if given.
+
+    Args:
+        mean: Mean of each channel, in units of [0, 1]; also subtracted from float inputs.
+        std: Standard deviation of each channel.
+
+    Raises:
+        ValueError: Only one of ``mean`` and ``std`` is given, they differ in length, or a ``std`` is not positive.
+    """
+
+    mean: Tensor | None
+    std: Tensor | None
+
+    def __init__(self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> None:
+        super().__init__()
+        if (mean is None) != (std is None):
+            raise ValueError(f"model.mean={mean} and model.std={std} go together; give both or neither")
+        if mean is not None and std is not None:
+            if len(mean) != len(std):
+                raise ValueError(
+                    f"model.mean={list(mean)} does not match model.std={list(std)}; give one value per channel"
+                )
+            if min(std, default=0.0) <= 0:
+                raise ValueError(f"model.std={list(std)} must be positive; try 1.0 for a constant channel")
+        self.register_buffer("mean", None if mean is None else _per_channel(mean), persistent=False)
+        self.register_buffer("std", None if std is None else _per_channel(std), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rescale and normalize a batch of shape (B, C, H, W)."""
+        x = super().forward(x)
+        return x if self.mean is None or self.std is None else (x - self.mean) / self.std
+
+
+def _per_channel(values: Sequence[float]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.get_default_dtype()).view(-1, 1, 1)  # (C, 1, 1)
 
 
 class ResNet(nn.Module):
@@ -57,7 +96,7 @@ class ResNet(nn.Module):
                 f"model.mean={list(mean)} does not match {input_shape[0]} channels; give one value per channel"
             )
         is_bottleneck, counts = DEPTHS[depth]
-        self.rescaling = Rescaling(mean, std)
+        self.rescaling = Normalization(mean, std)
         large = stem == "large"
         self.conv1 = _conv(input_shape[0], 64, 7, 2) if large else _conv(input_shape[0], 64, 3)
         self.bn1 = nn.BatchNorm2d(64)

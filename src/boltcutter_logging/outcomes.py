@@ -15,9 +15,9 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from boltcutter.data.batches import count_samples, first_tensor
 from boltcutter.evaluation.table import Table, concatenate, count_rows, select_rows, to_columns, to_numpy, write_csv
 from boltcutter.protocols import HasClasses, HasStatistics, data_parallel, gather_objects
+from boltcutter_logging.batches import count_samples, first_tensor
 from boltcutter_logging.plots import draw_confusion, draw_targets
 
 WORST = 24  # number of samples with the largest loss whose inputs are saved

@@ -26,6 +26,7 @@ PART = Part(
     offers={
         "encode_image": "boltcutter_logging.image:encode_image",
         "media_logging": "boltcutter_logging.media_logging:MediaLogging",
+        "count_samples": "boltcutter_logging.batches:count_samples",
         "confusion": "boltcutter_logging.outcome_report:read_confusion",
         "report_outcomes": "boltcutter_logging.outcome_report:read_outcomes",
         "prediction_writer": "boltcutter_logging.outcomes:PredictionWriter",

@@ -10,9 +10,9 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 
-from boltcutter.data.batches import count_samples
 from boltcutter.formatting import format_duration, format_number, is_terminal
 from boltcutter.protocols import data_parallel
+from boltcutter_logging.batches import count_samples
 from boltcutter_logging.status_line import Field, StatusLine
 from boltcutter_logging.throughput import ThroughputMonitor
 

@@ -13,9 +13,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 from boltcutter import extend
-from boltcutter.data.batches import count_samples, first_tensor
 from boltcutter.protocols import HasKind, data_parallel, find_model
 from boltcutter.topology import Topology
+from boltcutter_logging.batches import count_samples, first_tensor
 
 WINDOW = 10.0  # seconds of training over which the time spent waiting for data is averaged
 

@@ -20,7 +20,7 @@ from boltcutter.assembly.overrides import load_run_config
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.values import split_overrides
-from boltcutter.data.hooks import ChecksFiles, run_hooks_early
+from boltcutter.data.hooks import run_hooks_early
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.splits import skip_reason
 from boltcutter.project import Project
@@ -81,7 +81,7 @@ def apply_model(components: Components, cfg: DictConfig) -> None:
     trainer, data, task = components.trainer, components.data, components.task
     with explain_errors(trainer):
         with as_config_error():
-            if isinstance(data, ChecksFiles):
+            if hasattr(data, "check_files"):
                 data.check_files()
             if isinstance(data, TaskLoaders) or is_overridden("prepare_data", data):
                 print("note: training prepares the data, so it was not loaded; check --batch does so", file=sys.stderr)

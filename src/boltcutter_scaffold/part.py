@@ -30,6 +30,8 @@ PART = Part(
             is_plain=True,
         ),
     },
+    components=("boltcutter_scaffold.configured",),
+    moved={"boltcutter.task.configured": "boltcutter_scaffold.configured"},
     offers={
         "other_templates": "boltcutter_scaffold.foreign",
         "translate_arguments": "boltcutter_scaffold.translate:translate",

@@ -13,7 +13,7 @@ from boltcutter_scaffold.port_lht import Rows, dump, read, write
 
 SECTIONS = ("trainer", "model", "data", "optimizer", "lr_scheduler")
 SET_ELSEWHERE = ("default_root_dir", "logger", "callbacks")
-TASK = "boltcutter.task.configured.with_optimizer"
+TASK = "boltcutter_scaffold.configured.with_optimizer"
 
 
 def config_files(folder: Path) -> list[Path]:

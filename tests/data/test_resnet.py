@@ -5,7 +5,7 @@ import torch
 from conftest import assert_learns
 from torch import nn
 
-from boltcutter_data.resnet import DEPTHS, Block, ResNet
+from boltcutter_data.resnet import DEPTHS, Block, Normalization, ResNet
 
 IMAGENET: dict[str, Any] = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 
@@ -129,3 +129,35 @@ def test_it_learns_a_small_batch_and_every_parameter_has_a_gradient() -> None:
 def test_invalid_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"^{message}$"):
         ResNet(**{"input_shape": (3, 8, 8), "num_classes": 2} | arguments)
+
+
+def test_mean_and_std_per_channel() -> None:
+    x = torch.tensor([51, 255], dtype=torch.uint8).view(1, 2, 1, 1)
+    expected = torch.tensor([(0.2 - 0.1) / 0.5, (1.0 - 0.2) / 0.25]).view(1, 2, 1, 1)
+    rescaling = Normalization(mean=[0.1, 0.2], std=[0.5, 0.25])
+    torch.testing.assert_close(rescaling(x), expected)
+    torch.testing.assert_close(rescaling(x / 255), expected)
+    assert rescaling.bfloat16()(x).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "message"),
+    [
+        ([0.5], None, r"model\.mean=\[0\.5\] and model\.std=None go together; give both or neither"),
+        (None, [0.5], r"model\.mean=None and model\.std=\[0\.5\] go together; give both or neither"),
+        (
+            [0.5],
+            [0.5, 0.5],
+            r"model\.mean=\[0\.5\] does not match model\.std=\[0\.5, 0\.5\]; give one value per channel",
+        ),
+        ([0.5], [0.0], r"model\.std=\[0\.0\] must be positive; .*"),
+        ([], [], r"model\.std=\[\] must be positive; .*"),
+    ],
+)
+def test_invalid_mean_and_std(mean: list[float] | None, std: list[float] | None, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{message}$"):
+        Normalization(mean, std)
+
+
+def test_the_state_dict_has_no_normalization() -> None:
+    assert not Normalization(mean=[0.5], std=[0.5]).state_dict()

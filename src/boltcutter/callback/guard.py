@@ -107,7 +107,8 @@ class Guard(Callback):
             return
         self._handle_pending(trainer, pl_module)
         if any(gradient.is_sparse for gradient in gradients):
-            gradients = _dense_values(gradients)
+            # The values of coalesced gradients have the same norms.
+            gradients = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
             if trainer.gradient_clip_val:
                 trainer.gradient_clip_val = None
                 rank_zero_warn("trainer.gradient_clip_val has no effect: some gradients are sparse; set it to null")
@@ -200,8 +201,3 @@ def _lacks_momentum(optimizer: Optimizer, parameters: list[Tensor]) -> bool:
     if not isinstance(optimizer, SGD) or not any(group["momentum"] for group in optimizer.param_groups):
         return False
     return any(optimizer.state.get(parameter, {}).get("momentum_buffer") is None for parameter in parameters)
-
-
-def _dense_values(gradients: list[Tensor]) -> list[Tensor]:
-    """Dense tensors with the same norms: the coalesced values of sparse gradients."""
-    return [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]

@@ -48,6 +48,7 @@ class SkipNoOpHooks(Callback):
         if type(trainer.profiler) is PassThroughProfiler:  # type: ignore[attr-defined]
             trainer.profiler = NoProfiler()  # type: ignore[attr-defined]
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        overridden = {hook for hook in HOOKS for owner in (*callbacks, pl_module) if overrides_hook(hook, owner)}
         for owner in (*callbacks, pl_module):
             for hook in HOOKS:
                 if not overrides_hook(hook, owner) or _never_saves_after_batch(owner, hook):
@@ -62,11 +63,7 @@ class SkipNoOpHooks(Callback):
         # Preemption already synchronizes signals; Lightning would broadcast at each step, and wait for the device.
         if handles_signals(callbacks):
             self._patch(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", lambda: None)
-        self._simplify_loop(
-            trainer,
-            pl_module,
-            {hook for hook in HOOKS if any(overrides_hook(hook, o) for o in (*callbacks, pl_module))},
-        )
+        self._simplify_loop(trainer, pl_module, overridden)
 
     def _simplify_loop(self, trainer: L.Trainer, pl_module: L.LightningModule, overridden: set[str]) -> None:
         """Remove code around no-op hooks, and checks that have the same result at each step."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import update_wrapper
-from typing import Any, Protocol, runtime_checkable
+from functools import partial, update_wrapper
+from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -18,14 +17,6 @@ from boltcutter.internals import data_connector, tree_leaves
 from boltcutter.protocols import NativeData, is_sharded
 
 HOOKS = ("prepare_data", "setup")
-
-
-@runtime_checkable
-class ChecksFiles(Protocol):
-    """A data module with a ``prepare_data`` that can check its files before."""
-
-    def check_files(self) -> None:
-        """Raise ValueError or OSError if files are missing; read and write none."""
 
 
 class SeededHook:
@@ -64,24 +55,12 @@ def seed_hooks(owner: L.LightningDataModule | L.LightningModule, seed: int) -> N
 
 def shard_loaders(trainer: L.Trainer, seed: int) -> None:
     """Use loaders that are sharded as they are; others are sharded by a part, or else by Lightning."""
-    make = extend.find("loader_preparation") or LightningPreparation
-    data_connector(trainer)._prepare_dataloader = make(trainer, seed)
+    connector, make = data_connector(trainer), extend.find("loader_preparation")
+    connector._prepare_dataloader = make(trainer, seed) if make else partial(_prepare, connector._prepare_dataloader)
 
 
-class LightningPreparation:
-    """Prepares loaders that are not sharded yet as Lightning does.
-
-    Args:
-        trainer: Trainer that uses the loaders.
-        seed: Not used.
-    """
-
-    def __init__(self, trainer: L.Trainer, seed: int) -> None:
-        self.prepare: Callable[..., Any] = data_connector(trainer)._prepare_dataloader
-
-    def __call__(self, loader: Any, shuffle: bool, mode: RunningStage) -> Any:
-        """Return the loader, or Lightning's replacement."""
-        return loader if is_sharded(loader) else self.prepare(loader, shuffle=shuffle, mode=mode)
+def _prepare(by_lightning: Callable[..., Any], loader: Any, **options: Any) -> Any:
+    return loader if is_sharded(loader) else by_lightning(loader, **options)
 
 
 def run_hooks_early(trainer: L.Trainer, task: L.LightningModule, data: L.LightningDataModule) -> None:

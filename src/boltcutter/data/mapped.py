@@ -46,16 +46,15 @@ class BatchedMapDataset:
             seed_generators(batch.seed, batch.epoch, indices[0])
             samples = self.dataset.__getitems__(indices)
         else:
-            samples = [self._sample(index, batch) for index in batch.indices.tolist()]
+            samples = []
+            for index in batch.indices.tolist():
+                seed_generators(batch.seed, batch.epoch, index)
+                samples.append(self.dataset[index])
         return (self.collate or default_collate)(samples)
 
     def fingerprint(self) -> bytes:
         """Hash of the dataset's contents, or of its length and a few samples; see ``fingerprint``."""
         return fingerprint(self.dataset)
-
-    def _sample(self, index: int, batch: Batch) -> Any:
-        seed_generators(batch.seed, batch.epoch, index)
-        return self.dataset[index]
 
 
 def fingerprint(dataset: Any) -> bytes:

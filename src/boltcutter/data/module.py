@@ -21,7 +21,6 @@ from boltcutter import extend
 from boltcutter.data.loader import BatchedDataset, CountingLoader, Loader, Pair
 from boltcutter.data.mapped import BatchedMapDataset, fingerprint
 from boltcutter.data.sampler import Batch, BatchSampler
-from boltcutter.data.splits import check_folds
 from boltcutter.internals import data_fetcher, is_last_batch
 from boltcutter.protocols import data_parallel
 from boltcutter.topology import check_batch_size
@@ -119,7 +118,8 @@ class DataModule(L.LightningDataModule, ABC):
     ) -> None:
         super().__init__()
         check_batch_size(batch_size, 1)
-        check_folds(num_folds, fold)
+        if num_folds is not None or fold:
+            extend.require("folds", "data.num_folds").check_folds(num_folds, fold)
         if num_workers < 0:
             raise ValueError(f"data.num_workers={num_workers} must be 0 or more; try 0")
         self.batch_size, self.seed, self.num_workers = batch_size, seed, num_workers
@@ -183,7 +183,7 @@ class DataModule(L.LightningDataModule, ABC):
             self._loader.num_yielded = sampler.start
             if hasattr(
                 sampler, "state_after"
-            ):  # of a stream; Lightning fetches the first batch before it sets the epoch
+            ):  # a stream; Lightning fetches a batch before it sets the epoch
                 sampler.epoch += self._resume.get("epoch_finished", False)
                 sampler.state = self._resume.get("stream") if sampler.start else None
         return self._loader
@@ -238,10 +238,10 @@ class DataModule(L.LightningDataModule, ABC):
         """Position in the training data, and statistics, as plain types."""
         state: dict[str, Any] = {"statistics": self.statistics}
         if self._loader is not None:
-            sampler, done = self._loader.epoch_sampler, self._loader.num_yielded - self._num_in_flight()
+            sampler, done, is_finished = self._loader.epoch_sampler, *self._num_done(self._loader)
             state["position"] = {
                 "samples_seen": done * sampler.batch_size,
-                "epoch_finished": self._is_epoch_finished(done),
+                "epoch_finished": is_finished,
                 "batch_size": sampler.batch_size,
                 "num_samples": sampler.num_samples,
                 "seed": sampler.seed,
@@ -253,19 +253,17 @@ class DataModule(L.LightningDataModule, ABC):
             state["position"] = self._resume
         return state
 
-    def _num_in_flight(self) -> int:
-        """Batches that were yielded and not yet trained on: the current one, and those that Lightning prefetched."""
-        if self.trainer is None:
-            return 0
-        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        return int(progress.ready - progress.processed) + len(getattr(data_fetcher(self.trainer), "batches", ()))
+    def _num_done(self, loader: CountingLoader) -> tuple[int, bool]:
+        """Batches that were trained on, and whether none is left, also because of ``limit_train_batches``.
 
-    def _is_epoch_finished(self, done: int) -> bool:
-        """Whether the epoch has no batch left, also because of ``limit_train_batches``."""
+        Not the current one, nor those that Lightning has fetched ahead.
+        """
         if self.trainer is None:
-            return done >= (sized_len(self._loader) or math.inf)
+            return loader.num_yielded, loader.num_yielded >= (sized_len(loader) or math.inf)
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        return bool(progress.processed == progress.ready > 0 and is_last_batch(self.trainer))
+        in_flight = int(progress.ready - progress.processed) + len(getattr(data_fetcher(self.trainer), "batches", ()))
+        is_finished = bool(progress.processed == progress.ready > 0 and is_last_batch(self.trainer))
+        return loader.num_yielded - in_flight, is_finished
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the position and the statistics of a checkpoint."""

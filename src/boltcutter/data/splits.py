@@ -13,21 +13,6 @@ from boltcutter import extend
 Indices = npt.NDArray[np.int64]
 
 
-def check_folds(num_folds: int | None, fold: int) -> None:
-    """Check the settings of a fold.
-
-    Raises:
-        ValueError: There are fewer than two folds, no fold of this number, or a fold without a number of folds.
-    """
-    if num_folds is None:
-        if fold:
-            raise ValueError(f"data.fold={fold} needs data.num_folds; set it, such as data.num_folds=5")
-    elif num_folds < 2:
-        raise ValueError(f"data.num_folds={num_folds} must be 2 or more, or null; try 5")
-    elif not 0 <= fold < num_folds:
-        raise ValueError(f"data.fold={fold} is not in 0 … {num_folds - 1} (data.num_folds={num_folds}); try 0")
-
-
 def check_split(fractions: tuple[float, float, float]) -> None:
     """Check the fractions of train, val and test; that of test may be 0.
 

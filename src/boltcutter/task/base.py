@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
+from boltcutter import extend
 from boltcutter.internals import (
     batches_with_step,
     find_trainer,
@@ -31,7 +32,7 @@ from boltcutter.internals import (
     scale_outside_step,
 )
 from boltcutter.protocols import data_parallel, gather_objects
-from boltcutter.task.compiler import Compiler, make_compiler
+from boltcutter.task.compiler import Inductor
 from boltcutter.task.errors import TotalStepsError, call_with_batch
 from boltcutter.task.metric_states import get_state, merge_states, set_state
 from boltcutter.task.penalty import penalty
@@ -98,7 +99,7 @@ class Task(L.LightningModule, ABC):
         self.model = model
         self._has_groups = hasattr(model, "parameter_groups")  # checked before FSDP wraps the model
         self.compile_model, self.channels_last = compile, channels_last and not compile
-        self._compiler: Compiler | None = None
+        self._compiler: Any = None  # called with inputs, and has ``recompile_reasons``
         if self.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.gradient_norm: Tensor | None = None
@@ -163,27 +164,26 @@ class Task(L.LightningModule, ABC):
         """
         self._num_weights = sum(parameter.ndim > 1 for parameter in self.model.parameters())
         if self.compile_model and stage == "fit":
-            self._compiler = make_compiler(
-                self.model, self.compile_model, getattr(find_trainer(self), "strategy", None)
-            )
+            use_xla = self.compile_model == "xla"
+            make = extend.require("compiler.xla", "task.compile=xla") if use_xla else Inductor
+            self._compiler = make(self.model, getattr(find_trainer(self), "strategy", None))
 
     def recompile_reasons(self) -> list[str]:
         """Return the reason of each recompilation of the model since training started."""
-        return self._compiler.recompile_reasons() if self._compiler else []
+        reasons: list[str] = self._compiler.recompile_reasons() if self._compiler else []
+        return reasons
 
-    def call_model(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:
         """Return the model's outputs, from the compiled model while training."""
         if self.channels_last and inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
+        outputs: Tensor
         if self._compiler and self.training:
-            return self._compiler(inputs)
+            outputs = self._compiler(inputs)
+            return outputs
         with torch.compiler.set_stance("force_eager") if self._compiler else nullcontext():
-            outputs: Tensor = self.model(inputs)
+            outputs = self.model(inputs)
         return outputs
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the model's outputs."""
-        return self.call_model(inputs)
 
     def training_step(self, batch: Pair, batch_idx: int) -> Tensor:
         """Return the mean loss of the batch, with penalties."""
@@ -222,8 +222,7 @@ class Task(L.LightningModule, ABC):
 
     def on_train_epoch_end(self) -> None:
         """Log the epoch's metrics; keep their state if training stops within it, for a resumed run."""
-        complete = is_last_batch(self.trainer)
-        self._log_epoch("train", "train/loss_epoch", reset=complete)
+        self._log_epoch("train", "train/loss_epoch", reset=is_last_batch(self.trainer))
 
     def on_validation_epoch_start(self) -> None:
         """Broadcast buffers from rank 0, which saves them, as BatchNorm statistics differ between DDP ranks."""

@@ -20,9 +20,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from boltcutter.data.digits import Digits
 from boltcutter.data.hooks import shard_loaders
 from boltcutter.data.module import DataModule, Splits
-from boltcutter.data.sampler import LAZY_ABOVE, Batch, BatchSampler, permute
+from boltcutter.data.sampler import LAZY_ABOVE, Batch, BatchSampler
 from boltcutter_data.augment import uniform
 from boltcutter_data.folds import fold_indices, split_off_groups
+from boltcutter_data.permutation import permute
 from boltcutter_language.text import Text
 
 FOLDS: list[dict[str, Any]] = [{}, {"num_folds": 3, "fold": 0}, {"num_folds": 3, "fold": 2}]

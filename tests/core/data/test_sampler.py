@@ -6,7 +6,7 @@ import pytest
 from torch.utils.data import Sampler
 
 from boltcutter.data import sampler
-from boltcutter.data.sampler import Batch, BatchSampler, permute
+from boltcutter.data.sampler import Batch, BatchSampler
 
 
 def batches(length: int, size: int, world: int = 1, epoch: int = 0, **settings: bool | int) -> list[list[list[int]]]:
@@ -141,18 +141,6 @@ def test_invalid_settings_are_errors_with_a_remedy() -> None:
         BatchSampler(5, 6, drop_last=True)
     with pytest.raises(ValueError, match="1 samples are too few for 2 ranks; give more data, or use fewer"):
         BatchSampler(1, 2, world_size=2)
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 1000, 4099])
-def test_a_lazy_permutation_has_each_index_once(length: int) -> None:
-    places = np.arange(length)
-    found = permute(places, length, 5, 1)
-    assert sorted(found.tolist()) == places.tolist()
-    assert np.array_equal(found[length // 2 :], permute(places[length // 2 :], length, 5, 1))
-    if length >= 1000:
-        assert not np.array_equal(found, permute(places, length, 5, 2))
-        assert abs(np.corrcoef(found, places)[0, 1]) < 0.1
-        assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 0.1
 
 
 def test_a_large_data_set_is_permuted_exactly_from_any_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,42 +27,14 @@ def test_floats_are_unchanged(dtype: torch.dtype) -> None:
     assert Rescaling()(x) is x
 
 
-def test_mean_and_std_per_channel() -> None:
-    x = torch.tensor([51, 255], dtype=torch.uint8).view(1, 2, 1, 1)
-    expected = torch.tensor([(0.2 - 0.1) / 0.5, (1.0 - 0.2) / 0.25]).view(1, 2, 1, 1)
-    rescaling = Rescaling(mean=[0.1, 0.2], std=[0.5, 0.25])
-    torch.testing.assert_close(rescaling(x), expected)
-    torch.testing.assert_close(rescaling(x / 255), expected)
-    assert rescaling.bfloat16()(x).dtype == torch.bfloat16
-
-
 def test_state_dict_is_empty() -> None:
-    assert not Rescaling(mean=[0.5], std=[0.5]).state_dict()
+    assert not Rescaling().state_dict()
 
 
 def test_wide_integers_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^data\.dtype=torch\.int64 has no known range; ") as caught:
         Rescaling()(torch.ones(2, 3, dtype=torch.int64))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("mean", "std", "message"),
-    [
-        ([0.5], None, r"model\.mean=\[0\.5\] and model\.std=None go together; give both or neither"),
-        (None, [0.5], r"model\.mean=None and model\.std=\[0\.5\] go together; give both or neither"),
-        (
-            [0.5],
-            [0.5, 0.5],
-            r"model\.mean=\[0\.5\] does not match model\.std=\[0\.5, 0\.5\]; give one value per channel",
-        ),
-        ([0.5], [0.0], r"model\.std=\[0\.0\] must be positive; .*"),
-        ([], [], r"model\.std=\[\] must be positive; .*"),
-    ],
-)
-def test_invalid_mean_and_std(mean: list[float] | None, std: list[float] | None, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{message}$"):
-        Rescaling(mean, std)
 
 
 @pytest.mark.parametrize("input_shape", [(), (0,), (1, -2, 3)])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from boltcutter.data.batches import count_samples, first_tensor
+from boltcutter_logging.batches import count_samples, first_tensor
 
 SEVEN = torch.zeros(7, 2)
 Pair = namedtuple("Pair", ["inputs", "targets"])
