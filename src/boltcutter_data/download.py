@@ -1,37 +1,27 @@
-"""Download files: resumable, verified by checksum, and visible only when complete."""
+"""Download files: verified by checksum, and visible only when complete."""
 
-# torch.hub.download_url_to_file and pooch neither resume a download, try mirrors, nor lock it between processes.
+# torch.hub.download_url_to_file has no timeout, and knows neither MD5 nor mirrors.
 
 from __future__ import annotations
 
 import hashlib
 import http.client
 import os
-import shutil
-import ssl
 import sys
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from tempfile import TemporaryDirectory
 
 from tqdm import tqdm  # which Lightning needs as well
 
-if sys.platform != "win32":
-    import fcntl
-
 TIMEOUT = 30.0  # seconds without receiving a byte
-TRIES = 3  # attempts per mirror that breaks off
+TRIES = 3  # downloads from each mirror
 CHUNK = 1 << 18  # bytes
-NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError)
 
 
 def download_file(name: str, mirrors: Sequence[str], target: Path, checksum: str | None = None) -> Path:
-    """Download a file once, even if several processes request it.
-
-    A partial download stays in ``<target>.part``, locked while a process writes; the next attempt resumes it.
+    """Download a file.
 
     Args:
         name: File name on the mirrors.
@@ -49,99 +39,34 @@ def download_file(name: str, mirrors: Sequence[str], target: Path, checksum: str
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.part")
-    reasons = []
-    with _locked(part) as file:
-        if target.exists():  # by another process, while this one waited for the lock
-            part.unlink()
+    reasons = {}  # of failures, by mirror
+    with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+        part = Path(folder) / target.name
+        for mirror in [*mirrors] * TRIES:
+            try:
+                digest = _receive(f"{mirror.rstrip('/')}/{name}", part, algorithm)
+            except (OSError, http.client.HTTPException) as error:
+                reasons[mirror] = " ".join(str(error).split()) or type(error).__name__
+                continue
+            if expected and digest != expected.lower():
+                reasons[mirror] = f"its {algorithm} is {digest}, expected {expected}"
+                continue
+            os.replace(part, target)  # another process may have been first, with the same contents
             return target
-        for mirror in mirrors:
-            reason = _try_mirror(f"{mirror.rstrip('/')}/{name}", file, algorithm, expected)
-            if reason is None:
-                os.replace(part, target)
-                return target
-            reasons.append(f"{mirror}: {reason}")
-        if file.seek(0, os.SEEK_END) == 0:
-            part.unlink()
-    tried = "; ".join(reasons) or "data.mirrors is empty"
+    tried = "; ".join(f"{mirror}: {reason}" for mirror, reason in reasons.items()) or "data.mirrors is empty"
     raise OSError(f"{name}: not downloaded ({tried}); put it into data.folder={target.parent} by hand")
 
 
-def _try_mirror(url: str, file: IO[bytes], algorithm: str, expected: str) -> str | None:
-    """Download ``file`` from one mirror; return None, or the reason of the failure."""
-    reason = ""
-    for _ in range(TRIES):
-        start = file.seek(0, os.SEEK_END)
-        try:
-            _receive(url, file)
-        except NETWORK_ERRORS as error:
-            reason = " ".join(str(getattr(error, "reason", "") or error or type(error).__name__).split())
-            if isinstance(error, urllib.error.HTTPError):
-                error.close()
-                reason = f"HTTP {error.code} {reason}"
-            if file.seek(0, os.SEEK_END) > start:
-                continue  # it broke off after some bytes
-            return reason
-        found = _hash(file, algorithm) if expected else ""
-        if found == expected.lower():
-            file.flush()
-            os.fsync(file.fileno())
-            return None
-        file.truncate(0)
-        reason = f"its {algorithm} is {found}, expected {expected}"
-        if not start:
-            return reason
-    return reason
-
-
-def _receive(url: str, file: IO[bytes]) -> None:
-    """Append the missing bytes of ``file``; start over if the server does not support range requests."""
-    start = file.seek(0, os.SEEK_END)
-    headers = {"User-Agent": "boltcutter", "Accept-Encoding": "identity"}
-    if start:
-        headers["Range"] = f"bytes={start}-"
-    try:
-        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)  # noqa: S310 - https mirrors
-    except urllib.error.HTTPError as error:
-        if error.code != 416 or not start:
-            raise
-        error.close()
-        if error.headers.get("Content-Range") == f"bytes */{start}":
-            return  # the file is complete
-        file.truncate(0)
-        _receive(url, file)
-        return
-    with response:
-        if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-            file.truncate(0)
-            start = 0
-        length = response.headers.get("Content-Length")
-        total = None if length is None else start + int(length)
-        options: Any = {"desc": url.rpartition("/")[2], "initial": start, "disable": not sys.stderr.isatty()}
-        with tqdm.wrapattr(response, "read", total, **options) as stream:
-            shutil.copyfileobj(stream, file, CHUNK)
-    size = file.seek(0, os.SEEK_END)
-    if total is not None and size < total:  # http.client treats a dropped connection as the end of the file
-        raise http.client.HTTPException(f"broke off after {size} of {total} bytes")
-
-
-def _hash(file: IO[bytes], algorithm: str) -> str:
+def _receive(url: str, part: Path, algorithm: str) -> str:
+    """Write what a URL returns to a file, and return its digest."""
     digest = hashlib.new(algorithm, usedforsecurity=False)
-    file.seek(0)
-    while chunk := file.read(CHUNK):
-        digest.update(chunk)
+    request = urllib.request.Request(url, headers={"User-Agent": "boltcutter", "Accept-Encoding": "identity"})  # noqa: S310 - https mirrors
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as response, open(part, "wb") as file:  # noqa: S310
+        total = int(response.headers.get("Content-Length") or 0)
+        with tqdm.wrapattr(response, "read", total, desc=part.name, disable=not sys.stderr.isatty()) as stream:
+            while chunk := stream.read(CHUNK):
+                file.write(chunk)
+                digest.update(chunk)
+        if file.tell() < total:  # http.client treats a dropped connection as the end of the file
+            raise http.client.HTTPException(f"broke off after {file.tell()} of {total} bytes")
     return digest.hexdigest()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[IO[bytes]]:
-    """Open ``path`` for appending, in one process at a time."""
-    while True:
-        with path.open("ab+") as file:
-            if sys.platform != "win32":
-                fcntl.flock(file, fcntl.LOCK_EX)
-            # While this process waited for the lock, another may have finished and renamed the file.
-            if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                continue
-            yield file
-            return

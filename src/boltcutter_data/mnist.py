@@ -19,7 +19,6 @@ from boltcutter_data.download import download_file
 from boltcutter_data.image_io import read_images
 
 Prefix = Literal["train", "t10k"]  # of file names
-FILE_TYPES = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
 class MNIST(DataModule):
@@ -72,14 +71,9 @@ class MNIST(DataModule):
 
     def prepare_data(self) -> None:
         """Download missing files."""
-        for prefix in dict.fromkeys((self.train, self.test)):
-            for file_type in FILE_TYPES:
-                name = f"{prefix}-{file_type}.gz"
-                if find_idx(self.folder, name) is None:
-                    try:
-                        download_file(name, self.mirrors, self.folder / name, self.checksums.get(name))
-                    except OSError as error:
-                        raise OSError(f"{error}{self._hint(prefix)}") from None
+        for name in _names(self.train) + _names(self.test):
+            if find_idx(self.folder, name) is None:
+                download_file(name, self.mirrors, self.folder / name, self.checksums.get(name))
 
     def load(self) -> Splits:
         """Read all files, and split off val, and test if it has no files."""
@@ -102,11 +96,10 @@ class MNIST(DataModule):
     def _read_pair(self, prefix: Prefix) -> tuple[Tensor, Tensor]:
         """Read uint8 images (N, 1, H, W) and class indices (N,) of the files with ``prefix``."""
         files = []
-        for file_type in FILE_TYPES:
-            name = f"{prefix}-{file_type}.gz"
+        for name in _names(prefix):
             file = find_idx(self.folder, name)
             if file is None:
-                raise ValueError(f"data.folder={self.folder} has no {name}; put it there{self._hint(prefix)}")
+                raise ValueError(f"data.folder={self.folder} has no {name}; put it there")
             files.append(file)
         images, labels = read_idx(files[0], 3), read_idx(files[1], 1)
         if (1, *images.shape[1:]) != self.shape:
@@ -121,12 +114,9 @@ class MNIST(DataModule):
             )
         return images[:, None], labels.long()
 
-    def _hint(self, prefix: Prefix) -> str:
-        """Suggest the other pair of files if it exists."""
-        other = "t10k" if prefix == "train" else "train"
-        setting = "train" if prefix == self.train else "test"
-        exists = all(find_idx(self.folder, f"{other}-{file_type}.gz") for file_type in FILE_TYPES)
-        return f", or use the existing {other} files with data.{setting}={other}" if exists else ""
+
+def _names(prefix: Prefix) -> list[str]:
+    return [f"{prefix}-{file_type}.gz" for file_type in ("images-idx3-ubyte", "labels-idx1-ubyte")]
 
 
 def find_idx(folder: Path, name: str) -> Path | None:
