@@ -245,11 +245,7 @@ def class_indices(dataset: Any, name: str, names: list[str]) -> Tensor:
 
 
 def view_array(column: Any, dtype: str = "uint8") -> Array:
-    """View an Arrow array of numbers, (nested) lists or bytes as an array (N, …), without a copy where possible.
-
-    Args:
-        column: A ``pyarrow.Array``.
-        dtype: Dtype of the numbers in bytes.
+    """View an Arrow array of numbers, lists or bytes of ``dtype`` as an array (N, …), without a copy where possible.
 
     Raises:
         ValueError: Values are missing, differ in length, or are not numbers.

@@ -143,11 +143,7 @@ def _splitmix64(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def uniform(batch: Batch, count: int) -> npt.NDArray[np.float32]:
-    """Draw random numbers that depend only on seed, epoch and sample, not on workers, ranks or batches.
-
-    Args:
-        batch: The samples.
-        count: Random numbers per sample.
+    """Draw ``count`` random numbers for each sample, which depend only on seed, epoch and sample, not on the batch.
 
     Returns:
         Shape (N, count), in [0, 1).

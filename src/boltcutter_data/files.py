@@ -16,26 +16,35 @@ BLOCK_BYTES, NUM_BLOCKS = 4096, 16  # blocks of each file that are hashed into a
 
 
 def find_files(pattern: str, setting: str, suffixes: tuple[str, ...] = (".bin", ".npy")) -> list[Path]:
-    """Return the files of a path, a folder or a glob pattern, sorted by name.
-
-    Args:
-        pattern: A file, a folder, or a glob pattern.
-        setting: Config key of ``pattern``, for error messages.
-        suffixes: Suffixes of the files to take from a folder.
+    """Return the files of a path, a folder (those with ``suffixes``) or a glob pattern, sorted by name.
 
     Raises:
         ValueError: There are none.
     """
     path = Path(pattern)
     if path.is_dir():
-        found = sorted(file for file in path.iterdir() if file.name.endswith(suffixes))
+        files = sorted(file for file in path.iterdir() if file.name.endswith(suffixes))
     else:
-        found = [path] if path.is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
-    if not found:
+        files = [path] if path.is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
+    if not files:
         raise ValueError(
             f"{setting}={pattern}: no such file; give one, a folder of {', '.join(suffixes)}, or a pattern"
         )
-    return found
+    return files
+
+
+def map_npy(path: Path, missing: str = "give an existing file") -> npt.NDArray[Any]:
+    """Memory-map a ``.npy`` file.
+
+    Raises:
+        ValueError: The file is missing or damaged.
+    """
+    try:
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file; {missing}") from None
+    except Exception as error:  # NumPy parses the header as Python, and passes on what that raises
+        raise ValueError(f"{path}: not a valid .npy file ({' '.join(str(error).split())}); replace it") from None
 
 
 def sampled_hash(path: Path) -> bytes:

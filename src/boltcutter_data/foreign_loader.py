@@ -25,10 +25,6 @@ class LoaderPreparation:
 
     The samplers of Lightning repeat samples in validation and test, shuffle loaders that are not shuffled, and draw
     weighted samples from a different generator on each rank, so that ranks overlap.
-
-    Args:
-        trainer: Trainer that uses the loaders.
-        seed: Seed of the order of training samples, together with the epoch.
     """
 
     def __init__(self, trainer: L.Trainer, seed: int) -> None:
@@ -104,12 +100,6 @@ def shard_loader(
     loader: DataLoader[Any], *, rank: int, world_size: int, **settings: Any
 ) -> tuple[DataLoader[Any], RankBatches]:
     """Copy a loader of a map-style dataset so that it yields one rank's batches.
-
-    Args:
-        loader: Loader with any sampler or batch sampler; distributed samplers are not sharded again.
-        rank: Rank of this process.
-        world_size: Number of ranks.
-        settings: Other arguments of ``RankBatches``.
 
     Returns:
         The copy, and its batch sampler, which holds the epoch and the position.
@@ -206,12 +196,7 @@ class RankBatches(EpochState, Sampler[Any]):
 
 
 class SeededBatch(list[Any]):
-    """Indices of a batch; iterating over them, in order to read the samples, first seeds all generators.
-
-    Args:
-        indices: Indices of the samples.
-        key: Integers from which the seed is computed.
-    """
+    """Indices of a batch; iterating over them, in order to read the samples, first seeds all generators."""
 
     def __init__(self, indices: Iterable[Any], key: tuple[int, ...]) -> None:
         super().__init__(indices)

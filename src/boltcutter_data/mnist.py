@@ -127,11 +127,7 @@ def find_idx(folder: Path, name: str) -> Path | None:
 
 
 def read_idx(path: Path, ndim: int) -> Tensor:
-    """Read an IDX file of bytes, compressed or not.
-
-    Args:
-        path: The file.
-        ndim: Number of dimensions.
+    """Read an IDX file of bytes with ``ndim`` dimensions, compressed or not.
 
     Raises:
         ValueError: The file is damaged, truncated, or of another format.

@@ -18,7 +18,7 @@ from boltcutter.data.module import DataModule, Kind, Splits
 from boltcutter.data.sampler import Batch
 from boltcutter.data.splits import Indices, check_split, split_indices
 from boltcutter_data.augment import Augment
-from boltcutter_data.files import PAGE_BYTES, consecutive_ranges, find_files, sampled_hash
+from boltcutter_data.files import PAGE_BYTES, consecutive_ranges, find_files, map_npy, sampled_hash
 from boltcutter_data.folds import fold_indices
 from boltcutter_data.image_io import read_images
 
@@ -39,7 +39,7 @@ class NpyShard:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.files = (path, path.with_name(path.name.replace("inputs", "targets")))
-        self.inputs, self.targets = (_map(file) for file in self.files)
+        self.inputs, self.targets = (map_npy(file, "each inputs*.npy needs a targets*.npy") for file in self.files)
         if len(self.inputs) != len(self.targets):
             raise ValueError(
                 f"{path}: {len(self.inputs)} inputs, but {len(self.targets)} targets in {self.files[1].name}; "
@@ -86,14 +86,17 @@ class ShardedDataset:
     ) -> None:
         self.shards, self.shape, self.kind, self.num_classes = list(shards), shape, kind, num_classes
         self.ends = np.cumsum([len(shard) for shard in shards]).tolist()
-        self.part, self.augment = part or (0, self.ends[-1]), augment
+        self.part, self.indices, self.augment = part or (0, self.ends[-1]), indices, augment
+        self.order: Indices | None = None
         self.neighbours = -(-self.ends[-1] // MAX_PERMUTATION)  # samples that are permuted together
-        count = self.ends[-1] // self.neighbours
-        self.order = np.random.default_rng(seed).permutation(count) if part else None
-        self.indices = self.order[slice(*part)] if part and self.neighbours == 1 and self.order is not None else None
-        self.is_chosen = indices is not None
-        if indices is not None:
-            self.part, self.indices = (0, len(indices)), indices
+        self.identity = repr((self.part, part is None)).encode()  # of the samples that this split has
+        if part:
+            self.order = np.random.default_rng(seed).permutation(self.ends[-1] // self.neighbours)
+            if self.neighbours == 1:
+                self.indices = self.order[slice(*part)]
+        elif indices is not None:
+            self.part = (0, len(indices))
+            self.identity = repr((self.part, True)).encode() + indices.tobytes()
         self.read_bytes = 2 * PAGE_BYTES  # of inputs and targets
 
     def __len__(self) -> int:
@@ -113,9 +116,7 @@ class ShardedDataset:
     def fingerprint(self) -> bytes:
         """Hash of size, modification time and some blocks of each file, which may be too large to be read whole."""
         files = dict.fromkeys(file for shard in self.shards for file in shard.files)
-        part = repr((self.part, self.order is None)).encode()
-        chosen = self.indices.tobytes() if self.is_chosen and self.indices is not None else b""
-        return hashlib.sha256(b"".join(map(sampled_hash, files)) + part + chosen).digest()
+        return hashlib.sha256(b"".join(map(sampled_hash, files)) + self.identity).digest()
 
     def _read(self, owner: int, rows: Indices) -> tuple[Array, Array]:
         """Read inputs and targets from one shard."""
@@ -217,24 +218,18 @@ class Shards(DataModule):
         if len(fractions) > 1:
             parts = consecutive_ranges(fractions, sum(map(len, shards["train"])))
             shards |= dict.fromkeys(fractions, shards["train"])
-        splits = {}
-        for name, found in shards.items():
-            if fractions.get(name) == 0:
-                continue
-            if not sum(map(len, found)) or (name in parts and parts[name][0] == parts[name][1]):
+        used = {name: files for name, files in shards.items() if fractions.get(name) != 0}
+        for name, files in used.items():
+            if not sum(map(len, files)) or (name in parts and parts[name][0] == parts[name][1]):
                 raise ValueError(f"data.split={list(self.split)}: the {name} split is empty; set data.{name} to files")
-            augment = self.augment if name == "train" else None
-            splits[name] = ShardedDataset(
-                found, self.shape, self.kind, self.num_classes, part=parts.get(name), seed=self.seed, augment=augment
-            )
-        return Splits(**splits)
+        options = {name: {"part": parts.get(name), "seed": self.seed} for name in used}
+        return Splits(**{name: self._dataset(name, files, **options[name]) for name, files in used.items()})
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
         """Read images, or ``.npy`` files of one sample each."""
         if all(path.suffix == ".npy" for path in paths):
-            return torch.stack([torch.from_numpy(np.array(_map(path)).reshape(self.shape)) for path in paths]), [
-                str(path) for path in paths
-            ]
+            samples = [torch.from_numpy(np.array(map_npy(path)).reshape(self.shape)) for path in paths]
+            return torch.stack(samples), [str(path) for path in paths]
         if len(self.shape) != 3:
             raise ValueError(f"input={paths[0]}: data.shape={list(self.shape)} is not an image shape; give .npy files")
         return read_images(paths, (self.shape[0], self.shape[1], self.shape[2]))
@@ -252,23 +247,21 @@ class Shards(DataModule):
         else:
             fractions = {n: f for n, f in zip(self.paths, self.split, strict=True) if n not in existing - {"train"}}
             end = consecutive_ranges(fractions, count)["test"][0] if "test" in fractions else count
-            both, test = (
-                ShardedDataset(train, self.shape, self.kind, self.num_classes, part=part, seed=self.seed)
-                for part in ((0, end), (end, count))
-            )
+            both, test = (self._dataset("", train, part=part, seed=self.seed) for part in ((0, end), (end, count)))
             rest = [both._global_indices(np.arange(end)), np.arange(count, sum(map(len, pool)))]
             settings = (self.num_folds, self.fold, self.seed, labels)
             chosen = *fold_indices(np.concatenate(rest), *settings), test._global_indices(np.arange(count - end))
         splits = {}
         for name, indices in zip(self.paths, chosen, strict=True):
             if name in shards and name != "train":
-                splits[name] = ShardedDataset(shards[name], self.shape, self.kind, self.num_classes)
+                splits[name] = self._dataset(name, shards[name])
             elif len(indices):
-                augment = self.augment if name == "train" else None
-                splits[name] = ShardedDataset(
-                    pool, self.shape, self.kind, self.num_classes, indices=indices, augment=augment
-                )
+                splits[name] = self._dataset(name, pool, indices=indices)
         return Splits(**splits)
+
+    def _dataset(self, name: str, shards: list[NpyShard], **selection: Any) -> ShardedDataset:
+        augment = self.augment if name == "train" else None
+        return ShardedDataset(shards, self.shape, self.kind, self.num_classes, augment=augment, **selection)
 
     def _open(self, name: str, pattern: str) -> list[NpyShard]:
         setting = "data.path" if name == "train" else f"data.{name}"
@@ -296,17 +289,7 @@ def _groups(shard: NpyShard, name: str) -> Array:
     file = shard.path.with_name(shard.path.name.replace("inputs", name))
     if not file.is_file():
         raise ValueError(f"data.group={name}: there is no {file}; each inputs*.npy needs a {name}*.npy")
-    groups = _map(file)
+    groups = map_npy(file)
     if groups.shape != (len(shard),):
         raise ValueError(f"{file}: shape {list(groups.shape)}, but [{len(shard)}] is needed; write it again")
     return groups
-
-
-def _map(path: Path) -> Array:
-    try:
-        found: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; each inputs*.npy needs a targets*.npy") from None
-    except Exception as error:  # NumPy parses the header as Python, and passes on what that raises
-        raise ValueError(f"{path}: not a valid .npy file ({' '.join(str(error).split())}); replace it") from None
-    return np.asarray(found)

@@ -24,13 +24,6 @@ class Stream(EpochState):
     Its data may already be sharded. Ranks compare their first batches: if these are equal, each rank takes every
     ``world_size``-th batch; if they differ, each rank takes all of its batches. In training, all ranks stop as soon as
     one of them has no batch left, because the others would wait for it in the next collective operation.
-
-    Args:
-        loader: Any iterable of batches.
-        seed: Seed of its randomness, together with epoch and batch.
-        rank: Rank of this process.
-        world_size: Number of ranks.
-        training: Whether all ranks need the same number of batches.
     """
 
     batch_sampler = None  # torch's batch sampler of a stream yields no indices

@@ -17,7 +17,7 @@ from boltcutter.data.loader import Pair
 from boltcutter.data.module import BatchedTensorDataset, DataModule, Kind, Splits
 from boltcutter.data.sampler import Batch
 from boltcutter_data.augment import uniform
-from boltcutter_data.files import strided_windows
+from boltcutter_data.files import map_npy, strided_windows
 
 POOL = 1 << 22  # random values that samples are windows of; at most as many as ``uniform`` has distinct values
 
@@ -125,17 +125,18 @@ class Synthetic(DataModule):
         inputs: list[Tensor] = []
         names: list[str] = []
         for path in paths:
-            try:
-                found = np.load(path, allow_pickle=False)
-            except (OSError, ValueError, EOFError) as error:
-                raise ValueError(f"input={path}: not a valid .npy file ({error}); replace it") from None
-            shape, dtype = getattr(found, "shape", ()), getattr(found, "dtype", None)
-            if shape[-len(self.shape) :] != self.shape or len(shape) > len(self.shape) + 1 or dtype != self.dtype:
+            found = map_npy(path)
+            if (
+                found.shape[-len(self.shape) :] != self.shape
+                or found.ndim > len(self.shape) + 1
+                or found.dtype != self.dtype
+            ):
                 wanted = f"{list(self.shape)} or [N, …] of {self.dtype}"
-                raise ValueError(f"input={path}: {list(shape)} of {dtype}, expected {wanted}; convert it")
-            inputs.append(torch.from_numpy(found.reshape(-1, *self.shape)))
-            single = len(shape) == len(self.shape)
-            names += [str(path)] if single else [f"{path}:{index}" for index in range(len(found))]
+                raise ValueError(f"input={path}: {list(found.shape)} of {found.dtype}, expected {wanted}; convert it")
+            inputs.append(torch.from_numpy(np.array(found).reshape(-1, *self.shape)))
+            names += (
+                [str(path)] if found.ndim == len(self.shape) else [f"{path}:{index}" for index in range(len(found))]
+            )
         return torch.cat(inputs), names
 
     def _make_split(self, split: int, num_samples: int) -> NoiseDataset | BatchedTensorDataset:

@@ -199,11 +199,7 @@ class Tabular(DataModule):
 
 
 def read_table(path: Path, text: Sequence[str] = ()) -> pd.DataFrame:
-    """Read a CSV or Parquet file with at least one row.
-
-    Args:
-        path: Path that ends in ``.csv``, ``.csv.gz`` or ``.parquet``.
-        text: Columns of a CSV file to read as text, even if all values are numbers.
+    """Read a CSV or Parquet file with at least one row; of CSV, the columns ``text`` as text, even if all are numbers.
 
     Raises:
         ValueError: The file is missing, damaged, empty or of another format.
@@ -227,11 +223,6 @@ def read_table(path: Path, text: Sequence[str] = ()) -> pd.DataFrame:
 
 def compute_statistics(train: pd.DataFrame, name: str, max_categories: int = 100) -> dict[str, Any]:
     """Compute the statistics that ``encode_features`` needs, as plain types.
-
-    Args:
-        train: Features of the train split.
-        name: Name of the table, for error messages.
-        max_categories: Largest number of values of a text column.
 
     Returns:
         ``columns`` in their order; ``numbers``: median, mean and standard deviation of each numeric column;
@@ -273,11 +264,6 @@ def _check_categories(column: str, found: list[str], name: str, max_categories: 
 
 def encode_features(table: pd.DataFrame, statistics: dict[str, Any], name: str) -> Tensor:
     """Encode the features of each row.
-
-    Args:
-        table: The rows.
-        statistics: Result of ``compute_statistics``.
-        name: Name of the table, for error messages.
 
     Returns:
         Shape (N, F), float32.

@@ -254,13 +254,7 @@ class GPT(nn.Module):
 
 
 class Stage(nn.Module):
-    """A pipeline stage: consecutive blocks of a GPT, with the embedding in the first and the output layer in the last.
-
-    Args:
-        model: The complete model.
-        first: Index of the stage's first block.
-        last: Index after the stage's last block.
-    """
+    """A pipeline stage: consecutive blocks, with the embedding in the first stage and the output layer in the last."""
 
     def __init__(self, model: GPT, first: int, last: int) -> None:
         super().__init__()

@@ -11,23 +11,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 def section_permutation(sections: Sequence[int], ranks: int) -> Tensor:
-    """Return a permutation of rows such that an even split gives each rank an equal part of each section.
-
-    Args:
-        sections: Number of rows of each section of a fused matrix, such as queries, keys and values.
-        ranks: Number of ranks, a divisor of each section.
-    """
+    """Return a permutation of rows such that an even split gives each rank an equal part of each section."""
     chunks = [rows.chunk(ranks) for rows in torch.split(torch.arange(sum(sections)), list(sections))]
     return torch.cat([section[rank] for rank in range(ranks) for section in chunks])
 
 
 def replicate(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Turn the parameters of ``module`` into replicated DTensors, so that they mix with sharded ones.
-
-    Args:
-        module: Takes and returns plain tensors, also afterwards.
-        mesh: One-dimensional device mesh.
-    """
+    """Turn parameters into replicated DTensors, which mix with sharded ones; ``module`` still takes plain tensors."""
     from torch.distributed.tensor import DTensor, Replicate, distribute_module
 
     def to_replicated(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:

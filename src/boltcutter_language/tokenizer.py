@@ -45,10 +45,7 @@ class ByteTokenizer:
 
 
 class BPETokenizer:
-    """Byte pair encoding with Hugging Face ``tokenizers``.
-
-    Args:
-        serialized: JSON of the tokenizer.
+    """Byte pair encoding with Hugging Face ``tokenizers``, from the JSON of a tokenizer.
 
     Raises:
         ValueError: The package is not installed, or cannot read the JSON.
@@ -128,10 +125,7 @@ def train_bpe(texts: Iterable[bytes], vocab_size: int) -> str:
 
 @cache
 def load_tokenizer(name: str) -> Tokenizer:
-    """Load a tokenizer.
-
-    Args:
-        name: ``bytes``, JSON, or the path of a JSON file.
+    """Load a tokenizer by ``bytes``, its JSON, or the path of a JSON file.
 
     Raises:
         ValueError: The file does not exist, or is not a tokenizer.

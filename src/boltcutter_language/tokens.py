@@ -17,7 +17,7 @@ from boltcutter.data.loader import Pair
 from boltcutter.data.module import DataModule, Splits
 from boltcutter.data.sampler import Batch
 from boltcutter.data.splits import check_split
-from boltcutter_data.files import PAGE_BYTES, consecutive_ranges, find_files, sampled_hash, strided_windows
+from boltcutter_data.files import PAGE_BYTES, consecutive_ranges, find_files, map_npy, sampled_hash, strided_windows
 from boltcutter_language.tokenizer import Tokenizer, load_tokenizer
 
 Dtype = Literal["uint8", "uint16", "uint32", "int32", "int64"]
@@ -269,24 +269,16 @@ def _split_part(tokens: Array, fractions: dict[str, float], name: str) -> Array:
 
 
 def open_tokens(path: Path, dtype: Dtype, header: int) -> Array:
-    """Memory-map a file of tokens.
-
-    Args:
-        path: A ``.bin`` or ``.npy`` file.
-        dtype: Dtype of a ``.bin`` file.
-        header: Bytes at the beginning of a ``.bin`` file to skip.
+    """Memory-map a ``.npy`` file of tokens, or a ``.bin`` file of ``dtype`` after ``header`` bytes.
 
     Raises:
         ValueError: The file is damaged, or has another dtype.
     """
     if path.suffix == ".npy":
-        try:
-            found: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except Exception as error:  # NumPy parses the header as Python, and passes on what that raises
-            raise ValueError(f"{path}: not a valid .npy file ({' '.join(str(error).split())}); replace it") from None
+        found = map_npy(path)
         if found.ndim != 1 or found.dtype.kind not in "ui" or found.dtype.itemsize > 8:
             raise ValueError(f"{path}: {found.dtype} of shape {list(found.shape)}; a 1-D array of integers is needed")
-        return np.asarray(found)
+        return found
     size, each = path.stat().st_size - header, np.dtype(dtype).itemsize
     if size <= 0 or size % each:
         raise ValueError(

@@ -12,8 +12,7 @@ from typing import Any
 
 from boltcutter.checkpoint.atomic import write, write_text
 from boltcutter.run import trust
-from boltcutter_logging.image import encode_png
-from boltcutter_logging.pixels import arrange, to_pixels
+from boltcutter_logging.pixels import arrange, encode_png, to_pixels
 
 FOLDER = "media"
 MAX_BYTES = 2**24  # of all pictures in a report
@@ -28,21 +27,14 @@ class MediaError(ValueError):
 
 
 def write_images(folder: Path, name: str, images: Any, step: int, captions: Sequence[Any] = ()) -> None:
-    """Write pictures as one PNG file, several as a grid; a picture of the same name and step is replaced.
-
-    Args:
-        folder: Folder of the run.
-        name: Name of the picture, which may have several parts, such as ``val/samples``.
-        images: What ``to_pixels`` takes, or a sequence of these.
-        step: The step at which they were made.
-        captions: Text for each, which is written beside the picture.
+    """Write what ``to_pixels`` takes, or several of it in a grid, as ``media/<name>/<step>.png``, with its captions.
 
     Raises:
         MediaError: One of them is not a picture.
     """
-    each = images if isinstance(images, list | tuple) else [images]
+    images = images if isinstance(images, list | tuple) else [images]
     try:
-        pictures = [pixels for image in each for pixels in to_pixels(image)]
+        pictures = [pixels for image in images for pixels in to_pixels(image)]
     except ValueError as error:
         raise MediaError(f"log_image: {name}: {error}") from None
     if not pictures:
@@ -68,6 +60,14 @@ def discard_after(folder: Path, step: int) -> None:
     for file in _files(folder):
         if int(file.stem) > step:
             file.unlink()
+
+
+def render(record: Path) -> str:
+    """Render the pictures and tables of the run with this record, and of its evaluations."""
+    from boltcutter.report.template import load_template  # which training does not need
+
+    media = read_media(record.parent)
+    return load_template(Path(__file__).with_suffix(".html")).render(media=media) if media else ""
 
 
 def read_media(folder: Path) -> list[dict[str, Any]]:

@@ -29,11 +29,7 @@ OTHER_CALLS = (*(f"add_{kind}" for kind in WRITER_KINDS.split()), "config", "sum
 
 
 class MediaLogging(Callback):
-    """Gives each logger of the trainer the methods of ``MediaLogger``.
-
-    Args:
-        folder: Folder of the run or evaluation.
-    """
+    """Gives each logger of the trainer the methods of ``MediaLogger``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
@@ -107,16 +103,15 @@ class MediaLogger(Logger):
         """
         if self._repeats:
             return
-        each = list(images) if isinstance(images, list | tuple) else [images]
+        images = list(images) if isinstance(images, list | tuple) else [images]
         at = self._media_step(step)
-        self._write_media(media.write_images, key, each, at, kwargs.get("caption") or ())
+        self._write_media(media.write_images, key, images, at, kwargs.get("caption") or ())
         if self._nested:
             return
         if own := getattr(super(), "log_image", None):
-            arrays = [one for image in each for one in _for_wandb(image)]
-            self._pass_on(own, key, arrays, step, **kwargs)
+            self._pass_on(own, key, [one for image in images for one in _for_wandb(image)], step, **kwargs)
         elif hasattr(type(self.experiment), "add_image"):  # of TensorBoard
-            pixels = arrange([one for image in each for one in to_pixels(image)])
+            pixels = arrange([one for image in images for one in to_pixels(image)])
             self._pass_on(type(self.experiment).add_image, self.experiment, key, pixels, at)
 
     @rank_zero_only
@@ -188,27 +183,18 @@ class MediaLogger(Logger):
 
 
 class ExperimentCalls:
-    """Calls of TensorBoard's ``SummaryWriter`` and of W&B's ``Run``; other calls and attributes have no effect.
-
-    Args:
-        logger: Logs the pictures and numbers.
-        path: The attribute of the logger.
-    """
+    """Calls of TensorBoard's ``SummaryWriter`` and of W&B's ``Run``; other calls and attributes have no effect."""
 
     def __init__(self, logger: Any, path: str = "experiment") -> None:
         self.logger, self.path = logger, path
 
-    def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None, *_: Any, **__: Any) -> None:
-        """Log a picture, or a batch of pictures."""
-        self.logger.log_image(tag, img_tensor, global_step)
+    def add_image(
+        self, tag: str, img_tensor: Any = None, global_step: int | None = None, *_: Any, figure: Any = None, **__: Any
+    ) -> None:
+        """Log a picture, a batch of pictures, or a figure of matplotlib."""
+        self.logger.log_image(tag, img_tensor if figure is None else figure, global_step)
 
-    def add_images(self, tag: str, img_tensor: Any, global_step: int | None = None, *_: Any, **__: Any) -> None:
-        """Log a batch of pictures."""
-        self.add_image(tag, img_tensor, global_step)
-
-    def add_figure(self, tag: str, figure: Any, global_step: int | None = None, *_: Any, **__: Any) -> None:
-        """Log a figure of matplotlib, or several."""
-        self.add_image(tag, figure, global_step)
+    add_images = add_figure = add_image
 
     def add_text(self, tag: str, text_string: Any, global_step: int | None = None, *_: Any, **__: Any) -> None:
         """Log a text as a table with one cell."""

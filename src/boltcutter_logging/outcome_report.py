@@ -17,7 +17,7 @@ from boltcutter.report.html import ReportReader
 from boltcutter.report.template import format_number, shorten
 from boltcutter.run import trust
 from boltcutter.run.metrics import MAX_TABLE
-from boltcutter_logging.image import encode_image
+from boltcutter_logging.pixels import encode_image
 
 MAX_SCATTER_POINTS = 2000
 MAX_MATRIX_CLASSES = 150  # above which a confusion matrix is unreadable
@@ -26,12 +26,7 @@ MAX_WORST = 1 << 30  # bytes of the inputs with the worst errors, decompressed
 
 
 def read_outcomes(reader: ReportReader, folder: Path) -> dict[str, Any]:
-    """What ``PredictionWriter`` has written, as variables of the template of the report.
-
-    Args:
-        reader: Reader of the report, to which missing and damaged files are reported.
-        folder: Folder of the evaluation.
-    """
+    """What ``PredictionWriter`` has written, as variables of the template of the report."""
     # A module may return no outputs per sample. If no evaluation was run at all, every missing part is listed.
     has_samples = (folder / "predictions.csv").is_file() or not (folder / "metrics.json").is_file()
     path = folder / "predictions.csv"

@@ -40,9 +40,6 @@ class PredictionWriter(Callback):
     ``boltcutter.evaluation.table.to_columns``. ``classes.csv`` and ``confusion.csv`` have metrics and counts per class;
     ``confusion.svg`` or ``scatter.svg`` plots them; ``worst.npz`` has the inputs with the largest loss. Outputs of
     other shapes are skipped and listed once.
-
-    Args:
-        folder: Folder to write to.
     """
 
     def __init__(self, folder: Path) -> None:

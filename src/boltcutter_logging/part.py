@@ -22,9 +22,9 @@ PART = Part(
         **{f"boltcutter.callback.{module}": f"boltcutter_logging.{module}" for module in CALLBACKS},
         **{f"boltcutter.logger.{module}": f"boltcutter_logging.{module}" for module in ("services", "wandb")},
     },
-    section=Section("Pictures and tables", "record.json", "boltcutter_logging.media_section:render"),
+    section=Section("Pictures and tables", "record.json", "boltcutter_logging.media:render"),
     offers={
-        "encode_image": "boltcutter_logging.image:encode_image",
+        "encode_image": "boltcutter_logging.pixels:encode_image",
         "media_logging": "boltcutter_logging.media_logging:MediaLogging",
         "count_samples": "boltcutter_logging.batches:count_samples",
         "confusion": "boltcutter_logging.outcome_report:read_confusion",

@@ -41,7 +41,6 @@ USED = {  # by name: the file that uses it, and why
     "_strategy": "process_launcher: the same",
     "_wrapping_function": "process_launcher: where a rank starts and ends",
     "_recover_results_in_main_process": "process_launcher: how a rank ended, and weights that are not unpickled",
-    "_DropoutNd": "replicas: the base of all dropouts; the public classes are those of one dimension each",
     "_replicate_for_data_parallel": "replicas: nn.parallel.replicate works on GPUs only",
     "_WrappingCheckpointIO": "tpu: the only class that Lightning's strategies for TPUs accept besides their own",
     "_build_params_for_reducer": "unused_parameters: DDP's reducer is replaced between two steps",

@@ -54,12 +54,6 @@ class MPIProcessGroup(dist.ProcessGroup):
 
     Collectives are synchronous. Each begins with a barrier with a timeout, so that ranks detect one that has failed.
     Tensors on a device are copied to the host.
-
-    Args:
-        comm: The communicator.
-        store: A store shared by all ranks.
-        timeout: Maximum time to wait for the other ranks.
-        world: Whether the group contains all ranks, which shut down together.
     """
 
     can_finalize = False  # whether all ranks have shut down, so that MPI can be finalized
@@ -108,17 +102,6 @@ class MPIProcessGroup(dist.ProcessGroup):
 
     allreduce_coalesced = allreduce
 
-    def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
-        """Reduce tensors in place on one rank."""
-        for tensor in tensors:
-            self._synchronize()
-            host = _to_host(tensor)
-            total = torch.empty_like(host)
-            self.comm.Reduce(host.numpy(), total.numpy(), op=_operation(opts.reduceOp), root=opts.rootRank)
-            if self.rank() == opts.rootRank:
-                _copy_back(tensor, total / self.size() if opts.reduceOp == dist.ReduceOp.AVG else total)
-        return completed_work(tensors)
-
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work:
         """Broadcast tensors from one rank to all ranks."""
         for tensor in tensors:
@@ -148,14 +131,6 @@ class MPIProcessGroup(dist.ProcessGroup):
         gathered = host.new_empty((self.size(), *host.shape))
         self.comm.Allgather(host.numpy(), gathered.numpy())
         return gathered
-
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Work:
-        """Gather the tensors of all ranks on one rank; implemented by an all-gather."""
-        for index, tensor in enumerate(inputs):
-            gathered = self._gather_all(tensor)
-            for part, host in zip(outputs[index] if outputs else (), gathered, strict=False):
-                _copy_back(part, host)
-        return completed_work(outputs)
 
     def barrier(self, opts: Any = None) -> Work:
         """Wait for all ranks."""

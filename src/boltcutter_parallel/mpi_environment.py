@@ -41,9 +41,6 @@ def export_torchrun_env(env: MutableMapping[str, str] = os.environ) -> None:
 
     Variables that are already set are not changed. On a single node, ``MASTER_PORT`` is derived from the job's name.
 
-    Args:
-        env: Environment variables of this process, changed in place.
-
     Raises:
         ProcessLayoutError: There are several nodes and ``MASTER_ADDR`` is not set, or the nodes run different numbers
             of processes.

@@ -34,10 +34,6 @@ RETRY_DELAY = 0.2  # seconds after which a signal is sent again to a process wit
 def check_fork(start_method: str, devices: Sequence[torch.device]) -> None:
     """Check that no process with an initialized CUDA context is forked, as CUDA does not work in the child.
 
-    Args:
-        start_method: Start method of the ranks.
-        devices: Devices of the ranks.
-
     Raises:
         ValueError: CUDA is initialized, and the ranks are to be forked and train on GPUs.
     """

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 
 class Replicas:
@@ -28,9 +26,6 @@ class Replicas:
     def __init__(self, module: nn.Module, devices: Sequence[torch.device]) -> None:
         self.module, self.devices = module, list(devices)
         self.forward: Callable[..., Any] = module.forward
-        # Replicas on a CPU share one generator, so their random numbers are reproducible only in a fixed order.
-        dropout = any(isinstance(child, _DropoutNd) and child.p > 0 for child in module.modules())
-        self.is_sequential = dropout and self.devices[0].type == "cpu"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the replicas, and gather their outputs on the first device."""
@@ -47,52 +42,32 @@ class Replicas:
         replicas = replicate(self.module, devices)
         for replica in replicas:
             vars(replica).pop("forward", None)  # use the forward of the class, not this object
-        return gather(self._apply(replicas, chunks, devices), self.devices[0])
+        return gather(_apply(replicas, chunks, devices), self.devices[0])
 
-    def _apply(
-        self, replicas: list[nn.Module], chunks: list[tuple[Any, Any]], devices: list[torch.device]
-    ) -> list[dict[str, Any]]:
-        """Run each replica in its own thread, with the gradient mode, autocast and streams of this thread."""
-        device_type = devices[0].type
-        grad_enabled, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        autocast, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
-        streams = [torch.cuda.current_stream(device) for device in devices] if device_type == "cuda" else []
-        results: list[Any] = [None] * len(replicas)
 
-        def call(index: int) -> None:
-            args, kwargs = chunks[index]
-            try:
-                with ExitStack() as stack:
-                    if streams:
-                        stack.enter_context(torch.cuda.device(devices[index]))
-                        stack.enter_context(torch.cuda.stream(streams[index]))
-                    stack.enter_context(torch.inference_mode(inference))
-                    stack.enter_context(torch.set_grad_enabled(grad_enabled))
-                    stack.enter_context(torch.autocast(device_type, dtype, enabled=autocast))
-                    results[index] = replicas[index](*args, **kwargs)
-            except BaseException as error:
-                results[index] = error  # raised below, in the main thread
+def _apply(replicas: list[nn.Module], chunks: list[tuple[Any, Any]], devices: list[torch.device]) -> list[Any]:
+    """Run each replica: on GPUs in its own thread, with the gradient mode, autocast and stream of this thread."""
+    if devices[0].type != "cuda":  # their random numbers come from one generator, so they are reproducible in order
+        return [replica(*args, **kwargs) for replica, (args, kwargs) in zip(replicas, chunks, strict=True)]
+    grad_enabled, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    autocast, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    streams = [torch.cuda.current_stream(device) for device in devices]
 
-        threads = [threading.Thread(target=call, args=(index,)) for index in range(len(replicas))]
-        for thread in threads:
-            thread.start()
-            if self.is_sequential and self.module.training:
-                thread.join()
-        for thread in threads:
-            thread.join()
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return results
+    def call(replica: nn.Module, chunk: tuple[Any, Any], stream: Any) -> Any:
+        with (
+            torch.cuda.stream(stream),
+            torch.inference_mode(inference),
+            torch.set_grad_enabled(grad_enabled),
+            torch.autocast("cuda", dtype, enabled=autocast),
+        ):
+            return replica(*chunk[0], **chunk[1])
+
+    with ThreadPoolExecutor(len(replicas)) as threads:
+        return list(threads.map(call, replicas, chunks, streams))
 
 
 def chunk_sizes(count: int, devices: int) -> list[int]:
-    """Sizes of the chunks of a batch, larger ones first; each at least 2, unless the batch is smaller.
-
-    Args:
-        count: Number of samples in the batch.
-        devices: Number of devices; some may get no chunk.
-    """
+    """Sizes of the chunks of a batch, larger ones first; each at least 2, unless the batch is smaller."""
     used = max(1, min(devices, count // 2))
     return [count // used + (index < count % used) for index in range(used)]
 
@@ -139,10 +114,6 @@ def _chunk(arguments: Any, sizes: list[int], index: int, device: torch.device) -
 
 def gather(results: Sequence[Any], device: torch.device) -> Any:
     """Concatenate tensors, also those in tuples, lists and dictionaries, in the order of the batch.
-
-    Args:
-        results: Outputs of the replicas.
-        device: Device of the concatenated tensors.
 
     Raises:
         TypeError: An output is of another type.

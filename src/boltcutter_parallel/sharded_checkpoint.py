@@ -128,13 +128,7 @@ def find_damage(path: str | Path, index: Mapping[str, Any]) -> str | None:
 
 
 def load_into(path: str | Path, index: dict[str, Any], into: dict[str, Tensor], *, alone: bool) -> None:
-    """Fill tensors by name from the shards; of a ``DTensor``, only this rank's shard.
-
-    Args:
-        path: Path of the checkpoint file.
-        index: Contents of the file.
-        into: Tensors to fill, by name; permuted tensors that are no ``DTensor`` get their rows in the original order.
-        alone: Whether this rank reads without the others.
+    """Fill tensors by name from the shards; of a ``DTensor``, only this rank's shard. Other tensors get rows in order.
 
     Raises:
         CheckpointError: The shards cannot be read, or hold more than data.

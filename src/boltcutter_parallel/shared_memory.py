@@ -62,11 +62,6 @@ class SharedMemory:
     def create(cls, rank: int, world_size: int, timeout: timedelta) -> SharedMemory | None:
         """Create it, collectively on all ranks of the process group; None if they cannot share memory.
 
-        Args:
-            rank: Rank of this process.
-            world_size: Number of ranks.
-            timeout: Maximum time to wait for the other ranks.
-
         Raises:
             RuntimeError: Another rank has failed.
         """
@@ -128,10 +123,7 @@ class SharedMemory:
         return not any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse for layer in layers)
 
     def all_reduce_max(self, number: int) -> int:
-        """The maximum of a number over all ranks.
-
-        Args:
-            number: Signed 64-bit integer.
+        """The maximum of a signed 64-bit integer over all ranks.
 
         Raises:
             RuntimeError: Another rank has failed, has timed out, or calls another operation.

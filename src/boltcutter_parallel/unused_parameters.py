@@ -21,11 +21,6 @@ class UnusedParameters:
     of this rank, and are averaged then if all ranks have left out the same ones; otherwise, DDP's error is raised
     before the weights change. A step that uses all parameters is not changed, apart from one inexpensive check.
 
-    Args:
-        model: The wrapped model.
-        reduce_any: Whether a condition holds on any rank.
-        register_hooks: Registers the communication hooks of a new reducer.
-
     Attributes:
         can_recover: Whether a later step may leave out parameters.
     """
@@ -60,11 +55,7 @@ class UnusedParameters:
         return model.require_backward_grad_sync and not (model.find_unused_parameters or model.static_graph)
 
     def before_backward(self, loss: Tensor) -> None:
-        """In the first step, average gradients later if any rank might leave out parameters.
-
-        Args:
-            loss: The loss whose gradients are computed next.
-        """
+        """In the first step, average gradients later if any rank might leave out parameters."""
         if not (self.is_first and self.is_averaging):
             return
         self.is_first = False

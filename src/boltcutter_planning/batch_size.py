@@ -79,13 +79,7 @@ def batch_unit(trainer: dict[str, Any]) -> int:
 
 
 def search(start: int, unit: int, fits: Callable[[int], bool | None]) -> int | None:
-    """Return the largest size, within 10%, for which ``fits`` is true; None if there is none.
-
-    Args:
-        start: First size to try.
-        unit: Sizes are multiples of this number.
-        fits: Returns whether a size fits; None if there are too few samples.
-    """
+    """Return the largest multiple of ``unit``, within 10%, for which ``fits`` is true; None if there is none."""
     low, high, size = 0, None, start
     while low < size != high:
         good = fits(size)

@@ -102,10 +102,6 @@ def apply_model(components: Components, cfg: DictConfig) -> None:
 def run_one_batch(cfg: DictConfig, num_ranks: int) -> None:
     """Train, validate and test one batch on one device, without loggers, checkpoints and progress bar.
 
-    Args:
-        cfg: Checked configuration, whose folder is temporary; changed.
-        num_ranks: Number of data-parallel ranks of the configured trainer.
-
     Raises:
         ConfigError: A setting is wrong, or a metric that a callback monitors is not logged.
         FirstBatchError: The task, the model or the data failed.

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from boltcutter.config.compose import DictConfig
-from boltcutter_planning.estimate import EstimationError, Memory, SampleSpec, estimate_step
+from boltcutter_planning.estimate import EstimationError, Memory, estimate_step
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 USABLE = 0.9  # fraction of a device's memory to plan with; the rest is for the CUDA context and fragmentation
@@ -17,12 +19,7 @@ REDUCE_BUCKET = 200_000_000  # elements that DeepSpeed reduces at once, by Light
 
 @dataclass(frozen=True)
 class StrategyEstimate:
-    """Estimated memory of one strategy.
-
-    Args:
-        overrides: Overrides that select the strategy.
-        memory: The estimate, or the reason why there is none.
-    """
+    """Memory of the strategy that some overrides select, or the reason why there is no estimate."""
 
     overrides: str
     memory: Memory | str
@@ -33,13 +30,8 @@ class StrategyEstimate:
         return self.overrides.split()[0].partition("=")[2]
 
 
-def estimate_strategies(cfg: DictConfig, sample: SampleSpec, devices: int) -> Iterator[StrategyEstimate]:
-    """Estimate the memory of each strategy over ``devices``, the simplest first.
-
-    Args:
-        cfg: Checked configuration.
-        sample: Shapes and dtypes of a sample.
-        devices: Number of devices.
+def estimate_strategies(cfg: DictConfig, like: Sequence[Tensor], devices: int) -> Iterator[StrategyEstimate]:
+    """Estimate the memory of each strategy for a batch like ``like``, the simplest strategy first.
 
     Yields:
         An estimate for each strategy; the batch is rounded up to divide over its ranks.
@@ -52,7 +44,7 @@ def estimate_strategies(cfg: DictConfig, sample: SampleSpec, devices: int) -> It
         rounded = batch + -batch % max(ranks, chunks)
         overrides += f" data.batch_size={rounded}" if rounded != batch else ""
         try:
-            return StrategyEstimate(overrides, estimate_step(cfg, sample, rounded // ranks, **options))
+            return StrategyEstimate(overrides, estimate_step(cfg, like, rounded // ranks, **options))
         except EstimationError as error:
             return StrategyEstimate(overrides, str(error))
 
@@ -96,12 +88,7 @@ def _deepspeed(one: Memory, stage: int, devices: int, cfg: DictConfig) -> Memory
 
 
 def recommend(found: Sequence[StrategyEstimate], memory: int) -> str:
-    """Recommend the simplest strategy that fits: data parallel first, then FSDP, then tensor parallel.
-
-    Args:
-        found: Estimates of all strategies, the simplest first.
-        memory: Memory of each device, in bytes.
-    """
+    """Recommend the first strategy that fits into ``memory`` bytes of each device, without DP and DeepSpeed."""
     rows = [row for row in found if "trainer=dp " not in row.overrides and "deepspeed" not in row.overrides]
     known = [(row.overrides, row.memory) for row in rows if isinstance(row.memory, Memory)]
     parallel = [(overrides, need) for overrides, need in known if "trainer.devices=1" not in overrides.split()] or known

@@ -52,9 +52,6 @@ class NotTriedError(Exception):
 def main(arguments: list[str]) -> list[dict[str, str]]:
     """Run all checks, print a table and return its rows; the exit status is 1 if one fails.
 
-    Args:
-        arguments: ``--test``.
-
     Raises:
         ConfigError: There are other arguments.
     """

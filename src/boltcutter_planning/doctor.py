@@ -17,6 +17,7 @@ from typing import Any
 import lightning as L
 import torch
 from packaging.requirements import Requirement
+from torch import Tensor
 
 from boltcutter.assembly.assemble import assemble, complete_config
 from boltcutter.assembly.checks import check_kind
@@ -40,7 +41,7 @@ from boltcutter_planning.choose import (
     format_bytes,
     recommend,
 )
-from boltcutter_planning.estimate import SampleSpec, sample_spec
+from boltcutter_planning.estimate import read_batch
 from boltcutter_planning.resources import available_memory
 
 # Programs that an option needs, and how to get them.
@@ -75,16 +76,16 @@ def main(project: Project, overrides: list[str]) -> list[dict[str, str]] | None:
     cfg = complete_config(
         load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, rest)
     )
-    batch = (cfg.data or {}).get("batch_size")
-    sample = load_sample_spec(cfg) if batch else None
+    size = (cfg.data or {}).get("batch_size")
+    batch = load_batch(cfg) if size else None
     _print("this machine", machine())
     _print("what works on this machine", works(project))
-    if sample is None:
+    if batch is None:
         _print("memory", iter([("not estimated", f"data={cfg.choices.data} has no known batch_size")]))
         return None
     options = project.groups().get("trainer", ())
-    rows = [row for row in estimate_strategies(cfg, sample, count) if row.option in options]
-    per_step = f"{batch} samples per step, {count} × {format_bytes(memory)}"
+    rows = [row for row in estimate_strategies(cfg, batch, count) if row.option in options]
+    per_step = f"{size} samples per step, {count} × {format_bytes(memory)}"
     shown = f"model={cfg.choices.model}" if "model" in cfg.choices else f"task={cfg.choices.task}"
     title = f"memory of {shown}, data={cfg.choices.data}, {cfg.trainer.precision}: {per_step}"
     _print(title, estimate(rows, memory))
@@ -124,9 +125,9 @@ def backends() -> dict[str, bool]:
     return {
         "gloo": available and dist.is_gloo_available(),
         "nccl": available and dist.is_nccl_available() and torch.cuda.is_available(),
-        "mpi": (available and dist.is_mpi_available()) or (_has("mpi4py") and bool(shutil.which("mpirun"))),
-        "horovod": _has("horovod"),
-        "xla": _has("torch_xla") or (_has("torchax") and _has("jax")),
+        "mpi": (available and dist.is_mpi_available()) or bool(find_spec("mpi4py") and shutil.which("mpirun")),
+        "horovod": bool(find_spec("horovod")),
+        "xla": bool(find_spec("torch_xla") or (find_spec("torchax") and find_spec("jax"))),
     }
 
 
@@ -145,36 +146,29 @@ def works(project: Project) -> Lines:
 
 def extras() -> dict[str, list[str]]:
     """Return for each extra of the package the requirements that are not installed."""
-    project = LIBRARY
-    found: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
     with suppress(metadata.PackageNotFoundError):
-        needed = [Requirement(text) for text in metadata.requires(project) or ()]
-        for extra in metadata.metadata(project).get_all("Provides-Extra") or ():
-            requirements = [r for r in needed if r.marker and r.marker.evaluate({"extra": extra})]
-            found[extra] = sorted({r.name for r in requirements if r.name != project and not _is_installed(r.name)})
-    return found
+        needed = [Requirement(text) for text in metadata.requires(LIBRARY) or ()]
+        for extra in metadata.metadata(LIBRARY).get_all("Provides-Extra") or ():
+            names = {r.name for r in needed if r.marker and r.marker.evaluate({"extra": extra})} - {LIBRARY}
+            missing[extra] = sorted(name for name in names if not _is_installed(name))
+    return missing
 
 
-def load_sample_spec(cfg: DictConfig) -> SampleSpec:
-    """Load the shapes and dtypes of a sample of the configured data.
+def load_batch(cfg: DictConfig) -> Sequence[Tensor]:
+    """Load a batch of the configured data.
 
     Raises:
         ConfigError: The data cannot be loaded or does not match the task.
     """
     data = build(cfg.data, "data")
-    task: Any = locate(cfg.task["_target_"])
-    check_kind(cfg, task, data)
+    check_kind(cfg, locate(cfg.task["_target_"]), data)
     with as_config_error():
-        return sample_spec(data)
+        return read_batch(data)
 
 
 def estimate(found: Sequence[StrategyEstimate], memory: int) -> Lines:
-    """Report the memory of each strategy, and the recommended one.
-
-    Args:
-        found: Estimates of all strategies, the simplest first.
-        memory: Memory of each device, in bytes.
-    """
+    """Report the memory of each strategy, and the one for devices of ``memory`` bytes."""
     yield "", "".join(f"{name:>13}" for name in ("weights", "gradients", "optimizer", "activations", "peak"))
     for row in found:
         if isinstance(row.memory, str):
@@ -229,10 +223,6 @@ def _links() -> str | None:
     return re.sub(r"\x1b\[\d*m", "", done.stdout).strip() or None
 
 
-def _has(module: str) -> bool:
-    return find_spec(module) is not None
-
-
 def _is_installed(package: str) -> bool:
     try:
         metadata.version(package)
@@ -242,10 +232,10 @@ def _is_installed(package: str) -> bool:
 
 
 def _print(title: str, lines: Lines) -> None:
-    shown = list(lines)
-    width = max(len(name) for name, _ in shown)
-    print(f"{title}")
-    for name, text in shown:
+    rows = list(lines)
+    width = max(len(name) for name, _ in rows)
+    print(title)
+    for name, text in rows:
         first, *more = text.split("\n")
         print(f"  {name:{width}}  {first}", *(f"    {line}" for line in more), sep="\n")
     print()

@@ -61,41 +61,23 @@ class Memory:
     peak: int
 
 
-@dataclass(frozen=True)
-class SampleSpec:
-    """Shapes and dtypes of the tensors of one sample.
-
-    Args:
-        shapes: Shape of each tensor, without the batch dimension.
-        dtypes: Dtype of each tensor.
-    """
-
-    shapes: Sequence[torch.Size]
-    dtypes: Sequence[torch.dtype]
-
-    def batch(self, size: int) -> tuple[Tensor, ...]:
-        """Create a batch of zeros, under the active torch mode."""
-        specs = zip(self.shapes, self.dtypes, strict=True)
-        return tuple(torch.zeros((size, *shape), dtype=dtype) for shape, dtype in specs)
-
-
-def sample_spec(data: L.LightningDataModule) -> SampleSpec:
-    """Read the shapes and dtypes of a sample from the training split.
+def read_batch(data: L.LightningDataModule) -> Sequence[Tensor]:
+    """Read a batch of the training split, of whose tensors memory depends on shapes and dtypes only.
 
     Raises:
-        ConfigError: A batch is not a tuple or list of tensors.
+        ConfigError: It is not a tuple or list of tensors.
     """
     data.prepare_data()
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))
     if not isinstance(batch, list | tuple) or not all(isinstance(tensor, Tensor) for tensor in batch):
         raise ConfigError("data: memory can be estimated only for batches that are tuples of tensors")
-    return SampleSpec([tensor.shape[1:] for tensor in batch], [tensor.dtype for tensor in batch])
+    return batch
 
 
 def estimate_step(
     cfg: DictConfig,
-    sample: SampleSpec,
+    like: Sequence[Tensor],
     size: int,
     *,
     data_ranks: int = 1,
@@ -108,7 +90,7 @@ def estimate_step(
 
     Args:
         cfg: Checked configuration.
-        sample: Shapes and dtypes of a sample.
+        like: A batch of any size.
         size: Samples in the batch of one rank.
         data_ranks: Ranks of FSDP, if ``tensor_ranks`` is set.
         tensor_ranks: Ranks of tensor parallelism; 0: the model is not sharded.
@@ -146,7 +128,7 @@ def estimate_step(
             with fake_mode:
                 if replicas > 1:
                     _replicate(task.model, replicas)
-                batch = sample.batch(size)
+                batch = tuple(torch.zeros((size, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in like)
                 if dtype and not mixed:
                     batch = tuple(x.to(dtype) if x.is_floating_point() else x for x in batch)
                 cast = torch.autocast("cpu", dtype) if dtype and mixed else nullcontext()

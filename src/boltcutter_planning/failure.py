@@ -62,9 +62,6 @@ class UnusedParametersError(RuntimeError):
 def explain_errors(trainer: L.Trainer) -> Iterator[None]:
     """Replace known errors by exceptions whose message has the cause and a remedy.
 
-    Args:
-        trainer: Trainer that runs inside the context.
-
     Raises:
         ConfigError: Lightning refuses a setting, or how the task or the data is written.
         OutOfMemoryError: An allocator ran out of memory.

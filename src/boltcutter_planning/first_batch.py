@@ -36,10 +36,6 @@ class FirstBatchError(RuntimeError):
 def first_batch_message(trainer: L.Trainer, error: BaseException) -> str | None:
     """Explain an error in the user's code that occurred before a first batch was complete.
 
-    Args:
-        trainer: Trainer that raised the error.
-        error: The error, with its traceback.
-
     Returns:
         One line with the place, the cause and shapes; None if batches were completed before, or if the error comes from
         elsewhere.

@@ -43,11 +43,7 @@ def peak_flops(device: str, precision: str) -> float | None:
 
 
 def meta_copy(model: nn.Module) -> nn.Module | None:
-    """Copy a model without memory for its weights; None if it cannot be copied, as after it was sharded.
-
-    Args:
-        model: Weights and buffers of the copy are on the meta device.
-    """
+    """Copy a model to the meta device; None if it cannot be copied, as after it was sharded."""
     tensors = [(tensor, torch.empty_like(tensor, device="meta")) for tensor in model.buffers()]
     parameters = [(p, nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)) for p in model.parameters()]
     try:

@@ -16,12 +16,7 @@ from boltcutter.protocols import handles_signals
 
 
 def report_missing(cfg: DictConfig, trainer: L.Trainer) -> None:
-    """Print what the run gives up, in its first lines.
-
-    Args:
-        cfg: Configuration of the run.
-        trainer: With its callbacks.
-    """
+    """Print what the run gives up, in its first lines."""
     if not is_rank_zero():
         return
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]

@@ -32,9 +32,6 @@ class LearningCheck(Callback):
     Training stops if no parameter of the optimizer gets a gradient. Warnings are printed and recorded if
     ``training_step`` returns no loss, there is no optimizer, all learning rates are 0, or the loss is constant. As soon
     as all is well, usually after two steps, the hooks are removed.
-
-    Args:
-        cfg: The configuration of the run.
     """
 
     def __init__(self, cfg: DictConfig) -> None:

@@ -22,9 +22,6 @@ class MonitorCheck(Callback):
 
     Validation metrics are known after the sanity check, training metrics after the first batch. The default,
     ``val/loss``, is replaced if the module logs its validation loss, or its only validation metric, under another name.
-
-    Args:
-        callbacks: Configured callbacks by name.
     """
 
     restores_monitors = True  # before Lightning restores the states of callbacks, whose keys contain monitors

@@ -1,13 +1,16 @@
+import base64
+import io
 from pathlib import Path
 from typing import Any
 
 import matplotlib.figure
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from PIL import Image
 
-from boltcutter_logging.pixels import arrange, to_pixels
+from boltcutter_logging.pixels import MAX_PIXELS, arrange, encode_image, encode_png, to_pixels
 
 RGB = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)  # (H, W, C)
 CHW = np.moveaxis(RGB, -1, 0)
@@ -80,3 +83,36 @@ def test_a_batch_is_a_grid() -> None:
 def test_what_is_no_picture_is_refused(image: Any) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=r"is not a picture|no-such-file"):
         to_pixels(image)
+
+
+def decode(url: str) -> npt.NDArray[np.uint8]:
+    kind, _, data = url.partition(",")
+    assert kind == "data:image/png;base64"
+    with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+        return np.atleast_3d(np.asarray(image))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_small_images_are_lossless(channels: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (channels, 8, 5), dtype=np.uint8)
+    encoded = encode_image(pixels)
+    assert encoded["small"]
+    assert (decode(encoded["url"]) == np.moveaxis(pixels, 0, -1)).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 300, 500), (1, 129, 129), (1, 1, 1000)])
+def test_large_images_are_downscaled(shape: tuple[int, int, int]) -> None:
+    gradient = np.linspace(0, 255, shape[2]).astype(np.uint8)
+    encoded = encode_image(np.broadcast_to(gradient, shape))
+    found = decode(encoded["url"])
+    assert not encoded["small"]
+    assert max(found.shape) <= MAX_PIXELS
+    assert (np.diff(found[0, :, 0].astype(int)) > 0).all()  # pixels are averages of neighbours
+    assert abs(float(found.mean()) - 127) < 3
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_png_is_lossless(channels: int) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (channels, 6, 9), dtype=np.uint8)
+    with Image.open(io.BytesIO(encode_png(pixels))) as image:
+        assert (np.moveaxis(np.atleast_3d(np.asarray(image)), -1, 0) == pixels).all()

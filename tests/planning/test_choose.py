@@ -6,9 +6,9 @@ from boltcutter.config.compose import DictConfig, compose
 from boltcutter.project import Project
 from boltcutter_planning import choose
 from boltcutter_planning.choose import StrategyEstimate, estimate_strategies, recommend
-from boltcutter_planning.estimate import Memory, SampleSpec
+from boltcutter_planning.estimate import Memory
 
-DIGITS = SampleSpec([torch.Size([1, 8, 8]), torch.Size([])], [torch.uint8, torch.int64])
+DIGITS = (torch.empty(1, 1, 8, 8, dtype=torch.uint8), torch.empty(1, dtype=torch.int64))
 
 PROJECT = Project.find(__file__)
 

@@ -14,13 +14,13 @@ from boltcutter.config.compose import DictConfig, compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import build
 from boltcutter.project import Project
-from boltcutter_planning.estimate import EstimationError, SampleSpec, estimate_step, sample_spec
+from boltcutter_planning.estimate import EstimationError, estimate_step, read_batch
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
 GPT = ["model=gpt", "data=text", "task=language", "model.num_layers=2", "data.batch_size=8"]
-DIGITS = SampleSpec([torch.Size([1, 8, 8]), torch.Size([])], [torch.uint8, torch.int64])
-TOKENS = SampleSpec([torch.Size([256])] * 2, [torch.int64] * 2)
+DIGITS = (torch.empty(1, 1, 8, 8, dtype=torch.uint8), torch.empty(1, dtype=torch.int64))
+TOKENS = (torch.empty(1, 256, dtype=torch.int64),) * 2
 WORKS = {
     "mlp": ["model=mlp", "model.hidden_sizes=[512,512]"],
     "convnet": ["model=convnet"],
@@ -38,7 +38,7 @@ def config(*overrides: str) -> DictConfig:
     return complete_config(compose(PROJECT, [*overrides, "logger=null"]))
 
 
-def sample(overrides: list[str]) -> SampleSpec:
+def sample(overrides: list[str]) -> tuple[Tensor, ...]:
     return TOKENS if "model=gpt" in overrides else DIGITS
 
 
@@ -75,9 +75,10 @@ def measured_peak(overrides: list[str], batch: tuple[Tensor, ...]) -> int:
 def test_the_estimate_equals_two_real_steps(name: str) -> None:
     overrides = WORKS[name]
     spec = sample(overrides)
-    size = 128 if spec == DIGITS else 8
+    size = 128 if spec is DIGITS else 8
+    batch = tuple(torch.zeros((size, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in spec)
     found = estimate_step(config(*overrides), spec, size)
-    assert found.peak == pytest.approx(measured_peak(overrides, spec.batch(size)), rel=0.08)
+    assert found.peak == pytest.approx(measured_peak(overrides, batch), rel=0.08)
 
 
 def test_components_of_the_estimate() -> None:
@@ -114,15 +115,15 @@ def test_estimation_errors_give_the_reason() -> None:
     with pytest.raises(EstimationError, match=r"ConvNet has no pipeline stages; add a method stages\(count\)"):
         estimate_step(config("model=convnet"), DIGITS, 4, stages=2)
     with pytest.raises(EstimationError, match="must have same reduction dim"):
-        estimate_step(config("model=mlp"), SampleSpec([torch.Size([3]), torch.Size([])], [torch.uint8, torch.int64]), 4)
+        estimate_step(config("model=mlp"), (torch.empty(1, 3, dtype=torch.uint8), DIGITS[1]), 4)
 
 
-def test_sample_spec_of_the_data(tmp_path: Path) -> None:
-    found = sample_spec(build(config().data, "data"))
-    assert list(found.shapes) == [torch.Size([1, 8, 8]), torch.Size([])]
+def test_a_batch_of_the_data(tmp_path: Path) -> None:
+    found = read_batch(build(config().data, "data"))
+    assert [tensor.shape for tensor in found] == [(64, 1, 8, 8), (64,)]
     data = SimpleNamespace(prepare_data=int, setup=str, train_dataloader=lambda: [{"x": torch.zeros(2)}])
     with pytest.raises(ConfigError, match="data: memory can be estimated only for batches that are tuples of tensors"):
-        sample_spec(data)  # type: ignore[arg-type]
+        read_batch(data)  # type: ignore[arg-type]
 
 
 REAL = """
