@@ -133,7 +133,10 @@ class HuggingFace(DataModule):
             )
         self.num_classes = self.num_classes or targets["train"].size(1)
         self.statistics = {"classes": self.classes}
-        self.shape = self._input_shape(train)
+        if self.shape is None:
+            self.shape = infer_shape(train, self.inputs, self.dtype)
+        elif is_image(train, self.inputs):
+            check_image_shape(self.shape)
         indices = split_indices(
             count,
             self.split,
@@ -265,10 +268,3 @@ class HuggingFace(DataModule):
         if not found.isfinite().all():
             raise ValueError(f"data.target={','.join(self.targets)}: NaN or Inf in the {split} split; correct it")
         return found
-
-    def _input_shape(self, train: Any) -> tuple[int, ...]:
-        if self.shape is None:
-            return infer_shape(train, self.inputs, self.dtype)
-        if is_image(train, self.inputs):
-            check_image_shape(self.shape)
-        return self.shape

@@ -40,7 +40,9 @@ def read_image(path: Path, shape: tuple[int, int, int], contents: BinaryIO | Non
     with _open(path, contents) as file:
         file.draft(mode, (2 * width, 2 * height))  # decode a much larger JPEG at a fraction of its size
         upright = ImageOps.exif_transpose(file)
-        image = (_eight_bits(upright) if upright.mode.startswith("I") else upright).convert(mode)
+        if upright.mode.startswith("I"):  # 16-bit greyscale, which Pillow would clip
+            upright = Image.fromarray((np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8))
+        image = upright.convert(mode)
     scale = max(width / image.width, height / image.height)
     size = max(width, round(image.width * scale)), max(height, round(image.height * scale))
     fitted = image.resize(size, Image.Resampling.BILINEAR)
@@ -116,9 +118,3 @@ def _import_pillow() -> tuple[Any, Any]:
             "data: Pillow, which reads images, is not installed; pip install 'boltcutter[images]'"
         ) from None
     return Image, ImageOps
-
-
-def _eight_bits(image: Any) -> Any:
-    """Scale 16-bit greyscale to 8 bits; Pillow would clip it."""
-    Image, _ = _import_pillow()
-    return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +15,7 @@ from boltcutter.data.loader import Pair
 from boltcutter.data.module import BatchedTensorDataset, DataModule, Kind, Splits
 from boltcutter.data.sampler import Batch
 from boltcutter_data.augment import uniform
-from boltcutter_data.files import map_npy, strided_windows
+from boltcutter_data.files import strided_windows
 
 POOL = 1 << 22  # random values that samples are windows of; at most as many as ``uniform`` has distinct values
 
@@ -117,28 +115,9 @@ class Synthetic(DataModule):
     def load(self) -> Splits:
         """Generate the splits."""
         tenth = max(1, self.num_samples // 10)
-        counts = (self.num_samples, tenth, tenth)
-        return Splits(*(self._make_split(split, count) for split, count in enumerate(counts)))
-
-    def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
-        """Read ``.npy`` files of one sample (``shape``) or of several (N, …), which are named ``file:index``."""
-        inputs: list[Tensor] = []
-        names: list[str] = []
-        for path in paths:
-            found = map_npy(path)
-            if (
-                found.shape[-len(self.shape) :] != self.shape
-                or found.ndim > len(self.shape) + 1
-                or found.dtype != self.dtype
-            ):
-                wanted = f"{list(self.shape)} or [N, …] of {self.dtype}"
-                raise ValueError(f"input={path}: {list(found.shape)} of {found.dtype}, expected {wanted}; convert it")
-            inputs.append(torch.from_numpy(np.array(found).reshape(-1, *self.shape)))
-            names += (
-                [str(path)] if found.ndim == len(self.shape) else [f"{path}:{index}" for index in range(len(found))]
-            )
-        return torch.cat(inputs), names
-
-    def _make_split(self, split: int, num_samples: int) -> NoiseDataset | BatchedTensorDataset:
-        noise = NoiseDataset(num_samples, self.shape, self.num_classes, self.kind, self.dtype, (self.seed, split))
-        return BatchedTensorDataset(*noise.__getitems__(Batch(range(num_samples)))) if self.in_memory else noise
+        splits: list[Any] = []
+        for split, count in enumerate((self.num_samples, tenth, tenth)):
+            noise = NoiseDataset(count, self.shape, self.num_classes, self.kind, self.dtype, (self.seed, split))
+            pair = noise.__getitems__(Batch(range(count))) if self.in_memory else None
+            splits.append(BatchedTensorDataset(*pair) if pair else noise)
+        return Splits(*splits)

@@ -93,9 +93,15 @@ class Tabular(DataModule):
         features = table.drop(columns=[*self.targets, *self.ignore, *self.groups])
         self._check_finite(features, self._name)
         if not self.statistics:
-            train = table.iloc[splits[0]]
             self.statistics = compute_statistics(features.iloc[splits[0]], self._name, self.max_categories)
-            self.statistics |= {"classes": self.classes} if labels is not None else self._target_statistics(train)
+            if labels is None:
+                values = self._numbers(targets.iloc[splits[0]])  # (N, T)
+                self.statistics |= {
+                    "target_mean": values.mean(axis=0).tolist(),
+                    "target_std": values.std(axis=0).tolist(),
+                }
+            else:
+                self.statistics["classes"] = self.classes
         inputs = encode_features(table, self.statistics, self._name)
         encoded = torch.from_numpy(self._numbers(targets)).float() if labels is None else torch.from_numpy(labels)
         self._check_setting("shape", self.shape, (inputs.size(1),))
@@ -132,9 +138,10 @@ class Tabular(DataModule):
         for setting, columns in (("target", self.targets), ("ignore", self.ignore), ("group", self.groups)):
             missing = [column for column in columns if column not in table]
             if missing:
+                remedy = "; separate columns by commas" if len(table.columns) == 1 else ""
                 raise ValueError(
-                    f"data.{setting}: {self._name} has no column {', '.join(missing)}; it has {_column_names(table)}"
-                    + ("; separate columns by commas" if len(table.columns) == 1 else "")
+                    f"data.{setting}: {self._name} has no column {', '.join(missing)}; "
+                    f"it has {_join(list(table.columns))}{remedy}"
                 )
         return table
 
@@ -188,10 +195,6 @@ class Tabular(DataModule):
                 f"{name}: column {column} has {count} missing or infinite values{others}; correct these rows, set "
                 f"data.ignore=[{column}], or set data.fill_missing=true to use the median"
             )
-
-    def _target_statistics(self, train: pd.DataFrame) -> dict[str, list[float]]:
-        values = self._numbers(train)
-        return {"target_mean": values.mean(axis=0).tolist(), "target_std": values.std(axis=0).tolist()}
 
     def _check_setting(self, setting: str, given: Any, found: Any) -> None:
         if given not in (None, found):
@@ -273,7 +276,9 @@ def encode_features(table: pd.DataFrame, statistics: dict[str, Any], name: str) 
     """
     missing = [column for column in statistics["columns"] if column not in table]
     if missing:
-        raise ValueError(f"{name}: no column {', '.join(missing)}, which training had; it has {_column_names(table)}")
+        raise ValueError(
+            f"{name}: no column {', '.join(missing)}, which training had; it has {_join(list(table.columns))}"
+        )
     features = []
     for column in statistics["columns"]:
         if column in statistics["categories"]:
@@ -295,10 +300,6 @@ def _floats(values: pd.Series[Any], name: str) -> Floats:
         return pd.to_numeric(values).to_numpy(np.float64, na_value=np.nan)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{name}: column {values.name} must be numeric: {error}; correct it") from None
-
-
-def _column_names(table: pd.DataFrame) -> str:
-    return _join(list(map(str, table.columns)))
 
 
 def _join(names: list[str]) -> str:

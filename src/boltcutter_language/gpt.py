@@ -78,7 +78,14 @@ class GPT(nn.Module):
         activation_checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        _check_arguments(input_shape, num_layers, num_heads, num_kv_heads or num_heads, hidden_size, position, dropout)
+        if len(input_shape) != 1:
+            raise ValueError(
+                f"model.input_shape={list(input_shape)} is not a sequence length; use token data, such as data=text"
+            )
+        _check_sizes(input_shape=input_shape[0], num_layers=num_layers, num_heads=num_heads, hidden_size=hidden_size)
+        _check_heads(num_heads, num_kv_heads or num_heads, hidden_size, position)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"model.dropout={dropout} is not in [0, 1); try 0.1")
         gated = mlp == "swiglu"
         if not intermediate_size:
             intermediate_size = 64 * math.ceil(8 * hidden_size / 3 / 64) if gated else 4 * hidden_size
@@ -276,28 +283,13 @@ class Stage(nn.Module):
         return model.logits(x) if self.is_last else x
 
 
-def _check_arguments(
-    input_shape: tuple[int, ...],
-    num_layers: int,
-    num_heads: int,
-    num_kv_heads: int,
-    hidden_size: int,
-    position: str,
-    dropout: float,
-) -> None:
-    if len(input_shape) != 1:
-        raise ValueError(
-            f"model.input_shape={list(input_shape)} is not a sequence length; use token data, such as data=text"
-        )
-    sizes = {
-        "input_shape": input_shape[0],
-        "num_layers": num_layers,
-        "num_heads": num_heads,
-        "hidden_size": hidden_size,
-    }
+def _check_sizes(**sizes: int) -> None:
     for name, value in sizes.items():
         if value < 1:
             raise ValueError(f"model.{name}={value} is not positive; try 4")
+
+
+def _check_heads(num_heads: int, num_kv_heads: int, hidden_size: int, position: str) -> None:
     multiple = num_heads * (2 if position == "rope" else 1)  # RoPE rotates pairs of dimensions
     if hidden_size % multiple:
         even = " of even size" if position == "rope" else ""
@@ -310,5 +302,3 @@ def _check_arguments(
         raise ValueError(
             f"model.num_kv_heads={num_kv_heads} does not divide model.num_heads={num_heads}; try {fitting}"
         )
-    if not 0 <= dropout < 1:
-        raise ValueError(f"model.dropout={dropout} is not in [0, 1); try 0.1")

@@ -46,12 +46,14 @@ class LanguageModeling(Task):
         }
 
     def on_validation_start(self) -> None:
-        """Set the number of bytes of each token."""
-        self._set_token_bytes("val")
+        """Set the number of bytes of each token, which a checkpoint may have changed since ``setup``."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        token_bytes = data.statistics.get("token_bytes") if isinstance(data, HasStatistics) else None
+        lengths = None if token_bytes is None else torch.tensor(token_bytes, device=self.device)
+        for bits in self.bits.values():
+            bits.token_bytes = lengths
 
-    def on_test_start(self) -> None:
-        """Set the number of bytes of each token."""
-        self._set_token_bytes("test")
+    on_test_start = on_validation_start
 
     def token_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy of each token in nats, shape (N, T)."""
@@ -124,22 +126,19 @@ class LanguageModeling(Task):
         if stage != "train":
             self.log(f"{stage}/perplexity", self.means[f"{stage}_"].compute().exp())  # type: ignore[operator]
             bits: Any = self.bits[f"{stage}_"]
-            if bits.has_token_bytes:
+            if bits.token_bytes is not None:
                 self.log(f"{stage}/{BITS_PER_BYTE}", bits.compute())
             bits.reset()
         super()._log_epoch(stage, loss, reset=reset)
-
-    def _set_token_bytes(self, stage: str) -> None:
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
-        statistics = data.statistics if isinstance(data, HasStatistics) else {}
-        bits: Any = self.bits[f"{stage}_"]
-        bits.set_token_bytes(statistics.get("token_bytes"), self.device)
 
 
 class BitsPerByte(Metric):
     """Cross-entropy per byte of text, in bits.
 
     Tokens without text, such as the end of a document, are ignored.
+
+    Attributes:
+        token_bytes: Number of bytes of each token, shape (V,); updates are ignored while it is None.
     """
 
     full_state_update = False
@@ -151,15 +150,6 @@ class BitsPerByte(Metric):
         self.token_bytes: Tensor | None = None
         self.add_state("nats", torch.tensor(0.0), dist_reduce_fx="sum")
         self.add_state("bytes", torch.tensor(0), dist_reduce_fx="sum")
-
-    @property
-    def has_token_bytes(self) -> bool:
-        """Whether the number of bytes of each token is known; updates are ignored otherwise."""
-        return self.token_bytes is not None
-
-    def set_token_bytes(self, token_bytes: list[int] | None, device: torch.device) -> None:
-        """Set the number of bytes of each token, or ``None`` if unknown."""
-        self.token_bytes = None if token_bytes is None else torch.tensor(token_bytes, device=device)
 
     def update(self, losses: Tensor, targets: Tensor) -> None:
         """Add the losses in nats (N, T) of the tokens ``targets`` (N, T)."""

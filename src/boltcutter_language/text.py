@@ -9,6 +9,7 @@ import secrets
 import shutil
 import sysconfig
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -182,15 +183,15 @@ def split_documents(
         spans: dict[str, list[Span]] = {name: [] for name in NAMES}
         for file, size in zip(files, sizes.tolist(), strict=True):
             ends = [0, *(_line_end(file, round(size * fraction)) for fraction in np.cumsum(split)[:2]), size]
+            ranges: dict[str, list[tuple[int, int]]] = {
+                name: [pair] for name, pair in zip(NAMES, pairwise(ends), strict=True)
+            }
             if num_folds:
                 begin, end = (_line_end(file, ends[2] * at // num_folds) for at in (fold, fold + 1))
                 begin, end = begin if fold else 0, min(end, ends[2])
-                spans["train"] += [Span(file, 0, begin), Span(file, end, ends[2])]
-                spans["val"].append(Span(file, begin, end))
-                spans["test"].append(Span(file, *ends[2:]))
-                continue
-            for name, begin, end in zip(NAMES, ends[:-1], ends[1:], strict=True):
-                spans[name].append(Span(file, begin, end))
+                ranges |= {"train": [(0, begin), (end, ends[2])], "val": [(begin, end)]}
+            for name in NAMES:
+                spans[name] += [Span(file, *pair) for pair in ranges[name]]
         return spans
     order = np.random.default_rng(seed).permutation(len(files))
     # The middle of a document, in a random concatenation of all, determines its split.

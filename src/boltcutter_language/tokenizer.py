@@ -55,11 +55,10 @@ class BPETokenizer:
     """
 
     def __init__(self, serialized: str) -> None:
+        library = _tokenizers()
         try:
-            self.inner: Any = _tokenizers().Tokenizer.from_str(serialized)
+            self.inner: Any = library.Tokenizer.from_str(serialized)
         except Exception as error:  # the package raises Exception itself
-            if isinstance(error, ValueError):
-                raise
             raise ValueError(f"data.tokenizer is not the JSON of a tokenizer ({error}); give another file") from None
         self.serialized, self.vocab_size = serialized, int(self.inner.get_vocab_size())
         ids = [self.inner.token_to_id(name) for name in (EOS, "</s>", "<|end_of_text|>", "[SEP]")]
@@ -144,10 +143,6 @@ def load_tokenizer(name: str) -> Tokenizer:
 def _tokenizers() -> Any:
     try:
         import tokenizers
-        import tokenizers.decoders
-        import tokenizers.models
-        import tokenizers.pre_tokenizers
-        import tokenizers.trainers
     except ImportError:
         raise ValueError(f"data.tokenizer: the package tokenizers is not installed; {INSTALL}, or use bytes") from None
     return tokenizers

@@ -8,7 +8,6 @@ from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import strategies
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
@@ -17,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from boltcutter.protocols import NativeTask, SavesShards, ShardsWeights
 from boltcutter.strategy.errors import StrategyError
-from boltcutter_parallel.ema import EMA
+from boltcutter_parallel.ema import FULL_MODEL, averages_full_model
 from boltcutter_parallel.internals import move_some
 from boltcutter_parallel.sharded_checkpoint import WEIGHTS
 from boltcutter_parallel.units import fully_shard_units
@@ -81,11 +80,8 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         if self._save_distributed_checkpoint:
             self._check_writer()
         task: Any = self.lightning_module
-        if any(
-            isinstance(callback, WeightAveraging | StochasticWeightAveraging) and not isinstance(callback, EMA)
-            for callback in task.trainer.callbacks
-        ):
-            raise StrategyError("callback: Lightning's averaging needs the full model; use callback=[default,ema]")
+        if averages_full_model(task.trainer):
+            raise StrategyError(FULL_MODEL)
         super().setup_environment()
         configure = task.configure_model
 

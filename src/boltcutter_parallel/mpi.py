@@ -93,10 +93,12 @@ class MPIProcessGroup(dist.ProcessGroup):
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
         """Reduce tensors in place on all ranks, by the operation in ``opts``, or else their sum."""
         reduce_op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
+        known = {"SUM": MPI.SUM, "AVG": MPI.SUM, "MIN": MPI.MIN, "MAX": MPI.MAX, "PRODUCT": MPI.PROD}
+        operation = next(known[name] for name in known if reduce_op == getattr(dist.ReduceOp, name))
         for tensor in tensors:
             self._synchronize()
             host = _to_host(tensor)
-            self.comm.Allreduce(MPI.IN_PLACE, host.numpy(), op=_operation(reduce_op))
+            self.comm.Allreduce(MPI.IN_PLACE, host.numpy(), op=operation)
             _copy_back(tensor, host / self.size() if reduce_op == dist.ReduceOp.AVG else host)
         return completed_work(tensors)
 
@@ -118,12 +120,12 @@ class MPIProcessGroup(dist.ProcessGroup):
                 _copy_back(part, host)
         return completed_work(outputs)
 
-    def _allgather_base(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
         """Gather the tensors of all ranks into a single tensor."""
         _copy_back(output, self._gather_all(tensor).view(output.shape))
         return completed_work([output])
 
-    all_gather_single = _allgather_base  # its name since torch 2.13
+    _allgather_base = all_gather_single  # its name before torch 2.13
 
     def _gather_all(self, tensor: Tensor) -> Tensor:
         self._synchronize()
@@ -161,11 +163,6 @@ def _wait(request: Any, seconds: float) -> bool:
         if waited > SPIN:
             time.sleep(PAUSE)
     return True
-
-
-def _operation(reduce_op: Any) -> Any:
-    known = {"SUM": MPI.SUM, "AVG": MPI.SUM, "MIN": MPI.MIN, "MAX": MPI.MAX, "PRODUCT": MPI.PROD}
-    return next(operation for name, operation in known.items() if reduce_op == getattr(dist.ReduceOp, name))
 
 
 def _to_host(tensor: Tensor) -> Tensor:

@@ -9,14 +9,13 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch import strategies
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from boltcutter.internals import BatchNorm, foreach_norm
 from boltcutter.protocols import ComputesLosses, NativeTask, SplitsIntoStages, gather_objects
 from boltcutter.strategy.errors import StrategyError
-from boltcutter_parallel.ema import EMA
+from boltcutter_parallel.ema import FULL_MODEL, averages_full_model
 from boltcutter_parallel.internals import move_some
 from boltcutter_parallel.stage import LocalStage
 
@@ -270,7 +269,6 @@ class PipelineStrategy(strategies.DDPStrategy):
 
 def _refused(trainer: L.Trainer, task: Any, model: Any, microbatches: int, stages: int) -> dict[str, bool]:
     """Error messages for unsupported features, and whether each is used."""
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     size = getattr(trainer.datamodule, "batch_size", None) or 0  # type: ignore[attr-defined]
     return {
         f"trainer.strategy.num_microbatches={microbatches}: fewer than the {stages} stages; try {2 * stages}": (
@@ -291,10 +289,7 @@ def _refused(trainer: L.Trainer, task: Any, model: Any, microbatches: int, stage
         "task.compile=true: stages are not compiled; set it to false": bool(
             getattr(model, "_compiled_call_impl", None)
         ),
-        "callback: Lightning's averaging needs the full model; use callback=[default,ema]": any(
-            isinstance(callback, WeightAveraging | StochasticWeightAveraging) and not isinstance(callback, EMA)
-            for callback in callbacks
-        ),
+        FULL_MODEL: averages_full_model(trainer),
         "trainer.precision=16-mixed: loss scaling is not supported; try bf16-mixed": (
             getattr(trainer.precision_plugin, "scaler", None) is not None
         ),

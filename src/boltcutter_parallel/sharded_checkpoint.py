@@ -188,17 +188,14 @@ def _replace_tensors(
 
 def _are_shards(shards: Any) -> bool:
     """Return whether an entry has the types that ``save`` writes; a checkpoint of somebody else may have others."""
-    return (
-        isinstance(shards, dict)
-        and isinstance(shards.get("folder"), str)
-        and isinstance(shards.get("files"), dict)
-        and all(isinstance(name, str) for name in shards["files"])
-        and all(
-            isinstance(pair, list | tuple) and [*map(type, pair)] == [int, int] for pair in shards["files"].values()
-        )
-        and isinstance(shards.get("orders"), dict)
-        and all(isinstance(order, Tensor) and order.dim() == 1 for order in shards["orders"].values())
-    )
+    match shards:
+        case {"folder": str(), "files": dict(files), "orders": dict(orders)}:
+            return (
+                all(isinstance(name, str) for name in files)
+                and all(isinstance(pair, list | tuple) and [*map(type, pair)] == [int, int] for pair in files.values())
+                and all(isinstance(order, Tensor) and order.dim() == 1 for order in orders.values())
+            )
+    return False
 
 
 def _is_written_by(name: str, rank: int) -> bool:

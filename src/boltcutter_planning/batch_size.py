@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import last_of_each
+from boltcutter.config.values import last_of_each, split_overrides
 from boltcutter.project import Project
 from boltcutter.topology import count_devices
 from boltcutter_planning.resources import available_memory
@@ -46,14 +46,13 @@ def main(project: Project, overrides: list[str]) -> None:
         ConfigError: An override is wrong.
         TrialError: No batch size fits, or a trial failed for another reason.
     """
-    limits = [override.partition("=")[2] for override in overrides if override.startswith("limit_gib=")]
-    overrides = [override for override in overrides if not override.startswith("limit_gib=")]
+    special, overrides = split_overrides(overrides, "limit_gib")
     try:
-        limit = float(limits[-1]) if limits else 0.9 * available_memory() / 2**30
+        limit = float(special.get("limit_gib", 0.9 * available_memory() / 2**30))
     except ValueError:
         limit = 0.0
     if limit <= 0:
-        raise ConfigError(f"limit_gib={limits[-1]} is not a number of GiB; try 4")
+        raise ConfigError(f"limit_gib={special['limit_gib']} is not a number of GiB; try 4")
     os.environ.update(project.environment)
     train = [sys.executable, *project.train_command]
     printed = _run([*train, "--print", *overrides])

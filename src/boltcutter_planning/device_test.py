@@ -126,17 +126,17 @@ class Devices:
             raise NotTriedError(NO_GPU)
         if ranks == 1:
             raise NotTriedError("needs a second GPU")
-        process = self.start(*command)
+        process, repeat = self.start(*command), f"; to repeat: {shlex.join(['python', '-m', *command])}"
         try:
             output, _ = process.communicate(timeout=min(self.check_time, max(1.0, self.end - time.monotonic())))
         except subprocess.TimeoutExpired:
             kill(process)
             process.communicate()
-            raise CheckError(f"did not end in time; to repeat: {shell(command)}") from None
+            raise CheckError(f"did not end in time{repeat}") from None
         lines = output.strip().splitlines() or [""]
         if process.returncode:
             shown = next((line for line in lines if line.startswith("error")), lines[-1])
-            raise CheckError(f"{shown or f'exit status {process.returncode}'}; to repeat: {shell(command)}")
+            raise CheckError(f"{shown or f'exit status {process.returncode}'}{repeat}")
         return lines[-1]
 
     def start(self, *command: str) -> subprocess.Popen[str]:
@@ -217,8 +217,3 @@ def kill(process: subprocess.Popen[str]) -> None:
     """Kill a process and those that it has started."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def shell(command: tuple[str, ...]) -> str:
-    """The command as it can be pasted into a shell."""
-    return shlex.join(["python", "-m", *command])

@@ -22,7 +22,6 @@ from torch import Tensor
 from boltcutter.assembly.assemble import assemble, complete_config
 from boltcutter.assembly.checks import check_kind
 from boltcutter.assembly.overrides import load_evaluation_config, read_overrides
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, one_line
 from boltcutter.config.instantiate import build
 from boltcutter.config.locate import locate
@@ -77,7 +76,12 @@ def main(project: Project, overrides: list[str]) -> list[dict[str, str]] | None:
         load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, rest)
     )
     size = (cfg.data or {}).get("batch_size")
-    batch = load_batch(cfg) if size else None
+    batch: Sequence[Tensor] | None = None
+    if size:
+        data = build(cfg.data, "data")
+        check_kind(cfg, locate(cfg.task["_target_"]), data)
+        with as_config_error():
+            batch = read_batch(data)
     _print("this machine", machine())
     _print("what works on this machine", works(project))
     if batch is None:
@@ -153,18 +157,6 @@ def extras() -> dict[str, list[str]]:
             names = {r.name for r in needed if r.marker and r.marker.evaluate({"extra": extra})} - {LIBRARY}
             missing[extra] = sorted(name for name in names if not _is_installed(name))
     return missing
-
-
-def load_batch(cfg: DictConfig) -> Sequence[Tensor]:
-    """Load a batch of the configured data.
-
-    Raises:
-        ConfigError: The data cannot be loaded or does not match the task.
-    """
-    data = build(cfg.data, "data")
-    check_kind(cfg, locate(cfg.task["_target_"]), data)
-    with as_config_error():
-        return read_batch(data)
 
 
 def estimate(found: Sequence[StrategyEstimate], memory: int) -> Lines:

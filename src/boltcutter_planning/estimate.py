@@ -126,8 +126,9 @@ def estimate_step(
             if mesh:
                 _shard(task.model, mesh)  # outside the fake mode, since it reads the mesh
             with fake_mode:
-                if replicas > 1:
-                    _replicate(task.model, replicas)
+                if replicas > 1:  # the first computes its chunk, and gathers outputs of the same size from the others
+                    forward = task.model.forward
+                    task.model.forward = lambda x: torch.cat([forward(x[: len(x) // replicas])] * replicas)
                 batch = tuple(torch.zeros((size, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in like)
                 if dtype and not mixed:
                     batch = tuple(x.to(dtype) if x.is_floating_point() else x for x in batch)
@@ -311,12 +312,6 @@ def _shard(model: Any, mesh: DeviceMesh) -> None:
         raise EstimationError(f"{type(model).__name__} cannot be sharded by tensors; add a method shard(mesh)")
     else:
         extend.require("sharding", "trainer.strategy").fully_shard_units(model, mesh["data_parallel"])
-
-
-def _replicate(model: nn.Module, devices: int) -> None:
-    """Compute the first chunk of the batch, and gather outputs of the same size from the other devices."""
-    forward = model.forward
-    model.forward = lambda x: torch.cat([forward(x[: len(x) // devices])] * devices)
 
 
 def _optimizers(configured: Any) -> list[Optimizer]:

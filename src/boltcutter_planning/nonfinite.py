@@ -32,7 +32,10 @@ def find_origin(trainer: L.Trainer, module: L.LightningModule, batch: Any, batch
     Returns:
         The origin on the first rank that has one; None if the values were finite this time.
     """
-    found = _in_batch(trainer, batch) or _in_weights(module)
+    found = _in_batch(trainer, batch)
+    names = [name for name, p in module.named_parameters() if not p.is_meta and _is_bad(p.detach())]
+    if found is None and names:
+        found = Origin(f"the weight {names[0]} is not finite")
     sharded = isinstance(trainer.strategy, ReducesGradientNorms) or any(
         hasattr(parameter, "full_tensor") for parameter in module.parameters()
     )
@@ -76,11 +79,6 @@ def _in_dataset(trainer: L.Trainer, path: str) -> str:
     bad = sorted({*(~tensor.isfinite()).nonzero()[:, 0].tolist()})
     some = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
     return f" ({len(bad)} of {len(tensor)} training samples: {some})"
-
-
-def _in_weights(module: nn.Module) -> Origin | None:
-    names = [name for name, p in module.named_parameters() if not p.is_meta and _is_bad(p.detach())]
-    return Origin(f"the weight {names[0]} is not finite") if names else None
 
 
 def _in_step(trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> Origin | None:

@@ -1,6 +1,5 @@
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -71,30 +70,6 @@ def test_memory_does_not_depend_on_the_number_of_samples() -> None:
     assert inputs.shape == (64, 100, 100)
     assert len(loader) == 10**8 // 64
     assert sum(split.inputs.nbytes for split in data.splits) < 2e7  # type: ignore[union-attr]
-
-
-def test_npy_files_are_read(tmp_path: Path) -> None:
-    one, many = tmp_path / "one.npy", tmp_path / "many.npy"
-    np.save(one, np.ones((2, 3), np.float32))
-    np.save(many, np.zeros((4, 2, 3), np.float32))
-    inputs, names = Synthetic(shape=(2, 3), dtype="float32").read([one, many])
-    assert inputs.shape == (5, 2, 3)
-    assert names == [str(one), *(f"{many}:{index}" for index in range(4))]
-
-
-@pytest.mark.parametrize("array", [np.ones((3, 3), np.float32), np.ones((2, 3)), np.ones((1, 1, 2, 3), np.float32)])
-def test_npy_files_of_another_shape_are_an_error(tmp_path: Path, array: np.ndarray) -> None:
-    np.save(tmp_path / "a.npy", array)
-    with pytest.raises(ValueError, match=r"input=.*a.npy: \[.*\] of float.., expected \[2, 3\] or \[N, …\] of float32"):
-        Synthetic(shape=(2, 3), dtype="float32").read([tmp_path / "a.npy"])
-
-
-def test_invalid_npy_files_are_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a.npy").write_text("text")
-    np.save(tmp_path / "b.npy", np.array([{}]), allow_pickle=True)
-    for path in (tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "gone.npy"):
-        with pytest.raises(ValueError, match=r"^.*npy: (not a valid .npy file \(.*\); replace it|no such file; give .*)$"):
-            Synthetic().read([path])
 
 
 def test_invalid_settings_are_an_error() -> None:

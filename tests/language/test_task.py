@@ -90,7 +90,7 @@ TWO = """
 import torch
 from boltcutter_language.task import BitsPerByte
 bits = BitsPerByte()
-bits.set_token_bytes([1, 3], torch.device("cpu"))
+bits.token_bytes = torch.tensor([1, 3])
 rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else None
 torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
@@ -126,7 +126,7 @@ def test_sampling_depends_on_seed_and_temperature() -> None:
 def test_bits_per_byte_without_token_bytes() -> None:
     bits = BitsPerByte()
     bits.update(torch.ones(1, 1), torch.zeros(1, 1))
-    assert not bits.has_token_bytes
+    assert bits.token_bytes is None
     assert bits.bytes == 0
 
 
