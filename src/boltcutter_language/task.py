@@ -50,7 +50,8 @@ class LanguageModeling(Task):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         token_bytes = data.statistics.get("token_bytes") if isinstance(data, HasStatistics) else None
         lengths = None if token_bytes is None else torch.tensor(token_bytes, device=self.device)
-        for bits in self.bits.values():
+        metrics: Any = self.bits.values()
+        for bits in metrics:
             bits.token_bytes = lengths
 
     on_test_start = on_validation_start

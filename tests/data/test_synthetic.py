@@ -8,7 +8,7 @@ from boltcutter.config.instantiate import build
 from boltcutter.config.locate import locate
 from boltcutter.data.sampler import Batch
 from boltcutter.extend import current_path
-from boltcutter.run import trust
+from boltcutter.lightning_alias import canonical
 from boltcutter_data.synthetic import Synthetic
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
@@ -82,7 +82,7 @@ def test_invalid_settings_are_an_error() -> None:
 @pytest.mark.parametrize("path", ["boltcutter.data.synthetic.Synthetic", "boltcutter_data.synthetic.Synthetic"])
 def test_runs_that_recorded_the_earlier_path_find_the_class(path: str) -> None:
     assert locate(path) is Synthetic
-    assert trust.canonical(current_path(path)) == "boltcutter_data.synthetic.Synthetic"
+    assert canonical(current_path(path)) == "boltcutter_data.synthetic.Synthetic"
 
 
 def test_the_option_builds() -> None:
