@@ -174,17 +174,8 @@ def measure_trials(project: Project, scratch: Path, engine: str, total: int, det
     if engine == "local":
         began = time.perf_counter()
         with redirect_stdout(StringIO()):
-            write_outcome(
-                folder,
-                Study(folder, plan.space, METRICS).results(),
-                project=project,
-                overrides=[],
-                metrics=METRICS,
-                space=plan.space,
-                search_command="search",
-                averages=False,
-                num_folds=None,
-            )
+            study = Study(folder, plan.space, METRICS)
+            write_outcome(plan, study.results(), study.importances())
         seconds = time.perf_counter() - began
         details["seconds of the report"] = seconds
         found.append(ratio(f"report of {total:,} trials", [seconds], f"{REPORT_SECONDS:g} s", [REPORT_SECONDS], 1.0))

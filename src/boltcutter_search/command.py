@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.describe import describe as describe_keys
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import last_of_each, split_overrides
+from boltcutter.config.values import split_overrides
 from boltcutter.environment import lease, signals, startup
 from boltcutter.extend import resolve_references
 from boltcutter.project import Project, command, display_path
 from boltcutter.run.folder import record_attempt
-from boltcutter_search.plan import Plan, Settings, continued, own_command, planned, read_search, read_settings, save
+from boltcutter_search.plan import Plan, Settings, continued, planned, read_settings, save
 from boltcutter_search.trial import MAX_RESTARTS
 
 if TYPE_CHECKING:
@@ -50,10 +49,14 @@ def main(project: Project, arguments: list[str]) -> Path | None:
         return None
     rest = [resolve_references(project, [a])[0] if a.startswith("resume=") else a for a in rest]
     special, rest = split_overrides(rest, "resume", "worker")
-    if "worker" in special:
-        work(continued(project, Path(special["resume"]), rest), int(special["worker"]))
-        return None
     plan = continued(project, Path(special["resume"]), rest) if special else planned(project, rest)
+    if "worker" in special:
+        worker = int(special["worker"])
+        with startup.restored_signals():
+            signals.install_handlers()
+            with record_attempt(worker_folder(plan.folder, worker), writes=True):
+                search(plan, worker)
+        return None
     if "--check" in flags:
         print(f"ok: {plan.total} trials")
         return None
@@ -61,7 +64,9 @@ def main(project: Project, arguments: list[str]) -> Path | None:
         signals.install_handlers()
         try:
             with lease.hold(plan.folder):
-                search(plan, is_new=not special)
+                if not special:
+                    save(plan)
+                search(plan)
         except lease.LeaseHeldError as error:
             raise ConfigError(f"{'resume' if special else 'folder'}={plan.folder}: {error}") from error
         if number := signals.received_signal():
@@ -70,86 +75,57 @@ def main(project: Project, arguments: list[str]) -> Path | None:
     return plan.folder
 
 
-def search(plan: Plan, *, is_new: bool) -> None:
-    """Run the trials, and write the results."""
+def search(plan: Plan, worker: int | None = None) -> None:
+    """Run the trials, and write the results once all have ended.
+
+    Args:
+        plan: The search.
+        worker: Index of this process, if it is one of ``search.max_parallel`` jobs that share the trials, of which each
+            runs one at a time, and the last writes the results.
+
+    Raises:
+        LeaseLostError: Another process has taken over the search.
+    """
     settings = plan.search
-    if is_new:
-        save(plan)
     if settings.engine == "wandb":
         from boltcutter_search.sweep import write_sweep
 
-        path = write_sweep(
-            plan.folder / "sweep.yaml",
-            plan.space,
-            project=plan.project,
-            overrides=last_of_each([*settings.overrides, *plan.overrides]),
-            metrics=plan.metrics,
-            num_trials=settings.num_trials,
-            name=plan.folder.name,
-            search_command=own_command(),
-        )
-        print(f"wandb sweep {path}    # creates the sweep, and prints the command of its agents")
+        print(f"wandb sweep {write_sweep(plan)}    # creates the sweep, and prints the command of its agents")
         return
     from boltcutter_search.local import TimeLimit, run_trials  # which need Optuna
+    from boltcutter_search.outcome import write_outcome
     from boltcutter_search.progress import Progress
 
-    study = open_study(plan)
+    study = open_study(plan, worker)
     progress = Progress(plan.metrics, plan.total, study.results())
-    limit = TimeLimit(plan.folder, settings.time_limit)
+    limit = TimeLimit(plan.folder if worker is None else worker_folder(plan.folder, worker), settings.time_limit)
     if limit.is_over():
         print(f"search.max_time={settings.max_time} is used up; to continue, set search.max_time=<more>")
     print(f"{plan.total} trials in {display_path(plan.folder)}", flush=True)
-    options: dict[str, Any] = {
-        "total": plan.total,
-        "gpus": plan.gpus,
-        "should_stop": lambda: bool(signals.received_signal()) or limit.is_over() or reached(plan, progress.best),
-        "progress": progress,
-    }
+
+    def should_stop() -> bool:
+        return bool(signals.received_signal()) or limit.is_over() or reached(plan, progress.best)
+
+    options: dict[str, Any] = {"total": plan.total, "should_stop": should_stop, "progress": progress}
     if settings.engine == "ray":
         from boltcutter_search.ray_tune import run_trials as run_on_ray
 
+        options |= {"cpus": settings.cpus or plan.devices, "gpus": plan.gpus, "folder": plan.folder}
         for _ in range(MAX_RESTARTS):
-            run_on_ray(
-                study, plan.make_trial, settings, cpus=settings.cpus or plan.devices, folder=plan.folder, **options
-            )
-            if options["should_stop"]() or not study.interrupted():
+            run_on_ray(study, plan.make_trial, settings, **options)
+            if should_stop() or not study.interrupted():
                 break  # otherwise Ray gave up a trial whose worker was lost in the middle of a restart
+    elif worker is None:
+        run_trials(study, plan.make_trial, parallel=settings.max_parallel or 1, gpus=plan.gpus, **options)
     else:
-        run_trials(study, plan.make_trial, parallel=settings.max_parallel or 1, **options)
-    finish(plan, study)
-
-
-def work(plan: Plan, worker: int) -> None:
-    """Run trials of a search that several jobs share; the last of them writes the results.
-
-    Args:
-        plan: The search, with ``search.max_parallel`` workers.
-        worker: Index of this worker.
-    """
-    from boltcutter_search.local import TimeLimit, run_trials
-    from boltcutter_search.progress import Progress
-
-    limit = TimeLimit(worker_folder(plan.folder, worker), plan.search.time_limit)
-    with startup.restored_signals():
-        signals.install_handlers()
-        with record_attempt(worker_folder(plan.folder, worker), writes=True):
-            study = open_study(plan, worker)
-            progress = Progress(plan.metrics, plan.total, study.results())
-            run_trials(
-                study,
-                plan.make_trial,
-                total=plan.total,
-                parallel=1,
-                gpus=0,  # the job has GPUs of its own
-                should_stop=lambda: bool(signals.received_signal()) or limit.is_over() or reached(plan, progress.best),
-                progress=progress,
-            )
-            if number := signals.received_signal():
-                signals.exit(number, "interrupted", is_collective=False)
-            results = study.results()
-            is_complete = len(results) >= plan.total or reached(plan, progress.best)
-            if is_complete and all(result.state != "running" for result in results):
-                finish(plan, study)
+        run_trials(study, plan.make_trial, parallel=1, gpus=0, **options)  # the job has GPUs of its own
+        if number := signals.received_signal():
+            signals.exit(number, "interrupted", is_collective=False)
+        states = [result.state for result in study.results()]
+        if "running" in states or not (len(states) >= plan.total or reached(plan, progress.best)):
+            return
+    lease.check()
+    write_outcome(plan, study.results(), study.importances())
 
 
 def worker_folder(folder: Path, worker: int) -> Path:
@@ -177,34 +153,12 @@ def open_study(plan: Plan, worker: int | None = None) -> Study:
     return study
 
 
-def finish(plan: Plan, study: Study) -> None:
-    """Write the results.
-
-    Raises:
-        LeaseLostError: Another process has taken over the search.
-    """
-    lease.check()
-    from boltcutter_search.outcome import write_outcome
-
-    settings = plan.search
-    write_outcome(
-        plan.folder,
-        study.results(),
-        project=plan.project,
-        overrides=[*(o for o in settings.overrides if not o.startswith(("test=", "report="))), *plan.overrides],
-        metrics=plan.metrics,
-        space=plan.space,
-        search_command=read_search(plan.folder)["command"],
-        averages=settings.summary == "mean",
-        num_folds=settings.folds,
-    )
-
-
 def reached(plan: Plan, best: float | None) -> bool:
     """Whether the best value has reached the target."""
-    if plan.search.target is None or best is None or math.isnan(best):
+    target = plan.search.target
+    if target is None or best is None:
         return False
-    return best >= plan.search.target if plan.metrics[0][1] == "max" else best <= plan.search.target
+    return best >= target if plan.metrics[0][1] == "max" else best <= target
 
 
 def describe(project: Project, arguments: Sequence[str]) -> None:

@@ -10,46 +10,42 @@ import yaml
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.compose import OVERRIDE, PATH_KEY, DictConfig, compose
-from boltcutter.config.values import format_value, parse, plain, resolve_reference
+from boltcutter.config.values import parse, plain, resolve_reference
 from boltcutter.project import Project, command
 from boltcutter.report.template import redact_command
-from boltcutter_search import table
-from boltcutter_search.ranking import Metrics
-from boltcutter_search.results import Result
+from boltcutter_search.plan import Plan
+from boltcutter_search.results import Result, format_value
+from boltcutter_search.trial import trial_overrides
 
 NOT_EXPORTED = ("folder", "resume", "reproduce")  # a run has its own
 
 
-def write_best(
-    path: Path, result: Result, *, project: Project, overrides: Sequence[str], metrics: Metrics, search_command: str
-) -> Path:
-    """Write a trial as an experiment that needs no further overrides.
-
-    Args:
-        path: File to write.
-        result: The trial.
-        project: Project in which the search ran.
-        overrides: Overrides of training of all trials.
-        metrics: Name and mode of each metric of the search.
-        search_command: Command of the search; secrets in it are redacted.
+def write_best(plan: Plan, result: Result) -> Path:
+    """Write a trial as an experiment that needs no further overrides, ``best.yaml`` in the folder of the search.
 
     Raises:
         ConfigError: The overrides do not fit the project, such as after its configs changed.
     """
-    sampled = [f"{key}={v if isinstance(v, str) else format_value(v)}" for key, v in result.values.items()]
-    content, removed = as_experiment(project, [*overrides, *sampled])
-    scores = ", ".join(f"{name} {table.format_value(result.objectives.get(name))}" for name, _ in metrics)
+    path = plan.folder / "best.yaml"
+    common = [override for override in plan.search.overrides if not override.startswith(("test=", "report="))]
+    content, removed = as_experiment(plan.project, [*common, *plan.overrides, *trial_overrides(result.values)])
+    scores = ", ".join(f"{name} {format_value(result.objectives.get(name))}" for name, _ in plan.metrics)
     arguments = [f"experiment={path.absolute()}", *removed]
     comments = [
         f"Best trial of a search: {scores}.",
-        f"search: {redact_command(search_command)}",
+        f"search: {redact_command(plan.command)}",
         f"trial: {result.number}, in {result.folder}",
         f"sampled: {', '.join(result.values) or 'nothing'}",
         f"train it: {command('train', *arguments)}",
     ]
+    write_yaml(path, comments, content)
+    return path
+
+
+def write_yaml(path: Path, comments: Sequence[str], content: Mapping[str, Any]) -> None:
+    """Write a YAML file below comments of one line each."""
     header = "".join(f"# {' '.join(comment.split())}\n" for comment in comments)
     write_text(path, header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
-    return path
 
 
 def as_experiment(project: Project, overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError
@@ -43,97 +44,60 @@ def run_trials(
         progress: Shows the state of the search.
     """
     waiting = study.interrupted()
+    running: dict[int, Trial] = {}  # by slot, each of which has GPUs of its own
     with selectors.DefaultSelector() as selector:
-        pool = Pool(study, selector, progress)
+
+        def add(slot: int, trial: Trial, is_alive: bool) -> bool:
+            if is_alive:
+                running[slot] = trial
+                selector.register(trial, selectors.EVENT_READ)
+            return is_alive
+
         try:
             while True:
-                while len(pool.running) < parallel and not should_stop():
+                while len(running) < parallel and not should_stop():
                     sampled = waiting.pop(0) if waiting else study.ask(total)
                     if sampled is None:
                         break
-                    slot = next(slot for slot in range(parallel) if slot not in pool.running)
-                    pool.start(slot, make_trial(sampled, device_variables(slot, gpus)), sampled)
-                if not pool.running or should_stop():
+                    slot = next(slot for slot in range(parallel) if slot not in running)
+                    trial = make_trial(sampled, device_variables(slot, gpus))
+                    was_stopped = False
+                    for count, report in enumerate(trial.reports, 1):  # it may have been killed before it stored them
+                        was_stopped = study.report(trial.number, count, report.metrics)
+                    if not add(slot, trial, trial.start()):  # it ended after the search was interrupted
+                        progress.ended(study.tell(trial.number, "pruned" if was_stopped else "complete", trial.reports))
+                if not running or should_stop():
                     return
-                pool.wait()
-                for slot in pool.ended():
-                    pool.finish(slot, may_restart=not should_stop())
-                progress.refresh({trial.number: trial.reports for trial in pool.running.values()})
+                is_ending = len(selector.get_map()) < len(running)
+                for key, _ in selector.select(ENDING_POLL if is_ending else POLL):
+                    answer(study, key.fileobj, selector)
+                for slot, trial in list(running.items()):
+                    if trial.is_alive():  # a process that it left behind may still hold the connection
+                        continue
+                    del running[slot]
+                    if trial in selector.get_map():
+                        selector.unregister(trial)
+                    state, error = trial.finish()
+                    if state == "running":
+                        if should_stop() or add(slot, trial, trial.restart()):
+                            continue
+                        state = "failed"
+                    progress.ended(study.tell(trial.number, state, trial.reports, error))
         finally:
-            pool.end()
+            for trial in running.values():
+                trial.interrupt()
+            for trial in running.values():
+                trial.end()
 
 
-class Pool:
-    """The trials that run at the same time.
-
-    Args:
-        study: The study, which decides on early stops.
-        selector: Waits for messages of the trials.
-        progress: Shows the state of the search.
-
-    Attributes:
-        running: Trials by slot, each of which has GPUs of its own.
-    """
-
-    def __init__(self, study: Study, selector: selectors.BaseSelector, progress: Progress) -> None:
-        self._study, self._selector, self._progress = study, selector, progress
-        self._ending: set[int] = set()  # slots of trials that have closed their connection
-        self.running: dict[int, Trial] = {}
-
-    def start(self, slot: int, trial: Trial, sampled: Sampled) -> None:
-        """Start a trial, or store its end if it ended after the search was interrupted."""
-        self._progress.began(sampled.number, sampled.values)
-        was_stopped = False
-        for count, report in enumerate(trial.reports, 1):  # the search may have been killed before it stored them
-            was_stopped = self._study.report(trial.number, count, report.metrics)
-        if trial.start():
-            self._add(slot, trial)
-        else:
-            state = "pruned" if was_stopped else "complete"
-            self._progress.ended(self._study.tell(trial.number, state, trial.reports))
-
-    def wait(self) -> None:
-        """Wait for messages of trials, and answer them."""
-        for key, _ in self._selector.select(ENDING_POLL if self._ending else POLL):
-            trial = self.running[key.data]
-            report = trial.receive()
-            if report is None:
-                self._selector.unregister(trial)
-                self._ending.add(key.data)
-                continue
-            stops = self._study.report(trial.number, len(trial.reports), report.metrics)
-            trial.answer("stop" if stops else "continue")
-
-    def ended(self) -> list[int]:
-        """Slots of trials whose process has ended; a process that it left behind may still hold the connection."""
-        return [slot for slot, trial in self.running.items() if not trial.is_alive()]
-
-    def finish(self, slot: int, *, may_restart: bool) -> None:
-        """Store the end of a trial, or start it again if it was killed."""
-        trial = self.running.pop(slot)
-        if slot not in self._ending:
-            self._selector.unregister(trial)
-        self._ending.discard(slot)
-        state, error = trial.finish()
-        if state == "running":
-            if not may_restart:
-                return
-            if trial.restart():
-                self._add(slot, trial)
-                return
-            state = "failed"
-        self._progress.ended(self._study.tell(trial.number, state, trial.reports, error))
-
-    def end(self) -> None:
-        """Let all trials save and exit."""
-        for trial in self.running.values():
-            trial.interrupt()
-        for trial in self.running.values():
-            trial.end()
-
-    def _add(self, slot: int, trial: Trial) -> None:
-        self.running[slot] = trial
-        self._selector.register(trial, selectors.EVENT_READ, slot)
+def answer(study: Study, trial: Any, selector: selectors.BaseSelector) -> None:
+    """Receive the message of a trial, and answer it, or stop to wait for it if it ends."""
+    report = trial.receive()
+    if report is None:
+        selector.unregister(trial)
+    else:
+        stops = study.report(trial.number, len(trial.reports), report.metrics)
+        trial.answer("stop" if stops else "continue")
 
 
 def device_variables(slot: int, gpus: float) -> dict[str, str]:

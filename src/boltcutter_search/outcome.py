@@ -4,74 +4,52 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError
-from boltcutter.project import Project, command, display_path
+from boltcutter.project import command, display_path
 from boltcutter.run.folder import read_record
 from boltcutter_search.export import write_best
-from boltcutter_search.ranking import Metrics, rank
-from boltcutter_search.report import write_report
-from boltcutter_search.results import Result
-from boltcutter_search.space import Space
+from boltcutter_search.plan import Plan
+from boltcutter_search.report import Importances, write_report
+from boltcutter_search.results import Metrics, Result, format_trials, rank
 from boltcutter_search.statistics import format_runs, format_statistics, summarize_runs, write_statistics
-from boltcutter_search.table import format_trials
 
 REPEATED = {"seed": "seed", "data.fold": "fold"}  # keys in which repeated runs differ
 NOT_AVERAGED = ("train/", "throughput/", "lr-", "epoch")  # prefixes of metrics
 
 
-def write_outcome(
-    folder: Path,
-    results: Sequence[Result],
-    *,
-    project: Project,
-    overrides: Sequence[str],
-    metrics: Metrics,
-    space: Space,
-    search_command: str,
-    averages: bool,
-    num_folds: int | None,
-) -> None:
+def write_outcome(plan: Plan, results: Sequence[Result], importances: Importances = ()) -> None:
     """Write ``trials.csv``, ``best.yaml`` or ``statistics.csv``, and ``report.html``, and print a summary.
 
     Args:
-        folder: Folder of the search.
+        plan: The search.
         results: All trials.
-        project: Project in which the search ran.
-        overrides: Overrides of training of all trials.
-        metrics: Name and mode of each metric.
-        space: The search space.
-        search_command: Command of the search.
-        averages: Whether runs are repeated over seeds or folds, rather than compared.
-        num_folds: Number of folds of cross-validation.
+        importances: Importance of the values for each metric.
     """
-    write_trials(folder / "trials.csv", results, metrics)
-    best = next(iter(rank(results, metrics)), None)
-    statistics = None
+    folder, averages, statistics = plan.folder, plan.search.summary == "mean", None
+    write_trials(folder / "trials.csv", results, plan.metrics)
+    best = next(iter(rank(results, plan.metrics)), None)
     if averages:
-        statistics = summarize_groups(folder, results, num_folds)
-        print(statistics)
-    else:
-        print(format_trials(results, metrics))
-    if best and (not averages or space.parameters):
-        path = folder / "best.yaml"
+        statistics = summarize_groups(folder, results, plan.search.folds)
+    print(statistics or format_trials(results, plan.metrics))
+    if best and (not averages or plan.space.parameters):
         values = {key: value for key, value in best.values.items() if key not in (*REPEATED, "data.num_folds")}
-        kept = Result(**{**vars(best), "values": values})
-        write_best(path, kept, project=project, overrides=overrides, metrics=metrics, search_command=search_command)
+        path = write_best(plan, replace(best, values=values))
         print(f"best    {command('train', f'experiment={display_path(path)}')}")
     report = write_report(
         folder,
         results,
         title=folder.name,
-        metrics=metrics,
-        log_keys=space.log_keys,
-        command=search_command,
+        metrics=plan.metrics,
+        log_keys=plan.space.log_keys,
+        command=plan.command,
         statistics=statistics,
+        importances=importances,
     )
     print(f"report  {display_path(report)}")
 
@@ -119,6 +97,5 @@ def summarize_groups(folder: Path, results: Sequence[Result], num_folds: int | N
 def test_metrics(folder: Path) -> dict[str, float]:
     """Metrics of the test split, if the run was tested."""
     with suppress(ConfigError):
-        found: Mapping[str, Any] = read_record(folder).get("test") or {}
-        return {str(name): float(value) for name, value in found.items()}
+        return {str(name): float(value) for name, value in (read_record(folder).get("test") or {}).items()}
     return {}

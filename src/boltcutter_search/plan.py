@@ -23,9 +23,10 @@ from boltcutter.config.values import last_of_each, plain, redacted, split_overri
 from boltcutter.environment.identity import new_run_id
 from boltcutter.project import Project, command, install_command
 from boltcutter.run import trust
+from boltcutter.run.metrics import Mode
 from boltcutter.run.store import refuse
 from boltcutter.topology import ONE_DEVICE, Topology
-from boltcutter_search.settings import Mode, Search, objectives
+from boltcutter_search.settings import Search, objectives
 from boltcutter_search.space import Space
 from boltcutter_search.trial import Sampled, Trial, trial_overrides
 
@@ -62,6 +63,7 @@ class Plan:
         devices: Devices of each trial.
         gpus: GPUs of each trial, or a fraction of one.
         num_workers: Dataloader workers of each trial.
+        command: The command that started the search.
     """
 
     project: Project
@@ -74,6 +76,7 @@ class Plan:
     devices: int
     gpus: float
     num_workers: int = 0
+    command: str = ""
 
     @property
     def space(self) -> Space:
@@ -151,6 +154,7 @@ def continued(project: Project, folder: Path, arguments: Sequence[str]) -> Plan:
         devices=record["devices"],
         gpus=search.gpus if search.gpus is not None else record["gpus"],
         num_workers=record["num_workers"],
+        command=str(record.get("command", "")),
     )
 
 
@@ -308,7 +312,7 @@ def check(
         metrics = [find_metric(cfg, metrics[0])]
     gpus = search.gpus if search.gpus is not None else float(devices if uses_gpus else 0)
     num_workers = (cfg.data or {}).get("num_workers") or 0
-    return Plan(project, name, settings, overrides, search, metrics, fixed, devices, gpus, num_workers)
+    return Plan(project, name, settings, overrides, search, metrics, fixed, devices, gpus, num_workers, own_command())
 
 
 def find_metric(cfg: DictConfig, default: tuple[str, Mode]) -> tuple[str, Mode]:
@@ -373,7 +377,7 @@ def save(plan: Plan) -> None:
     """Write what is needed to continue the search."""
     used = {name: getattr(plan, name) for name in SIGNED}
     record = {
-        "command": own_command(),
+        "command": plan.command,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **used,
         "signature": trust.sign(used),

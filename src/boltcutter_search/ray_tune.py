@@ -22,7 +22,7 @@ from boltcutter_launch.ray_cluster import ray_cluster
 from boltcutter_search.progress import Progress
 from boltcutter_search.ray_trial import INTERRUPTED, TrialProcess, read_facts, write_facts
 from boltcutter_search.settings import Search
-from boltcutter_search.space import Choice, Integer, Parameter, Space
+from boltcutter_search.space import Choice, Parameter, Space
 from boltcutter_search.study import Study
 from boltcutter_search.trial import MAX_RESTARTS, Report, Sampled, Trial
 
@@ -93,9 +93,9 @@ def run_trials(
                 decides=scheduler is not None,
             )
             if population:  # which Ray Tune combines with no searcher: all trials are sampled beforehand
-                options = population_options(study, queue, total, progress)
+                options = population_options(study, queue, total)
             else:
-                options = {"search_alg": StudySearcher(study, queue, total, files, progress), "num_samples": -1}
+                options = {"search_alg": StudySearcher(study, queue, total, files), "num_samples": -1}
             tuner = tune.Tuner(
                 tune.with_resources(trainable, {"cpu": cpus, "gpu": gpus}),
                 param_space=options.pop("param_space", None),
@@ -144,15 +144,11 @@ def check_resources(cpus: float, gpus: float) -> None:
         )
 
 
-def population_options(
-    study: Study, queue: list[tuple[Sampled, bool]], total: int, progress: Progress
-) -> dict[str, Any]:
+def population_options(study: Study, queue: list[tuple[Sampled, bool]], total: int) -> dict[str, Any]:
     """Options of Ray Tune for trials that are sampled beforehand."""
     sampled = [trial for trial, _ in queue]
     while trial := study.ask(total):
         sampled.append(trial)
-    for trial in sampled:
-        progress.began(trial.number, trial.values)
     points = [as_config(trial) for trial in sampled]
     return {
         "search_alg": BasicVariantGenerator(points_to_evaluate=points),
@@ -176,7 +172,7 @@ def _domain(parameter: Parameter) -> Any:
     d = parameter.distribution
     if isinstance(d, Choice):
         return list(d.options)
-    if isinstance(d, Integer):
+    if d.is_integer:
         return tune.lograndint(d.low, d.high + 1) if d.log else tune.randint(d.low, d.high + 1)
     return tune.loguniform(d.low, d.high) if d.log else tune.uniform(d.low, d.high)
 
@@ -186,7 +182,7 @@ def _clip(parameters: list[Parameter], config: dict[str, Any]) -> dict[str, Any]
     for p in parameters:
         if not isinstance(p.distribution, Choice) and p.key in config:
             value = min(max(config[p.key], p.distribution.low), p.distribution.high)
-            config[p.key] = round(value) if isinstance(p.distribution, Integer) else value
+            config[p.key] = round(value) if p.distribution.is_integer else value
     return config
 
 
@@ -257,10 +253,6 @@ class TrialEvents(tune.Callback):
             return  # Ray gives up if a worker is lost in the middle of a restart; the search then starts again with it
         self._end(trial, "failed", "its Ray worker was lost" if is_lost else one_line(error))
 
-    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Redraw the table of trials."""
-        self.progress.refresh(self.reports)
-
     def _end(self, trial: Any, state: str, error: str) -> None:
         facts = read_facts(self.files, trial.trial_id)
         if facts is None or facts["replays"] or (self.files / INTERRUPTED).exists():
@@ -277,21 +269,17 @@ class StudySearcher(Searcher):
         queue: Trials of an earlier process, and whether the scheduler only sees their reports again.
         total: Number of trials.
         files: Folder in which trials find their numbers.
-        progress: Shows the state of the search.
     """
 
-    def __init__(
-        self, study: Study, queue: list[tuple[Sampled, bool]], total: int, files: Path, progress: Progress
-    ) -> None:
+    def __init__(self, study: Study, queue: list[tuple[Sampled, bool]], total: int, files: Path) -> None:
         super().__init__(metric=study.metrics[0][0], mode=study.metrics[0][1])
-        self.study, self.queue, self.total, self.files, self.progress = study, queue, total, files, progress
+        self.study, self.queue, self.total, self.files = study, queue, total, files
 
     def suggest(self, trial_id: str) -> Any:
         """Suggest the values of a trial, or that there are no more."""
         sampled, replays = self.queue.pop(0) if self.queue else (self.study.ask(self.total), False)
         if sampled is None:
             return Searcher.FINISHED
-        self.progress.began(sampled.number, sampled.values)
         config = as_config(sampled, replays)
         write_facts(self.files, trial_id, config)
         return config

@@ -14,10 +14,18 @@ import numpy as np
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.report.html import downsample
 from boltcutter.report.template import load_template, redact_command
-from boltcutter_search.importance import measure_importance
-from boltcutter_search.ranking import Metrics, pareto_front, rank
-from boltcutter_search.results import Result
-from boltcutter_search.table import count_states, format_value, shown_error
+from boltcutter_search.results import (
+    Metrics,
+    Result,
+    count_states,
+    format_value,
+    pareto_front,
+    rank,
+    shown_error,
+)
+
+# Metric, importance of each value, and why there is none.
+Importances = Sequence[tuple[str, dict[str, float], str]]
 
 MAX_POINTS = 200_000  # of all learning curves together
 MIN_CURVE_POINTS = 20
@@ -32,6 +40,7 @@ def write_report(
     log_keys: Collection[str] = (),
     command: str = "",
     statistics: str | None = None,
+    importances: Importances = (),
 ) -> Path:
     """Write ``report.html`` of a search.
 
@@ -43,6 +52,7 @@ def write_report(
         log_keys: Sampled values with a logarithmic axis.
         command: Command of the search; secrets in it are redacted.
         statistics: Text shown below the heading, such as mean and standard deviation over seeds or folds.
+        importances: Importance of the values for each metric.
     """
     path = folder / "report.html"
     ranked = rank(results, metrics)
@@ -61,7 +71,7 @@ def write_report(
         duration=sum(result.seconds for result in results),
         command=_redacted(command),
         statistics=statistics,
-        importances=_importances(results, metrics, log_keys),
+        importances=importances,
         keys=data["keys"],
         has_curves=any(data["curves"]),
         data=data,
@@ -75,7 +85,7 @@ def _collect(folder: Path, results: Sequence[Result], metrics: Metrics, log_keys
     keys = list(dict.fromkeys(key for result in results for key in result.values))
     axes = [_axis(key, results, log_keys) for key in keys]
     limit = max(MIN_CURVE_POINTS, MAX_POINTS // max(1, len(results)))
-    front = {result.number for result in pareto_front(results, metrics)} if len(metrics) > 1 else set()
+    front = pareto_front(results, metrics)
     ranked = {result.number: place for place, result in enumerate(rank(results, metrics))}
     return {
         "metrics": [{"name": name, "maximize": mode == "max"} for name, mode in metrics],
@@ -137,19 +147,6 @@ def _link(folder: Path, result: Result) -> str | None:
     """URL of a trial's report relative to the search's, so that the folder can be moved."""
     report = result.folder / "report.html"
     return quote(os.path.relpath(report, folder)) if report.is_file() else None
-
-
-def _importances(
-    results: Sequence[Result], metrics: Metrics, log_keys: Collection[str]
-) -> list[tuple[str, dict[str, float], str]]:
-    """Metric, importance of each value, and why it is not available."""
-    found: list[tuple[str, dict[str, float], str]] = []
-    for name, mode in metrics:
-        try:
-            found.append((name, measure_importance(results, (name, mode), log_keys), ""))
-        except ValueError as error:
-            found.append((name, {}, str(error)))
-    return found
 
 
 def _redacted(command: str) -> str:

@@ -8,10 +8,8 @@ from typing import Any, Literal
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.formatting import parse_duration
-from boltcutter.run.metrics import parse_name
+from boltcutter.run.metrics import Mode, parse_name
 from boltcutter_search.space import Space
-
-Mode = Literal["min", "max"]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections import defaultdict
@@ -33,8 +32,8 @@ EXAMPLE = "loguniform(1e-5, 1e-1)"
 
 
 @dataclass(frozen=True)
-class Uniform:
-    """A float.
+class Range:
+    """A number between two bounds, both included; an integer if they are.
 
     Args:
         low: Lower bound.
@@ -46,36 +45,21 @@ class Uniform:
     high: float
     log: bool = False
 
+    @property
+    def is_integer(self) -> bool:
+        """Whether the values are integers."""
+        return isinstance(self.low, int)
+
     def sample(self, trial: Trial, key: str) -> float:
         """Sample a value for a trial."""
+        if self.is_integer:
+            return trial.suggest_int(key, int(self.low), int(self.high), log=self.log)
         return trial.suggest_float(key, self.low, self.high, log=self.log)
 
     def extremes(self) -> list[Any]:
         """Values that show whether the configuration accepts all of them."""
-        return [self.low, self.low + (self.high - self.low) / math.pi, self.high]  # one that is no integer
-
-
-@dataclass(frozen=True)
-class Integer:
-    """An integer.
-
-    Args:
-        low: Smallest value.
-        high: Largest value.
-        log: Whether the logarithm is uniform.
-    """
-
-    low: int
-    high: int
-    log: bool = False
-
-    def sample(self, trial: Trial, key: str) -> int:
-        """Sample a value for a trial."""
-        return trial.suggest_int(key, self.low, self.high, log=self.log)
-
-    def extremes(self) -> list[Any]:
-        """Values that show whether the configuration accepts all of them."""
-        return [self.low, self.high]
+        between = [] if self.is_integer else [self.low + (self.high - self.low) / math.pi]  # is no integer
+        return [self.low, *between, self.high]
 
 
 @dataclass(frozen=True)
@@ -103,7 +87,7 @@ class Grid(Choice):
     """Each of several values, in all combinations with other grids."""
 
 
-Distribution = Uniform | Integer | Choice
+Distribution = Range | Choice
 
 
 @dataclass(frozen=True)
@@ -177,17 +161,12 @@ class Space:
 
     def combinations(self) -> list[dict[str, str]]:
         """All combinations of the grids; a single empty one if there is no grid."""
-        grids = [p for p in self.parameters if isinstance(p.distribution, Grid)]
-        axes = [p.distribution.options for p in grids if isinstance(p.distribution, Grid)]
-        found: list[dict[str, str]] = []
-        for options in itertools.product(*axes):
-            values: dict[str, str] = {}
-            for parameter, option in zip(grids, options, strict=True):
-                if parameter.applies(values):
-                    values[parameter.key] = option
-            if values not in found:
-                found.append(values)
-        return found
+        combined: list[dict[str, str]] = [{}]
+        for p in self.parameters:
+            if isinstance(p.distribution, Grid):
+                options = [{p.key: option} for option in p.distribution.options]
+                combined = [{**c, **option} for c in combined for option in (options if p.applies(c) else [{}])]
+        return combined
 
     def probes(self) -> Iterator[tuple[Parameter, dict[str, Any]]]:
         """Values for which the configuration has to be valid: the extremes of each parameter, with its conditions."""
@@ -233,12 +212,12 @@ def _parse(key: str, text: Any, earlier: Sequence[Parameter]) -> Parameter:
     return Parameter(key, str(text), distribution, (parent, option))
 
 
-def _parse_range(setting: str, name: str, values: Sequence[str]) -> Uniform | Integer:
-    kinds = {"uniform": (float, False), "loguniform": (float, True), "int": (int, False), "logint": (int, True)}
-    if name not in kinds:
-        known = [*kinds, "choice", "grid"]
+def _parse_range(setting: str, name: str, values: Sequence[str]) -> Range:
+    names = ("uniform", "loguniform", "int", "logint")
+    if name not in names:
+        known = [*names, "choice", "grid"]
         raise ConfigError(f"{setting}: no such distribution{hint(name, known)} (there are: {', '.join(known)})")
-    kind, log = kinds[name]
+    log = name.startswith("log")
     if len(values) != 2 or not all(INTEGER.fullmatch(value) or NUMBER.fullmatch(value) for value in values):
         raise ConfigError(f"{setting}: expected two numbers; write {name}(low, high)")
     low, high = (float(value) for value in values)
@@ -246,8 +225,8 @@ def _parse_range(setting: str, name: str, values: Sequence[str]) -> Uniform | In
         raise ConfigError(f"{setting}: the range is empty; give the smaller bound first")
     if log and low <= 0:
         raise ConfigError(f"{setting}: the logarithm needs a positive bound; try {name}(1e-6, {values[1]})")
-    if kind is float:
-        return Uniform(low, high, log)
+    if not name.endswith("int"):
+        return Range(low, high, log)
     if not (low.is_integer() and high.is_integer()):
         raise ConfigError(f"{setting}: the bounds are not integers; use {name.replace('int', 'uniform')} for floats")
-    return Integer(int(low), int(high), log)
+    return Range(int(low), int(high), log)

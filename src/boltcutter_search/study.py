@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,9 +21,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.environment import lease
+from boltcutter.run.metrics import Mode
 from boltcutter_search import trial as trials
 from boltcutter_search.results import Result
-from boltcutter_search.settings import Mode
 from boltcutter_search.space import Space
 from boltcutter_search.trial import Sampled
 
@@ -36,6 +37,7 @@ STATES = {
     TrialState.FAIL: "failed",
     TrialState.RUNNING: "running",
 }
+MIN_TRIALS = 10  # for importances, below which the best tenth is less than one trial
 SURPLUS = "surplus"  # of a trial that two workers asked for when there was one left
 STOPPED = "stopped"  # number of validations after which the pruner stopped a trial
 UNCLAIMED = 2.0  # seconds after which a trial without a worker belongs to a process that was killed
@@ -242,6 +244,38 @@ class Study:
             folder=folder,
             error=attrs.get("error", ""),
         )
+
+    def importances(self) -> list[tuple[str, dict[str, float], str]]:
+        """How much each sampled value matters for each metric: its name, shares of one, and why there are none.
+
+        They are PED-ANOVA's: how strongly the distribution of a value among the best tenth of the trials differs from
+        that among all complete ones.
+
+        Source: Watanabe et al., PED-ANOVA: Efficiently Quantifying Hyperparameter Importance in Arbitrary Subspaces,
+        2023.
+        """
+        complete = [trial for trial in self._trials() if trial.state == TrialState.COMPLETE]
+        shares: list[tuple[str, dict[str, float], str]] = []
+        for index, (name, mode) in enumerate(self.metrics):
+            sign = -1 if mode == "max" else 1  # the evaluator takes smaller values as better
+
+            def cost(trial: FrozenTrial, index: int = index, sign: int = sign) -> float:
+                return sign * trial.values[index]
+
+            if len(complete) < MIN_TRIALS:
+                reason = f"at least {MIN_TRIALS} complete trials are needed, there are {len(complete)}"
+            elif len(set(map(cost, complete))) == 1:
+                reason = f"all trials have the same {name}"
+            elif not any(trial.params for trial in complete):
+                reason = "no value is sampled"
+            else:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that smaller values are better
+                    found = optuna.importance.get_param_importances(self._study, target=cost)
+                shares.append((name, {key: float(share) for key, share in found.items()}, ""))
+                continue
+            shares.append((name, {}, reason))
+        return shares
 
     def trial_folder(self, number: int) -> Path:
         """Folder of the run of a trial."""

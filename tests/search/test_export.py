@@ -12,17 +12,20 @@ from conftest import Script
 from boltcutter.config.compose import compose
 from boltcutter.config.values import resolved
 from boltcutter.project import Project
+from boltcutter.run.metrics import Mode
 from boltcutter_search.export import write_best
+from boltcutter_search.plan import Plan
 from boltcutter_search.results import Result
+from boltcutter_search.settings import Search
 
 PROJECT = Project.find(Path(__file__))
 
 
 def write(folder: Path, overrides: list[str], values: dict[str, Any], command: str = "scripts/search.py") -> Path:
     result = Result(7, "complete", values, {"val/accuracy": 0.98318444}, [], {}, 1.0, folder / "trials" / "0007")
-    metrics = [("val/accuracy", "max")]
-    path = folder / "best.yaml"
-    return write_best(path, result, project=PROJECT, overrides=overrides, metrics=metrics, search_command=command)
+    search = Search(overrides=["test=false", "report=false"])  # which are not those of the experiment
+    metrics: list[tuple[str, Mode]] = [("val/accuracy", "max")]
+    return write_best(Plan(PROJECT, folder, {}, overrides, search, metrics, [{}], 1, 0.0, command=command), result)
 
 
 def composed(*overrides: str) -> dict[str, Any]:

@@ -9,9 +9,11 @@ import pytest
 import yaml
 
 from boltcutter.project import Project
+from boltcutter.run.metrics import Mode
 from boltcutter_search.outcome import summarize_groups, test_metrics, write_outcome, write_trials
+from boltcutter_search.plan import Plan
 from boltcutter_search.results import Result
-from boltcutter_search.space import Space
+from boltcutter_search.settings import Search
 
 PROJECT = Project.find(Path(__file__))
 test_metrics.__test__ = False  # type: ignore[attr-defined]
@@ -25,17 +27,9 @@ def result(folder: Path, number: int, loss: float, state: str = "complete", **va
 
 
 def write(folder: Path, results: list[Result], space: dict[str, str], *, averages: bool = False) -> None:
-    write_outcome(
-        folder,
-        results,
-        project=PROJECT,
-        overrides=["model=linear"],
-        metrics=[("val/loss", "min")],
-        space=Space(space),
-        search_command="python scripts/search.py search=random",
-        averages=averages,
-        num_folds=None,
-    )
+    search = Search(space=space, summary="mean" if averages else "best")
+    metrics: list[tuple[str, Mode]] = [("val/loss", "min")]
+    write_outcome(Plan(PROJECT, folder, {}, ["model=linear"], search, metrics, [{}], 1, 0.0), results)
 
 
 def test_trials_csv(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import optuna
 import pytest
 
 from boltcutter.config.errors import ConfigError
-from boltcutter_search.space import Choice, Grid, Integer, Space, Uniform
+from boltcutter_search.space import Choice, Grid, Range, Space
 
 
 def sample(texts: dict[str, Any], times: int = 200) -> list[dict[str, Any]]:
@@ -17,11 +17,11 @@ def sample(texts: dict[str, Any], times: int = 200) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("uniform(0, 0.5)", Uniform(0, 0.5)),
-        ("uniform( -1e-3 ,1 )", Uniform(-0.001, 1)),
-        ("loguniform(1e-5, 1e-1)", Uniform(1e-5, 0.1, log=True)),
-        ("int(1, 8)", Integer(1, 8)),
-        ("logint(16, 512)", Integer(16, 512, log=True)),
+        ("uniform(0, 0.5)", Range(0.0, 0.5)),
+        ("uniform( -1e-3 ,1 )", Range(-0.001, 1.0)),
+        ("loguniform(1e-5, 1e-1)", Range(1e-5, 0.1, log=True)),
+        ("int(1, 8)", Range(1, 8)),
+        ("logint(16, 512)", Range(16, 512, log=True)),
         ("choice(relu, gelu)", Choice(("relu", "gelu"))),
         ("choice([64], [64, 32])", Choice(("[64]", "[64, 32]"))),
         ("choice({a: 1, b: 2}, null)", Choice(("{a: 1, b: 2}", "null"))),
@@ -30,7 +30,9 @@ def sample(texts: dict[str, Any], times: int = 200) -> list[dict[str, Any]]:
     ],
 )
 def test_distributions(text: str, expected: object) -> None:
-    assert Space({"key": text}).parameters[0].distribution == expected
+    found = Space({"key": text}).parameters[0].distribution
+    assert found == expected
+    assert not isinstance(found, Range) or found.is_integer == ("int" in text)
 
 
 def test_samples_lie_within_the_bounds() -> None:

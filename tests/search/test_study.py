@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment import lease
+from boltcutter.run.metrics import Mode
 from boltcutter_search import study as module
-from boltcutter_search.settings import Mode
 from boltcutter_search.space import Space
 from boltcutter_search.study import Study
 from boltcutter_search.trial import Report, Sampled
@@ -334,3 +335,41 @@ def test_a_damaged_journal_ends_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"study\.log is damaged \(.*\); restore it from a copy") as error:
             open_study(tmp_path)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_value_that_decides_is_the_most_important(tmp_path: Path, mode: Mode) -> None:
+    space = {
+        "lr": "loguniform(1e-5, 1e-1)",
+        "optimizer": "choice(adamw, sgd)",
+        "size": "int(1, 100)",
+        "fixed": "choice(1)",
+        "momentum": "uniform(0, 1) if optimizer == sgd",
+    }
+    study = open_study(tmp_path, [("other", "min"), ("loss", mode)], space=space)
+    for _ in range(50):
+        sampled = study.ask(50)
+        assert sampled
+        loss = (math.log10(sampled.values["lr"]) + 3) ** 2 + 0.2 * (sampled.values["optimizer"] == "sgd")
+        metrics = {"other": random.random(), "loss": loss if mode == "min" else -loss}
+        study.tell(sampled.number, "complete", [Report(1, metrics)])
+    name, shares, reason = study.importances()[1]
+    assert (name, reason) == ("loss", "")
+    assert next(iter(shares)) == "lr"
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["fixed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("space", "loss", "count", "why"),
+    [
+        ({"lr": "uniform(0, 1)"}, 1.0, 9, "at least 10 complete trials are needed, there are 9"),
+        ({"lr": "uniform(0, 1)"}, 0.0, 10, "all trials have the same loss"),
+        ({}, 1.0, 10, "no value is sampled"),
+    ],
+)
+def test_why_there_are_no_importances(tmp_path: Path, space: dict[str, str], loss: float, count: int, why: str) -> None:
+    study = open_study(tmp_path, space=space)
+    for number in range(count):
+        finish(study, study.ask(count), loss * number)
+    assert study.importances() == [("loss", {}, why)]

@@ -11,12 +11,14 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
+from boltcutter.run.metrics import Mode
 from boltcutter_search.command import main
-from boltcutter_search.space import Space
+from boltcutter_search.plan import Plan
+from boltcutter_search.settings import Search
 from boltcutter_search.sweep import as_sweep, write_sweep
 
 PROJECT = Project.find(Path(__file__))
-METRICS = [("val/accuracy", "max")]
+METRICS: list[tuple[str, Mode]] = [("val/accuracy", "max")]
 SPACE = {
     "optimizer.lr": "loguniform(1e-5, 1e-1)",
     "model.dropout": "uniform(0, 0.5)",
@@ -27,6 +29,21 @@ SPACE = {
     "trainer.gradient_clip_val": "choice(null, 0.5, 1)",
     "data.split": "choice([0.8, 0.1, 0.1], [0.7, 0.2, 0.1])",
 }
+
+
+def plan(
+    space: dict[str, str],
+    overrides: list[str] | None = None,
+    *,
+    folder: Path = Path("digits"),
+    project: Project = PROJECT,
+    metrics: list[tuple[str, Mode]] = METRICS,
+    num_trials: int | None = None,
+    command: str = "",
+) -> Plan:
+    """A search with these settings."""
+    search = Search(space=space, engine="wandb", num_trials=num_trials)
+    return Plan(project, folder, {}, overrides or [], search, metrics, [{}], 1, 0.0, command=command)
 
 
 def agent_command(sweep: dict[str, Any], values: dict[str, Any]) -> list[str]:
@@ -49,16 +66,9 @@ def test_a_sweep_needs_no_optuna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_space_in_the_terms_of_wandb(tmp_path: Path) -> None:
     command = "scripts/search.py search=wandb logger.wandb.api_key=hush"
-    path = write_sweep(
-        tmp_path / "sweep.yaml",
-        Space(SPACE),
-        project=PROJECT,
-        overrides=["trainer.max_epochs=3", "name=${choices.data}"],
-        metrics=METRICS,
-        num_trials=20,
-        name="digits",
-        search_command=command,
-    )
+    overrides = ["trainer.max_epochs=3", "name=${choices.data}"]
+    (tmp_path / "digits").mkdir()
+    path = write_sweep(plan(SPACE, overrides, folder=tmp_path / "digits", num_trials=20, command=command))
     assert yaml.safe_load(path.read_text()) == {
         "name": "digits",
         "program": "scripts/train.py",
@@ -90,7 +100,7 @@ def test_a_space_in_the_terms_of_wandb(tmp_path: Path) -> None:
 
 def test_the_command_of_the_agent_trains(script: Script, tmp_path: Path) -> None:
     overrides = [f"folder={tmp_path / 'run'}", "trainer.max_epochs=1", "report=false", "logger.wandb.mode=offline"]
-    sweep = as_sweep(Space(SPACE), project=PROJECT, overrides=overrides, metrics=METRICS)
+    sweep = as_sweep(plan(SPACE, overrides))
     values = {
         "optimizer.lr": 1.5e-05,
         "optimizer": "sgd",
@@ -113,13 +123,13 @@ def test_the_command_of_the_agent_trains(script: Script, tmp_path: Path) -> None
 
 
 def test_grids_only_become_a_grid() -> None:
-    sweep = as_sweep(Space({"seed": "grid(0, 1)"}), project=PROJECT, overrides=[], metrics=METRICS)
+    sweep = as_sweep(plan({"seed": "grid(0, 1)"}))
     assert (sweep["method"], sweep["parameters"], "run_cap" in sweep) == ("grid", {"seed": {"values": [0, 1]}}, False)
 
 
 def test_a_project_without_scripts_trains_by_the_package(tmp_path: Path) -> None:
     project = Project.at(tmp_path, "boltcutter")
-    sweep = as_sweep(Space({"seed": "int(0, 9)"}), project=project, overrides=[], metrics=[("val/loss", "min")])
+    sweep = as_sweep(plan({"seed": "int(0, 9)"}, project=project, metrics=[("val/loss", "min")]))
     assert agent_command(sweep, {"seed": 3})[1:] == ["python", "-m", "boltcutter", "train", "seed=3"]
     assert sweep["metric"]["goal"] == "minimize"
 
@@ -137,6 +147,5 @@ def test_a_project_without_scripts_trains_by_the_package(tmp_path: Path) -> None
     ],
 )
 def test_what_wandb_cannot_sample_is_refused(space: dict[str, str], changed: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {"project": PROJECT, "overrides": [], "metrics": METRICS, **changed}
     with pytest.raises(ConfigError, match=message):
-        as_sweep(Space(space), **arguments)
+        as_sweep(plan(space, **changed))
