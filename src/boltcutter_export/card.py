@@ -6,6 +6,8 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -83,7 +85,7 @@ def write_card(
 def add_result(folder: Path, result: Result) -> None:
     """Add the measured performance to the card."""
     card = runner.read_card(folder)
-    write_text(folder / runner.CARD, json.dumps({**card, "verified": result.as_dict()}, indent=2) + "\n")
+    write_text(folder / runner.CARD, json.dumps({**card, "verified": asdict(result)}, indent=2) + "\n")
 
 
 def find_license(project: Project) -> str | None:
@@ -98,10 +100,8 @@ def versions() -> dict[str, str]:
     """Versions of Python and of the packages that write or run exports."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -7,7 +7,7 @@ import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -231,7 +231,7 @@ def save_results(folder: Path, results: dict[str, Result], split: str, checkpoin
     earlier = json.loads(path.read_text()) if path.is_file() else {}
     then = earlier.get("results", {}).get("fp32", {}).get("value")
     same = then == results["fp32"].value and earlier["split"] == split  # of the same weights, wherever they are
-    found = {**(earlier["results"] if same else {}), **{name: result.as_dict() for name, result in results.items()}}
+    found = {**(earlier["results"] if same else {}), **{name: asdict(result) for name, result in results.items()}}
     content = {"split": split, "checkpoint": checkpoint, "results": found}
     write_text(path, json.dumps(content, indent=2) + "\n")
 

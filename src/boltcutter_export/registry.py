@@ -8,15 +8,13 @@ downloaded when it is used.
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -275,12 +273,15 @@ def resolve(project: Project, overrides: Sequence[str]) -> list[str]:
 
 def log_artifact(place: str, name: str, folder: Path, checkpoint: str) -> str:
     """Log a run with one of its checkpoints as a W&B artifact, and return its version."""
-    with tempfile.TemporaryDirectory() as parent, wandb_artifacts() as artifacts:
-        artifacts.find(place, name, "latest")  # an error of W&B is reported before checkpoints are copied
+    from boltcutter_export import artifacts  # imports wandb
+
+    best = artifacts.find(place, name, "best")  # an error of W&B is reported before checkpoints are copied
+    with tempfile.TemporaryDirectory() as parent:
         draft = Path(parent, "run")
         collect(folder, checkpoint, draft)
         lineage = write_lineage(draft, name, None, folder, checkpoint)
-        return str(artifacts.log(place, name, draft, lineage, is_better))
+        is_best = best is None or is_better(lineage, best.metadata)
+        return artifacts.log(place, name, draft, lineage, ["latest", *["best"] * is_best])
 
 
 def is_better(lineage: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -299,24 +300,16 @@ def download_artifact(project: Project, name: str, which: str) -> Path:
     parent = project.root / "registry" / ".wandb" / place.removeprefix(WANDB) / name
     if re.fullmatch(r"v\d+", which) and (parent / which).is_dir():
         return parent / which
-    with wandb_artifacts() as artifacts:
-        version: str | None = artifacts.find(place, name, which)
-        if version is None:
-            reference = f"{PREFIX}{name}@{which}"
-            raise ConfigError(f"{reference}: not in {place}; register it with export.register={name}, or use latest")
-        if not (parent / version).is_dir():
-            parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".draft-", dir=parent) as draft:
-                artifacts.download(place, name, version, Path(draft, "run"))
-                publish_version(Path(draft, "run"), str(parent / version))
-    return parent / version
+    from boltcutter_export import artifacts  # imports wandb
 
-
-@contextmanager
-def wandb_artifacts() -> Iterator[Any]:
-    """The module that uses W&B, a component that is not imported otherwise; its errors are those of the setting."""
-    artifacts: Any = importlib.import_module("boltcutter_export.artifacts")
-    try:
-        yield artifacts
-    except artifacts.ArtifactError as error:
-        raise ConfigError(f"{VARIABLE}={error}") from None
+    artifact = artifacts.find(place, name, which)
+    if artifact is None:
+        reference = f"{PREFIX}{name}@{which}"
+        raise ConfigError(f"{reference}: not in {place}; register it with export.register={name}, or use latest")
+    target = parent / str(artifact.version)
+    if not target.is_dir():
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".draft-", dir=parent) as draft:
+            artifacts.download(place, artifact, Path(draft, "run"))
+            publish_version(Path(draft, "run"), str(target))
+    return target

@@ -1,8 +1,8 @@
 """Load an exported model and run it; needs only NumPy, and torch or ONNX Runtime.
 
 This file imports nothing of the library, so a copy of it works in any program: ``Runner(folder)(inputs)``. As a
-program, ``python -I runner.py <folder> <threads>``, it serves requests over its standard input and output, by which
-exports are verified in a process that has never imported the code of the model.
+program, ``python -I runner.py <folder> <threads> <descriptor>``, it serves requests over a connection, by which exports
+are verified in a process that has never imported the code of the model.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
@@ -183,27 +182,23 @@ def read_tensors(path: Path) -> dict[str, bytes]:
     return {name: content[begin + at["data_offsets"][0] : begin + at["data_offsets"][1]] for name, at in header.items()}
 
 
-def send(stream: IO[bytes], answer: dict[str, Any], arrays: list[Array]) -> None:
-    """Write one line of JSON, followed by the bytes of arrays."""
-    facts = [{"dtype": array.dtype.str, "shape": array.shape} for array in arrays]
-    stream.write(json.dumps({**answer, "arrays": facts}).encode() + b"\n")
-    for array in arrays:
-        stream.write(np.ascontiguousarray(array).tobytes())
-    stream.flush()
+def send(connection: Connection, answer: dict[str, Any], arrays: list[Array]) -> None:
+    """Send values and arrays as an archive of NumPy, which holds nothing else."""
+    content = io.BytesIO()
+    np.savez(content, np.array(json.dumps(answer)), *arrays)
+    connection.send_bytes(content.getbuffer())
 
 
-def receive(stream: IO[bytes]) -> tuple[dict[str, Any], list[Array]]:
-    """Read what ``send`` wrote; an empty dictionary at the end of the stream."""
-    line = stream.readline()
-    if not line:
+def receive(connection: Connection) -> tuple[dict[str, Any], list[Array]]:
+    """Receive what ``send`` has sent; an empty dictionary if the other process has ended."""
+    try:
+        content = io.BytesIO(connection.recv_bytes())
+    except (EOFError, ConnectionError):
         return {}, []
-    header: dict[str, Any] = json.loads(line)
-    arrays = []
-    for facts in header["arrays"]:
-        dtype = np.dtype(facts["dtype"])
-        content = bytearray(stream.read(dtype.itemsize * math.prod(facts["shape"])))  # which torch may write to
-        arrays.append(np.frombuffer(content, dtype).reshape(facts["shape"]))
-    return header, arrays
+    with np.load(content, allow_pickle=False) as archive:
+        header, *arrays = archive.values()
+    answer: dict[str, Any] = json.loads(str(header))
+    return answer, arrays
 
 
 def answer(runner: Runner, request: dict[str, Any], inputs: list[Array]) -> tuple[dict[str, Any], list[Array]]:
@@ -219,26 +214,21 @@ def answer(runner: Runner, request: dict[str, Any], inputs: list[Array]) -> tupl
     return {"seconds": time.perf_counter() - begin}, outputs
 
 
-def main(folder: Path, threads: int) -> None:
-    """Serve requests until the input ends."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not be among the answers
-    requests = sys.stdin.buffer
+def main(folder: Path, threads: int, connection: Connection) -> None:
+    """Serve requests until the other process closes the connection."""
     if (folder / "model.safetensors").is_file():
-        digests = {
-            name: hashlib.sha256(data).hexdigest() for name, data in read_tensors(folder / "model.safetensors").items()
-        }
-        send(answers, {"modules": list(sys.modules), "tensors": digests}, [])
+        tensors = read_tensors(folder / "model.safetensors")
+        digests = {name: hashlib.sha256(content).hexdigest() for name, content in tensors.items()}
+        send(connection, {"modules": list(sys.modules), "tensors": digests}, [])
         return
     runner = Runner(folder, threads)
-    send(answers, {"modules": list(sys.modules)}, [])
+    send(connection, {"modules": list(sys.modules)}, [])
     while True:
-        request, inputs = receive(requests)
+        request, inputs = receive(connection)
         if not request:
             return
-        found, outputs = answer(runner, request, inputs)
-        send(answers, found, outputs)
+        send(connection, *answer(runner, request, inputs))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), Connection(int(sys.argv[3])))

@@ -10,10 +10,10 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -25,11 +25,9 @@ from boltcutter_export.program import Inputs, Program
 from boltcutter_export.settings import ExportError
 
 MAX_ELEMENTS = 1 << 24  # of an output that is compared at once
-MAX_CACHED = 1 << 27  # elements of reference outputs that are kept for the next format
 LATENCY_BATCHES = (1, 32)
 MAX_GENERATED = 32  # tokens, after as many of a sample
 MAX_CACHE_ERROR = 0.1  # of logits, relative; rounding errors of int8 are below 0.02
-Sample = tuple[Inputs, "Tensor | None"]
 
 
 @dataclass
@@ -56,10 +54,6 @@ class Result:
     latency: dict[int, float] | None = None
     throughput: float | None = None
     same_tokens: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 class Metric:
@@ -123,7 +117,7 @@ def infer_kind(output: Tensor, target: Tensor | None) -> str:
 
 
 class Reference:
-    """The original on a split: its outputs for each batch, which are kept for the next format if they are small.
+    """The original on a split.
 
     Args:
         program: The original.
@@ -132,25 +126,20 @@ class Reference:
 
     def __init__(self, program: Program, batches: Callable[[], Iterable[Any]]) -> None:
         self.program, self.batches = program, batches
-        self.kept: list[tuple[Sample, list[Tensor], float]] | None = None
 
-    def __iter__(self) -> Iterator[tuple[Sample, list[Tensor], float]]:
-        """Yield raw inputs and targets, outputs, and seconds, for each chunk of a batch."""
-        if self.kept is not None:
-            yield from self.kept
-            return
-        kept: list[tuple[Sample, list[Tensor], float]] = []
-        elements = 0
-        for sample in self._chunks():
-            begin = time.perf_counter()
-            outputs = self.call(*sample[0])
-            found = (sample, outputs, time.perf_counter() - begin)
-            elements += sum(tensor.numel() for tensor in (*outputs, *sample[0]))
-            if elements < MAX_CACHED:
-                kept.append(found)
-            yield found
-        if elements < MAX_CACHED:
-            self.kept = kept
+    def __iter__(self) -> Iterator[tuple[Inputs, Tensor | None, list[Tensor], float]]:
+        """Yield raw inputs, targets, outputs and seconds of each batch, in chunks whose outputs are not too large."""
+        rows = 0
+        for batch in self.batches():
+            whole, targets = self.program.split(batch)
+            if not rows:
+                one = self.call(*(tensor[:1] for tensor in whole))
+                rows = max(1, MAX_ELEMENTS // max(1, *(tensor.numel() for tensor in one)))
+            for at in range(0, len(whole[0]), rows):
+                inputs = tuple(tensor[at : at + rows] for tensor in whole)
+                begin = time.perf_counter()
+                outputs = self.call(*inputs)
+                yield inputs, None if targets is None else targets[at : at + rows], outputs, time.perf_counter() - begin
 
     def call(self, *inputs: Tensor) -> list[Tensor]:
         """Outputs of the original."""
@@ -160,7 +149,7 @@ class Reference:
     def result(self, size: int) -> Result:
         """Measure the original."""
         metric, seconds, count = Metric(self.program.kind), 0.0, 0
-        for (inputs, targets), outputs, took in self:
+        for inputs, targets, outputs, took in self:
             metric.update(outputs[0], targets, outputs[0])
             seconds, count = seconds + took, count + len(inputs[0])
         latency = {rows: runner.measure(partial(self.call, *inputs)) for rows, inputs in self.latency_inputs().items()}
@@ -168,24 +157,9 @@ class Reference:
 
     def latency_inputs(self) -> dict[int, Inputs]:
         """Inputs of the batch sizes whose latency is measured."""
-        (inputs, _), _, _ = next(iter(self))
-        found = {}
-        for size in LATENCY_BATCHES:
-            copies = -(-size // len(inputs[0]))
-            found[size] = tuple(torch.cat([tensor] * copies)[:size] for tensor in inputs)
-        return found
-
-    def _chunks(self) -> Iterator[Sample]:
-        """Batches, in chunks whose outputs are not too large."""
-        rows = 0
-        for batch in self.batches():
-            inputs, targets = self.program.split(batch)
-            if not rows:
-                one = self.call(*(tensor[:1] for tensor in inputs))
-                rows = max(1, MAX_ELEMENTS // max(1, *(tensor.numel() for tensor in one)))
-            for at in range(0, len(inputs[0]), rows):
-                part = None if targets is None else targets[at : at + rows]
-                yield tuple(tensor[at : at + rows] for tensor in inputs), part
+        example = self.program.example
+        copies = {size: -(-size // len(example[0])) for size in LATENCY_BATCHES}
+        return {size: tuple(torch.cat([tensor] * copies[size])[:size] for tensor in example) for size in copies}
 
 
 def verify(reference: Reference, original: Result, folder: Path, own: Collection[str]) -> Result:
@@ -207,7 +181,7 @@ def verify(reference: Reference, original: Result, folder: Path, own: Collection
             raise ExportError(f"export: the new process has imported {imported[0]}; remove it from site-packages/*.pth")
         if process.tensors:
             return compare_weights(reference.program, process.tensors, original, size)
-        for (inputs, targets), expected, _ in reference:
+        for inputs, targets, expected, _ in reference:
             outputs, took = process.run(inputs)
             for output, wanted in zip(outputs, expected, strict=True):
                 difference = max(difference, largest_difference(output, wanted))
@@ -287,41 +261,42 @@ class Process:
     """
 
     def __init__(self, folder: Path, threads: int) -> None:
-        command = [sys.executable, "-I", str(Path(runner.__file__)), str(folder.absolute()), str(threads)]
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  (a pipe that nobody reads could fill up)
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, cwd="/"
-        )
+        self.connection, theirs = Pipe()
+        arguments = [runner.__file__, str(folder.absolute()), str(threads), str(theirs.fileno())]
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=self.errors,
+                stderr=self.errors,
+                pass_fds=[theirs.fileno()],
+                cwd="/",
+            )
         try:
-            found, _ = self._receive()
+            answer, _ = self._receive()
         except BaseException:
             self.close()
             raise
-        self.modules: list[str] = found["modules"]
-        self.tensors: dict[str, str] = found.get("tensors", {})
+        self.modules: list[str] = answer["modules"]
+        self.tensors: dict[str, str] = answer.get("tensors", {})
 
     def __enter__(self) -> Process:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
         """End the process."""
-        assert self.process.stdin
-        assert self.process.stdout
-        with suppress(BrokenPipeError):  # it has ended already
-            self.process.stdin.close()
-        self.process.stdout.close()
+        self.connection.close()
         self.process.wait()
         self.errors.close()
 
     def run(self, inputs: Inputs) -> tuple[list[Tensor], float]:
         """Outputs for a batch, and the time that they took in seconds."""
-        found, outputs = self._ask("run", inputs)
-        return [torch.from_numpy(output) for output in outputs], found["seconds"]
+        answer, outputs = self._ask("run", inputs)
+        return [torch.from_numpy(output) for output in outputs], answer["seconds"]
 
     def generate(self, tokens: Tensor) -> Tensor:
         """Logits of tokens, of which the second half is given one at a time."""
@@ -333,17 +308,15 @@ class Process:
         return milliseconds
 
     def _ask(self, what: str, inputs: Inputs) -> tuple[dict[str, Any], list[Any]]:
-        assert self.process.stdin
-        with suppress(BrokenPipeError):  # the process has ended, for a reason that follows
-            runner.send(self.process.stdin, {"do": what}, [tensor.numpy() for tensor in inputs])
+        with suppress(ConnectionError):  # the process has ended, for a reason that follows
+            runner.send(self.connection, {"do": what}, [tensor.numpy() for tensor in inputs])
         return self._receive()
 
     def _receive(self) -> tuple[dict[str, Any], list[Any]]:
-        assert self.process.stdout
-        answer, arrays = runner.receive(self.process.stdout)
+        answer, arrays = runner.receive(self.connection)
         if not answer:
+            status = self.process.wait()
             self.errors.seek(0)
-            last = self.errors.read().decode(errors="replace").strip().split("\n")[-1]
-            last = last or f"exit status {self.process.wait()}"
+            last = self.errors.read().decode(errors="replace").strip().split("\n")[-1] or f"exit status {status}"
             raise ExportError(f"export: the file fails in a new process: {last}; report this with your versions")
         return answer, arrays

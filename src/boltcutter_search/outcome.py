@@ -41,16 +41,7 @@ def write_outcome(plan: Plan, results: Sequence[Result], importances: Importance
         values = {key: value for key, value in best.values.items() if key not in (*REPEATED, "data.num_folds")}
         path = write_best(plan, replace(best, values=values))
         print(f"best    {command('train', f'experiment={display_path(path)}')}")
-    report = write_report(
-        folder,
-        results,
-        title=folder.name,
-        metrics=plan.metrics,
-        log_keys=plan.space.log_keys,
-        command=plan.command,
-        statistics=statistics,
-        importances=importances,
-    )
+    report = write_report(plan, results, statistics=statistics, importances=importances)
     print(f"report  {display_path(report)}")
 
 

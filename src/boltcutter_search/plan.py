@@ -143,19 +143,10 @@ def continued(project: Project, folder: Path, arguments: Sequence[str]) -> Plan:
             )
     settings = plain(compose(project, arguments, base=DictConfig({"search": record["settings"]})).search)
     search = make_search(settings)
-    return Plan(
-        project=project,
-        folder=folder.absolute(),
-        settings=settings,
-        overrides=record["overrides"],
-        search=search,
-        metrics=[(name, mode) for name, mode in record["metrics"]],
-        fixed=record["fixed"],
-        devices=record["devices"],
-        gpus=search.gpus if search.gpus is not None else record["gpus"],
-        num_workers=record["num_workers"],
-        command=str(record.get("command", "")),
-    )
+    used |= {"settings": settings, "metrics": [(name, mode) for name, mode in record["metrics"]]}
+    if search.gpus is not None:
+        used["gpus"] = search.gpus
+    return Plan(project, folder.absolute(), search=search, command=str(record.get("command", "")), **used)
 
 
 def with_budget(arguments: Sequence[str]) -> list[str]:
@@ -231,25 +222,24 @@ def check_scheduler(search: Search) -> None:
     Raises:
         ConfigError: It belongs to the other engine.
     """
-    if search.scheduler is None:
+    scheduler = search.scheduler
+    if scheduler is None:
         return
+    expected: Any
     if search.engine == "local":
-        from optuna.pruners import BasePruner
+        from optuna.pruners import BasePruner as expected
 
-        expected: tuple[type, str] = (BasePruner, "a pruner of Optuna")
+        kind = "a pruner of Optuna"
     elif search.engine == "ray":
-        from ray.tune.schedulers import TrialScheduler
+        from ray.tune.schedulers import TrialScheduler as expected
 
-        expected = (TrialScheduler, "a scheduler of Ray Tune")
+        kind = "a scheduler of Ray Tune"
     else:
         raise ConfigError(f"search.scheduler: search.engine={search.engine} takes none; remove it")
-    scheduler = search.scheduler
     given = scheduler.func if isinstance(scheduler, partial) else type(scheduler)
-    if not (isinstance(given, type) and issubclass(given, expected[0])):
-        raise ConfigError(
-            f"search.scheduler={getattr(given, '__name__', given)}: search.engine={search.engine} takes {expected[1]}; "
-            "choose one, or null"
-        )
+    if not (isinstance(given, type) and issubclass(given, expected)):
+        name = getattr(given, "__name__", given)
+        raise ConfigError(f"search.scheduler={name}: search.engine={search.engine} takes {kind}; choose one, or null")
 
 
 def check(

@@ -14,15 +14,8 @@ import numpy as np
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.report.html import downsample
 from boltcutter.report.template import load_template, redact_command
-from boltcutter_search.results import (
-    Metrics,
-    Result,
-    count_states,
-    format_value,
-    pareto_front,
-    rank,
-    shown_error,
-)
+from boltcutter_search.plan import Plan
+from boltcutter_search.results import Result, count_states, format_value, pareto_front, rank, shown_error
 
 # Metric, importance of each value, and why there is none.
 Importances = Sequence[tuple[str, dict[str, float], str]]
@@ -32,44 +25,30 @@ MIN_CURVE_POINTS = 20
 
 
 def write_report(
-    folder: Path,
-    results: Sequence[Result],
-    *,
-    title: str,
-    metrics: Metrics,
-    log_keys: Collection[str] = (),
-    command: str = "",
-    statistics: str | None = None,
-    importances: Importances = (),
+    plan: Plan, results: Sequence[Result], *, statistics: str | None = None, importances: Importances = ()
 ) -> Path:
-    """Write ``report.html`` of a search.
+    """Write ``report.html`` in the folder of a search, to which its links to the trials are relative.
 
     Args:
-        folder: Folder of the search. Links to the trials are relative to it.
+        plan: The search.
         results: All trials.
-        title: Heading.
-        metrics: Name and mode of each metric of the search; learning curves are of the first one.
-        log_keys: Sampled values with a logarithmic axis.
-        command: Command of the search; secrets in it are redacted.
         statistics: Text shown below the heading, such as mean and standard deviation over seeds or folds.
         importances: Importance of the values for each metric.
     """
-    path = folder / "report.html"
-    ranked = rank(results, metrics)
-    best = ranked[0] if ranked else None
-    data = _collect(folder, results, metrics, log_keys)
+    path, data = plan.folder / "report.html", _collect(plan, results)
+    best = next(iter(rank(results, plan.metrics)), None)
     page = load_template(Path(__file__).with_name("report.html")).render(
-        title=title,
-        folder=folder,
-        metrics=metrics,
+        title=plan.folder.name,
+        folder=plan.folder,
+        metrics=plan.metrics,
         counts=count_states(results),
         total=len(results),
         best=best,
-        best_link=_link(folder, best) if best else None,
+        best_link=_link(plan.folder, best) if best else None,
         best_values={key: format_value(value) for key, value in best.values.items()} if best else {},
-        front=len(pareto_front(results, metrics)) if len(metrics) > 1 else None,
+        front=sum(data["front"]) if len(plan.metrics) > 1 else None,
         duration=sum(result.seconds for result in results),
-        command=_redacted(command),
+        command=_redacted(plan.command),
         statistics=statistics,
         importances=importances,
         keys=data["keys"],
@@ -80,8 +59,9 @@ def write_report(
     return path
 
 
-def _collect(folder: Path, results: Sequence[Result], metrics: Metrics, log_keys: Collection[str]) -> dict[str, Any]:
+def _collect(plan: Plan, results: Sequence[Result]) -> dict[str, Any]:
     """Everything that the charts and the table show; the trials as columns, as they may be thousands."""
+    metrics, log_keys = plan.metrics, plan.space.log_keys
     keys = list(dict.fromkeys(key for result in results for key in result.values))
     axes = [_axis(key, results, log_keys) for key in keys]
     limit = max(MIN_CURVE_POINTS, MAX_POINTS // max(1, len(results)))
@@ -98,7 +78,7 @@ def _collect(folder: Path, results: Sequence[Result], metrics: Metrics, log_keys
         "objectives": [[_number(result.objectives.get(name)) for result in results] for name, _ in metrics],
         "seconds": [round(result.seconds, 1) for result in results],
         "error": [shown_error(result) if result.error or result.state == "failed" else "" for result in results],
-        "link": [_link(folder, result) for result in results],
+        "link": [_link(plan.folder, result) for result in results],
         "curves": [_curve(result, limit) for result in results],
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Literal
 
 from boltcutter.config.errors import ConfigError
@@ -95,16 +96,10 @@ class Search:
         Args:
             seed: The seed of training.
         """
-        found: list[dict[str, Any]] = [dict(values) for values in Space(self.space).combinations()]
-        if self.seeds:
-            found = [{**values, "seed": seed + index} for values in found for index in range(self.seeds)]
-        if self.folds:
-            found = [
-                {**values, "data.num_folds": self.folds, "data.fold": index}
-                for values in found
-                for index in range(self.folds)
-            ]
-        return found
+        seeds: list[dict[str, Any]] = [{"seed": seed + index} for index in range(self.seeds or 0)]
+        folds = [{"data.num_folds": self.folds, "data.fold": index} for index in range(self.folds or 0)]
+        given = product(Space(self.space).combinations(), seeds or [{}], folds or [{}])
+        return [{**values, **of_seed, **of_fold} for values, of_seed, of_fold in given]
 
 
 def objectives(search: Search, cfg: Mapping[str, Any]) -> list[tuple[str, Mode]]:
@@ -117,25 +112,20 @@ def objectives(search: Search, cfg: Mapping[str, Any]) -> list[tuple[str, Mode]]
     Raises:
         ConfigError: No metric is known, one is of the test split, or modes do not match metrics.
     """
-    monitors = [c for c in (cfg.get("callback") or {}).values() if isinstance(c, Mapping) and c.get("monitor")]
-    modes_of = [(str(c["monitor"]), as_mode(c.get("mode"))) for c in monitors]
-    default = modes_of[0] if modes_of else None
-    if search.metric is None:
-        if default is None:
-            raise ConfigError("search.metric=null: no callback monitors a metric; set search.metric=<a logged metric>")
-        return [(default[0], as_mode(search.mode) if isinstance(search.mode, str) else default[1])]
-    metrics = [search.metric] if isinstance(search.metric, str) else search.metric
+    callbacks = [c for c in (cfg.get("callback") or {}).values() if isinstance(c, Mapping) and c.get("monitor")]
+    monitored: dict[str, Mode] = {str(c["monitor"]): "max" if c.get("mode") == "max" else "min" for c in callbacks[:1]}
+    metrics = [search.metric] if isinstance(search.metric, str) else search.metric or list(monitored)
+    if not metrics:
+        raise ConfigError("search.metric=null: no callback monitors a metric; set search.metric=<a logged metric>")
     if tested := next((metric for metric in metrics if parse_name(metric).stage == "test"), None):
         raise ConfigError(f"search.metric={tested}: a search must not choose by the test split; use a metric of val/")
     modes = search.mode if isinstance(search.mode, list) else [search.mode] * len(metrics)
     if len(modes) != len(metrics):
         raise ConfigError(f"search.mode={modes}: expected one for each of {len(metrics)} metrics; correct the list")
-    known = dict([default] if default else [])
-    if unknown := [metric for metric, mode in zip(metrics, modes, strict=True) if not mode and metric not in known]:
-        raise ConfigError(f"search.mode: not set for {unknown[0]}; set search.mode=min or max")
-    return [(metric, as_mode(mode or known[metric])) for metric, mode in zip(metrics, modes, strict=True)]
-
-
-def as_mode(mode: Any) -> Mode:
-    """``max``, or ``min`` for anything else."""
-    return "max" if mode == "max" else "min"
+    chosen: list[tuple[str, Mode]] = []
+    for metric, mode in zip(metrics, modes, strict=True):
+        better = mode or monitored.get(metric)
+        if better is None:
+            raise ConfigError(f"search.mode: not set for {metric}; set search.mode=min or max")
+        chosen.append((metric, better))
+    return chosen

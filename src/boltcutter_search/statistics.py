@@ -8,9 +8,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, stdev
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.formatting import aligned
+from boltcutter_search.results import format_value
 
 Runs = Mapping[str, Mapping[str, float | None]]  # values of metrics, by run and metric
 STUDENT, CORRECTED = "95% interval (Student's t)", "95% interval (corrected for folds)"
@@ -63,23 +65,14 @@ def summarize(values: Mapping[str, float | None], num_folds: int | None = None) 
         for name, value in values.items()
         if value is None or not math.isfinite(value)
     }
-    found = [float(value) for name, value in values.items() if name not in excluded and value is not None]
-    if not found:
-        return Statistics(0, excluded=excluded)
-    count, mean = len(found), math.fsum(found) / len(found)
-    if count == 1:
-        return Statistics(1, mean, minimum=mean, maximum=mean, excluded=excluded)
-    std = math.sqrt(math.fsum((value - mean) ** 2 for value in found) / (count - 1))
-    return Statistics(
-        count,
-        mean,
-        std,
-        _interval(mean, half_width(std, count)),
-        None if num_folds is None else _interval(mean, half_width(std, count, num_folds)),
-        min(found),
-        max(found),
-        excluded,
-    )
+    found = [float(value) for value in values.values() if value is not None and math.isfinite(value)]
+    if len(found) < 2:
+        mean = found[0] if found else None
+        return Statistics(len(found), mean, minimum=mean, maximum=mean, excluded=excluded)
+    count, mean, std = len(found), fmean(found), stdev(found)
+    halves = half_width(std, count), half_width(std, count, num_folds)
+    plain, corrected = ((mean - half, mean + half) for half in halves)
+    return Statistics(count, mean, std, plain, corrected if num_folds else None, min(found), max(found), excluded)
 
 
 def summarize_runs(runs: Runs, num_folds: int | None = None) -> dict[str, Statistics]:
@@ -122,26 +115,29 @@ def half_width(std: float, count: int, num_folds: int | None = None) -> float:
 
 def format_statistics(statistics: Mapping[str, Statistics]) -> str:
     """Format a table of all metrics, and list what is excluded from it."""
-    has_folds = any(found.corrected for found in statistics.values())
+    has_folds = any(summary.corrected for summary in statistics.values())
     rows = [["metric", "n", "mean ± std", "min", "max", STUDENT, *[CORRECTED] * has_folds]]
-    for name, found in statistics.items():
-        digits = _decimals(found)
-        mean = "–" if found.mean is None else f"{found.mean:.{digits}f}"
-        spread = "" if found.std is None else f" ± {found.std:.{digits}f}"
-        ends = ["–" if end is None else f"{end:.{digits}f}" for end in (found.minimum, found.maximum)]
-        intervals = [
-            "–" if ends is None else f"{ends[0]:.{digits}f} … {ends[1]:.{digits}f}"
-            for ends in (found.interval, *[found.corrected] * has_folds)
-        ]
-        rows.append([name, str(found.count), mean + spread, *ends, *intervals])
+    for name, summary in statistics.items():
+        digits = _decimals(summary)
+
+        def text(*values: float | None, sign: str, digits: int = digits) -> str:
+            return sign.join("–" if value is None else f"{value:.{digits}f}" for value in values)
+
+        mean = text(summary.mean, *[summary.std] * (summary.std is not None), sign=" ± ")
+        ends = [text(end, sign="") for end in (summary.minimum, summary.maximum)]
+        intervals = [summary.interval, *[summary.corrected] * has_folds]
+        shown = [text(*(interval or [None]), sign=" … ") for interval in intervals]
+        rows.append([name, str(summary.count), mean, *ends, *shown])
     lines = aligned(rows)
-    for name, found in statistics.items():
-        if found.excluded:
-            listed = ", ".join(f"{run} ({reason})" for run, reason in found.excluded.items())
+    for name, summary in statistics.items():
+        if summary.excluded:
+            listed = ", ".join(f"{run} ({reason})" for run, reason in summary.excluded.items())
             lines.append(f"{name} excludes {listed}")
-    if equal := [name for name, found in statistics.items() if found.count > 1 and found.minimum == found.maximum]:
+    if equal := [
+        name for name, summary in statistics.items() if summary.std is not None and summary.minimum == summary.maximum
+    ]:
         lines.append(f"{', '.join(equal)}: {NO_SPREAD}")
-    lines += [SINGLE] * any(found.count == 1 for found in statistics.values())
+    lines += [SINGLE] * any(summary.count == 1 for summary in statistics.values())
     lines += [OVERLAP] * has_folds
     return "\n".join(lines)
 
@@ -149,34 +145,27 @@ def format_statistics(statistics: Mapping[str, Statistics]) -> str:
 def format_runs(runs: Runs) -> str:
     """Format a table with one row for each run, and the metrics of each, by its name."""
     names = metric_names(runs)
-    texts = [
-        ["–" if (value := values.get(name)) is None else f"{value:.5g}" for name in names] for values in runs.values()
-    ]
-    return "\n".join(aligned([["run", *names], *([run, *row] for run, row in zip(runs, texts, strict=True))]))
+    rows = [[run, *(format_value(values.get(name)) for name in names)] for run, values in runs.items()]
+    return "\n".join(aligned([["run", *names], *rows]))
 
 
 def write_statistics(path: Path, statistics: Mapping[str, Statistics]) -> None:
     """Write a CSV file with one row for each metric; undefined values are empty."""
     header = "metric n mean std min max t95_low t95_high corrected95_low corrected95_high excluded"
     rows: list[Sequence[object]] = [header.split()]
-    for name, found in statistics.items():
-        intervals = (*(found.interval or (None, None)), *(found.corrected or (None, None)))
-        excluded = "; ".join(f"{run}: {reason}" for run, reason in found.excluded.items())
-        rows.append([name, found.count, found.mean, found.std, found.minimum, found.maximum, *intervals, excluded])
+    for name, summary in statistics.items():
+        intervals = (*(summary.interval or (None, None)), *(summary.corrected or (None, None)))
+        excluded = "; ".join(f"{run}: {reason}" for run, reason in summary.excluded.items())
+        spread = summary.std, summary.minimum, summary.maximum
+        rows.append([name, summary.count, summary.mean, *spread, *intervals, excluded])
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, file.getvalue())
 
 
-def _interval(mean: float, half_width: float) -> tuple[float, float]:
-    return mean - half_width, mean + half_width
-
-
-def _decimals(found: Statistics) -> int:
+def _decimals(summary: Statistics) -> int:
     """Decimals that show two significant digits of the standard deviation, or else five of the mean."""
-    mean = abs(found.mean or 0.0)
-    scale, digits = (found.std, 2) if found.std and found.std > 1e-9 * mean else (mean, 5)
-    if not scale:
-        return 4
-    return min(max(digits - 1 - math.floor(math.log10(scale)), 0), 12)
+    mean = abs(summary.mean or 0.0)
+    scale, digits = (summary.std, 2) if summary.std and summary.std > 1e-9 * mean else (mean, 5)
+    return min(max(digits - 1 - math.floor(math.log10(scale)), 0), 12) if scale else 4

@@ -260,7 +260,7 @@ class Study:
             sign = -1 if mode == "max" else 1  # the evaluator takes smaller values as better
 
             def cost(trial: FrozenTrial, index: int = index, sign: int = sign) -> float:
-                return sign * trial.values[index]
+                return float(sign * trial.values[index])
 
             if len(complete) < MIN_TRIALS:
                 reason = f"at least {MIN_TRIALS} complete trials are needed, there are {len(complete)}"

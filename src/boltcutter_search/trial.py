@@ -209,15 +209,14 @@ class Trial:
     def _receive(self) -> dict[str, Any] | None:
         while b"\n" not in self._buffer:
             data = b""
-            if self._connection:
-                try:
-                    data = self._connection.recv(1 << 16)
-                except TimeoutError:
-                    if self.is_alive():
-                        continue
-                    # It has ended, but a process that it left behind, such as a worker of the data loader, has not.
-                except OSError:  # it was killed with an answer that it had not read
-                    data = b""
+            try:
+                data = self._connection.recv(1 << 16) if self._connection else b""
+            except TimeoutError:
+                if self.is_alive():
+                    continue
+                # It has ended, but a process that it left behind, such as a worker of the data loader, has not.
+            except OSError:
+                pass  # it was killed with an answer that it had not read
             if not data:
                 return None
             self._buffer += data
@@ -232,19 +231,21 @@ def trial_overrides(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value if isinstance(value, str) else format_value(value)}" for key, value in values.items()]
 
 
+def attempts(folder: Path) -> list[dict[str, Any]]:
+    """What the record of a run has about its attempts."""
+    with suppress(ConfigError):
+        return read_record(folder).get("attempts") or []
+    return []
+
+
 def is_completed(folder: Path) -> bool:
     """Whether the last attempt of a run ended by itself."""
-    with suppress(ConfigError):
-        attempts = read_record(folder).get("attempts") or [{}]
-        return str(attempts[-1].get("reason")).startswith("completed")
-    return False
+    return any(str(attempt.get("reason")).startswith("completed") for attempt in attempts(folder)[-1:])
 
 
 def seconds(folder: Path) -> float:
     """Duration of all attempts of a run."""
-    with suppress(ConfigError):
-        return float(sum(attempt.get("seconds") or 0 for attempt in read_record(folder).get("attempts") or ()))
-    return 0.0
+    return float(sum(attempt.get("seconds") or 0 for attempt in attempts(folder)))
 
 
 def read_reports(folder: Path, metric: str) -> list[Report]:
@@ -272,8 +273,5 @@ def last_error(folder: Path, log: Path) -> str:
     for line in reversed(lines):
         if line.startswith("error"):
             return line.partition(": ")[2]
-    with suppress(ConfigError):
-        attempts = read_record(folder).get("attempts") or [{}]
-        if reason := attempts[-1].get("reason"):
-            return str(reason)
-    return lines[-1] if lines else "ended without a message"
+    reasons = [str(attempt["reason"]) for attempt in attempts(folder)[-1:] if attempt.get("reason")]
+    return (reasons or lines[-1:] or ["ended without a message"])[0]

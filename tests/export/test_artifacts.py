@@ -9,7 +9,7 @@ from wandb_server import ArtifactServer, artifact_server
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter_export import registry
-from boltcutter_export.artifacts import ArtifactError, parse
+from boltcutter_export.artifacts import parse
 
 
 @pytest.fixture
@@ -83,5 +83,5 @@ def test_the_entity_is_optional() -> None:
     assert parse("wandb://me/p") == ("me", "p")
     assert parse("wandb://p/") == (None, "p")
     for wrong in ("wandb://", "wandb://me/p/x", "wandb:///p"):
-        with pytest.raises(ArtifactError, match=r"not a W&B project; use wandb://<entity>/<project>"):
+        with pytest.raises(ConfigError, match=r"not a W&B project; use wandb://<entity>/<project>"):
             parse(wrong)

@@ -2,6 +2,7 @@ import json
 import shutil
 import subprocess
 import sys
+from multiprocessing import Pipe
 from pathlib import Path
 
 import numpy as np
@@ -35,14 +36,14 @@ def test_an_export_without_a_cache_refuses_one(digits: Path) -> None:
         runner.Runner(digits / "export" / "onnx")(np.zeros((1, 1, 8, 8), np.uint8), cache=[])
 
 
-def test_arrays_pass_through_a_stream(tmp_path: Path) -> None:
+def test_arrays_pass_through_a_connection() -> None:
     arrays = [np.arange(6, dtype=np.int64).reshape(2, 3), np.zeros((0, 4), np.float32), np.float64(3.5).reshape(())]
-    with open(tmp_path / "stream", "wb") as stream:
-        runner.send(stream, {"do": "run"}, arrays)
-    with open(tmp_path / "stream", "rb") as stream:
-        header, found = runner.receive(stream)
-        assert header["do"] == "run"
-        assert runner.receive(stream) == ({}, [])
+    receiver, sender = Pipe(duplex=False)
+    runner.send(sender, {"do": "run"}, arrays)
+    header, found = runner.receive(receiver)
+    assert header == {"do": "run"}
+    sender.close()
+    assert runner.receive(receiver) == ({}, [])
     assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(arrays, found, strict=True))
 
 

@@ -197,7 +197,7 @@ def test_a_ruined_export_is_found(reference: Reference, tmp_path: Path, monkeypa
     assert ruined.value == pytest.approx(accuracy)
     assert ruined.drop == pytest.approx(100 - 100 * accuracy)
     assert ruined.max_difference == pytest.approx(float((expected - wanted).abs().max()), abs=1e-6)
-    assert ruined.as_dict()["same_tokens"] is None
+    assert ruined.same_tokens is None
     for found in (original, equal, ruined):
         assert found.latency
         assert [*found.latency] == [1, 32]
@@ -234,33 +234,19 @@ def test_weights_that_differ_in_a_bit_are_found(reference: Reference, tmp_path: 
         verify(reference, original, tmp_path, set())
 
 
-def test_the_original_is_computed_once_if_its_outputs_are_small(
-    reference: Reference, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = []
-
-    def batches() -> Any:
-        loaded.append(1)
-        return reference.batches()
-
-    few = Reference(reference.program, batches)
-    first, second = list(few), list(few)
-    assert len(loaded) == 1
-    assert [[*inputs] for (inputs, _), _, _ in first] == [[*inputs] for (inputs, _), _, _ in second]
-    monkeypatch.setattr(module, "MAX_CACHED", 60 * 9)  # elements of inputs and outputs
-    large = Reference(reference.program, batches)
-    assert len(list(large)) == len(list(large)) == 3
-    assert len(loaded) == 3
+def test_outputs_that_are_large_are_compared_in_chunks(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = list(reference)
+    assert [len(inputs[0]) for inputs, *_ in whole] == [25, 25, 10]
     monkeypatch.setattr(module, "MAX_ELEMENTS", 30)  # ten rows of three probabilities
-    chunks = list(Reference(reference.program, batches))
-    assert [len(inputs[0]) for (inputs, _), _, _ in chunks] == [10, 10, 5, 10, 10, 5, 10]
-    assert torch.equal(torch.cat([inputs[0] for (inputs, _), _, _ in chunks]), INPUTS)
-    monkeypatch.setattr(module, "MAX_ELEMENTS", 2)  # fewer than an output has
-    assert len(list(Reference(reference.program, batches))) == 60
+    chunks = list(reference)
+    assert [len(inputs[0]) for inputs, *_ in chunks] == [10, 10, 5, 10, 10, 5, 10]
+    assert torch.equal(torch.cat([inputs[0] for inputs, *_ in chunks]), INPUTS)
     assert torch.equal(
-        torch.cat([targets for (_, targets), _, _ in chunks if targets is not None]),
-        torch.cat([targets for (_, targets), _, _ in first if targets is not None]),
+        torch.cat([targets for _, targets, *_ in chunks if targets is not None]),
+        torch.cat([targets for _, targets, *_ in whole if targets is not None]),
     )
+    monkeypatch.setattr(module, "MAX_ELEMENTS", 2)  # fewer than an output has
+    assert len(list(reference)) == 60
 
 
 @pytest.mark.slow

@@ -14,10 +14,15 @@ from typing import Any
 import pytest
 from browser import Browse, References
 
+from boltcutter.project import Project
+from boltcutter.run.metrics import Mode
+from boltcutter_search.plan import Plan
 from boltcutter_search.report import write_report
 from boltcutter_search.results import Result
+from boltcutter_search.settings import Search
 
-METRICS = [("val/accuracy", "max")]
+PROJECT = Project.find(Path(__file__))
+METRICS: list[tuple[str, Mode]] = [("val/accuracy", "max")]
 EVIL = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 # Text of the rows that are shown, appended to the page after the charts were drawn again.
 LIST_ROWS = """
@@ -57,9 +62,17 @@ def shown(dom: str) -> list[list[str]]:
     return [text.split() for text in re.findall(r'<p class="shown">(.*?)</p>', dom)]
 
 
-def write(folder: Path, results: list[Result], **changed: Any) -> Path:
-    arguments = {"title": "digits", "metrics": METRICS, "log_keys": {"optimizer.lr"}, **changed}
-    return write_report(folder, results, **arguments)
+def write(
+    folder: Path,
+    results: list[Result],
+    *,
+    metrics: list[tuple[str, Mode]] = METRICS,
+    command: str = "",
+    **more: Any,
+) -> Path:
+    search = Search(space={"optimizer.lr": "loguniform(1e-5, 1e-1)"})
+    plan = Plan(PROJECT, folder, {}, [], search, metrics, [{}], 1, 0.0, command=command)
+    return write_report(plan, results, **more)
 
 
 def read_data(page: Path) -> Any:
@@ -165,7 +178,7 @@ def test_hovering_shows_the_values_of_a_trial(browse: Browse, tmp_path: Path) ->
 
 def test_two_metrics_show_the_pareto_front(browse: Browse, tmp_path: Path) -> None:
     results = make_results(tmp_path, 40, second=True)
-    metrics = [*METRICS, ("size", "min")]
+    metrics: list[tuple[str, Mode]] = [*METRICS, ("size", "min")]
     complete = [(r.objectives["val/accuracy"], -r.objectives["size"]) for r in results if r.state == "complete"]
     front = [a for a in complete if not any(b != a and b[0] >= a[0] and b[1] >= a[1] for b in complete)]
     script = LIST_ROWS + "search.value = 'Pareto=yes'; search.oninput(); list();"
@@ -193,7 +206,9 @@ def test_text_is_escaped_and_nothing_is_loaded(browse: Browse, tmp_path: Path) -
         Result(n, "failed", values, {EVIL: float(n)}, [(1, 0.5)], {}, 1.0, tmp_path / EVIL.replace("/", "_"), EVIL)
         for n in range(2)
     ]
-    path = write(tmp_path, evil, title=EVIL, metrics=[(EVIL, "max")], statistics=EVIL, command=f"train.py {EVIL}")
+    folder = tmp_path / EVIL.replace("/", "_")
+    folder.mkdir()
+    path = write(folder, evil, metrics=[(EVIL, "max")], statistics=EVIL, command=f"train.py {EVIL}")
     seen = browse(path)
     assert seen.console == []
     assert "<title>taken" not in seen.dom
