@@ -173,15 +173,6 @@ def measure(call: Callable[[], Any]) -> float:
     return 1e3 * statistics.median(seconds)
 
 
-def read_tensors(path: Path) -> dict[str, bytes]:
-    """Bytes of each tensor of a safetensors file, read without its package."""
-    content = path.read_bytes()
-    begin = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:begin])
-    header.pop("__metadata__", None)
-    return {name: content[begin + at["data_offsets"][0] : begin + at["data_offsets"][1]] for name, at in header.items()}
-
-
 def send(connection: Connection, answer: dict[str, Any], arrays: list[Array]) -> None:
     """Send values and arrays as an archive of NumPy, which holds nothing else."""
     content = io.BytesIO()
@@ -216,11 +207,6 @@ def answer(runner: Runner, request: dict[str, Any], inputs: list[Array]) -> tupl
 
 def main(folder: Path, threads: int, connection: Connection) -> None:
     """Serve requests until the other process closes the connection."""
-    if (folder / "model.safetensors").is_file():
-        tensors = read_tensors(folder / "model.safetensors")
-        digests = {name: hashlib.sha256(content).hexdigest() for name, content in tensors.items()}
-        send(connection, {"modules": list(sys.modules), "tensors": digests}, [])
-        return
     runner = Runner(folder, threads)
     send(connection, {"modules": list(sys.modules)}, [])
     while True:

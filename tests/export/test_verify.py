@@ -146,7 +146,7 @@ class Here(Process):
 
     def __init__(self, folder: Path, threads: int) -> None:
         self.runner = runner.Runner(folder, None)
-        self.modules, self.tensors = ["json.decoder", "numpy"], {}
+        self.modules = ["json.decoder", "numpy"]
 
     def _ask(self, what: str, inputs: Inputs) -> tuple[dict[str, Any], list[Any]]:
         return runner.answer(self.runner, {"do": what}, [tensor.numpy() for tensor in inputs])
