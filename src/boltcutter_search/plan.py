@@ -132,7 +132,7 @@ def continued(project: Project, folder: Path, arguments: Sequence[str]) -> Plan:
         ConfigError: The folder holds no search, or an override cannot be changed.
     """
     arguments, record = with_budget(arguments), read_search(folder)
-    used = {name: record.get(name) for name in SIGNED}
+    used: dict[str, Any] = {name: record.get(name) for name in SIGNED}
     trust.check(used, f"resume={folder}", folder, project, signature=record.get("signature"), runs=True)
     for override in arguments:
         key = override.lstrip("+~").partition("=")[0]
@@ -225,21 +225,23 @@ def check_scheduler(search: Search) -> None:
     scheduler = search.scheduler
     if scheduler is None:
         return
-    expected: Any
+    expected: tuple[type, str]
     if search.engine == "local":
-        from optuna.pruners import BasePruner as expected
+        from optuna.pruners import BasePruner
 
-        kind = "a pruner of Optuna"
+        expected = BasePruner, "a pruner of Optuna"
     elif search.engine == "ray":
-        from ray.tune.schedulers import TrialScheduler as expected
+        from ray.tune.schedulers import TrialScheduler
 
-        kind = "a scheduler of Ray Tune"
+        expected = TrialScheduler, "a scheduler of Ray Tune"
     else:
         raise ConfigError(f"search.scheduler: search.engine={search.engine} takes none; remove it")
     given = scheduler.func if isinstance(scheduler, partial) else type(scheduler)
-    if not (isinstance(given, type) and issubclass(given, expected)):
-        name = getattr(given, "__name__", given)
-        raise ConfigError(f"search.scheduler={name}: search.engine={search.engine} takes {kind}; choose one, or null")
+    if not (isinstance(given, type) and issubclass(given, expected[0])):
+        raise ConfigError(
+            f"search.scheduler={getattr(given, '__name__', given)}: search.engine={search.engine} takes {expected[1]}; "
+            "choose one, or null"
+        )
 
 
 def check(

@@ -181,9 +181,7 @@ class DataModule(L.LightningDataModule, ABC):
             sampler = self._loader.epoch_sampler
             sampler.epoch, sampler.start = self._resume["epoch"], self._position(self._resume, sampler)
             self._loader.num_yielded = sampler.start
-            if hasattr(
-                sampler, "state_after"
-            ):  # a stream; Lightning fetches a batch before it sets the epoch
+            if hasattr(sampler, "state_after"):  # a stream; Lightning fetches a batch before it sets the epoch
                 sampler.epoch += self._resume.get("epoch_finished", False)
                 sampler.state = self._resume.get("stream") if sampler.start else None
         return self._loader
