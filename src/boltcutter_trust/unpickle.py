@@ -102,10 +102,6 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
             return _allowed()[path]
         return CONSTRUCTORS.get(path) or TYPES.get(path) or Placeholder(path)
 
-    def persistent_load(self, pid: Any) -> Any:
-        """Overridden by torch, which loads the storage of a tensor."""
-        raise pickle.UnpicklingError("it refers to data outside of the file")
-
     def _load_reduce(self) -> None:
         arguments, function = self.stack.pop(), self.stack[-1]
         self.stack[-1] = _call(function, arguments)
@@ -113,12 +109,6 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
     def _load_newobj(self) -> None:
         arguments, kind = self.stack.pop(), self.stack.pop()
         self.append(_call(kind, arguments))
-
-    def _load_newobj_ex(self) -> None:
-        keywords, arguments, kind = self.stack.pop(), self.stack.pop(), self.stack.pop()
-        if not isinstance(kind, Placeholder):
-            raise pickle.UnpicklingError(f"it calls {kind!r} with keyword arguments")
-        self.append(_call(kind, (*arguments, keywords)))
 
     def _load_build(self) -> None:
         state, built = self.stack.pop(), self.stack[-1]
@@ -128,8 +118,10 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
             self._replace(built, _array(state))
         elif isinstance(built, Placeholder):
             return  # its state is ignored
-        elif type(built) is OrderedDict:  # _metadata of a state dict
-            vars(built).update({key: value for key, value in state.items() if not _holds_placeholder(value)})
+        elif type(built) is OrderedDict:  # a state dict; other attributes could hide its methods
+            versions = state.get("_metadata")
+            if isinstance(versions, dict) and all(isinstance(version, dict) for version in versions.values()):
+                vars(built)["_metadata"] = versions
         else:
             raise pickle.UnpicklingError(f"it sets the state of a {type(built).__name__}")
 
@@ -140,10 +132,6 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
             if self.memo[place] is built:
                 self.memo[place] = value
                 return
-
-    def _load_bytearray8(self) -> None:
-        size = int.from_bytes(self.read(8), "little")
-        self.append(bytearray(self.read(size)))  # pickle's own creates as many bytes as the file says it has
 
     def _load_append(self) -> None:
         self._extend([self.stack.pop()])
@@ -159,9 +147,8 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
         self._set_items(self.pop_mark())
 
     def _load_additems(self) -> None:
-        items, target = _hashed(self.pop_mark()), self._target(set)
-        if target is not None:
-            target.update(items)
+        items = _hashed(self.pop_mark())
+        self._target(set).update(items)
 
     def _load_frozenset(self) -> None:
         items = self.pop_mark()  # which replaces self.append
@@ -195,11 +182,8 @@ _INHERITED = (  # opcodes that only create or move numbers, strings and containe
     *("EMPTY_SET", "GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
     *("GLOBAL", "STACK_GLOBAL", "BINPERSID"),  # which call find_class and persistent_load
 )
-_OVERRIDDEN = (
-    *("REDUCE", "NEWOBJ", "NEWOBJ_EX", "BUILD", "BYTEARRAY8", "APPEND", "APPENDS", "ADDITEMS", "FROZENSET"),
-    *("SETITEM", "SETITEMS"),
-)
-# All other opcodes (INST, OBJ, EXT1, PERSID, …) are rejected.
+_OVERRIDDEN = (*("REDUCE", "NEWOBJ", "BUILD", "APPEND", "APPENDS", "ADDITEMS", "FROZENSET", "SETITEM", "SETITEMS"),)
+# All other opcodes (INST, OBJ, EXT1, PERSID, NEWOBJ_EX, …) are rejected.
 Unpickler.dispatch = {
     **{code: pickle._Unpickler.dispatch[code] for code in (getattr(pickle, name)[0] for name in _INHERITED)},
     **{getattr(pickle, name)[0]: getattr(Unpickler, f"_load_{name.lower()}") for name in _OVERRIDDEN},
@@ -261,7 +245,7 @@ def _call(function: Any, arguments: tuple[Any, ...]) -> Any:
         raise pickle.UnpicklingError(f"it calls {function!r}")
     if arguments and isinstance(arguments[0], int | range) and function in SIZED:
         raise pickle.UnpicklingError(f"it creates a {function.__name__} of any size")
-    if function in HASHING and arguments:
+    if function in HASHING:
         _hashed(arguments[0])
     if _holds_placeholder(arguments) and function not in (_reconstruct, _scalar):
         return Placeholder(f"{function.__module__}.{function.__qualname__}", built=True)

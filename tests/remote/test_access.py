@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.config.errors import ConfigError
+from boltcutter_remote import access
 from boltcutter_remote.access import Access, bind, is_loopback, read_token
 
 TOKEN = "0123456789abcdef+/="
@@ -28,7 +29,7 @@ def test_other_machines_need_a_token(host: str, local: bool, tmp_path: Path) -> 
 
 
 def test_mistakes_in_the_file_of_the_token(tmp_path: Path) -> None:
-    for content in (b"", b"short", b"\xff" * 20, "é".encode() * 20):
+    for content in (b"", b"short", b"\xff" * 20, "é".encode() * 20, b"a\x07" * 20):
         (tmp_path / "token").write_bytes(content)
         with pytest.raises(ConfigError, match=r"^token_file=.*token: (expected 16 or more|cannot be read)"):
             read_token("0.0.0.0", str(tmp_path / "token"))
@@ -42,11 +43,19 @@ def test_names_of_the_host_and_the_token() -> None:
     assert not local.is_for_us("evil.example:8000")
     assert remote.is_for_us("evil.example:8000")  # a name of this machine, for all that it knows
     assert local.has_token("", "")
+    assert local.has_token("Bearer of another server", "cookie of another server")
     assert remote.has_token(f"Bearer {TOKEN}", "")
     assert remote.has_token("", TOKEN.replace("+", "%2B"))
     assert not remote.has_token("", "")
     assert not remote.has_token(f"Basic {TOKEN}", "")
     assert not remote.is_token("\udcff")
+
+
+def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = list[tuple[bytes, bytes]]()
+    monkeypatch.setattr(access.hmac, "compare_digest", lambda *both: bool(compared.append(both)))
+    assert not Access("0.0.0.0", TOKEN).has_token(f"Bearer {TOKEN}", TOKEN)
+    assert compared == [(TOKEN.encode(), TOKEN.encode())] * 2
 
 
 def test_addresses_that_cannot_be_used() -> None:

@@ -200,7 +200,8 @@ def test_other_hosts_and_requests_without_the_token_are_refused(start: Start, tm
     assert httpx.post(local).status_code == 501
     (tmp_path / "token").write_text(TOKEN)
     url = start("host=0.0.0.0", f"token_file={tmp_path / 'token'}").url.replace("0.0.0.0", "127.0.0.1")
-    for path in ("/", "/data.json", "/0000/report.html", "/?token=wrong", f"/data.json?token={TOKEN}"):
+    in_url = TOKEN.replace("+", "%2B")
+    for path in ("/", "/data.json", "/0000/report.html", "/?token=wrong", f"/data.json?token={in_url}"):
         assert httpx.get(url + path).status_code == 401, path
     assert httpx.get(f"{url}/data.json", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
     with httpx.Client(follow_redirects=True) as client:

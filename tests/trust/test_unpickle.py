@@ -10,8 +10,9 @@ import zipfile
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,6 +84,7 @@ FOREIGN = {
     "called": Called(shout, 1),
     "generator": np.random.default_rng(0),
     "bound": Stateful().__setstate__,
+    "made of another": Called(type(Path()), shout),
     "device_map": {"inner": [nn.ReLU()]},
 }
 SHARED = np.arange(4)
@@ -109,6 +111,8 @@ PLAIN = {
     "times": (datetime(2020, 1, 1), timedelta(seconds=1)),
     "fraction": Fraction(1, 3),
     "negative fraction": Fraction(-(10**40), 7),
+    "decimal": Decimal("1.50"),
+    "windows": PureWindowsPath("C:/a"),
     "types": [int, str],
     "dtype": torch.float16,
     "size": torch.Size([1, 2]),
@@ -231,7 +235,9 @@ ATTACKS = {
     "endless entry of a frozenset": raw(b"(", ENDLESS, b"\x91"),
     "endless entry of a list": raw(name("builtins", "set"), b"]", ENDLESS, b"a\x85R"),
     "state of a function": raw(name("torch._utils", "_rebuild_tensor_v2"), b"}X\x01\x00\x00\x00aK\x01sb"),
-    "reference to a blocked module": raw(name("os", "environ")),
+    **{f"reference to {module}": raw(name(module, "environ")) for module in ("os", "posix", "nt", "sys")},
+    "a set without entries": raw(name("builtins", "set"), b")R"),
+    "entries of a placeholder": raw(name("a", "Tags"), b")R(K\x01\x90"),
     "keywords of an allowed class": raw(name("collections", "OrderedDict"), b")}\x92"),
     "too short": b"\x80\x02R.",
     "nothing": b"",
@@ -285,11 +291,24 @@ def test_no_state_of_a_foreign_class_is_set_and_no_foreign_function_is_called(pa
     assert Path("touched").exists()
 
 
-def test_attributes_of_a_state_dict_are_kept_without_foreign_objects(path: Path) -> None:
+def test_of_the_attributes_of_a_state_dict_only_versions_are_kept(path: Path) -> None:
     weights: Any = OrderedDict(a=torch.ones(1))
-    weights._metadata, weights.other = {"": {"version": 1}}, {"": shout}
+    weights._metadata, weights.keys = {"": {"version": 1}}, 1
     torch.save({"state_dict": weights}, path)
     assert vars(load(path)["state_dict"]) == {"_metadata": {"": {"version": 1}}}
+    for other in (1, {"": 1}, {"": shout}, None):
+        weights._metadata = other
+        torch.save({"state_dict": weights}, path)
+        assert vars(load(path)["state_dict"]) == {}
+
+
+def test_lists_that_refer_to_each_other_are_read_in_no_time(path: Path) -> None:
+    value: list[Any] = []
+    value.append(value)
+    for _ in range(60):
+        value = [value, value]
+    torch.save({"hyper_parameters": Called(slice, value)}, path)
+    assert isinstance(load(path)["hyper_parameters"], slice)
 
 
 def test_legacy_formats_are_refused(path: Path) -> None:

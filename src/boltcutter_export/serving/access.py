@@ -37,7 +37,7 @@ class AccessMiddleware:
         if request.url.path in OPEN:
             return None
         offered = request.query_params.get("token", "")
-        if self.access.token and request.method == "GET" and request.url.path == "/" and self.access.is_token(offered):
+        if self.access.token and request.url.path == "/" and self.access.is_token(offered):
             answer = RedirectResponse("/", 303)
             answer.set_cookie(COOKIE, quote(offered), httponly=True, samesite="strict")
             return answer

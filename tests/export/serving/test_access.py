@@ -36,17 +36,20 @@ def get(path: str, host: str, token: str, url: str = "http://localhost:8000", **
         ("http://LOCALHOST", 200),
         ("http://127.0.0.1:8000", 200),
         ("http://[::1]:8000", 200),
+        ("http://[::1]", 200),
         ("http://evil.example:8000", 421),
         ("http://127.0.0.1.evil.example", 421),
         ("http://localhost.evil.example:8000", 421),
     ],
 )
 def test_a_local_server_answers_for_this_machine_only(url: str, status: int) -> None:
-    assert get("/model", "127.0.0.1", "", url).status_code == status
+    for path in ("/", "/model"):
+        assert get(path, "127.0.0.1", "", url).status_code == status
 
 
 def test_a_token_is_needed_for_all_but_health() -> None:
-    for path in ("/", "/model", "/model?token=" + TOKEN, "/?token=wrong", "/?token="):
+    in_url = TOKEN.replace("+", "%2B")
+    for path in ("/", "/model", f"/model?token={in_url}", "/?token=wrong", "/?token="):
         assert get(path, "0.0.0.0", TOKEN).status_code == 401, path
     for header in ("Bearer wrong", f"Basic {TOKEN}", "Bearer ", f"Bearer {TOKEN}x"):
         assert get("/model", "0.0.0.0", TOKEN, authorization=header).status_code == 401, header
