@@ -41,6 +41,7 @@ TYPES = {
     f"builtins.{kind.__name__}": kind for kind in (bool, dict, float, int, list, str, tuple)
 }  # referred to, never called
 PLAIN_FRACTION = re.compile(r"-?\d{1,4000}(/\d{1,4000})?")  # Python itself limits integers in text to 4,300 digits
+MAX_VALUES = 1 << 25  # in a container, each as often as it occurs
 SIMPLE_DTYPE = re.compile(r"[?biufc]\d{0,2}|[SU]\d+")
 
 
@@ -86,7 +87,9 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
     def load(self) -> Any:
         """Load the pickle."""
         try:
-            return super().load()
+            value = super().load()
+            _check_size(value)
+            return value
         except (pickle.UnpicklingError, RuntimeError, MemoryError):
             raise
         except Exception as error:  # raised by opcodes on an invalid stack
@@ -104,11 +107,11 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
 
     def _load_reduce(self) -> None:
         arguments, function = self.stack.pop(), self.stack[-1]
-        self.stack[-1] = _call(function, arguments)
+        self.stack[-1] = self._call(function, arguments)
 
     def _load_newobj(self) -> None:
         arguments, kind = self.stack.pop(), self.stack.pop()
-        self.append(_call(kind, arguments))
+        self.append(self._call(kind, arguments))
 
     def _load_build(self) -> None:
         state, built = self.stack.pop(), self.stack[-1]
@@ -147,12 +150,14 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
         self._set_items(self.pop_mark())
 
     def _load_additems(self) -> None:
-        items = _hashed(self.pop_mark())
+        items = self.pop_mark()
+        _check_size(items)
         self._target(set).update(items)
 
     def _load_frozenset(self) -> None:
         items = self.pop_mark()  # which replaces self.append
-        self.append(frozenset(_hashed(items)))
+        _check_size(items)
+        self.append(frozenset(items))
 
     def _extend(self, items: list[Any]) -> None:
         if (target := self._target(list, deque)) is not None:
@@ -160,7 +165,8 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
 
     def _set_items(self, items: list[Any]) -> None:
         if (target := self._target(dict, OrderedDict, Counter, defaultdict)) is not None:
-            for key, value in zip(_hashed(items[::2]), items[1::2], strict=True):
+            _check_size(items[::2])
+            for key, value in zip(items[::2], items[1::2], strict=True):
                 target[key] = value
 
     def _target(self, *kinds: type) -> Any:
@@ -172,6 +178,36 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
             return None
         raise pickle.UnpicklingError(f"it adds items to a {type(target).__name__}")
 
+    def _load_binpersid(self) -> None:
+        reference = self.stack.pop()
+        _check_size(reference)
+        self.append(self.persistent_load(reference))  # of torch, which loads the storage of a tensor
+
+    def _call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
+        """Call an allowed function, or return a placeholder if the call can safely be skipped.
+
+        Raises:
+            UnpicklingError: The call would execute code.
+        """
+        _check_size(arguments)
+        if isinstance(function, Placeholder):
+            module = function.name.rpartition(".")[0]
+            known = module.partition(".")[0] in sys.stdlib_module_names
+            if function.built or (known and function.name not in SKIPPABLE_CALLS and module not in SKIPPABLE_CALLS):
+                raise pickle.UnpicklingError(f"it calls {function.name}")
+            if function.name == "builtins.getattr" and not isinstance(
+                arguments[0], Placeholder
+            ):  # of enums and methods
+                raise pickle.UnpicklingError("it calls builtins.getattr")
+            return Placeholder(function.name, built=True)
+        if id(function) not in _callable():
+            raise pickle.UnpicklingError(f"it calls a {type(function).__name__} that is not allowed")
+        if arguments and isinstance(arguments[0], int | range) and function in SIZED:
+            raise pickle.UnpicklingError(f"it creates a {function.__name__} of any size")
+        if _holds_placeholder(arguments) and function not in (_reconstruct, _scalar):
+            return Placeholder(f"{function.__module__}.{function.__qualname__}", built=True)
+        return function(*arguments)
+
 
 _INHERITED = (  # opcodes that only create or move numbers, strings and containers
     *("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "DUP", "NONE", "NEWTRUE", "NEWFALSE"),
@@ -180,9 +216,12 @@ _INHERITED = (  # opcodes that only create or move numbers, strings and containe
     *("UNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINUNICODE"),
     *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT"),
     *("EMPTY_SET", "GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
-    *("GLOBAL", "STACK_GLOBAL", "BINPERSID"),  # which call find_class and persistent_load
+    *("GLOBAL", "STACK_GLOBAL"),  # which call find_class
 )
-_OVERRIDDEN = (*("REDUCE", "NEWOBJ", "BUILD", "APPEND", "APPENDS", "ADDITEMS", "FROZENSET", "SETITEM", "SETITEMS"),)
+_OVERRIDDEN = (
+    *("REDUCE", "NEWOBJ", "BUILD", "BINPERSID", "APPEND", "APPENDS", "ADDITEMS", "FROZENSET"),
+    *("SETITEM", "SETITEMS"),
+)
 # All other opcodes (INST, OBJ, EXT1, PERSID, NEWOBJ_EX, …) are rejected.
 Unpickler.dispatch = {
     **{code: pickle._Unpickler.dispatch[code] for code in (getattr(pickle, name)[0] for name in _INHERITED)},
@@ -225,57 +264,39 @@ def find_placeholders(value: Any, path: str = "", seen: set[int] | None = None) 
             yield from find_placeholders(inner, f"{path}.{key}" if path else str(key), seen)
 
 
-def _call(function: Any, arguments: tuple[Any, ...]) -> Any:
-    """Call an allowed function, or return a placeholder if the call can safely be skipped.
-
-    Raises:
-        UnpicklingError: The call would execute code.
-    """
-    if isinstance(function, Placeholder):
-        module = function.name.rpartition(".")[0]
-        known = module.partition(".")[0] in sys.stdlib_module_names
-        if function.built or (known and function.name not in SKIPPABLE_CALLS and module not in SKIPPABLE_CALLS):
-            raise pickle.UnpicklingError(f"it calls {function.name}")
-        if function.name == "builtins.getattr" and not isinstance(
-            arguments[0], Placeholder
-        ):  # allowed for enums and methods
-            raise pickle.UnpicklingError("it calls builtins.getattr")
-        return Placeholder(function.name, built=True)
-    if id(function) not in _callable():
-        raise pickle.UnpicklingError(f"it calls {function!r}")
-    if arguments and isinstance(arguments[0], int | range) and function in SIZED:
-        raise pickle.UnpicklingError(f"it creates a {function.__name__} of any size")
-    if function in HASHING:
-        _hashed(arguments[0])
-    if _holds_placeholder(arguments) and function not in (_reconstruct, _scalar):
-        return Placeholder(f"{function.__module__}.{function.__qualname__}", built=True)
-    return function(*arguments)
-
-
-def _hashed(items: Any) -> Any:
-    """Return keys or entries of a set, whose hashes are computed.
-
-    Raises:
-        UnpicklingError: One has tuples in tuples, whose hash takes exponential time if they refer to each other.
-    """
-    for item in items:
-        if isinstance(item, tuple | frozenset) and any(isinstance(inner, tuple | frozenset) for inner in item):
-            raise pickle.UnpicklingError("it has nested tuples as keys")
-    return items
-
-
 def _holds_placeholder(value: Any, seen: set[int] | None = None) -> bool:
     """Return whether a value is or contains a placeholder."""
-    if isinstance(value, Placeholder):
-        return True
-    if not isinstance(value, Mapping | list | tuple | set | frozenset | deque):
-        return False
     seen = set() if seen is None else seen
     if id(value) in seen:
         return False
     seen.add(id(value))
-    inner: Collection[Any] = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
-    return any(_holds_placeholder(part, seen) for part in inner)
+    return isinstance(value, Placeholder) or any(_holds_placeholder(part, seen) for part in _parts(value))
+
+
+def _check_size(value: Any) -> None:
+    """Check a value that will be hashed, shown in an error, or returned.
+
+    Raises:
+        UnpicklingError: Its containers multiply, as 60 tuples of which each has the next one twice.
+    """
+    sizes: dict[int, float] = {}
+
+    def size(value: Any) -> float:
+        if not (parts := _parts(value)):
+            return 1
+        if id(value) not in sizes:
+            sizes[id(value)] = math.inf  # of a container that holds itself
+            sizes[id(value)] = sum(map(size, parts))
+        return sizes[id(value)]
+
+    if size(value) > MAX_VALUES:
+        raise pickle.UnpicklingError("it has containers that multiply")
+
+
+def _parts(value: Any) -> Collection[Any]:
+    if isinstance(value, Mapping):
+        return [*value.keys(), *value.values()]
+    return value if isinstance(value, list | tuple | set | frozenset | deque) else ()
 
 
 @cache
@@ -294,7 +315,7 @@ def _callable() -> frozenset[int]:
 
 def _encode(text: str, encoding: str) -> bytes:
     if encoding not in ("latin1", "latin-1"):  # as bytes are pickled; others would be imported
-        raise pickle.UnpicklingError(f"it encodes as {encoding}")
+        raise pickle.UnpicklingError("it has bytes in another encoding")
     return text.encode("latin-1")
 
 
@@ -355,8 +376,7 @@ def _array(state: Any) -> Any:
     return np.ndarray(shape, value, bytearray(raw), order="F" if fortran else "C")
 
 
-HASHING = (set, frozenset, Counter)
-SIZED = (*HASHING, deque, bytearray)
+SIZED = (set, frozenset, Counter, deque, bytearray)
 CONSTRUCTORS: dict[str, Callable[..., Any]] = {
     "builtins.bytes": _no_bytes,
     "builtins.frozenset": frozenset,

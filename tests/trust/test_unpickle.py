@@ -233,10 +233,23 @@ ATTACKS = {
     "endless key of many": raw(b"}(", ENDLESS, b"K\x01u"),
     "endless entry": raw(b"\x8f(", ENDLESS, b"\x90"),
     "endless entry of a frozenset": raw(b"(", ENDLESS, b"\x91"),
+    **{
+        f"endless {what}": raw(*parts)
+        for what, parts in {
+            "function": (ENDLESS, b")R"),
+            "list as a function": (b"]" + b"q\x00h\x00h\x00\x86" * 60, b")R"),
+            "reference": (b"(", ENDLESS, b"tQ"),
+            "encoding": (name("_codecs", "encode"), b"X\x01\x00\x00\x00a", ENDLESS, b"\x86R"),
+            "key of an ordered dict": (name("collections", "OrderedDict"), ENDLESS, b"\x85R"),
+            "key in a list": (name("collections", "OrderedDict"), b"]", ENDLESS, b"K\x01\x86a\x85R"),
+            "layout": (name("torch._utils", "_rebuild_sparse_tensor"), b"(", ENDLESS, b"NtR"),
+            "scheme": (name("torch._utils", "_rebuild_qtensor"), b"(", ENDLESS * 7, b"tR"),
+            "result": (b"}K\x01", ENDLESS, b"s"),
+        }.items()
+    },
     "endless entry of a list": raw(name("builtins", "set"), b"]", ENDLESS, b"a\x85R"),
     "state of a function": raw(name("torch._utils", "_rebuild_tensor_v2"), b"}X\x01\x00\x00\x00aK\x01sb"),
     **{f"reference to {module}": raw(name(module, "environ")) for module in ("os", "posix", "nt", "sys")},
-    "a set without entries": raw(name("builtins", "set"), b")R"),
     "entries of a placeholder": raw(name("a", "Tags"), b")R(K\x01\x90"),
     "keywords of an allowed class": raw(name("collections", "OrderedDict"), b")}\x92"),
     "too short": b"\x80\x02R.",
@@ -302,13 +315,17 @@ def test_of_the_attributes_of_a_state_dict_only_versions_are_kept(path: Path) ->
         assert vars(load(path)["state_dict"]) == {}
 
 
-def test_lists_that_refer_to_each_other_are_read_in_no_time(path: Path) -> None:
+def test_containers_that_multiply_are_refused(path: Path) -> None:
+    """Whatever prints, copies or compares them would not end."""
     value: list[Any] = []
-    value.append(value)
     for _ in range(60):
         value = [value, value]
-    torch.save({"hyper_parameters": Called(slice, value)}, path)
-    assert isinstance(load(path)["hyper_parameters"], slice)
+    recursive: list[Any] = []
+    recursive.append(recursive)
+    for inner in (value, {"a": value}, recursive, Called(slice, value)):
+        torch.save({"hyper_parameters": inner}, path)
+        with pytest.raises(CheckpointError, match="it has containers that multiply"):
+            load(path)
 
 
 def test_legacy_formats_are_refused(path: Path) -> None:
