@@ -16,7 +16,7 @@ import secrets
 import shutil
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass
 from functools import partial
@@ -36,6 +36,7 @@ from boltcutter.protocols import gather_objects
 
 WEIGHTS = ("current_model_state", "state_dict")  # entries of a checkpoint; the first exists if the second is an average
 SHARDED_KEYS = (*WEIGHTS, "optimizer_states")
+OFFSET = (torch.Size, type(None))  # of a shard in its tensor
 ALLOWED_CLASSES = {  # classes in the metadata of torch.distributed.checkpoint
     "torch.distributed.checkpoint.metadata": {
         "ChunkStorageMetadata",
@@ -236,7 +237,7 @@ def _download(path: str | Path, index: Mapping[str, Any], names: Iterable[str]) 
     global _copy
     shards = index["shards"]
     if not _is_plain_name(shards["folder"]):
-        raise pickle.UnpicklingError(f"{shards['folder']!r} is outside of its folder")
+        raise pickle.UnpicklingError("its folder of shards is outside of its own")
     url = f"{str(path).rpartition('/')[0] or '.'}/{shards['folder']}"
     if not is_url(path):
         return Path(url)
@@ -273,7 +274,7 @@ def _reader(path: str | Path, index: dict[str, Any]) -> Any:
             raise pickle.UnpicklingError(f"{name} is not a tensor")
     for info in (found.storage_data or {}).values():
         if not _is_plain_name(getattr(info, "relative_path", None)):
-            raise pickle.UnpicklingError(f"{getattr(info, 'relative_path', info)!r} is outside of its folder")
+            raise pickle.UnpicklingError("a shard is outside of its folder")
     found.storage_meta = found.storage_meta or StorageMeta()
 
     class Reader(FileSystemReader):
@@ -308,6 +309,7 @@ def _is_plain_name(name: Any) -> bool:
 
 class _Unpickler(pickle._Unpickler):  # the Python implementation, of which every opcode can be overridden
     stack: list[Any]
+    pop_mark: Callable[[], list[Any]]
 
     def load(self) -> Any:
         try:
@@ -322,6 +324,20 @@ class _Unpickler(pickle._Unpickler):  # the Python implementation, of which ever
             raise pickle.UnpicklingError(f"it sets the state of a {type(self.stack[-2]).__name__}")
         pickle._Unpickler.dispatch[pickle.BUILD[0]](self)  # type: ignore[arg-type]  # named otherwise in typeshed
 
+    def _load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set_items([key, value])
+
+    def _load_setitems(self) -> None:
+        self._set_items(self.pop_mark())
+
+    def _set_items(self, items: list[Any]) -> None:
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            # Others, as tuples in tuples, may take exponential time to be hashed.
+            if not isinstance(getattr(key, "fqn", key), str) or not isinstance(getattr(key, "offset", None), OFFSET):
+                raise pickle.UnpicklingError("it has keys of another type")
+            self.stack[-1][key] = value
+
     def find_class(self, module: str, name: str) -> Any:
         kind = getattr(torch, name, None) if module == "torch" else None
         if name in ALLOWED_CLASSES.get(module, ()) or isinstance(kind, torch.dtype):
@@ -329,6 +345,12 @@ class _Unpickler(pickle._Unpickler):  # the Python implementation, of which ever
         raise pickle.UnpicklingError(f"{module}.{name} is not an allowed class")
 
 
-# Without arrays of bytes, which would be created before they are read, whatever their size.
-_Unpickler.dispatch = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: _Unpickler._load_build}  # type: ignore[dict-item]
-del _Unpickler.dispatch[pickle.BYTEARRAY8[0]]
+_Unpickler.dispatch = {
+    **pickle._Unpickler.dispatch,
+    pickle.BUILD[0]: _Unpickler._load_build,  # type: ignore[dict-item]
+    pickle.SETITEM[0]: _Unpickler._load_setitem,  # type: ignore[dict-item]
+    pickle.SETITEMS[0]: _Unpickler._load_setitems,  # type: ignore[dict-item]
+}
+# Metadata have no sets, and no arrays of bytes, which would be created before they are read, whatever their size.
+for _opcode in (pickle.BYTEARRAY8, pickle.DICT, pickle.ADDITEMS, pickle.FROZENSET):
+    del _Unpickler.dispatch[_opcode[0]]

@@ -178,6 +178,67 @@ def test_the_state_of_other_classes_than_dataclasses_is_not_set(module: str) -> 
         sharded._Unpickler(BytesIO(attack)).load()
 
 
+ENDLESS = b")" + b"2\x86" * 60  # (t, t) sixty times, whose hash is that of 2**60 tuples
+INDEX = b"ctorch.distributed.checkpoint.metadata\nMetadataIndex\n)\x81}(X\x03\x00\x00\x00fqn"
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        b"}" + ENDLESS + b"K\x01s",
+        b"}(" + ENDLESS + b"K\x01u",
+        b"(" + ENDLESS + b"K\x01d",
+        b"\x8f(" + ENDLESS + b"\x90",
+        b"(" + ENDLESS + b"\x91",
+        b"}" + INDEX + ENDLESS + b"ubK\x01s",
+        b"}" + INDEX + b"X\x01\x00\x00\x00wX\x06\x00\x00\x00offset" + ENDLESS + b"ubK\x01s",
+    ],
+)
+def test_keys_that_take_forever_are_refused(attack: bytes) -> None:
+    with pytest.raises(pickle.UnpicklingError):
+        sharded._Unpickler(BytesIO(b"\x80\x02" + attack + b".")).load()
+
+
+def nested(count: int = 60) -> Any:
+    value: tuple[Any, ...] = ()
+    for _ in range(count):
+        value = value, value
+    return value
+
+
+def far(metadata: Any, where: Path) -> None:
+    for info in metadata.storage_data.values():
+        info.relative_path = nested()
+
+
+def without_paths(metadata: Any, where: Path) -> None:
+    metadata.storage_data = dict.fromkeys(metadata.storage_data, nested())
+
+
+@pytest.mark.parametrize("change", [far, without_paths])
+def test_paths_of_another_type_are_not_shown(path: Path, change: Callable[[Any, Path], None]) -> None:
+    described_anew(path, change)
+    with pytest.raises(CheckpointError, match="a shard is outside of its folder"):
+        load(path)
+
+
+def test_metadata_of_another_type_are_refused(path: Path) -> None:
+    contents, index = folder(path) / ".metadata", read_metadata(path)
+    contents.write_bytes(pickle.dumps(torch.Size([1])))
+    index["shards"]["files"][".metadata"] = [contents.stat().st_size, sharded._checksum(contents)]
+    AtomicCheckpointIO()._write(path, lambda file: torch.save(index, file), keep=folder(path).name)
+    with pytest.raises(CheckpointError, match="its metadata has another type"):
+        load(path)
+
+
+def test_a_shard_file_elsewhere_is_refused(path: Path) -> None:
+    index = read_metadata(path)
+    index["shards"]["files"][f"../{folder(path).name}/.metadata"] = index["shards"]["files"][".metadata"]
+    AtomicCheckpointIO()._write(path, lambda file: torch.save(index, file), keep=folder(path).name)
+    with pytest.raises(CheckpointError, match="is outside of its folder"):
+        load(path)
+
+
 def test_tensors_that_are_larger_than_their_shards_are_refused(path: Path) -> None:
     index = read_metadata(path)
     index["state_dict"] = {"model.w": torch.empty(10**6, 10**6, device="meta")}
