@@ -40,16 +40,10 @@ def fold_indices(
 ) -> tuple[Indices, Indices]:
     """Divide samples at random into folds: one for validation, the others for training.
 
+    ``labels`` and ``groups`` have an entry for every sample that ``indices`` can refer to.
+
     The folds of a seed are disjoint and contain each sample once. They are stratified by class if ``labels`` are given,
     and no group is in two folds if ``groups`` are given.
-
-    Args:
-        indices: Indices of the training and validation samples.
-        num_folds: Number of folds.
-        fold: The fold for validation, from 0.
-        seed: Seed of the folds.
-        labels: Class index of every sample that ``indices`` can refer to.
-        groups: Group of every sample that ``indices`` can refer to.
 
     Returns:
         Sorted indices for training and for validation.
@@ -77,14 +71,9 @@ def fold_indices(
 def split_off_groups(
     indices: Indices, fraction: float, seed: int, groups: npt.NDArray[Any], labels: npt.NDArray[Any] | None = None
 ) -> tuple[Indices, Indices]:
-    """Split about a fraction of the samples off, with all samples of a group on the same side.
+    """Split about a fraction in (0, 1) of the samples off, with all samples of a group on the same side.
 
-    Args:
-        indices: Indices of the samples.
-        fraction: Fraction to split off, in (0, 1).
-        seed: Seed of the split.
-        groups: Group of every sample that ``indices`` can refer to.
-        labels: Class index of every sample that ``indices`` can refer to, for a stratified split.
+    ``labels`` and ``groups`` have an entry for every sample that ``indices`` can refer to.
 
     Returns:
         Sorted indices of the remaining samples, and of those that were split off.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from typing import Any
 
@@ -125,6 +126,7 @@ def shard_loader(
     return copied, sampler
 
 
+@dataclass(eq=False)
 class RankBatches(EpochState, Sampler[Any]):
     """One rank's batches of the samples of another sampler, or of the batches of a custom batch sampler.
 
@@ -144,24 +146,22 @@ class RankBatches(EpochState, Sampler[Any]):
         cycles: Returns whether the loader is cycled, so that ``start`` may exceed its length.
     """
 
-    def __init__(
-        self,
-        source: Any,
-        *,
-        seed: int,
-        rank: int,
-        world_size: int,
-        training: bool,
-        is_grouped: bool = False,
-        in_process: bool = True,
-        cycles: Callable[[], bool] = bool,
-    ) -> None:
-        self.source = source.sampler if is_grouped else source
-        self.batch_size, self.drop_last = getattr(source, "batch_size", None), getattr(source, "drop_last", False)
-        self.is_grouped, self.entries_per_batch = is_grouped, int(source.batch_size if is_grouped else 1)
-        self.seed, self.rank, self.world_size = seed, rank, world_size
-        self.training = self.follows_epochs = training
-        self.in_process, self.cycles = in_process, cycles
+    source: Any
+    _: KW_ONLY
+    seed: int
+    rank: int
+    world_size: int
+    training: bool
+    is_grouped: bool = False
+    in_process: bool = True
+    cycles: Callable[[], bool] = bool
+
+    def __post_init__(self) -> None:
+        self.batch_size = getattr(self.source, "batch_size", None)
+        self.drop_last = getattr(self.source, "drop_last", False)
+        self.entries_per_batch = int(self.source.batch_size) if self.is_grouped else 1
+        self.source = self.source.sampler if self.is_grouped else self.source
+        self.follows_epochs = self.training
 
     def __len__(self) -> int:
         length, size = len(self.source), self.entries_per_batch

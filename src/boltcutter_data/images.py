@@ -22,15 +22,7 @@ from boltcutter_data.image_io import check_image_shape, find_images, read_image,
 
 
 class ImageFolderDataset:
-    """Images that are read from their files on access.
-
-    Args:
-        root: Folder that contains all files.
-        files: File of each sample.
-        labels: Class indices, shape (N,).
-        shape: Channels, height and width to resize and crop each image to.
-        augment: Random transform of a batch of inputs.
-    """
+    """Images of class indices ``labels`` (N,), which are read from their files on access, resized and cropped."""
 
     def __init__(
         self,

@@ -34,18 +34,7 @@ class IterableLoader(EpochState, CountingLoader):
     ``state_dict()`` and ``load_state_dict(state)``, with plain types: training resumes within an epoch from this
     state. Without them, and with shards, the samples of the finished batches are read again and discarded.
 
-    All generators are seeded by (seed, epoch, batch) before a batch is read.
-
-    Args:
-        dataset: Yields samples.
-        batch_size: Global batch size: samples in a batch over all ranks.
-        seed: Together with the epoch, determines the dataset's randomness.
-        rank: Rank of this process.
-        world_size: Number of ranks.
-        num_workers: Worker processes; 0 reads in the calling process.
-        pin_memory: Whether to copy batches into pinned memory.
-        drop_last: Whether to drop an incomplete last batch.
-        collate: Collates a list of samples into a batch; None means ``default_collate``.
+    All generators are seeded by (seed, epoch, batch) before a batch is read. ``batch_size`` is that over all ranks.
     """
 
     batch_sampler = None  # Lightning reads this attribute

@@ -126,14 +126,7 @@ class ResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions, or a bottleneck of one between two 1 x 1 convolutions, with a residual connection.
-
-    Args:
-        channels: Channels of the input.
-        width: Channels of the 3 x 3 convolutions, and of the output; that of a bottleneck has four times as many.
-        stride: Stride of the first 3 x 3 convolution.
-        is_bottleneck: Whether this is a bottleneck.
-    """
+    """Two 3 x 3 convolutions, or a bottleneck of one between two 1 x 1 convolutions, with a residual connection."""
 
     def __init__(self, channels: int, width: int, stride: int, is_bottleneck: bool) -> None:
         super().__init__()

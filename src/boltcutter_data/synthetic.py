@@ -21,18 +21,10 @@ POOL = 1 << 22  # random values that samples are windows of; at most as many as 
 
 
 class NoiseDataset:
-    """Random samples that are computed from their index.
+    """Random samples that are computed from their index and a key: the seed, and the number of the split.
 
     Each is a window of ``POOL`` random values at an offset that depends on its index, so very large datasets contain
     duplicates.
-
-    Args:
-        num_samples: Number of samples.
-        shape: Shape of one input.
-        num_classes: Number of classes; of target columns for regression.
-        kind: ``classification`` (class indices) or ``regression`` (float targets).
-        dtype: Dtype of inputs.
-        key: Seed and number of the split.
     """
 
     def __init__(

@@ -169,15 +169,7 @@ def split_documents(
     num_folds: int | None = None,
     fold: int = 0,
 ) -> dict[str, list[Span]]:
-    """Assign documents, or parts of documents if there are few, to splits.
-
-    Args:
-        files: The documents.
-        split: Fractions of train, val and test, in bytes.
-        seed: Seed of the split.
-        num_folds: Number of folds that documents without a test split are divided into; None: no folds.
-        fold: The fold for validation, from 0.
-    """
+    """Assign documents, or parts of documents if there are few, to splits, by fractions of bytes."""
     sizes = np.array([file.stat().st_size for file in files])
     if len(files) < MIN_DOCUMENTS:
         spans: dict[str, list[Span]] = {name: [] for name in NAMES}

@@ -18,17 +18,6 @@ class Block(nn.Module):
     """A transformer block: attention, then an MLP, each with pre-normalization and a residual connection.
 
     Shapes: B batch, T sequence length, C hidden size, H query heads, G key-value heads, D head size.
-
-    Args:
-        hidden_size: C.
-        intermediate_size: Size of the MLP's hidden layer.
-        num_heads: H.
-        num_kv_heads: G.
-        gated: Whether the MLP is a SwiGLU instead of GELU.
-        norm: Normalization before each branch.
-        bias: Whether linear layers and LayerNorms have biases.
-        dropout: Dropout probability of attention weights and residual branches.
-        activation_checkpointing: Recompute the block's activations in the backward pass.
     """
 
     def __init__(

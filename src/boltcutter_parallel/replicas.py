@@ -12,15 +12,11 @@ from torch import Tensor, nn
 
 
 class Replicas:
-    """Call a module like ``torch.nn.DataParallel``, on CPUs as well as on GPUs.
+    """Call a module on the first of some devices like ``torch.nn.DataParallel``, on CPUs as well as on GPUs.
 
     The chunks of a batch differ by at most one sample, and have at least two samples if the batch has, as BatchNorm
     cannot compute the variance of one. Gradients accumulate in the original module, which also receives the running
     statistics of the first replica.
-
-    Args:
-        module: Module whose inputs and outputs are tensors with the batch as first dimension.
-        devices: Devices of the replicas; the first is that of the module.
     """
 
     def __init__(self, module: nn.Module, devices: Sequence[torch.device]) -> None:

@@ -32,10 +32,6 @@ class XLA:
     by DLPack, without a copy if they are on the same device. Programs are recompiled for other shapes or dtypes of the
     inputs, and if parameters are frozen or unfrozen.
 
-    Args:
-        model: Maps one tensor to one tensor.
-        strategy: Strategy of the trainer.
-
     Raises:
         CompilerError: torchax is not installed, or the strategy shards the model.
 

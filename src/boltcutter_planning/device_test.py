@@ -71,13 +71,7 @@ def main(arguments: list[str]) -> list[dict[str, str]]:
 
 
 class Devices:
-    """The devices of this machine, and what is tried on them; two processes on the CPU where there is no GPU.
-
-    Args:
-        folder: For the runs.
-        total_time: Seconds for all checks.
-        check_time: Seconds for each process.
-    """
+    """The devices of this machine, and what is tried on them; two processes on the CPU where there is no GPU."""
 
     def __init__(self, folder: Path, *, total_time: float = TOTAL_TIME, check_time: float = CHECK_TIME) -> None:
         self.folder, self.check_time, self.end = folder, check_time, time.monotonic() + total_time

@@ -97,23 +97,15 @@ class MonitorCheck(Callback):
     def _replace_default(self, name: str, path: str, validated: set[str], trainer: L.Trainer) -> bool:
         """Replace a callback's monitor; False if it does not support the available metrics."""
         callback: Any = self.callbacks[name]
-        monitor: str | None
-        mode: Mode
         monitor, mode = choose_monitor(validated) or (None, "min")
-        supported = hasattr(callback, "replace_monitor")
-        if not supported and (monitor is None or callback.mode != mode):
+        if not hasattr(callback, "replace_monitor") and (monitor is None or callback.mode != mode):
             return False
         self._replace(name, monitor, mode)
-        if trainer.is_global_zero and monitor:
-            print(
-                f"{path}: {DEFAULT_MONITOR} is not logged; monitoring {monitor} ({mode}) instead, set it to change this"
-            )
-        elif trainer.is_global_zero:
+        if trainer.is_global_zero:
             logged = ", ".join(sorted(validated)) or "none"
-            print(
-                f"{path}: {DEFAULT_MONITOR} is not logged (validation metrics: {logged}); "
-                "no best checkpoint is saved unless you set it"
-            )
+            change = f"; monitoring {monitor} ({mode}) instead, set it to change this"
+            none = f" (validation metrics: {logged}); no best checkpoint is saved unless you set it"
+            print(f"{path}: {DEFAULT_MONITOR} is not logged{change if monitor else none}")
         return True
 
     def _replace(self, name: str, monitor: str | None, mode: Mode) -> None:
