@@ -19,10 +19,11 @@ from typing import Any, TypeVar
 from fsspec.implementations.local import LocalFileSystem
 
 from boltcutter.environment import lease
-from boltcutter.environment.lease import Holder, Lease, parse_holder
+from boltcutter.environment.lease import Holder, Lease, parse_holder, successor_file
 from boltcutter_remote.transfer import call_with_timeout
 
 TIMEOUT = 15.0  # seconds for one request
+SETTLE_TIME = 0.2  # seconds after a takeover, within which a concurrent one would show
 
 T = TypeVar("T")
 
@@ -54,22 +55,22 @@ class RemoteLease(Lease):
         text = self._get(lease.FILE)
         while text is not None and (holder := parse_holder(text)) not in holders:
             holders.append(holder)
-            text = self._get(_successor(holder))
+            text = self._get(successor_file(holder))
         return holders
 
     def _create(self) -> bool:
         return self._get(lease.FILE) is None and self._put_new(lease.FILE) and self._is_held()
 
     def _replace(self, holder: Holder) -> bool:
-        if not self._put_new(_successor(holder)):
+        if not self._put_new(successor_file(holder)):
             return False
         if not self._is_held():  # the holder had been replaced already
-            self._remove(_successor(holder))
+            self._remove(successor_file(holder))
             return False
         replaced = self._holders()[:-1]
         self._put(lease.FILE, self._content())
         for one in replaced:
-            for name in (f"{lease.FILE}.{one.token}", _successor(one)):
+            for name in (f"{lease.FILE}.{one.token}", successor_file(one)):
                 with suppress(OSError):
                     self._remove(name)
         return True
@@ -86,7 +87,7 @@ class RemoteLease(Lease):
 
     def _is_held(self) -> bool:
         """Whether this process holds the lease, also where storage let another process put the same object."""
-        time.sleep(lease.SETTLE_TIME)
+        time.sleep(SETTLE_TIME)
         found = self._read()
         if found is None or found[0].token != self._holder.token:
             return False
@@ -147,10 +148,6 @@ def _create_object(store: Any, path: str, content: bytes) -> None:
             file.write(content)
     else:
         store.pipe_file(path, content, mode="create")
-
-
-def _successor(holder: Holder) -> str:
-    return f"{lease.FILE}.{holder.token}.next"
 
 
 def _copy_of_lease(folder: Path, url: str, holder: Holder) -> RemoteLease:

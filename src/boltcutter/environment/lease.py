@@ -5,6 +5,9 @@ from a later process with the same ID. On the same host, a second process checks
 another host it observes the heartbeat, which updates the file's modification time; no clocks are compared. A job that
 SLURM or torchrun restarts takes over the lease of its previous attempt, even if that is still alive: the process that
 lost its lease detects this, and stops writing.
+
+A successor first creates ``.lease.<token of the holder>.next``, which only one process can, and is the holder from then
+on; then it renames this file to ``.lease``. One that is killed in between has a successor itself.
 """
 
 from __future__ import annotations
@@ -18,19 +21,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from boltcutter.environment import identity, signals
-from boltcutter.environment.claim import identity_of, lock, remove_abandoned
 from boltcutter.environment.process import pid_namespace, start_time
 
 FILE = ".lease"
 MAX_BYTES = 1 << 16  # of the file
 INTERVAL = 5.0  # seconds between two heartbeats
-SETTLE_TIME = 0.2  # seconds after a takeover, within which a concurrent one would show
 EXPIRY = 60.0  # seconds without a heartbeat, after which a process on another host is considered dead
 RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 
@@ -102,8 +103,13 @@ class Holder:
 
 def read_holder(folder: Path) -> Holder | None:
     """The holder of the folder, alive or not; None if there is no lease."""
-    found = _read(folder / FILE)
+    found = _read_file(folder / FILE)
     return found[0] if found else None
+
+
+def successor_file(holder: Holder) -> str:
+    """Name of the file by which a successor takes over the lease of a holder."""
+    return f"{FILE}.{holder.token}.next"
 
 
 @contextmanager
@@ -254,8 +260,7 @@ class Lease:
         with suppress(OSError, LeaseLostError):
             self.check()
             self.path.unlink()
-        os.close(self._file)
-        self._file = None
+        self._close()
 
     def _send_heartbeats(self) -> None:
         while not self._stopped.wait(INTERVAL):
@@ -273,7 +278,18 @@ class Lease:
 
     def _read(self) -> tuple[Holder, int] | None:
         """The holder, and a number that changes with each heartbeat; None if there is no lease."""
-        return _read(self.path)
+        chain = self._chain()
+        return chain[-1] if chain else None
+
+    def _chain(self) -> list[tuple[Holder, int]]:
+        """The holder in ``.lease`` and its successors that have not replaced it yet, with their modification times."""
+        chain: list[tuple[Holder, int]] = []
+        found = _read_file(self.path)
+        while found and found[0].token not in [holder.token for holder, _ in chain]:
+            holder, mtime = found
+            chain.append((holder if holder.token else replace(holder, token=str(len(chain))), mtime))
+            found = _read_file(self.folder / successor_file(chain[-1][0]))
+        return chain
 
     def _wait_for_heartbeat(self, holder: Holder, mtime: int) -> None:
         """Return once the holder is considered dead, or the lease has another holder.
@@ -299,51 +315,50 @@ class Lease:
 
     def _create(self) -> bool:
         """Create the lease; False if there is one."""
-        try:
-            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        except FileExistsError:
-            return False
-        self._write(file, self.path)
-        return True
+        return self._put_new(self.path)
 
     def _replace(self, holder: Holder) -> bool:
         """Take over the lease of ``holder``; of several processes that try, exactly one succeeds."""
-        claim = self.path.with_name(f"{FILE}.claim")
-        try:
-            file = os.open(claim, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-        except FileExistsError:
-            if not remove_abandoned(claim, timeout=EXPIRY):
-                raise LeaseHeldError(f"being taken over by a suspended process; end it, or delete {claim}") from None
+        path, is_held = self.folder / successor_file(holder), False
+        if not self._put_new(path):
             return False
-        draft = self.path.with_name(f"{FILE}.{self._holder.token}")
         try:
-            if not lock(file, claim):
-                return False
-            if (found := _read(self.path)) is None or found[0] != holder:
-                return False
-            self._write(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), draft)
-            draft.replace(self.path)
+            *replaced, last = [found for found, _ in self._chain()] or [holder]
+            if last.token == self._holder.token:  # else the holder had been replaced, or has released the lease
+                # From the last to the first: if one that was replaced runs after all, it renames this process's file.
+                for earlier in [*map(successor_file, replaced[-2::-1]), FILE]:
+                    with suppress(FileNotFoundError):
+                        path = path.replace(self.folder / earlier)
+                is_held = (now := self._read()) is not None and now[0].token == self._holder.token
         finally:
-            draft.unlink(missing_ok=True)
-            if identity_of(claim) == identity_of(file):
-                claim.unlink(missing_ok=True)
-            os.close(file)
-        time.sleep(SETTLE_TIME)  # without locks, another process may have removed this claim and replaced the lease too
-        return (found := _read(self.path)) is not None and found[0].token == self._holder.token
+            if not is_held:
+                self._close()
+                if path != self.path:
+                    path.unlink(missing_ok=True)
+        return is_held
 
-    def _write(self, file: int, path: Path) -> None:
-        """Write the holder to an open file, and keep it open for heartbeats."""
+    def _put_new(self, path: Path) -> bool:
+        """Create a file with the holder, and keep it open for heartbeats; False if it exists."""
         try:
-            text = json.dumps(asdict(self._holder)).encode()
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            return False
+        self._close()
+        self._file = file
+        text = json.dumps(asdict(self._holder)).encode()
+        try:
             if os.write(file, text) < len(text):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:  # a full disk still creates empty files: a lease without a holder, which would have to expire
-            os.close(file)
+            self._close()
             path.unlink()
             raise
-        before, self._file = self._file, file
-        if before is not None:
-            os.close(before)
+        return True
+
+    def _close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 def _copy_of_lease(folder: Path, holder: Holder) -> Lease:
@@ -356,7 +371,7 @@ def _refusal(holder: Holder) -> LeaseHeldError:
     return LeaseHeldError(f"in use by {holder}; wait for it, stop it, or choose another folder")
 
 
-def _read(path: Path) -> tuple[Holder, int] | None:
+def _read_file(path: Path) -> tuple[Holder, int] | None:
     """The holder and the modification time in ns; None if there is no lease."""
     try:
         # Opening revalidates attributes that a network file system may have cached. A FIFO would block.
@@ -372,6 +387,7 @@ def parse_holder(text: str | bytes) -> Holder:
     with suppress(ValueError, TypeError, RecursionError):
         found = Holder(**json.loads(text))
         texts = (found.host, found.pid_namespace, found.start_time, found.token, found.acquired_at, found.job or "")
-        if type(found.pid) is int and all(isinstance(x, str) for x in texts) and isinstance(found.restarts, list):
+        is_typed = type(found.pid) is int and isinstance(found.restarts, list)
+        if is_typed and all(isinstance(text, str) for text in texts) and found.token.isalnum():  # part of a file's name
             return found
     return Holder("an unknown host", 0, "", "", "", None, [], "an unknown time")
