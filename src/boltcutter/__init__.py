@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from boltcutter.model.mlp import MLP as MLP
     from boltcutter_data.resnet import ResNet as ResNet
     from boltcutter.project import Project as Project
-    from boltcutter.run.compare import Comparison as Comparison
+    from boltcutter_runs.equality import Comparison as Comparison
     from boltcutter.task.base import Task as Task
     from boltcutter.task.classification import Classification as Classification
     from boltcutter_language.task import LanguageModeling as LanguageModeling
@@ -68,7 +68,6 @@ _MODULES = {
     "BatchedTensorDataset": "boltcutter.data.module",
     "BestCheckpoint": "boltcutter.callback.checkpoint",
     "Classification": "boltcutter.task.classification",
-    "Comparison": "boltcutter.run.compare",
     "ConfigError": "boltcutter.config.errors",
     "ConvNet": "boltcutter.model.convnet",
     "CSVLogger": "boltcutter.logger.csv",

@@ -53,17 +53,6 @@ class LimitsContext(Protocol):
     context_length: int
 
 
-@runtime_checkable
-class StoresKerasFiles(Protocol):
-    """A model that can be saved as a Keras file and loaded from one."""
-
-    def load(self, path: str | Path) -> list[str]:
-        """Load the matching weights, and return the names of weights that are missing in the file."""
-
-    def save(self, path: str | Path) -> None:
-        """Save the current weights; the suffix of ``path`` selects the format."""
-
-
 # Tasks
 
 

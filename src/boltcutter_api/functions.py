@@ -20,6 +20,7 @@ from boltcutter.environment.signals import PreemptionError
 from boltcutter.environment.startup import restored_signals
 from boltcutter.environment.warnings import restored_filters
 from boltcutter.extend import load as load_target
+from boltcutter.extend import offers
 from boltcutter.project import Project, ProjectError
 from boltcutter.run import trust
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import lightning as L
 
     from boltcutter.evaluation.table import Table
-    from boltcutter.run.compare import Comparison
+    from boltcutter_runs.equality import Comparison
 
 Location = Project | Path | str | None
 
@@ -192,7 +193,7 @@ def compare(run: Path | str, other: Path | str, *, ckpt: str = "last", project: 
         ConfigError: One of the folders holds no run.
     """
     given = (*_format(run=run, ckpt=ckpt), f"with={other}")
-    found: Comparison = _call("boltcutter.run.compare:compare", project, given)
+    found: Comparison = _call(offers()["compare_runs"], project, given)
     return found
 
 

@@ -1,18 +1,55 @@
-"""The best model as a Keras file."""
+"""Keras files: weights to begin with, and the best model."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import lightning as L
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
+from torch import nn
 
-from boltcutter.protocols import StoresKerasFiles, find_model
+from boltcutter.checkpoint.storage import CheckpointError
+from boltcutter.checkpoint.weights import first_names
+from boltcutter.config.errors import one_line
+from boltcutter.protocols import find_model
+
+
+@runtime_checkable
+class StoresKerasFiles(Protocol):
+    """A model that can be saved as a Keras file and loaded from one."""
+
+    def load(self, path: str | Path) -> list[str]:
+        """Load the matching weights, and return the names of weights that are missing in the file."""
+
+    def save(self, path: str | Path) -> None:
+        """Save the current weights; the suffix of ``path`` selects the format."""
+
+
+def load_weights(model: nn.Module, path: str | Path) -> list[str]:
+    """Load the weights of a Keras file whose layers and shapes match.
+
+    Returns:
+        A line with the names of weights that are missing in the file, if there are any.
+
+    Raises:
+        CheckpointError: The file cannot be read, or the model is no Keras model.
+    """
+    if not isinstance(model, StoresKerasFiles):
+        raise CheckpointError(
+            f"init_from={path}: only a Keras model loads Keras files, and model is {type(model).__name__}; use "
+            "another file, or model=keras_convnet"
+        )
+    try:
+        missing = model.load(path)
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"init_from={path}: cannot be read ({one_line(error)}); use another file") from error
+    return [f"{len(missing)} missing: {first_names(missing)}"] if missing else []
 
 
 class KerasFile(Callback):

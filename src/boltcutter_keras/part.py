@@ -10,5 +10,8 @@ PART = Part(
         "boltcutter.model.keras": "boltcutter_keras.model",
         "boltcutter.model.keras_convnet": "boltcutter_keras.convnet",
     },
-    offers={"adapter.keras": "boltcutter_keras.model:KerasModel"},
+    offers={
+        "adapter.keras": "boltcutter_keras.model:KerasModel",
+        "keras_weights": "boltcutter_keras.file:load_weights",
+    },
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,9 +12,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.protocols import HasMonitor
-from boltcutter.run.metrics import VALIDATION, Mode, choose_monitor
+from boltcutter.run.metrics import Mode, infer_mode
 
 DEFAULT_MONITOR = "val/loss"  # in ``configs/callback``; the name under which built-in tasks log their loss
+VALIDATION = re.compile(r"(^|[^a-z])(val|valid|validation|eval|dev)([^a-z]|$)", re.I)
 LATE_HOOKS = ("on_train_batch_end", "on_train_epoch_start", "on_train_epoch_end")  # may log after the first step
 
 
@@ -131,3 +133,16 @@ def scheduler_monitors(trainer: L.Trainer) -> Iterator[tuple[str, str, str]]:
     for config in trainer.lr_scheduler_configs:
         if config.reduce_on_plateau and config.monitor and config.strict:
             yield "task: the monitor of its learning rate scheduler", "", config.monitor
+
+
+def choose_monitor(names: set[str]) -> tuple[str, Mode] | None:
+    """The only validation loss, else the only validation metric, with its mode; None if ambiguous."""
+    bases = {re.sub(r"_(step|epoch)$", "", name) for name in names}
+    found = sorted(name for name in names if name in bases or not {re.sub(r"_(step|epoch)$", "", name)} & names)
+    losses = [name for name in found if re.search(r"loss", name, re.I)]
+    candidates = [name for name in losses if VALIDATION.search(name)] or losses or found
+    if len(candidates) != 1:
+        return None
+    (name,) = candidates
+    better = infer_mode(name)
+    return (name, better) if better else None

@@ -34,6 +34,7 @@ boltcutter doctor --test""",
     moved={"boltcutter.callback.profile": "boltcutter_planning.profile"},
     offers={
         "check": "boltcutter_planning.check:main",
+        "choose_monitor": "boltcutter_planning.monitors:choose_monitor",
         "explain_errors": "boltcutter_planning.failure:explain_errors",
         "flops": "boltcutter_planning.flops",
         "learning_check": "boltcutter_planning.learning:LearningCheck",

@@ -21,6 +21,7 @@ from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.locate import locate
 from boltcutter.config.values import last_of_each, plain, redacted, split_overrides
 from boltcutter.environment.identity import new_run_id
+from boltcutter.extend import require
 from boltcutter.project import Project, command, install_command
 from boltcutter.run import trust
 from boltcutter.run.metrics import Mode
@@ -319,7 +320,6 @@ def find_metric(cfg: DictConfig, default: tuple[str, Mode]) -> tuple[str, Mode]:
     """
     from boltcutter.assembly.assemble import assemble
     from boltcutter.evaluation.splits import skip_reason
-    from boltcutter.run.metrics import choose_monitor
 
     components = assemble(merge(cfg, DictConfig({"trainer": ONE_DEVICE})), with_callbacks=False)
     if skip_reason(components.data, components.task, "val"):
@@ -330,7 +330,8 @@ def find_metric(cfg: DictConfig, default: tuple[str, Mode]) -> tuple[str, Mode]:
     logged = set(components.trainer.callback_metrics)
     if default[0] in logged or not logged:  # or it is logged in training only
         return default
-    if (found := choose_monitor(logged)) is None:
+    found: tuple[str, Mode] | None = require("choose_monitor", "search.metric=null")(logged)
+    if found is None:
         listed = ", ".join(sorted(logged))
         raise ConfigError(f"search.metric=null: {default[0]} is not logged; set search.metric to one of {listed}")
     print(f"search.metric: {default[0]} is not logged; using {found[0]} ({found[1]}) instead, set it to change this")

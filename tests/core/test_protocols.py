@@ -42,6 +42,7 @@ from boltcutter_parallel.tpu import HostCheckpointIO
 
 if TYPE_CHECKING:
     from boltcutter.data.loader import Loader
+    from boltcutter_keras.file import StoresKerasFiles
     from boltcutter_keras.model import KerasModel
     from boltcutter_logging.wandb import WandbLogger
 
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
         _shards: list[p.ShardsWeights] = [gpt, mlp]
         _stages: list[p.SplitsIntoStages] = [gpt, mlp]
         _gpt: tuple[p.CachesKeyValues, p.LimitsContext] = (gpt, gpt)
-        _keras: p.StoresKerasFiles = keras
+        _keras: StoresKerasFiles = keras
 
     def _tasks_and_data(task: Task, language: LanguageModeling, data: DataModule, text: Text, loader: Loader) -> None:
         _task: tuple[p.NativeTask, p.ComputesLosses, p.CompilesModel] = (task, task, task)

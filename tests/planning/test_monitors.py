@@ -10,8 +10,7 @@ from torch.utils.data import DataLoader
 
 from boltcutter.callback.checkpoint import BestCheckpoint
 from boltcutter.config.errors import ConfigError
-from boltcutter.run.metrics import choose_monitor
-from boltcutter_planning.monitors import MonitorCheck
+from boltcutter_planning.monitors import MonitorCheck, choose_monitor
 
 
 class Module(L.LightningModule):

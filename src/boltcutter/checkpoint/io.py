@@ -16,6 +16,7 @@ import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 from boltcutter import extend
+from boltcutter.checkpoint import atomic
 from boltcutter.checkpoint.load import find_damage, find_fault, find_objects, load
 from boltcutter.checkpoint.storage import CheckpointError as CheckpointError
 from boltcutter.checkpoint.storage import (
@@ -28,7 +29,6 @@ from boltcutter.checkpoint.storage import (
     shard_folders,
     sharded,
     store_errors,
-    write_atomically,
 )
 from boltcutter.environment.process import is_rank_zero
 
@@ -173,7 +173,7 @@ class AtomicCheckpointIO(CheckpointIO):
 
     def _write_checkpoint(self, path: str | Path, checkpoint: dict[str, Any], keep: str | None = None) -> None:
         if not is_url(path):
-            self._write(path, lambda file: torch.save(checkpoint, file), keep)
+            self._write(Path(path), lambda file: torch.save(checkpoint, file), keep)
             return
         content = BytesIO()
         torch.save(checkpoint, content)
@@ -185,12 +185,15 @@ class AtomicCheckpointIO(CheckpointIO):
         except Exception as error:  # each store has its own
             raise CheckpointError(_write_failure(path, error)) from error
 
-    def _write(self, path: str | Path, dump: Callable[[IO[bytes]], object], keep: str | None = None) -> None:
-        folder = Path(path).parent
+    def _write(self, path: Path, dump: Callable[[IO[bytes]], object], keep: str | None = None) -> None:
+        folder = path.parent
         try:
             if folder not in self._used:
                 folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(Path(path), dump, _verify)
+            for entry in folder.iterdir():
+                if entry.name.startswith(f".{path.name}."):  # of an earlier write, by a process that was killed
+                    entry.unlink()
+            atomic.write(path, dump, _verify)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
             raise CheckpointError(_write_failure(path, error)) from error
         self._used.add(folder)

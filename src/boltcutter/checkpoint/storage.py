@@ -157,16 +157,6 @@ def store_errors(path: str | Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: cannot be reached ({error_text(error)}); {remedy_for(path)}") from error
 
 
-def write_atomically(
-    path: Path, dump: Callable[[IO[bytes]], object], verify: Callable[[IO[bytes]], object] | None = None
-) -> None:
-    """Write a file atomically, and remove temporary files of earlier writes that were killed."""
-    for entry in path.parent.iterdir():
-        if entry.name.startswith(f".{path.name}."):  # of a killed process
-            entry.unlink()
-    atomic.write(path, dump, verify)
-
-
 def error_text(error: BaseException) -> str:
     """Format an error in one line; prefer the system error that caused an error of torch."""
     if isinstance(error.__context__, OSError):

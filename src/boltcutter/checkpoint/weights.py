@@ -12,10 +12,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from boltcutter import extend
 from boltcutter.checkpoint.load import find_objects, load, read_metadata
 from boltcutter.checkpoint.storage import CheckpointError
-from boltcutter.config.errors import one_line
-from boltcutter.protocols import NativeTask, StoresKerasFiles
+from boltcutter.protocols import NativeTask
 
 LATE_HOOKS = (
     "setup",
@@ -25,8 +25,6 @@ LATE_HOOKS = (
 TRAINING_STATE = ("state_dict", "optimizer_states", "lr_schedulers", "loops")  # needed to resume training
 # Components that torch.compile, FSDP and activation checkpointing insert into parameter names.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-
-KERAS_FILES = (".keras", ".weights.h5")
 
 
 def extract_weights(found: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -68,8 +66,9 @@ def load_weights(model: nn.Module, path: str | Path) -> list[str]:
     Raises:
         CheckpointError: The file cannot be read, or no weights match.
     """
-    if str(path).endswith(KERAS_FILES):
-        return _initialize_from_keras(model, path)
+    if str(path).endswith((".keras", ".weights.h5")):
+        unmatched: list[str] = extend.require("keras_weights", f"init_from={path}")(model, path)
+        return unmatched
     found, own = load(path), model.state_dict()
     stripped = extract_weights(found)
     candidates = [stripped, _named(found), {f"model.{key}": value for key, value in stripped.items()}]
@@ -85,20 +84,7 @@ def load_weights(model: nn.Module, path: str | Path) -> list[str]:
         "unexpected": [key for key in given if key not in own],
         "of another shape": reshaped,
     }
-    return [f"{len(keys)} {kind}: {_first_names(keys)}" for kind, keys in kinds.items() if keys]
-
-
-def _initialize_from_keras(model: nn.Module, path: str | Path) -> list[str]:
-    if not isinstance(model, StoresKerasFiles):
-        raise CheckpointError(
-            f"init_from={path}: only a Keras model loads Keras files, and model is {type(model).__name__}; use "
-            "another file, or model=keras_convnet"
-        )
-    try:
-        missing = model.load(path)
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"init_from={path}: cannot be read ({one_line(error)}); use another file") from error
-    return [f"{len(missing)} missing: {_first_names(missing)}"] if missing else []
+    return [f"{len(keys)} {kind}: {first_names(keys)}" for kind, keys in kinds.items() if keys]
 
 
 def incompatibility(path: str | Path, task: nn.Module) -> str | None:
@@ -123,7 +109,7 @@ def incompatibility(path: str | Path, task: nn.Module) -> str | None:
         then = found["optimizer_states"][0]["param_groups"][0].keys()  # including those added by schedulers
         now = make([nn.Parameter(torch.zeros(1))]).param_groups[0].keys()
         kinds["optimizer settings are missing"] = sorted(now - then)
-    return "; ".join(f"{len(keys)} {kind} ({_first_names(keys)})" for kind, keys in kinds.items() if keys) or None
+    return "; ".join(f"{len(keys)} {kind} ({first_names(keys)})" for kind, keys in kinds.items() if keys) or None
 
 
 def _has_own_loading(task: nn.Module) -> bool:
@@ -138,5 +124,6 @@ def _shape(value: Any) -> list[int] | None:
     return None if is_lazy(value) or not hasattr(value, "shape") else list(value.shape)
 
 
-def _first_names(keys: list[str]) -> str:
+def first_names(keys: list[str]) -> str:
+    """The first three of these names, for a message."""
     return ", ".join(keys[:3]) + (" …" if len(keys) > 3 else "")

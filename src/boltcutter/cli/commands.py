@@ -42,13 +42,6 @@ boltcutter train reproduce=runs/…""",
         "boltcutter.evaluation.predict:main",
         "Predict from files: boltcutter predict run=<folder> input=<files> [ckpt=best|last|path] [output=<file>]",
     ),
-    "compare": Command(
-        "boltcutter.run.compare:main",
-        """Compare two runs bit by bit: boltcutter compare run=<folder> with=<folder> [ckpt=last|best|<name>]
-
-boltcutter compare --metric test/accuracy model=mlp model=resnet    # is the second group better, or was it luck?""",
-        by_flag={"--metric": "compare_groups"},
-    ),
 }
 
 

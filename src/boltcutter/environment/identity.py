@@ -71,6 +71,21 @@ def is_restarted() -> bool:
     return any(int(os.environ.get(name, 0)) > 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
 
 
+def isolate_attempts() -> None:
+    """Give each torchrun restart its own key prefix in the agent's rendezvous store.
+
+    On several nodes the agents count attempts independently, so nothing is changed there, and torchrun needs
+    ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` in its environment.
+    """
+    env = os.environ
+    attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or env.get("GROUP_WORLD_SIZE") != "1" or attempt == "0":
+        return
+    from boltcutter.internals import prefix_rendezvous  # imports torch
+
+    prefix_rendezvous(f"attempt-{attempt}")
+
+
 def new_run_id() -> str:
     """A unique ID: the current time in seconds, and four random bytes."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"

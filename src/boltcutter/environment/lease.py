@@ -315,12 +315,12 @@ class Lease:
 
     def _create(self) -> bool:
         """Create the lease; False if there is one."""
-        return self._put_new(self.path)
+        return self._put_new(FILE)
 
     def _replace(self, holder: Holder) -> bool:
         """Take over the lease of ``holder``; of several processes that try, exactly one succeeds."""
         path, is_held = self.folder / successor_file(holder), False
-        if not self._put_new(path):
+        if not self._put_new(path.name):
             return False
         try:
             *replaced, last = [found for found, _ in self._chain()] or [holder]
@@ -337,8 +337,9 @@ class Lease:
                     path.unlink(missing_ok=True)
         return is_held
 
-    def _put_new(self, path: Path) -> bool:
+    def _put_new(self, name: str) -> bool:
         """Create a file with the holder, and keep it open for heartbeats; False if it exists."""
+        path = self.folder / name
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:

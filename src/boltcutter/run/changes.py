@@ -66,23 +66,17 @@ class SettingChanges(Callback):
         before = saved.get("settings")
         if before is None:
             return []
-        old, new = dict(flatten(before)), dict(flatten(self.settings))
-        pairs = {key: (old.get(key, MISSING), new.get(key, MISSING)) for key in (*old, *new)}
-        self.changed = {
-            key: (was, now)
-            for key, (was, now) in pairs.items()
-            if repr(was) != repr(now) and not (key.endswith("_target_") and same_target(was, now))
-        }
-        for key in self.changed:
-            prefix = f"{key}={_shown(new.get(key, MISSING))}: resume={self.folder}"
+        self.changed = changed_settings(before, self.settings)
+        for key, (was, now) in self.changed.items():
+            prefix = f"{key}={shown(now)}: resume={self.folder}"
             if key in ("optimizer", "optimizer._target_", "scheduler", "scheduler._target_"):
                 remedy = "remove the override, or start a new run from its weights with init_from=<checkpoint>"
-                raise ConfigError(f"{prefix} restores the state of {_shown(old.get(key, MISSING))}; {remedy}")
+                raise ConfigError(f"{prefix} restores the state of {shown(was)}; {remedy}")
             if ends:
                 raise ConfigError(
                     f"{prefix} is already trained to the end, so it would have no effect; also raise trainer.max_epochs"
                 )
-        return [f"{key}={_shown(now)} from now on, was {_shown(was)}" for key, (was, now) in self.changed.items()]
+        return [f"{key}={shown(now)} from now on, was {shown(was)}" for key, (was, now) in self.changed.items()]
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save the values that the new settings give, before the checkpoint is restored."""
@@ -183,5 +177,17 @@ def _set_rates(scheduler: Any) -> None:
         set_last_rates(scheduler, [group["lr"] for group in groups])
 
 
-def _shown(value: Any) -> str:
+def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Old and new value of each setting that differs, by its dotted key; ``MISSING`` for one that is not set."""
+    old, new = dict(flatten(before)), dict(flatten(now))
+    pairs = {key: (old.get(key, MISSING), new.get(key, MISSING)) for key in (*old, *new)}
+    return {
+        key: (was, now)
+        for key, (was, now) in pairs.items()
+        if repr(was) != repr(now) and not (key.endswith("_target_") and same_target(was, now))
+    }
+
+
+def shown(value: Any) -> str:
+    """A value of ``changed_settings``, for messages."""
     return "not set" if value is MISSING else format_value(value)

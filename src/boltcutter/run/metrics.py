@@ -17,7 +17,6 @@ SMALLER_IS_BETTER = re.compile(r"loss|err|mae|mse|mape|perplexity|nll|bits", re.
 LARGER_IS_BETTER = re.compile(r"acc|f1|r2|auc|auroc|precision|recall|iou|dice|bleu|pearson|spearman|kappa", re.I)
 STAGES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 NAME = re.compile(rf"(?:({'|'.join(STAGES)})[/_.-])?(.+?)(_epoch|_step)?", re.S)
-VALIDATION = re.compile(r"(^|[^a-z])(val|valid|validation|eval|dev)([^a-z]|$)", re.I)
 MAX_TABLE, MAX_NAMES = 1 << 27, 1 << 17  # bytes of metrics.csv, and of its first line
 # Prefixes of columns in metrics.csv that are not training metrics.
 NO_METRICS = ("step", "epoch", "throughput/", "test/", "test_")
@@ -43,19 +42,6 @@ def infer_mode(name: str) -> Mode | None:
     if LARGER_IS_BETTER.search(name):
         return "max"
     return "min" if SMALLER_IS_BETTER.search(name) else None
-
-
-def choose_monitor(names: set[str]) -> tuple[str, Mode] | None:
-    """The only validation loss, else the only validation metric, with its mode; None if ambiguous."""
-    bases = {re.sub(r"_(step|epoch)$", "", name) for name in names}
-    found = sorted(name for name in names if name in bases or not {re.sub(r"_(step|epoch)$", "", name)} & names)
-    losses = [name for name in found if re.search(r"loss", name, re.I)]
-    candidates = [name for name in losses if VALIDATION.search(name)] or losses or found
-    if len(candidates) != 1:
-        return None
-    (name,) = candidates
-    better = infer_mode(name)
-    return (name, better) if better else None
 
 
 def final_metrics(folder: Path) -> dict[str, tuple[float, int]]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import flatten
 from boltcutter.environment import identity
 from boltcutter.run.best import resumed_checkpoint
+from boltcutter.run.changes import changed_settings, shown
 from boltcutter.run.folder import read_record
 from boltcutter.run.store import run_store
 
@@ -47,10 +47,16 @@ def check_start(cfg: DictConfig, *, given: bool) -> None:
     if (given or not inside) and not _is_restart(record):
         key, its = ("folder", cfg.folder) if inside else ("checkpoints", "<its folder>")
         raise ConfigError(f"{key}={cfg[key]} holds a run; use resume={its} to continue it, or another {key}")
-    if changed := changed_settings(record.get("config", {}), run_store().portable(cfg)):
-        shown = ", ".join(changed[:MAX_SHOWN]) + (", …" if len(changed) > MAX_SHOWN else "")
+    now = json.loads(json.dumps(run_store().portable(cfg), default=str))  # as it was recorded
+    changed = [
+        f"{key}={shown(new)}, was {shown(old)}"
+        for key, (old, new) in changed_settings(record.get("config", {}), now).items()
+        if key.partition(".")[0] not in LAUNCH_KEYS
+    ]
+    if changed:
+        listed = ", ".join(changed[:MAX_SHOWN]) + (", …" if len(changed) > MAX_SHOWN else "")
         raise ConfigError(
-            f"folder={folder} holds a run of another configuration ({shown}); use resume={folder} to continue it, "
+            f"folder={folder} holds a run of another configuration ({listed}); use resume={folder} to continue it, "
             "or another folder"
         )
 
@@ -62,19 +68,6 @@ def has_trained(folder: Path) -> bool:
             return len(list(islice(file, 2))) == 2  # the header and a row
     except FileNotFoundError:
         return False
-
-
-def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """List the settings that differ between two configurations, with both values, except ``LAUNCH_KEYS``."""
-    old, new = (
-        {key: json.dumps(value, default=str) for key, value in flatten(cfg) if key.partition(".")[0] not in LAUNCH_KEYS}
-        for cfg in (before, now)
-    )
-    return [
-        f"{key}={new.get(key, 'not set')}, was {old.get(key, 'not set')}"
-        for key in dict.fromkeys([*old, *new])
-        if old.get(key) != new.get(key)
-    ]
 
 
 def _is_restart(record: dict[str, Any]) -> bool:

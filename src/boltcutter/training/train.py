@@ -21,8 +21,7 @@ from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.values import redacted
 from boltcutter.data.hooks import run_hooks_early
 from boltcutter.environment import lease, signals, startup
-from boltcutter.environment.elastic import isolate_attempts
-from boltcutter.environment.identity import job_id, run_id
+from boltcutter.environment.identity import isolate_attempts, job_id, run_id
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.splits import prediction_argument, skip_reason

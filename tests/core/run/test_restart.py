@@ -10,7 +10,9 @@ from conftest import QUICK, Script
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
-from boltcutter.run.restart import LAUNCH_KEYS, changed_settings, check_start, has_trained
+from boltcutter.config.values import plain
+from boltcutter.run import restart
+from boltcutter.run.restart import LAUNCH_KEYS, check_start, has_trained
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "try", "SLURM_NNODES": "1", "SLURM_NTASKS": "1"}
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
@@ -181,14 +183,16 @@ def test_a_new_run_may_start_anywhere_without_metrics(tmp_path: Path) -> None:
         check_start(configured(tmp_path), given=False)
 
 
-def test_changed_settings_exclude_those_of_the_launch() -> None:
-    before = {"seed": 0, "folder": "a", "data": {"size": 2, "path": None}, "callback": None}
-    now = {"seed": 0, "folder": "b", "data": {"size": 3}, "callback": {"best": {"mode": "max"}}}
-    assert changed_settings(before, now) == [
-        "data.size=3, was 2",
-        "data.path=not set, was null",
-        "callback=not set, was null",
-        'callback.best.mode="max", was not set',
-    ]
-    assert changed_settings(dict.fromkeys(LAUNCH_KEYS, 0), {f"{key}": {"a": 1} for key in LAUNCH_KEYS}) == []
+def test_changed_settings_exclude_those_of_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restart, "resumed_checkpoint", lambda *_, **__: "last.ckpt")
+    monkeypatch.setattr(restart, "_is_restart", lambda record: True)
+    cfg = configured(tmp_path)
+    cfg.data, cfg.callback = {"size": 3}, {"best": {"mode": "max"}}
+    before = plain(cfg) | {"data": {"size": 2, "path": None}, "callback": None} | dict.fromkeys(LAUNCH_KEYS, 0)
+    (tmp_path / "record.json").write_text(json.dumps({"config": before}))
+    changed = "data.size=3, was 2, data.path=not set, was null, callback=not set, was null, …"
+    with pytest.raises(ConfigError, match=re.escape(f"holds a run of another configuration ({changed}); use resume=")):
+        check_start(cfg, given=True)
+    (tmp_path / "record.json").write_text(json.dumps({"config": plain(cfg) | dict.fromkeys(LAUNCH_KEYS, 0)}))
+    check_start(cfg, given=True)
     assert set(LAUNCH_KEYS) == {"folder", "resume", "ckpt", "resume_exact", "reproduce", "launch", "choices"}
