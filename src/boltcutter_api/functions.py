@@ -7,7 +7,9 @@ restored afterwards.
 
 from __future__ import annotations
 
+import logging
 import signal
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,7 +20,7 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.environment.process import distributed_rank
 from boltcutter.environment.signals import PreemptionError
 from boltcutter.environment.startup import restored_signals
-from boltcutter.environment.warnings import restored_filters
+from boltcutter.environment.warnings import LOGGERS
 from boltcutter.extend import load as load_target
 from boltcutter.extend import offers
 from boltcutter.project import Project, ProjectError
@@ -231,7 +233,7 @@ def _unchanged_process() -> Iterator[None]:
     """Restore what commands change in their process, which ends with them."""
     is_trusted = trust.is_granted()
     try:
-        with restored_signals(), restored_filters():
+        with restored_signals(), _restored_filters():
             yield
     except PreemptionError as error:
         if error.status == 128 + signal.SIGINT:
@@ -239,3 +241,15 @@ def _unchanged_process() -> Iterator[None]:
         raise
     finally:
         trust.apply_overrides([f"trust={is_trusted}"])
+
+
+@contextmanager
+def _restored_filters() -> Iterator[None]:
+    """Restore the warning filters and logging levels of this process after the block."""
+    levels = {name: logging.getLogger(name).level for name in LOGGERS}
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

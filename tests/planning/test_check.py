@@ -1,12 +1,12 @@
 """The check command loads the data, applies the model, and with --batch trains, validates and tests one batch."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.environment.warnings import restored_filters
 from boltcutter.project import Project
 from boltcutter_planning import check
 
@@ -104,7 +104,7 @@ def mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     def call(*arguments: str) -> str:
         try:
-            with restored_filters():
+            with warnings.catch_warnings():
                 check.main(Project.at(ROOT), [*arguments])
         except ConfigError as error:
             return str(error)

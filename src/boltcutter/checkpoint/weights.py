@@ -17,11 +17,7 @@ from boltcutter.checkpoint.load import find_objects, load, read_metadata
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.protocols import NativeTask
 
-LATE_HOOKS = (
-    "setup",
-    "configure_model",
-    "on_load_checkpoint",
-)  # hooks that may change the parameters of a user's module
+LATE_HOOKS = ("setup", "configure_model", "on_load_checkpoint")  # may change the parameters of a user's module
 TRAINING_STATE = ("state_dict", "optimizer_states", "lr_schedulers", "loops")  # needed to resume training
 # Components that torch.compile, FSDP and activation checkpointing insert into parameter names.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -42,15 +38,10 @@ def extract_weights(found: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def _named(found: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return all tensors of a checkpoint, by their names without those of wrappers."""
-    inner = next(
-        (found[key] for key in ("state_dict", "model", "model_state_dict") if isinstance(found.get(key), Mapping)),
-        found,
-    )
-    plain = {}
-    for key, value in inner.items():
-        if isinstance(value, Tensor):
-            plain[".".join(part for part in key.split(".") if part not in WRAPPERS)] = value
-    return plain
+    keys = ("state_dict", "model", "model_state_dict")
+    inner = next((found[key] for key in keys if isinstance(found.get(key), Mapping)), found)
+    tensors = {key: value for key, value in inner.items() if isinstance(value, Tensor)}
+    return {".".join(p for p in key.split(".") if p not in WRAPPERS): value for key, value in tensors.items()}
 
 
 def load_weights(model: nn.Module, path: str | Path) -> list[str]:

@@ -273,8 +273,8 @@ class Lease:
                     return
 
     def _beat(self) -> None:
-        if self._file is not None:
-            os.utime(self._file)  # by descriptor: never the file of a process that replaced it
+        if (file := self._file) is not None:
+            os.utime(file)  # by descriptor: never the file of a process that replaced it
 
     def _read(self) -> tuple[Holder, int] | None:
         """The holder, and a number that changes with each heartbeat; None if there is no lease."""
@@ -357,9 +357,9 @@ class Lease:
         return True
 
     def _close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        file, self._file = self._file, None  # before it is closed: another thread sends heartbeats
+        if file is not None:
+            os.close(file)
 
 
 def _copy_of_lease(folder: Path, holder: Holder) -> Lease:

@@ -23,11 +23,7 @@ class PlatformError(ValueError):
 
 
 def launched_layout(env: Env = os.environ) -> tuple[str, int, int | None] | None:
-    """The platform, the number of nodes, and the number of processes that it expects on each; None without a platform.
-
-    Args:
-        env: Environment variables of this process, after ``rank_readers`` of the parts.
-    """
+    """The platform, its number of nodes and of processes on each, after ``rank_readers``; None without a platform."""
     if NODES not in env:
         return None
     return env[PLATFORM], int(env[NODES]), int(env[DEVICES]) if DEVICES in env else None

@@ -28,9 +28,6 @@ def is_rank_zero(env: Mapping[str, str] = os.environ) -> bool:
     ``RANK`` is set by torchrun and Kubeflow, ``SLURM_PROCID`` by srun (in an sbatch script it is meaningless),
     ``OMPI_COMM_WORLD_RANK`` and ``PMI_RANK`` by mpirun, ``HOROVOD_RANK`` by horovodrun, ``LOCAL_RANK`` and
     ``NODE_RANK`` by Lightning for its child processes, or manually for each node.
-
-    Args:
-        env: Environment variables of this process.
     """
     names = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK"]
     if in_slurm_step(env):
@@ -75,10 +72,7 @@ def retain_freed_memory() -> bool:
 
     By default it returns freed memory to the operating system, so that each page is allocated and zeroed again,
     thousands of times a step. Settings of glibc's allocator in the environment take precedence; other platforms are
-    not changed.
-
-    Returns:
-        Whether glibc keeps freed memory.
+    not changed. Returns whether glibc keeps freed memory.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return False
@@ -92,15 +86,7 @@ def release_freed_memory() -> None:
 
 
 def call_glibc(name: str, *args: int) -> bool:
-    """Call a function of the C library.
-
-    Args:
-        name: Name of the function.
-        args: Its arguments.
-
-    Returns:
-        Whether the function exists and returned a non-zero value.
-    """
+    """Call a function of the C library; return whether it exists and returned a non-zero value."""
     import ctypes
 
     function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
@@ -113,11 +99,7 @@ def distributed_rank() -> int | None:
 
 
 def track_children(children: list[Any]) -> None:
-    """Register child processes that must not outlive this process if it fails.
-
-    Args:
-        children: ``subprocess.Popen`` objects; the list may be filled later.
-    """
+    """Register ``subprocess.Popen`` objects that must not outlive this process; the list may be filled later."""
     global _children
     _children = children
 

@@ -102,12 +102,7 @@ def received_signal() -> int:
 
 
 def handle_signal(number: int, frame: FrameType | None = None) -> None:
-    """Set the flag; a second keyboard interrupt exits immediately.
-
-    Args:
-        number: Signal number, or ``LEASE_LOST``.
-        frame: Ignored; part of the signature of signal handlers.
-    """
+    """Set the flag to a signal number or ``LEASE_LOST``; a second keyboard interrupt exits immediately."""
     global _received
     repeated = number == _received == signal.SIGINT
     _received = max(number, _received) if LEASE_LOST in (number, _received) else number
@@ -118,13 +113,8 @@ def handle_signal(number: int, frame: FrameType | None = None) -> None:
 def exit(number: int, saved: str, *, is_collective: bool = True) -> NoReturn:
     """Exit because of a signal, ignoring further signals.
 
-    Args:
-        number: Signal number.
-        saved: What was saved, for the message.
-        is_collective: Whether all ranks exit at the same point.
-
     Raises:
-        PreemptionError: Always.
+        PreemptionError: Always, with these arguments.
     """
     for ignored in SIGNALS:
         signal.signal(ignored, signal.SIG_IGN)

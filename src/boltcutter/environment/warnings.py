@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 LOGGERS = {
     "lightning.pytorch": logging.WARNING,
@@ -40,15 +38,3 @@ def filter_warnings() -> None:
         ".*sync_dist=True.*when logging on epoch level.*",  # torchmetrics has already reduced these values
     ):
         warnings.filterwarnings("ignore", text)
-
-
-@contextmanager
-def restored_filters() -> Iterator[None]:
-    """Restore the warning filters and logging levels of this process after the block."""
-    levels = {name: logging.getLogger(name).level for name in LOGGERS}
-    try:
-        with warnings.catch_warnings():
-            yield
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)

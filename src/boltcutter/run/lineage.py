@@ -19,16 +19,9 @@ from boltcutter.config.errors import printable
 from boltcutter.config.redaction import SECRET_TEXT, is_secret_file, without_credentials
 from boltcutter.project import LIBRARY, SOURCE
 
-GIT_OPTIONS = tuple(
-    word
-    for setting in (
-        "core.quotePath=false",
-        "core.fsmonitor=false",
-        "index.sparse=false",
-        "color.ui=false",
-        "advice.addEmbeddedRepo=false",
-    )
-    for word in ("-c", setting)
+GIT_OPTIONS = (
+    *("-c", "core.quotePath=false", "-c", "core.fsmonitor=false", "-c", "index.sparse=false"),
+    *("-c", "color.ui=false", "-c", "advice.addEmbeddedRepo=false"),
 )
 # A patch for git apply, independent of configured external programs, colors and prefixes.
 DIFF_COMMAND = (
@@ -62,8 +55,7 @@ def differences(record: dict[str, Any], root: Path) -> list[str]:
             found.append(f"package {name} is {installed.get(name, 'absent')}, was {was}")
     if platform.python_version() != record.get("python"):
         found.append(f"Python is {platform.python_version()}, was {record.get('python')}")
-    here = hardware()
-    then = record.get("hardware", {})
+    here, then = hardware(), record.get("hardware", {})
     found += [f"{key} is {here.get(key)}, was {was}" for key, was in then.items() if here.get(key) != was]
     return [printable(line) for line in found]
 
@@ -85,7 +77,9 @@ def git_state(where: Path) -> dict[str, Any]:
         return {"commit": None, "branch": None, "remote": None, "dirty": None, "changes": None, "patch": b""}
     root = Path(os.fsdecode(top.removesuffix(b"\n")))
     commit, remote = _text(root, "rev-parse", "--verify", "HEAD"), _text(root, "config", "--get", "remote.origin.url")
-    patch, left_out = _patch(root, commit or _empty_tree(root), os.path.relpath(where.resolve(), root))
+    # In place of a first commit the empty tree, whose hash depends on the repository's hash function.
+    base = commit or _text(root, "hash-object", "-t", "tree", "--stdin") or ""
+    patch, left_out = _patch(root, base, os.path.relpath(where.resolve(), root))
     return {
         "commit": commit,
         "branch": _text(root, "rev-parse", "--abbrev-ref", "HEAD"),
@@ -153,20 +147,16 @@ def is_deterministic(device: str) -> bool:
     """Whether training on a type of device repeats bitwise: always on the CPU, else with deterministic algorithms."""
     import torch
 
-    is_strict = (
-        torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
-    )
+    is_strict = torch.get_deterministic_debug_mode() == 2  # neither off nor only warnings
     return device == "cpu" or (is_strict and not torch.backends.cudnn.benchmark)
 
 
 def _cpu_name() -> str:
-    try:
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+        if names := [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]:
+            return names[0]
+    return platform.processor()
 
 
 def _patch(root: Path, commit: str, folder: str) -> tuple[bytes | None, list[str]]:
@@ -204,11 +194,6 @@ def holds_secret(file: Path) -> bool:
         return False
     # A file that this user cannot read may be secret as well, and would make git fail.
     return not os.access(file, os.R_OK) or bool(SECRET_TEXT.search(file.read_text(errors="replace")))
-
-
-def _empty_tree(root: Path) -> str:
-    """Return the hash of the empty tree, in place of a first commit; it depends on the repository's hash function."""
-    return _text(root, "hash-object", "-t", "tree", "--stdin") or ""
 
 
 def list_files(root: Path, *options: str) -> list[str] | None:

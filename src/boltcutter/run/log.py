@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 
 @contextmanager
@@ -17,7 +16,7 @@ def capture_output(folder: Path, rank: int) -> Iterator[None]:
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     log = open(folder / "logs" / f"rank-{rank}.log", "a", buffering=1)  # noqa: SIM115 - closing must not fail
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Tee(sys.stdout, log), _Tee(sys.stderr, log)
+    sys.stdout, sys.stderr = cast(TextIO, _Tee(sys.stdout, log)), cast(TextIO, _Tee(sys.stderr, log))
     try:
         yield
     except BaseException:
@@ -30,7 +29,7 @@ def capture_output(folder: Path, rank: int) -> Iterator[None]:
             log.close()
 
 
-class _Tee(io.TextIOBase):
+class _Tee:
     """A stream that also writes to a log file, and ignores errors of the latter, such as a full disk."""
 
     def __init__(self, stream: TextIO, log: TextIO) -> None:
@@ -41,15 +40,5 @@ class _Tee(io.TextIOBase):
             self.log.write(text)
         return self.stream.write(text)
 
-    def flush(self) -> None:
-        self.stream.flush()
-
-    def isatty(self) -> bool:
-        return self.stream.isatty()
-
-    def fileno(self) -> int:
-        return self.stream.fileno()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self.stream.encoding
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
