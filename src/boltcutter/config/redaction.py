@@ -28,7 +28,9 @@ SECRET_KEY = re.compile(
     rf"(^|_)({_OTHER}|({'|'.join(_KEYS.split())})_?keys?|({'|'.join(_SERVICES.split())})_?tokens?)$|^token$", re.I
 )
 # Environment variables: any name that ends so, such as MY_SERVICE_KEY and PGPASSWORD.
-SECRET_VARIABLE = re.compile(r"(^|_)(TOKEN|KEY|PAT|PASS|SECRET|CREDENTIALS?)$|PASSW(OR)?D|PASSPHRASE|PASSFILE")
+SECRET_VARIABLE = re.compile(
+    r"(^|_)(TOKEN|KEY|PAT|SECRET|CREDENTIALS?|JWT|DSN)(_?V?\d+)?$|(?<!COM)(?<!BY)PASS(_?\d+)?$|PASSW(OR)?D|PASSPHRASE|PASSFILE"
+)
 ORDINARY_VARIABLE = re.compile(
     r"(^|_)(PAD|EOS|BOS|UNK|MASK|CLS|SEP|IMAGE|MAX|MIN|NUM|STOP|NEXT)_TOKEN$|PUBLIC_KEY$|^(OLD)?PWD$"
 )

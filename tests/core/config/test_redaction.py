@@ -31,7 +31,8 @@ KEYS = [
         "client_secret secret_key secretKey session_token connection_string private_key passphrase "
         "credentials refresh_token AWS_SECRET_ACCESS_KEY GITHUB_TOKEN WANDB_API_KEY dsn database_url "
         "signing_key account_key sas_token openai_key db_pass gh_pat vault_token databricks_token "
-        "KAGGLE_KEY PGPASSWORD VAULT_TOKEN DATABRICKS_TOKEN OPENAI_KEY GH_PAT MY_SERVICE_KEY SMTP_PASS MYSQL_PWD"
+        "KAGGLE_KEY PGPASSWORD VAULT_TOKEN DATABRICKS_TOKEN OPENAI_KEY GH_PAT MY_SERVICE_KEY SMTP_PASS MYSQL_PWD "
+        "SSHPASS PGPASS API_KEY_2 TOKEN1 CI_JOB_JWT_V2"
     ),
 )
 def test_names_of_secrets(name: str) -> None:
@@ -43,7 +44,7 @@ def test_names_of_secrets(name: str) -> None:
     words(
         "pad_token eos_token tokens max_tokens tokenizer key keys monkey key_size num_key_value_heads url "
         "image_key label_key bypass pass_through num_passes PassengerId pattern EOS_TOKEN PAD_TOKEN MAX_TOKENS PATH "
-        "PWD OLDPWD KEYMAP"
+        "PWD OLDPWD KEYMAP COMPASS BYPASS NUM_PASSES KEYS_1"
     ),
 )
 def test_names_of_other_values(name: str) -> None:
