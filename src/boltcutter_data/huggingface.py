@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -190,8 +189,6 @@ class HuggingFace(DataModule):
             if error.name != "datasets":
                 raise
             raise ImportError(f"data=huggingface: the package datasets is not installed; {INSTALL}") from None
-        import pyarrow as pa
-
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
         if (builder := FORMATS.get(Path(path).suffix)) is not None:
@@ -205,14 +202,7 @@ class HuggingFace(DataModule):
                 revision=self.revision,
                 cache_dir=None if self.cache_dir is None else str(self.cache_dir),
             )
-        except (
-            datasets.exceptions.DatasetsError,
-            pa.ArrowException,
-            tarfile.TarError,
-            ValueError,
-            RuntimeError,
-            OSError,
-        ) as error:
+        except Exception as error:  # readers of files raise anything
             reason = " ".join(str(error.__cause__ or error).split())
             files = f" with data_files={data_files}" if data_files else f" with data_dir={self.data_dir}"
             given = files if data_files or self.data_dir else ""

@@ -60,7 +60,10 @@ class KerasModel(nn.Module):
         self, model: keras.Model, *, input_shape: Sequence[int] | None = None, channels_first: bool = False
     ) -> None:
         super().__init__()
-        check_backend()
+        if (backend := keras.config.backend()) != "torch":
+            raise ValueError(
+                f"KERAS_BACKEND={backend} is not supported, and Keras is already imported; set KERAS_BACKEND=torch"
+            )
         self.channels_first = channels_first
         if input_shape is not None and not (model.built and model.variables):
             sample = torch.zeros(1, *input_shape)
@@ -211,15 +214,6 @@ class KerasModel(nn.Module):
                 value, own = scope.get_current_value(self._variables[name]), getattr(self, name)
                 if value is not own:
                     own.copy_(value)
-
-
-def check_backend() -> None:
-    """Raise ``ValueError`` unless Keras runs on the torch backend."""
-    backend = keras.config.backend()
-    if backend != "torch":
-        raise ValueError(
-            f"KERAS_BACKEND={backend} is not supported, and Keras is already imported; set KERAS_BACKEND=torch"
-        )
 
 
 def check_model(model: keras.Model) -> None:

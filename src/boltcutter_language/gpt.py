@@ -12,8 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
 from boltcutter import extend
-from boltcutter_language.sharding import replicate
-from boltcutter_language.transformer import Block, KeyValue, make_norm, rope_table
+from boltcutter_language.transformer import Block, KeyValue, make_norm, replicate, rope_table
 
 Cache = list[KeyValue]  # of each layer
 

@@ -1,15 +1,15 @@
-"""Transformer blocks with causal self-attention."""
+"""Transformer blocks with causal self-attention, and their tensor parallelism."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-
-from boltcutter_language.sharding import section_permutation
 
 KeyValue = tuple[Tensor, Tensor]  # keys and values of one layer, (B, G, positions, D) each
 
@@ -130,3 +130,22 @@ def _make_branch_output(in_features: int, out_features: int, bias: bool) -> nn.L
     linear = nn.Linear(in_features, out_features, bias)
     linear.ends_branch = True  # type: ignore[assignment]
     return linear
+
+
+def section_permutation(sections: Sequence[int], ranks: int) -> Tensor:
+    """Return a permutation of rows such that an even split gives each rank an equal part of each section."""
+    chunks = [rows.chunk(ranks) for rows in torch.split(torch.arange(sum(sections)), list(sections))]
+    return torch.cat([section[rank] for rank in range(ranks) for section in chunks])
+
+
+def replicate(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Turn parameters into replicated DTensors, which mix with sharded ones; ``module`` still takes plain tensors."""
+    from torch.distributed.tensor import DTensor, Replicate, distribute_module
+
+    def to_replicated(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+        return tuple(DTensor.from_local(x, mesh, [Replicate()]) for x in inputs)
+
+    def to_local(module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+        return output.to_local()
+
+    distribute_module(module, mesh, None, to_replicated, to_local)

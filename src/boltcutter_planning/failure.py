@@ -184,8 +184,7 @@ def missing_ranks_message(world_size: int) -> str:
         store.set_timeout(timedelta(seconds=5))
         with suppress_native_stderr():
             store.set(f"alive/{dist.get_rank()}", "1")
-        time.sleep(RESPONSE_SECONDS)
-        with suppress_native_stderr():
+            time.sleep(RESPONSE_SECONDS)
             missing = [rank for rank in range(world_size) if not store.check([f"alive/{rank}"])]
     except RuntimeError:
         missing = [0]  # rank 0 hosts the store

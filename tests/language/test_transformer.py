@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from boltcutter_language.transformer import Block, apply_rope, rope_table
+from boltcutter_language.transformer import Block, apply_rope, rope_table, section_permutation
 
 
 def test_rope_depends_on_relative_positions_only() -> None:
@@ -31,3 +31,13 @@ def test_tensor_parallelism_needs_divisible_sizes(ranks: int, name: str) -> None
     )
     with pytest.raises(ValueError, match=rf"tensor_parallel_size={ranks} does not divide model\.{name}="):
         block.make_row_permutations(ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_even_chunks_have_a_part_of_each_section(ranks: int) -> None:
+    order = section_permutation([8, 4, 4], ranks)
+    assert sorted(order.tolist()) == list(range(16))
+    for rank, chunk in enumerate(order.chunk(ranks)):
+        for first, rows in ((0, 8), (8, 4), (12, 4)):
+            rows_of_rank = [row for row in chunk.tolist() if first <= row < first + rows]
+            assert rows_of_rank == list(range(first + rank * rows // ranks, first + (rank + 1) * rows // ranks))

@@ -182,7 +182,7 @@ import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from boltcutter_parallel.units import fully_shard_modules
-from boltcutter_language.sharding import replicate
+from boltcutter_language.transformer import replicate
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
 torch.manual_seed(0)
