@@ -26,12 +26,6 @@ OVERRIDDEN = {
     "_update_best_and_save": "callback/checkpoint: max_gib",
     "_prepare_dataloader": "data/hooks: Lightning's samplers repeat samples, and overlap if weighted",
     "_update_count": "task/metric_states: restored with the states, as averages divide by it",
-    "_apply_batch_transfer_handler": "callback/skip_no_op_hooks: these five take a third of a small model's step",
-    "_on_before_batch_transfer": "callback/skip_no_op_hooks",
-    "_build_kwargs": "callback/skip_no_op_hooks",
-    "_on_before_zero_grad": "callback/skip_no_op_hooks",
-    "_should_check_val_epoch": "callback/skip_no_op_hooks",
-    "_broadcast_sigterm_tensor": "callback/skip_no_op_hooks: a collective at each step",
     "_should_check_val_fx": "training/ending: without a validation at the end, the last weights have no score",
     "_MultiProcessingDataLoaderIter": "environment/workers: a worker that a signal kills ends training before it saves",
     "_workers": "environment/workers",
@@ -181,8 +175,3 @@ def batches_with_step(trainer: Any) -> int:
 def has_validated(trainer: Any) -> bool:
     """Whether a validation has run, after which a metric that is missing is never logged."""
     return bool(trainer.fit_loop.epoch_loop.val_loop._has_run)
-
-
-def saves_after_batches(callback: Any) -> bool:
-    """Whether a ``ModelCheckpoint`` saves within epochs, so that its hook has an effect at each batch."""
-    return callback._every_n_train_steps >= 1 or callback._train_time_interval is not None

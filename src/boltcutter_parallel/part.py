@@ -1,4 +1,4 @@
-"""What strategies beyond DDP add to Boltcutter."""
+"""What strategies beyond DDP, and faster steps, add to Boltcutter."""
 
 from boltcutter.extend import Part
 
@@ -10,6 +10,7 @@ PART = Part(
     moved={
         **{f"boltcutter.strategy.{module}": f"boltcutter_parallel.{module}" for module in STRATEGIES},
         "boltcutter.callback.ema": "boltcutter_parallel.ema",
+        "boltcutter.callback.skip_no_op_hooks": "boltcutter_parallel.skip_no_op_hooks",
     },
     ranks="boltcutter_parallel.mpi_environment:export_torchrun_env",
     offers={

@@ -16,13 +16,13 @@ from omegaconf import DictConfig
 from boltcutter.callback.checkpoint import BestCheckpoint
 from boltcutter.callback.preemption import Preemption
 from boltcutter.callback.reseed import Reseed
-from boltcutter.callback.skip_no_op_hooks import SkipNoOpHooks
 from boltcutter.data.digits import Digits
 from boltcutter.environment import signals
 from boltcutter.logger.csv import CSVLogger
 from boltcutter.model.linear import Linear
 from boltcutter.task.classification import Classification
 from boltcutter.training.ending import EndOfTraining
+from boltcutter_parallel.skip_no_op_hooks import SkipNoOpHooks
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers",

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from boltcutter.environment.process import release_freed_memory
-from boltcutter.internals import saves_after_batches
 from boltcutter.protocols import handles_signals
 
 HOOKS = (
@@ -108,7 +107,7 @@ def _never_saves_after_batch(owner: Any, hook: str) -> bool:
         hook == "on_train_batch_end"
         and isinstance(owner, ModelCheckpoint)
         and type(owner).on_train_batch_end is ModelCheckpoint.on_train_batch_end
-        and not saves_after_batches(owner)
+        and not (owner._every_n_train_steps >= 1 or owner._train_time_interval is not None)
     )
 
 

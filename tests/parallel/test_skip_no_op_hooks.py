@@ -7,10 +7,10 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from boltcutter.callback.skip_no_op_hooks import HOOKS, NoProfiler, SkipNoOpHooks, overrides_hook
 from boltcutter.data.digits import Digits
 from boltcutter.model.linear import Linear
 from boltcutter.task.classification import Classification
+from boltcutter_parallel.skip_no_op_hooks import HOOKS, NoProfiler, SkipNoOpHooks, overrides_hook
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:.*{text}")
