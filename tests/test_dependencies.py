@@ -116,6 +116,7 @@ def test_a_step_a_test_and_a_report_need_no_extra(core_only: dict[str, str], tmp
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # a dozen commands
 def test_the_core_works_without_the_parts(core_only: dict[str, str], tmp_path: Path) -> None:
     """With the requirements of the core alone, and all parts deleted: README's first command, and what follows."""
     core = tmp_path / "library"
