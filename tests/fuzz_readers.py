@@ -190,7 +190,7 @@ class Readers:
             for call in (
                 lambda: load_run_config(PROJECT, self.scratch),
                 lambda: read_run_config(PROJECT, self.scratch, instantiates=False),
-                lambda: list(find_launcher(self.scratch)),
+                lambda: find_launcher(self.scratch),
             ):
                 try:
                     call()

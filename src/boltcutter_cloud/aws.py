@@ -15,7 +15,7 @@ from typing import Any
 
 from boltcutter.config.errors import one_line
 from boltcutter.project import install_command
-from boltcutter_launch.job import UnreachableError
+from boltcutter_launch.job import NoAnswerError, UnreachableError
 
 LOGIN = "run `aws sso login` or `aws configure`, or set AWS_PROFILE"
 LIMITS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"mode": "standard", "total_max_attempts": 3}}
@@ -26,8 +26,9 @@ ECR_IMAGE = re.compile(r"\d{12}\.dkr[.-]ecr(?:-fips)?\.([a-z0-9-]+)\.(?:amazonaw
 NO_CREDENTIALS = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidClientTokenId", "AuthFailure"}
 NO_CREDENTIALS |= {"UnrecognizedClientException", "SignatureDoesNotMatch", "IncompleteSignature", "InvalidAccessKeyId"}
 NO_CREDENTIALS |= {"MissingAuthenticationToken", "TokenRefreshRequired", "IncompleteSignatureException"}
-UNAVAILABLE = {"RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException", "InternalError"}
-UNAVAILABLE |= {"InternalFailure", "InternalServerError", "ServiceUnavailable", "ServiceUnavailableException", "503"}
+BUSY = {"RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException"}
+FAULTY = {"InternalError", "InternalFailure", "InternalServerError", "503"}
+FAULTY |= {"ServiceUnavailable", "ServiceUnavailableException"}
 PERMISSION = "ask for this permission; docs/cloud.md has the policy"
 QUOTA = "request a higher quota at Service Quotas, or use fewer or smaller machines"
 REMEDIES = {
@@ -101,7 +102,8 @@ def as_value_errors() -> Iterator[None]:
 
     Raises:
         ValueError: The request was rejected, or there are no valid credentials.
-        UnreachableError: AWS did not answer or was too busy; it may still have accepted the request.
+        UnreachableError: AWS was too busy.
+        NoAnswerError: AWS did not answer, or had an error of its own; it may have accepted the request.
     """
     from botocore import exceptions
 
@@ -116,13 +118,14 @@ def as_value_errors() -> Iterator[None]:
         code, text = error_code(error), one_line(error.response.get("Error", {}).get("Message", error), 500)
         if code in NO_CREDENTIALS:
             raise ValueError(f"AWS does not accept the credentials ({code}: {text}); {LOGIN}") from error
-        if code in UNAVAILABLE:
-            raise UnreachableError(f"AWS is too busy for {error.operation_name} ({code}: {text}); try again") from error
+        if code in BUSY | FAULTY:
+            kind = UnreachableError if code in BUSY else NoAnswerError
+            raise kind(f"AWS is too busy for {error.operation_name} ({code}: {text}); try again") from error
         remedy = REMEDIES.get(code, "correct the settings of launch")
         raise ValueError(f"AWS rejected {error.operation_name} ({code}: {text}); {remedy}") from error
     except missing as error:
         raise ValueError(f"AWS credentials are missing or expired ({one_line(error)}); {LOGIN}") from error
     except silent as error:
-        raise UnreachableError(f"AWS does not respond ({one_line(error)}); check the network and the region") from error
+        raise NoAnswerError(f"AWS does not respond ({one_line(error)}); check the network and the region") from error
     except exceptions.BotoCoreError as error:
         raise ValueError(f"AWS: {one_line(error)}; correct the settings of launch") from error

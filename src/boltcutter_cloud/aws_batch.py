@@ -12,18 +12,17 @@ from typing import Any, ClassVar
 
 from boltcutter.config.errors import one_line
 from boltcutter_cloud import aws
-from boltcutter_launch.cloud import CloudLauncher, job_name
+from boltcutter_launch.cloud import CloudLauncher, drop_unset, next_name
 from boltcutter_launch.job import (
     FINAL,
     Job,
+    NoAnswerError,
     State,
     Status,
-    UnclearSubmissionError,
     UnreachableError,
     seconds,
 )
 
-MAX_ATTEMPTS = 10
 ARRAY_SIZES = range(2, 10001)  # https://docs.aws.amazon.com/batch/latest/userguide/array_jobs.html
 NAME = "a name or an ARN; correct it"
 STATES: dict[str, State] = {"RUNNING": "running", "SUCCEEDED": "ended", "FAILED": "ended"}  # others: pending
@@ -67,19 +66,14 @@ class AwsBatchLauncher(CloudLauncher):
         "share_identifier": (r"[A-Za-z0-9]{1,255}", "a share, which has letters and digits only; correct it"),
     }
 
+    ranges: ClassVar = {"time": ("0:01:00", None), "max_restarts": (0, 9)}
+
     region: str | None = None
     queue: str | None = None
     job_definition: str | None = None
     share_identifier: str | None = None
-    max_restarts: int = MAX_ATTEMPTS - 1
-    array: str | list[str] | None = None  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if seconds(self.time) < 60:
-            raise ValueError(f"launch.time={self.time} is less than the minimum of AWS Batch; try launch.time=0:01:00")
-        if self.max_restarts >= MAX_ATTEMPTS:
-            raise ValueError(f"launch.max_restarts={self.max_restarts} is too many; try launch.max_restarts=9")
+    max_restarts: int = 9
+    array: str | list[str] | None = None
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that AWS Batch cannot run, as far as can be known before submission."""
@@ -91,33 +85,30 @@ class AwsBatchLauncher(CloudLauncher):
 
     def render(self, job: Job) -> str:
         """Render the input of ``aws batch submit-job --cli-input-json file://job.json``."""
-        container: dict[str, Any] = {"command": self.command(job)}
-        if variables := self.variables(job):
-            container["environment"] = [{"name": name, "value": value} for name, value in variables.items()]
-        if job.gpus:
-            container["resourceRequirements"] = [{"type": "GPU", "value": str(job.devices)}]
-        request: dict[str, Any] = {
-            "jobName": job_name(job, limit=128),
+        container = {
+            "command": self.command(job),
+            "environment": [{"name": name, "value": value} for name, value in self.variables(job).items()],
+            "resourceRequirements": [{"type": "GPU", "value": str(job.devices)}] if job.gpus else None,
+        }
+        of_nodes = {"targetNodes": "0:", "containerOverrides": (overrides := drop_unset(container))}
+        is_one = job.nodes == 1
+        request = {
+            "jobName": next_name(job),
             "jobQueue": self.queue,
             "jobDefinition": self.job_definition,
             "retryStrategy": {
                 "attempts": 1 + self.max_restarts,
-                "evaluateOnExit": ON_EXIT_OF_NODES if job.nodes > 1 else ON_EXIT,
+                "evaluateOnExit": ON_EXIT if is_one else ON_EXIT_OF_NODES,
             },
             "timeout": {"attemptDurationSeconds": seconds(self.time)},
+            "containerOverrides": overrides if is_one else None,
+            "nodeOverrides": None if is_one else {"numNodes": job.nodes, "nodePropertyOverrides": [of_nodes]},
+            "arrayProperties": {"size": job.array_size} if job.array_size else None,
+            "shareIdentifier": self.share_identifier,
+            "tags": self.tags,
+            "propagateTags": True if self.tags else None,  # to the task, whose machine is billed
         }
-        if job.nodes > 1:
-            nodes = [{"targetNodes": "0:", "containerOverrides": container}]
-            request["nodeOverrides"] = {"numNodes": job.nodes, "nodePropertyOverrides": nodes}
-        else:
-            request["containerOverrides"] = container
-        if job.array_size:
-            request["arrayProperties"] = {"size": job.array_size}
-        if self.share_identifier:
-            request["shareIdentifier"] = self.share_identifier
-        if self.tags:
-            request |= {"tags": self.tags, "propagateTags": True}  # to the task, whose machine is billed
-        return json.dumps(request, indent=2) + "\n"
+        return json.dumps(drop_unset(request), indent=2) + "\n"
 
     def check_credentials(self) -> None:
         """Raise ValueError with the command to log in, if there are no credentials."""
@@ -131,12 +122,10 @@ class AwsBatchLauncher(CloudLauncher):
         try:
             with aws.as_value_errors():  # once, since SubmitJob has no token by which AWS would know a repeated request
                 return str(aws.client("batch", self.region, repeats=False).submit_job(**request)["jobArn"])
-        except UnreachableError as error:
+        except NoAnswerError:
             if found := _find_job(client, request):
                 return found
-            raise UnclearSubmissionError(
-                f"{error}; see whether {request['jobName']} is in the queue before you launch again"
-            ) from error
+            raise
 
     def _check_definition(self, client: Any, job: Job) -> None:
         """Check that the job definition exists, and is of the type that the job needs."""

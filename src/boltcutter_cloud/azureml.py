@@ -11,19 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import yaml
 
 from boltcutter_cloud.machines import check_devices, find_machine
-from boltcutter_launch import azure_api
-from boltcutter_launch.cloud import CloudLauncher, next_name, to_yaml
-from boltcutter_launch.job import Job, NoAnswerError, State, Status, UnclearSubmissionError, seconds
-
-if TYPE_CHECKING:
-    from azure.core import PipelineClient
+from boltcutter_launch.cloud import CloudLauncher, drop_unset, next_name, to_yaml
+from boltcutter_launch.job import Job, State, Status, seconds
+from boltcutter_launch.rest_api import Api, connect_azure
 
 SCHEMA = "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json"
+VERSION = "2024-10-01"  # of the REST API
 INPUT = "INPUT_"  # prefix of the variables with the folders of inputs
 STORAGE = re.compile(r"\w+://(?P<container>[a-z0-9-]{3,63})(@(?P<account>[a-z0-9]{3,24})\.(dfs|blob)\.[\w.]+)?(/.*)?")
 JOB = (
@@ -147,7 +145,7 @@ class AzureMLLauncher(CloudLauncher):
         shell.append(f"{command} && exec sleep infinity" if self.jupyter else f"exec {command}")
         if account := os.environ.get("AZURE_STORAGE_ACCOUNT_NAME"):
             variables.setdefault("AZURE_STORAGE_ACCOUNT_NAME", account)
-        content: dict[str, Any] = {
+        content = {
             "$schema": SCHEMA,
             "type": "command",
             "name": next_name(job),  # unique, so that a second submission of this file is not a second job
@@ -156,33 +154,28 @@ class AzureMLLauncher(CloudLauncher):
             "command": "; ".join(shell),
             "environment": self.image if str(self.image).startswith("azureml:") else {"image": self.image},
             "distribution": {"type": "pytorch", "process_count_per_instance": 1 if self.jupyter else job.devices},
-            "resources": {"instance_count": job.nodes, "shm_size": self.shm_size},
+            "resources": drop_unset(
+                {"instance_count": job.nodes, "shm_size": self.shm_size, "instance_type": self.instance_type}
+            ),
             "limits": {"timeout": seconds(self.time)},
             "identity": {"type": "managed"},
-        }
-        if variables:
-            content["environment_variables"] = variables
-        if self.compute:
-            content["compute"] = f"azureml:{self.compute}"
-        else:
-            content["resources"]["instance_type"] = self.instance_type
-            content["queue_settings"] = {"job_tier": "spot" if self.spot else "standard"}
-        if self.inputs:
-            content["inputs"] = {
+            "environment_variables": variables,
+            "compute": f"azureml:{self.compute}" if self.compute else None,
+            "queue_settings": None if self.compute else {"job_tier": "spot" if self.spot else "standard"},
+            "inputs": {
                 name: {"type": "uri_folder", "path": path, "mode": "ro_mount"} for name, path in self.inputs.items()
-            }
-        if self.jupyter:
-            content["services"] = {"jupyter": {"type": "jupyter_lab"}}
-        if self.tags:
-            content["tags"] = self.tags
-        return content
+            },
+            "services": {"jupyter": {"type": "jupyter_lab"}} if self.jupyter else None,
+            "tags": self.tags,
+        }
+        return drop_unset(content)
 
     @cached_property
-    def _client(self) -> PipelineClient[Any, Any]:
-        return azure_api.connect(self.resource_manager)
+    def _api(self) -> Api:
+        return connect_azure(self.resource_manager)
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        return azure_api.call(self._client, method, f"{self.resource_manager}{path}", body)
+        return self._api.call(method, f"{self.resource_manager}{path}?api-version={VERSION}", body)
 
     def submit(self, job: Job, file: Path) -> list[str]:
         """Check that workspace and compute exist, send code and record to the storage, and submit the job."""
@@ -209,12 +202,7 @@ class AzureMLLauncher(CloudLauncher):
         if isinstance(content["environment"], dict):
             image = {"image": content["environment"]["image"], "isAnonymous": True}
             self._call("PUT", body["environmentId"], {"properties": image})
-        try:
-            self._call("PUT", path := f"{place}/jobs/{content['name']}", {"properties": body})
-        except NoAnswerError as error:
-            raise UnclearSubmissionError(
-                f"{error}; the job may have been created: az ml job show --name {content['name']}"
-            ) from None
+        self._call("PUT", path := f"{place}/jobs/{content['name']}", {"properties": body})
         return path
 
     def status(self, job_id: str) -> Status:

@@ -17,20 +17,18 @@ from boltcutter_cloud.ec2_script import (
     MAX_USER_DATA,
     VENV,
     check_requirements,
-    job_token,
     read_job,
     render_job,
     render_user_data,
 )
 from boltcutter_cloud.machines import check_devices, find_machine
 from boltcutter_launch import jupyter as notebook
-from boltcutter_launch.cloud import CloudLauncher, earlier_id, read
-from boltcutter_launch.job import Job, State, Status, UnclearSubmissionError, seconds
+from boltcutter_launch.cloud import CloudLauncher, earlier_id, next_name, read
+from boltcutter_launch.job import Job, NoAnswerError, State, Status, first_output, seconds
 
 TAG = "boltcutter-job"  # of all that belongs to a job
 # With the NVIDIA driver, Docker, Python 3.12 and the AWS CLI: https://docs.aws.amazon.com/dlami/latest/devguide
 AMI = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
-MIN_TIME = 360  # seconds
 PROFILE_SECONDS = (3, 6, 12)  # between requests with an instance profile that EC2 does not know
 ALIVE = ("pending", "running", "stopping", "stopped")
 
@@ -74,6 +72,8 @@ class EC2Launcher(CloudLauncher):
         ),
     }
 
+    ranges: ClassVar = {"time": ("0:06:00", None), "disk_gb": (8, None)}  # with the time to set the instance up
+
     region: str | None = None
     instance_profile: str | None = None
     image: str | None = None
@@ -96,10 +96,6 @@ class EC2Launcher(CloudLauncher):
         self.install = self.install and not self.image
         self.python = self.python or ("python" if self.image else "python3")
         super().__post_init__()
-        if seconds(self.time) < MIN_TIME:
-            raise ValueError(f"launch.time={self.time} is too short to set an instance up; try launch.time=0:10:00")
-        if self.disk_gb < 8:
-            raise ValueError(f"launch.disk_gb={self.disk_gb} is less than 8; try launch.disk_gb=8")
         if TAG in self.tags:
             raise ValueError(f"launch.tags.{TAG}: identifies the job; remove it")
 
@@ -135,7 +131,7 @@ class EC2Launcher(CloudLauncher):
 
         Source: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html.
         """
-        token = job_token(job)
+        token = next_name(job)
         tags = [{"Key": "Name", "Value": token}, {"Key": TAG, "Value": token}]
         tags += [{"Key": key, "Value": value} for key, value in self.tags.items()]
         tagged = ["instance", "volume", *(["spot-instances-request"] if self.spot else [])]
@@ -180,6 +176,11 @@ class EC2Launcher(CloudLauncher):
             ec2.get_waiter("instance_exists").wait(InstanceIds=numbers, WaiterConfig={"Delay": 1, "MaxAttempts": 30})
         return job_id
 
+    def search_hint(self, job: Job) -> str:
+        """Return how to find an instance whose start was not confirmed."""
+        first = "cancel its Spot request, " if self.spot else ""  # or EC2 would replace it
+        return f"look for an instance with the tag {TAG}={next_name(job)}, {first}and terminate it"
+
     def _run(self, ec2: Any, request: dict[str, Any]) -> list[dict[str, Any]]:
         """Start the instance; its profile may not be visible to EC2 for some seconds after it was created.
 
@@ -190,14 +191,7 @@ class EC2Launcher(CloudLauncher):
                 with aws.as_value_errors():
                     return list(ec2.run_instances(**request)["Instances"])
             except ValueError as error:
-                code = aws.error_code(error)
-                if not code or code.startswith(("Internal", "Service", "503")):
-                    first = "cancel its Spot request, " if self.spot else ""  # or EC2 would replace it
-                    raise UnclearSubmissionError(
-                        f"{error}; EC2 may have started the instance: look for one with the tag {TAG}="
-                        f"{request['TagSpecifications'][0]['Tags'][0]['Value']}, {first}and terminate it"
-                    ) from None
-                if "iamInstanceProfile" not in str(error):
+                if isinstance(error, NoAnswerError) or "iamInstanceProfile" not in str(error):
                     raise
                 if delay is not None:
                     time.sleep(delay)
@@ -261,20 +255,18 @@ class EC2Launcher(CloudLauncher):
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of rank 0; without any, the log of the instance, or its console."""
-        has_output = False
-        for text in super().logs(job_id, folder, follow=follow):
-            has_output = True
-            yield text
-        if has_output:
-            return
+        own = super().logs(job_id, folder, follow=follow)
+        return first_output(own, self._instance_log(folder), self._console(job_id))
+
+    def _instance_log(self, folder: Path) -> Iterator[str]:
         place = f"{self.remote_folder(folder)}/logs"
         with store_errors(place):
             store, path = resolve_filesystem(place)
             names = [name.rpartition("/")[2] for name in store.glob(f"{path}/ec2-*.log")]
         for name in sorted(names):
             yield read(f"{place}/{name}").decode(errors="replace")
-        if names:
-            return
+
+    def _console(self, job_id: str) -> Iterator[str]:
         region, token = self.split_id(job_id)
         ec2 = aws.client("ec2", region)
         with aws.as_value_errors():

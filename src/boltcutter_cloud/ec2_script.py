@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from boltcutter_cloud import aws
 from boltcutter_launch.bundle import BUNDLE, RECORD
-from boltcutter_launch.cloud import earlier_id, job_name
 from boltcutter_launch.job import Job, assignments, render_template, seconds
 
 if TYPE_CHECKING:
@@ -22,12 +20,6 @@ HOME = "/opt/boltcutter"  # on the instance
 VENV = f"{HOME}/venv/bin/python"
 MAX_USER_DATA = 16384  # bytes, https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
 PRIVATE = re.compile(r"""["']([\w.-]+(?:\[[\w,. -]*\])? *@ *(?:git\+)?(?:file|ssh):[^"']*)["']""")  # of requirements
-
-
-def job_token(job: Job) -> str:
-    """Return what identifies the job: unique to the run, and to each launch of it."""
-    name, earlier = job_name(job, limit=50), earlier_id(job)
-    return f"{name}-{zlib.crc32(earlier.encode()):08x}" if earlier else name
 
 
 def render_job(ec2: EC2Launcher, job: Job, request: dict[str, Any]) -> str:

@@ -14,22 +14,20 @@ from boltcutter.config.errors import one_line
 from boltcutter_cloud import aws
 from boltcutter_cloud.machines import Machine, check_devices, find_machine
 from boltcutter_launch import jupyter as jupyterlab
-from boltcutter_launch.cloud import CloudLauncher, job_name
+from boltcutter_launch.cloud import CloudLauncher, drop_unset, next_name
 from boltcutter_launch.job import (
     FINAL,
     ForbiddenError,
     Job,
+    NoAnswerError,
     State,
     Status,
-    UnclearSubmissionError,
     UnreachableError,
     seconds,
 )
 
 # Limits of https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
-MAX_TIME = 28 * 86400
 MAX_ARGUMENT, MAX_IMAGE, MAX_VALUE = 256, 255, 512  # characters
-RANGES = {"max_restarts": (0, 30), "keep_alive": (0, 21600), "disk_gb": (1, 16384)}
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/[\w+=,.@/-]+")
 NOT_FOUND = {"ResourceNotFound", "ValidationException"}
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"  # https://docs.aws.amazon.com/sagemaker/latest/dg/logging-cloudwatch.html
@@ -64,12 +62,19 @@ class SageMakerLauncher(CloudLauncher):
     id_form = r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):\d{12}:training-job/([a-zA-Z0-9-]+)", "the ARN of a training job"
     forms: ClassVar = {
         "region": aws.REGION_FORM,
+        "role": (ROLE.pattern, "the ARN of a role; try arn:aws:iam::<account>:role/<name>"),
+        "instance_type": (r"ml\..+", "a type of SageMaker, which begins with ml.; try ml.g5.xlarge"),
         "subnets": (r"subnet-[0-9a-z]+", "the ID of one; expected subnet-0123456789abcdef0"),
         "training_plan": (
             r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:\d{12}:training-plan/.*",
             "the ARN of a training plan; correct it",
         ),
         "security_groups": (r"sg-[0-9a-z]+", "the ID of one; expected sg-0123456789abcdef0"),
+    }
+
+    ranges: ClassVar = {
+        **{"max_restarts": (0, 30), "keep_alive": (0, 21600), "disk_gb": (1, 16384)},
+        "time": ("0:00:01", "28-00:00:00"),
     }
 
     region: str | None = None
@@ -91,31 +96,18 @@ class SageMakerLauncher(CloudLauncher):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_resources()
-        limit = seconds(self.time)
-        if not 0 < limit <= MAX_TIME:
-            raise ValueError(
-                f"launch.time={self.time}: a training job has at most 28 days; try launch.time=28-00:00:00"
-            )
         if self.max_wait is not None:
             if not self.spot:
                 raise ValueError(f"launch.max_wait={self.max_wait} applies to spot instances; set launch.spot=true too")
-            if (wait := seconds(self.max_wait, "launch.max_wait")) < limit:
+            if (wait := seconds(self.max_wait)) < seconds(self.time):
                 raise ValueError(f"launch.max_wait={self.max_wait}: {wait} s are less than launch.time; increase it")
         if self.keep_alive and self.spot:
             raise ValueError("launch.keep_alive: spot instances cannot be retained; remove it or launch.spot")
-        for name, (least, most) in RANGES.items():
-            if not least <= (value := getattr(self, name)) <= most:
-                raise ValueError(f"launch.{name}={value} is not in {least}–{most}; try launch.{name}={most}")
         for name, value in self.environment.items():
             if len(str(value)) > MAX_VALUE:
                 raise ValueError(f"launch.environment.{name} has more than {MAX_VALUE} characters; shorten it")
 
     def _check_resources(self) -> None:
-        if not self.instance_type.startswith("ml."):
-            raise ValueError(
-                f"launch.instance_type={self.instance_type}: the types of SageMaker begin with ml.; "
-                f"try launch.instance_type=ml.{self.instance_type}"
-            )
         machine = self._machine()
         if self.disk_kms_key and machine and machine.gpus:
             raise ValueError(
@@ -132,10 +124,6 @@ class SageMakerLauncher(CloudLauncher):
         """Raise ValueError for a job that SageMaker cannot run, as far as can be known before submission."""
         super().check(job)
         self.check_set("role", "give the ARN of the job's role, launch.role=arn:aws:iam::<account>:role/<name>")
-        if not ROLE.fullmatch(str(self.role)):
-            raise ValueError(
-                f"launch.role={self.role} is not the ARN of a role; try arn:aws:iam::<account>:role/<name>"
-            )
         self._check_image(aws.known_region(self.region))
         check_devices("launch.instance_type", self.instance_type, self._machine(), job)
         machine = self._machine()
@@ -163,19 +151,18 @@ class SageMakerLauncher(CloudLauncher):
     def render(self, job: Job) -> str:
         """Render the input of ``aws sagemaker create-training-job --cli-input-json file://job.json``."""
         command, limit = self.command(job), seconds(self.time)
-        resources: dict[str, Any] = {"InstanceType": self.instance_type, "InstanceCount": job.nodes}
-        resources["VolumeSizeInGB"] = self.disk_gb
-        if self.disk_kms_key:
-            resources["VolumeKmsKeyId"] = self.disk_kms_key
-        if self.training_plan:
-            resources["TrainingPlanArn"] = self.training_plan
-        if self.keep_alive:
-            resources["KeepAlivePeriodInSeconds"] = self.keep_alive
-        stop = {"MaxRuntimeInSeconds": limit}
-        if self.spot:
-            stop["MaxWaitTimeInSeconds"] = seconds(self.max_wait) if self.max_wait else limit + 86400
-        request: dict[str, Any] = {
-            "TrainingJobName": job_name(job, limit=60),  # leaves space for a number
+        resources = {
+            "InstanceType": self.instance_type,
+            "InstanceCount": job.nodes,
+            "VolumeSizeInGB": self.disk_gb,
+            "VolumeKmsKeyId": self.disk_kms_key,
+            "TrainingPlanArn": self.training_plan,
+            "KeepAlivePeriodInSeconds": self.keep_alive or None,
+        }
+        wait = seconds(self.max_wait) if self.max_wait else limit + 86400
+        network = {"Subnets": self.subnets, "SecurityGroupIds": self.security_groups}
+        request = {
+            "TrainingJobName": next_name(job),
             "RoleArn": self.role,
             "AlgorithmSpecification": {
                 "TrainingImage": self.image,
@@ -183,23 +170,20 @@ class SageMakerLauncher(CloudLauncher):
                 "ContainerEntrypoint": command[:3],
                 "ContainerArguments": command[3:],
             },
-            "ResourceConfig": resources,
-            "StoppingCondition": stop,
+            "ResourceConfig": drop_unset(resources),
+            "StoppingCondition": {"MaxRuntimeInSeconds": limit} | ({"MaxWaitTimeInSeconds": wait} if self.spot else {}),
             "EnableManagedSpotTraining": self.spot,
             # No CheckpointConfig: it copies a local folder, but the run itself writes checkpoints to its URL.
             "OutputDataConfig": {"S3OutputPath": f"{self.remote_folder(job.folder)}/sagemaker"},
             "EnableNetworkIsolation": False,  # the run writes to S3
             "Environment": self.variables(job),
+            "Tags": [{"Key": key, "Value": value} for key, value in self.tags.items()],
+            "VpcConfig": drop_unset(network),
+            # For sessions of AWS Systems Manager
+            "RemoteDebugConfig": {"EnableRemoteDebug": True} if self.jupyter else None,
+            "RetryStrategy": {"MaximumRetryAttempts": self.max_restarts} if self.max_restarts else None,
         }
-        if self.tags:
-            request["Tags"] = [{"Key": key, "Value": value} for key, value in self.tags.items()]
-        if self.subnets:
-            request["VpcConfig"] = {"Subnets": self.subnets, "SecurityGroupIds": self.security_groups}
-        if self.jupyter:
-            request["RemoteDebugConfig"] = {"EnableRemoteDebug": True}  # sessions of AWS Systems Manager
-        if self.max_restarts:
-            request["RetryStrategy"] = {"MaximumRetryAttempts": self.max_restarts}
-        return json.dumps(request, indent=2) + "\n"
+        return json.dumps(drop_unset(request), indent=2) + "\n"
 
     def check_credentials(self) -> None:
         """Raise ValueError with the command to log in, if there are no credentials."""
@@ -211,33 +195,18 @@ class SageMakerLauncher(CloudLauncher):
         self._check_image(aws.client("sagemaker", self.region).meta.region_name)  # may be that of the profile
 
     def create(self, job: Job, file: Path) -> str:
-        """Create the training job once; as its name cannot be used again, that of a resumed run gets a number.
-
-        Returns:
-            Its ARN.
-        """
-        request = json.loads(file.read_text())
-        client, first, number = aws.client("sagemaker", self.region), request["TrainingJobName"], 1
-        while True:
-            name = request["TrainingJobName"] = first if number == 1 else f"{first}-{number}"
-            number += 1
-            try:
-                with aws.as_value_errors():
-                    return str(client.create_training_job(**request)["TrainingJobArn"])
-            except ValueError as error:
-                is_unclear = isinstance(error, UnreachableError)
-                try:
-                    may_exist = is_unclear or aws.error_code(error) == "ResourceInUse"
-                    created = _describe(client, name) if may_exist else {}
-                except UnreachableError:
-                    if not is_unclear:
-                        raise
-                    remedy = f"see whether {name} exists before you launch again"
-                    raise UnclearSubmissionError(f"{error}; {remedy}") from error
-                if not created:
-                    raise
-            if created["TrainingJobStatus"] in ("InProgress", "Stopping"):
-                return str(created["TrainingJobArn"])  # of a request whose answer was lost
+        """Create the training job once; returns its ARN."""
+        request, client = json.loads(file.read_text()), aws.client("sagemaker", self.region)
+        try:
+            with aws.as_value_errors():
+                return str(client.create_training_job(**request)["TrainingJobArn"])
+        except ValueError as error:
+            if not isinstance(error, NoAnswerError) and aws.error_code(error) != "ResourceInUse":
+                raise
+            created = _describe(client, request["TrainingJobName"])
+            if created.get("TrainingJobStatus") not in ("InProgress", "Stopping"):
+                raise
+            return str(created["TrainingJobArn"])  # of a request whose answer was lost
 
     def status(self, job_id: str) -> Status:
         """Return the status of a training job, with the reason of a failure."""

@@ -11,25 +11,21 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import yaml
 
 from boltcutter.config.errors import one_line
 from boltcutter_cloud.machines import check_devices, find_machine, read_machines
-from boltcutter_launch import google_api
-from boltcutter_launch.cloud import CloudLauncher, to_yaml
-from boltcutter_launch.job import Job, NoAnswerError, State, Status, UnclearSubmissionError, seconds
-
-if TYPE_CHECKING:
-    from google.auth.transport.requests import AuthorizedSession
+from boltcutter_launch.cloud import CloudLauncher, drop_unset, to_yaml
+from boltcutter_launch.job import Job, State, Status, seconds
+from boltcutter_launch.rest_api import Api, connect_google, google_endpoint
 
 TAG = re.compile(r"[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}")
 # https://cloud.google.com/vertex-ai/docs/training/schedule-jobs-dws
 FLEX_START_GPUS = {"NVIDIA_L4", "NVIDIA_TESLA_A100", "NVIDIA_A100_80GB", "NVIDIA_H100_80GB", "NVIDIA_H100_MEGA_80GB"}
 FLEX_START_GPUS |= {"NVIDIA_H200_141GB", "NVIDIA_B200"}
 FLEX_START_DAYS = 7
-MIN_DISK_GB = 100
 PAGE = 1000  # log entries in an answer, which is the maximum
 # https://cloud.google.com/vertex-ai/docs/reference/rest/v1/JobState; in all others the job is running
 ENDED = ("SUCCEEDED", "PARTIALLY_SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED")
@@ -84,6 +80,8 @@ class VertexLauncher(CloudLauncher):
         ),
     }
 
+    ranges: ClassVar = {"disk_gb": (100, None)}
+
     project: str | None = None
     region: str | None = None
     image: str | None = None
@@ -110,10 +108,6 @@ class VertexLauncher(CloudLauncher):
             raise ValueError(f"launch.max_wait: not possible with launch.{other}; remove one of them")
         if self.max_wait and seconds(self.time) > FLEX_START_DAYS * 86400:
             raise ValueError(f"launch.time={self.time}: at most {FLEX_START_DAYS} days with launch.max_wait; reduce it")
-        if self.disk_gb < MIN_DISK_GB:
-            raise ValueError(
-                f"launch.disk_gb={self.disk_gb} is less than {MIN_DISK_GB}; try launch.disk_gb={MIN_DISK_GB}"
-            )
         for key, value in self.tags.items():
             if not TAG.fullmatch(f"{key}={value}"):
                 raise ValueError(
@@ -187,12 +181,10 @@ class VertexLauncher(CloudLauncher):
         if self.reservation:
             key, kind = "compute.googleapis.com/reservation-name", "SPECIFIC_RESERVATION"
             machine["reservationAffinity"] = {"reservationAffinityType": kind, "key": key, "values": [self.reservation]}
-        container: dict[str, Any] = {"command": self.command(job)}
-        if variables := self.variables(job):
-            container["env"] = [{"name": name, "value": value} for name, value in variables.items()]
+        variables = [{"name": name, "value": value} for name, value in self.variables(job).items()]
+        container = drop_unset({"command": self.command(job), "env": variables})
         pools = []
-        disk: dict[str, Any] = {"bootDiskType": self.disk_type} if self.disk_type else {}
-        disk |= {"bootDiskSizeGb": self.disk_gb}
+        disk = drop_unset({"bootDiskType": self.disk_type, "bootDiskSizeGb": self.disk_gb})
         for replicas, image in ((1, self.image), (job.nodes - 1, self.worker_image or self.image)):
             pool = {"machineSpec": dict(machine), "replicaCount": replicas, "diskSpec": disk}
             pools.append({**pool, "containerSpec": {"imageUri": image, **container}})
@@ -204,32 +196,30 @@ class VertexLauncher(CloudLauncher):
         elif self.max_wait:
             scheduling |= {"strategy": "FLEX_START", "maxWaitDuration": f"{seconds(self.max_wait)}s"}
         spec = {"workerPoolSpecs": [pool for pool in pools if pool["replicaCount"]], "scheduling": scheduling}
-        access = {"serviceAccount": self.service_account, "network": self.network}
-        return spec | {name: value for name, value in access.items() if value}
+        return spec | drop_unset({"serviceAccount": self.service_account, "network": self.network})
 
     @cached_property
-    def _session(self) -> AuthorizedSession:
-        return google_api.connect()
+    def _api(self) -> Api:
+        return connect_google()
 
     def _call(self, method: str, region: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        url = f"{google_api.endpoint('aiplatform', f'{region}-')}/v1/{path}"
-        return google_api.call(self._session, method, url, body)
+        return self._api.call(method, f"{google_endpoint('aiplatform', f'{region}-')}/v1/{path}", body)
 
     def check_credentials(self) -> None:
         """Raise ValueError with the command to log in, if there are no credentials."""
-        _ = self._session
+        _ = self._api
 
     def create(self, job: Job, file: Path) -> str:
         """Submit the job file; returns the full name of the job."""
         body = {"displayName": job.name[:128], "jobSpec": yaml.safe_load(file.read_text())}
         if self.tags:
             body["labels"] = self.tags
-        try:
-            path = f"projects/{self.project}/locations/{self.region}/customJobs"
-            return str(self._call("POST", str(self.region), path, body)["name"])
-        except NoAnswerError as error:
-            listing = f"gcloud ai custom-jobs list --project={self.project} --region={self.region}"
-            raise UnclearSubmissionError(f"{error}; the job may have been created: {listing}") from None
+        path = f"projects/{self.project}/locations/{self.region}/customJobs"
+        return str(self._call("POST", str(self.region), path, body)["name"])
+
+    def search_hint(self, job: Job) -> str:
+        """Return how to find a job whose submission was not confirmed."""
+        return f"see gcloud ai custom-jobs list --project={self.project} --region={self.region}"
 
     def status(self, job_id: str) -> Status:
         """Return the status of a job, with the reason if it has failed."""
@@ -250,7 +240,7 @@ class VertexLauncher(CloudLauncher):
 
         def read(since: float) -> Iterator[tuple[str, float, str]]:
             start = f"{datetime.fromtimestamp(max(0.0, since), timezone.utc):%FT%TZ}"
-            for entry in log_entries(self._session, project, f'{query} AND timestamp>="{start}"'):
+            for entry in log_entries(self._api, project, f'{query} AND timestamp>="{start}"'):
                 at = datetime.fromisoformat(f"{entry['timestamp'][:19]}+00:00").timestamp()
                 yield entry["insertId"], at, _log_text(entry)
 
@@ -275,11 +265,11 @@ def default_setting(section: str, name: str, variable: str) -> str | None:
     return parser.get(section, name, fallback=None)
 
 
-def log_entries(session: AuthorizedSession, project: str, query: str) -> Iterator[dict[str, Any]]:
+def log_entries(api: Api, project: str, query: str) -> Iterator[dict[str, Any]]:
     """Yield the entries of Cloud Logging that match a query, the oldest first."""
     body = {"resourceNames": [f"projects/{project}"], "filter": query, "orderBy": "timestamp asc", "pageSize": PAGE}
     while True:
-        answer = google_api.call(session, "POST", f"{google_api.endpoint('logging')}/v2/entries:list", body)
+        answer = api.call("POST", f"{google_endpoint('logging')}/v2/entries:list", body)
         yield from answer.get("entries", ())
         if not answer.get("nextPageToken"):
             return

@@ -60,16 +60,14 @@ def _archive(out: IO[bytes], folder: Path, files: Iterable[Path]) -> None:
         for file in files:
             leads_out = file.is_symlink() and os.path.isabs(os.readlink(file))  # large files are links in a snapshot
             source = file.resolve() if leads_out else file
-            if not source.exists() and not source.is_symlink():
-                continue
-            info = archive.gettarinfo(str(source), str(file.relative_to(folder)))
-            info.uid = info.gid = info.mtime = 0
-            info.uname = info.gname = ""
-            if info.isreg():
-                with open(source, "rb") as content:
-                    archive.addfile(info, content)
-            else:
-                archive.addfile(info)
+            if source.exists() or source.is_symlink():
+                archive.add(source, file.relative_to(folder), recursive=False, filter=_without_owner)
+
+
+def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = entry.mtime = 0
+    entry.uname = entry.gname = ""
+    return entry
 
 
 def unpack(bundle: Path, folder: Path) -> None:

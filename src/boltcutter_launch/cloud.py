@@ -16,7 +16,7 @@ from boltcutter.checkpoint.atomic import write_text
 from boltcutter.checkpoint.storage import is_url, resolve_filesystem
 from boltcutter.run import trust
 from boltcutter.run.folder import read_record
-from boltcutter_launch import jupyter, secret_reference
+from boltcutter_launch import secret_reference
 from boltcutter_launch.bundle import BUNDLE, RECORD, check_size, pack
 from boltcutter_launch.job import (
     FINAL,
@@ -24,9 +24,12 @@ from boltcutter_launch.job import (
     ForbiddenError,
     Job,
     Launcher,
+    NoAnswerError,
+    Range,
     UnclearSubmissionError,
     UnreachableError,
     check_settings,
+    first_output,
     follow,
     match_job_id,
     seconds,
@@ -145,11 +148,9 @@ class CloudLauncher(StoredRuns):
         max_cost: Limit of price_per_hour times nodes times ``time``, above which a job is refused.
     """
 
-    array = None
-    snapshot = True
     job_file = "job.yaml"
     forms: ClassVar[Mapping[str, tuple[str, str]]] = {}  # of settings, and what they are
-    notices: ClassVar[str | None] = None  # cloud whose metadata server announces interruptions to the run itself
+    ranges: ClassVar[Mapping[str, Range]] = {}
     id_form: ClassVar[tuple[str, str]]  # pattern of a job id, whose groups are its parts, and how messages describe it
     own_secret: ClassVar[str | None] = None  # form of the references that the platform itself resolves
     secret_example: ClassVar[str] = secret_reference.EXAMPLE
@@ -163,7 +164,6 @@ class CloudLauncher(StoredRuns):
     price_per_hour: float | None = None
     max_cost: float | None = None
     # Settings of some platforms
-    spot: bool = field(default=False, init=False)
     max_restarts: int | None = field(default=None, init=False)
     max_wait: str | None = field(default=None, init=False)
     jupyter: bool = field(default=False, init=False)
@@ -171,10 +171,9 @@ class CloudLauncher(StoredRuns):
 
     def __post_init__(self) -> None:
         self.tags = as_text(self.tags)
-        check_settings({"max_restarts": None, **vars(self)}, max_restarts=0)
-        for name in ("time", "max_wait"):
-            if text := getattr(self, name):
-                seconds(text, f"launch.{name}")
+        settings = {"max_restarts": None, "max_wait": None, "idle_minutes": None, **vars(self)}
+        ranges: dict[str, Range] = dict.fromkeys(("time", "max_wait"), ("0:00:01", None))
+        check_settings(settings, {**ranges, "idle_minutes": (1, None), "max_restarts": (0, None), **self.ranges})
         for name, (form, what) in self.forms.items():
             value = getattr(self, name)
             for text in value if isinstance(value, list) else [value]:
@@ -182,7 +181,10 @@ class CloudLauncher(StoredRuns):
                     zone = re.fullmatch(rf"({form})-?[a-z]", text) if name == "region" else None
                     what = f"a zone, not a region; try launch.region={zone[1]}" if zone else f"not {what}"
                     raise ValueError(f"launch.{name}={text} is {what}")
-        self._check_secrets()
+        for name, reference in self.secrets.items():
+            if not secret_reference.find_reader(reference) and not re.fullmatch(self.own_secret or "", reference):
+                example = f"launch.secrets='{{{name}: {self.secret_example}}}'"  # the value may be the secret itself
+                raise ValueError(f"launch.secrets.{name}: not a reference to a secret; try {example}")
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that the platform cannot run, as far as can be known before submission."""
@@ -197,8 +199,10 @@ class CloudLauncher(StoredRuns):
                 f"launch.storage={self.storage}: the workers of a search need a folder that they share; use "
                 "launch=slurm, or launch=kubernetes with a path on a volume"
             )
-        if self.jupyter:
-            jupyter.check_job(job, self.idle_minutes)
+        if self.jupyter and job.nodes > 1:
+            raise ValueError(
+                f"trainer.num_nodes={job.nodes}: launch.jupyter=true uses one machine; set trainer.num_nodes=1"
+            )
         self._check_cost(job)
 
     def _check_cost(self, job: Job) -> None:
@@ -216,14 +220,6 @@ class CloudLauncher(StoredRuns):
             raise ValueError(f"launch.max_cost={self.max_cost:g} is less than {text}; reduce launch.time, or raise it")
         print(f"note: costs at most {text}", file=sys.stderr)
 
-    def _check_secrets(self) -> None:
-        for name, reference in self.secrets.items():
-            if not re.fullmatch(r"[A-Za-z_]\w*", name):
-                raise ValueError(f"launch.secrets.{name} is not a valid variable name; use letters, digits and _")
-            if not secret_reference.find_reader(reference) and not re.fullmatch(self.own_secret or "", reference):
-                example = f"launch.secrets='{{{name}: {self.secret_example}}}'"  # the value may be the secret itself
-                raise ValueError(f"launch.secrets.{name}: not a reference to a secret; try {example}")
-
     def check_set(self, name: str, remedy: str) -> None:
         """Raise ValueError if a setting is not set."""
         if not getattr(self, name):
@@ -232,7 +228,9 @@ class CloudLauncher(StoredRuns):
     def command(self, job: Job) -> list[str]:
         """Return the command that each node runs."""
         command = super().command(job) + secret_reference.arguments(self.secrets)
-        return command + (jupyter.arguments(self.idle_minutes) if self.jupyter else [])
+        if self.jupyter:
+            command += ["--unpack"] if self.idle_minutes is None else ["--jupyter", f"{self.idle_minutes:g}"]
+        return command
 
     def variables(self, job: Job) -> dict[str, str]:
         """Return the environment variables of the run."""
@@ -244,12 +242,16 @@ class CloudLauncher(StoredRuns):
         self.send(job, file)
         try:
             job_id = self.create(job, file)
-            return [self.array_id(job_id, task) for task in range(job.array_size)] or [job_id]
-        except KeyboardInterrupt:
+        except (NoAnswerError, KeyboardInterrupt) as error:
+            fault = str(error) or f"launch={self.option}: interrupted"
             raise UnclearSubmissionError(
-                f"launch={self.option}: interrupted, so the job may have been submitted; look for {job.name} there "
-                "before you launch again"
+                f"{fault}; the job may have been submitted: before you launch again, {self.search_hint(job)}"
             ) from None
+        return [self.array_id(job_id, task) for task in range(job.array_size)] or [job_id]
+
+    def search_hint(self, job: Job) -> str:
+        """Return how to find a job whose submission was not confirmed."""
+        return f"look for {next_name(job)} there"
 
     def array_id(self, job_id: str, index: int) -> str:
         """Return the id of a run of an array from that of the array."""
@@ -263,7 +265,11 @@ class CloudLauncher(StoredRuns):
         """Raise ValueError with the command to log in, if there are no credentials."""
 
     def create(self, job: Job, file: Path) -> str:
-        """Submit the job file; returns the id of the job."""
+        """Submit the job file; returns the id of the job.
+
+        Raises:
+            NoAnswerError: The job may have been submitted.
+        """
         raise NotImplementedError
 
     def follow_events(
@@ -277,6 +283,10 @@ class CloudLauncher(StoredRuns):
             folder: Folder of the run on this machine.
             follow: Whether to wait for further events until the job has ended.
         """
+        events = self._events(read, job_id if follow else None)
+        return first_output(events, StoredRuns.logs(self, job_id, folder, follow=follow))
+
+    def _events(self, read: Callable[[float], Iterator[tuple[str, float, str]]], job_id: str | None) -> Iterator[str]:
         seen: dict[str, float] = {}
 
         def new() -> Iterator[str]:
@@ -289,12 +299,9 @@ class CloudLauncher(StoredRuns):
                     yield text
 
         try:
-            yield from self.follow(new, job_id if follow else None, DELAY)
-            if seen:
-                return
+            yield from self.follow(new, job_id, DELAY)
         except ForbiddenError as error:
             print(f"note: {error}; this is the log of rank 0", file=sys.stderr)
-        yield from StoredRuns.logs(self, job_id, folder, follow=follow)
 
 
 def read(place: str, start: int = 0) -> bytes:
@@ -320,18 +327,16 @@ def earlier_id(job: Job) -> str:
 
 
 class Dumper(yaml.SafeDumper):
-    """Writes repeated values in full."""
+    """Writes repeated values in full, and scripts line by line."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """No value is an alias."""
         return True
 
-    def represent_str(self, data: str) -> yaml.ScalarNode:
-        """Write scripts line by line."""
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if data.endswith("\n") else None)
 
-
-Dumper.add_representer(str, Dumper.represent_str)
+Dumper.add_representer(
+    str, lambda out, text: out.represent_scalar("tag:yaml.org,2002:str", text, style="|" if text[-1:] == "\n" else None)
+)
 
 
 def to_yaml(content: Any, *comments: str) -> str:
@@ -347,6 +352,11 @@ def as_text(values: Mapping[str, Any] | None) -> dict[str, str]:
     }
 
 
+def drop_unset(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a job that have a value."""
+    return {name: value for name, value in values.items() if value not in (None, "", [], {})}
+
+
 def job_name(job: Job, *, limit: int = 63, pattern: str = r"[^a-z0-9-]+") -> str:
     """Return a name for the platform, unique to the run: lower-case letters, digits and hyphens.
 
@@ -359,8 +369,13 @@ def job_name(job: Job, *, limit: int = 63, pattern: str = r"[^a-z0-9-]+") -> str
     return name[-limit:].strip("-")  # the end is what is unique
 
 
-def next_name(job: Job) -> str:
-    """Return a name for the job that differs from that of the run's previous job, if it had one."""
-    name = job_name(job, limit=60)
-    found = re.fullmatch(rf"{re.escape(name)}(?:-(\d+))?", earlier_id(job).rpartition("/")[2])
+def next_name(job: Job, limit: int = 60) -> str:
+    """Return a name for the job that differs from that of the run's previous job, if it had one.
+
+    Args:
+        job: The job.
+        limit: Largest number of characters, without the number that a resumed run gets.
+    """
+    name = job_name(job, limit=limit)
+    found = re.search(rf"/{re.escape(name)}(?:-(\d+))?(?:@|$)", earlier_id(job))
     return f"{name}-{int(found[1] or 1) + 1}" if found else name

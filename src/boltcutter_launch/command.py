@@ -31,7 +31,7 @@ from boltcutter_launch.array import combinations
 from boltcutter_launch.cloud import find_stored
 from boltcutter_launch.job import JOB_VARIABLE, Job, Launcher
 from boltcutter_launch.jobs import Settings, has_completed, list_runs, read_launch, refresh, remember, run_verb
-from boltcutter_launch.submit import can_copy, describe_code, start
+from boltcutter_launch.submit import describe_code, start
 
 USER_CONFIGS = Path("~/.config/boltcutter/launch")  # <option>.yaml there overrides values of configs/launch
 SLURM_REFERENCE = re.compile(r"\$\{oc\.env:\s*(SLURM_\w+)\s*\}")  # a reference without a default
@@ -84,7 +84,6 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
     if resumed and launcher.array:
         raise ConfigError("launch.array: cannot be combined with resume; remove one of them")
     root = project.root
-    copies = can_copy(launcher, root)
     cfgs = [read_training_config(project, [*rest, *task]) for task in tasks]
     for cfg in cfgs:
         prepare_for_spot(cfg, launcher)
@@ -97,7 +96,7 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
             print(f"note: {', '.join(unset)} will be set only in the job, which then checks the configuration")
         elif not can_check_values():
             print("note: torch is not installed on this host, so only the keys of the configuration were checked")
-        job = create_job(cfgs, root, array=bool(launcher.array), copies=copies)
+        job = create_job(cfgs, root, launcher)
 
     def prepare() -> None:
         with job_variables(cfgs, launcher.environment):
@@ -112,11 +111,11 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
 
 def prepare_for_spot(cfg: DictConfig, launcher: Launcher) -> None:
     """Have a run on spot machines save regularly, and when the cloud announces an interruption."""
-    callbacks = cfg.get("callback") if getattr(launcher, "spot", False) else None
+    callbacks = cfg.get("callback") if launcher.spot else None
     if callbacks and callbacks.get("preemption") and callbacks.preemption.get("save_minutes") is None:
         callbacks.preemption.save_minutes = SAVE_MINUTES
-    if callbacks and (cloud := getattr(launcher, "notices", None)) and "spot_interruption" not in callbacks:
-        callbacks.spot_interruption = {"_target_": SPOT_INTERRUPTION, "cloud": cloud}
+    if callbacks and launcher.notices and "spot_interruption" not in callbacks:
+        callbacks.spot_interruption = {"_target_": SPOT_INTERRUPTION, "cloud": launcher.notices}
 
 
 def is_search(overrides: Sequence[str]) -> bool:
@@ -241,14 +240,13 @@ def check(cfg: DictConfig, *, values: bool = True) -> DictConfig:
     return cfg
 
 
-def create_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies: bool) -> Job:
+def create_job(cfgs: Sequence[DictConfig], root: Path, launcher: Launcher) -> Job:
     """Create the job from the configurations of its runs, whose folders are set.
 
     Args:
         cfgs: Configuration of each run; changed.
         root: Root of the project.
-        array: Whether the runs form an array, which may have one run.
-        copies: Whether the job runs a copy of the code.
+        launcher: The launcher, whose array may have one run.
 
     Raises:
         ConfigError: Runs of the array need different resources.
@@ -257,9 +255,9 @@ def create_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies: b
     refuse({key: cfgs[0][key]}, "a job has a folder on this machine")
     home = Path(cfgs[0].folder or Path(cfgs[0].runs) / cfgs[0].name / new_run_id()).absolute()
     folders = [str(home)]
-    code = describe_code(root, home, "train.py", copies=copies)
+    code = describe_code(launcher, root, home, "train.py")
     environment = code.pop("environment")
-    if array:
+    if launcher.array:
         folders = [Job(name="", folder=home, script=None).run_folder(task) for task in range(len(cfgs))]
     jobs = []
     for cfg, folder in zip(cfgs, folders, strict=True):
@@ -272,12 +270,12 @@ def create_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies: b
             Job(
                 name=str(cfgs[0].name),
                 folder=home,
-                array_size=len(cfgs) if array else 0,
+                array_size=len(cfgs) if launcher.array else 0,
                 nodes=topology.num_nodes,
                 devices=topology.num_devices,
                 gpus=trainer.get("accelerator", "auto") != "cpu",
                 num_workers=(values["data"] or {}).get("num_workers") or 0,
-                environment=environment | ({"WANDB_RUN_GROUP": home.name} if array else {}),
+                environment=environment | ({"WANDB_RUN_GROUP": home.name} if launcher.array else {}),
                 progress="checkpoints" if values.get("checkpoints") == f"{folder}/checkpoints" else "metrics.csv",
                 trusted=trust.is_granted() or not cfg.get("resume") or is_signed_by_user(Path(cfg.resume)),
                 **code,

@@ -6,14 +6,13 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 from boltcutter.config.errors import one_line
 from boltcutter_launch.cloud import job_name
-from boltcutter_launch.job import Job
+from boltcutter_launch.job import Job, run
 from boltcutter_launch.local import LocalLauncher
 
 ANSWER_SECONDS = 60  # that the engine and the driver of the GPUs have
@@ -58,9 +57,6 @@ class ContainerLauncher(LocalLauncher):
             raise ValueError(f"launch.shm_size={self.shm_size} is not a size; try launch.shm_size=8g")
         if self.engine == "apptainer" and self.user:
             raise ValueError(f"launch.user={self.user}: apptainer runs as the user who launches; remove it")
-        for name in self.pass_environment:
-            if not re.fullmatch(r"[A-Za-z_]\w*", name):
-                raise ValueError(f"launch.pass_environment={name} is not a variable name; values belong to environment")
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that the engine cannot run on this machine."""
@@ -80,8 +76,8 @@ class ContainerLauncher(LocalLauncher):
         for path in (*job.mounts, *(part for mount in self.mounts for part in _split(mount)[:2])):
             if found := re.search(r'[:,"]', path):
                 raise ValueError(f"{path}: engines cannot mount a path with {found[0]}; rename the folder")
-        available = count_gpus()
-        if job.gpus and available is not None and job.devices > available:
+        available = count_gpus() if job.gpus else None
+        if available is not None and job.devices > available:
             raise ValueError(
                 f"trainer.devices={job.devices}: this machine has {available} GPU{'' if available == 1 else 's'}; "
                 f"try trainer.devices={max(available, 1)}"
@@ -129,25 +125,19 @@ class ContainerLauncher(LocalLauncher):
             others = [name for name in get_args(Engine) if shutil.which(name)]
             remedy = f"try launch.engine={others[0]}" if others else "install it"
             raise ValueError(f"launch.engine={self.engine} is not installed; {remedy}")
-        if (done := _run(self.engine, "version")).returncode:
+        if (done := run(self.engine, "version", timeout=ANSWER_SECONDS)).returncode:
             raise ValueError(f"launch.engine={self.engine} does not work: {one_line(done.stderr)}; start it first")
         return super().submit(job, file)
 
 
 def count_gpus() -> int | None:
-    """Return the number of NVIDIA GPUs of this machine; None without their driver."""
+    """Return the number of NVIDIA GPUs of this machine; None without their driver, ValueError if it does not work."""
     if shutil.which("nvidia-smi") is None:
         return None
-    return sum(line.startswith("GPU ") for line in _run("nvidia-smi", "-L").stdout.splitlines())
-
-
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command; raises ValueError if it does not end in time, as with a daemon or a driver that hangs."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS)
-    except subprocess.TimeoutExpired:
-        line = f"{' '.join(command)} has not ended within {ANSWER_SECONDS} s"
-        raise ValueError(f"launch=container: {line}; restart what it waits for") from None
+    if (done := run("nvidia-smi", "-L", timeout=ANSWER_SECONDS)).returncode:
+        reason = one_line(done.stderr or done.stdout)
+        raise ValueError(f"launch=container: nvidia-smi -L fails ({reason}); mend the driver of the GPUs")
+    return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
 
 
 def _split(mount: str) -> tuple[str, str, bool]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Protocol
 
 import jinja2
 
-from boltcutter.config.errors import one_line
 from boltcutter.config.redaction import find_secret_text, looks_secret
 
 State = Literal["pending", "running", "ended", "unknown"]
@@ -22,7 +23,7 @@ POLL_SECONDS = 1.0  # between two reads of a log that is followed
 TIME = re.compile(r"(?:(\d+)-(\d+)(?::(\d\d))?(?::(\d\d))?|(\d+):(\d\d)(?::(\d\d))?)")
 CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")  # some start a new line in a job script
 JOB_VARIABLE = re.compile(r"\$(?:\{SLURM_\w+\}|SLURM_\w+)")  # variables that are set only in the job
-T = TypeVar("T")
+Range = tuple[float | str, float | str | None]
 
 
 @dataclass(frozen=True)
@@ -119,15 +120,6 @@ class ForbiddenError(ValueError):
     """The credentials do not permit a request."""
 
 
-def as_error(option: str, status: int, reason: object, remedies: Mapping[int, str]) -> ValueError:
-    """Return the exception for the HTTP status with which a platform rejects a request."""
-    line = f"launch={option}: {status} {one_line(reason, 400)}"
-    if status >= 500:
-        return NoAnswerError(f"{line}; try again later")
-    kind = {403: ForbiddenError, 429: UnreachableError}.get(status, ValueError)
-    return kind(f"{line}; {remedies.get(status, 'correct the setting that the message names')}")
-
-
 class UnclearSubmissionError(ValueError):
     """The scheduler did not confirm a submission, which may have been accepted."""
 
@@ -135,19 +127,25 @@ class UnclearSubmissionError(ValueError):
 class Launcher(Protocol):
     """Interface of launchers. Invalid settings raise a ``ValueError`` with a message of one line.
 
+    ``check``, ``render``, ``submit``, ``status``, ``cancel`` and ``logs`` are required; all else is optional.
+
     Attributes:
+        environment: Environment variables of the run.
+        snapshot: Whether the job runs a copy of the code made at submission.
+        job_file: Name of the rendered file in the folder of the run.
         array: Overrides in which the runs of an array differ; None for a single run.
         index_variable: Environment variable with the index of a run in its array; None: the launcher has no arrays.
-        snapshot: Whether the job runs a copy of the code made at submission.
-        environment: Environment variables of the run.
-        job_file: Name of the rendered file in the folder of the run.
+        spot: Whether the job runs on machines that may be lost without notice, so that the run saves regularly.
+        notices: Cloud whose metadata server announces interruptions to the run itself; None: no cloud does.
     """
 
-    array: str | list[str] | None
-    index_variable: ClassVar[str | None] = None
     environment: dict[str, str]
-    snapshot: bool
-    job_file: str
+    snapshot: bool = True
+    job_file: str = "job.sh"
+    array: str | list[str] | None = None
+    index_variable: ClassVar[str | None] = None
+    spot: bool = False
+    notices: str | None = None
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that cannot run, as far as can be known before submission."""
@@ -170,6 +168,19 @@ class Launcher(Protocol):
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of the run; with ``follow`` until it has ended."""
+
+
+def run(*command: str, timeout: float, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command without input; one that does not end in time, in seconds, has failed.
+
+    Raises:
+        FileNotFoundError: It is not installed.
+    """
+    options: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+    try:
+        return subprocess.run(command, env=env, timeout=timeout, **options)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"no response in {timeout} seconds")
 
 
 def render_template(file: Path, **values: object) -> str:
@@ -203,15 +214,6 @@ def quote(text: str) -> str:
     return '"' + "".join(literal + variable for literal, variable in zip(literals, variables, strict=True)) + '"'
 
 
-def check_environment(environment: Mapping[str, str], remedy: str) -> None:
-    """Raise ValueError for a variable of a job script whose name is invalid or looks like a secret."""
-    for name in environment:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
-            raise ValueError(f"launch.environment.{name!r} is not a valid variable name; use letters, digits and _")
-        if looks_secret(name):
-            raise ValueError(f"launch.environment.{name}: secrets must not be written to the job script; {remedy}")
-
-
 def check_control_characters(name: str, value: object) -> None:
     """Raise ValueError for control characters in a string, or in the items of a list or mapping."""
     if isinstance(value, dict):
@@ -221,25 +223,39 @@ def check_control_characters(name: str, value: object) -> None:
             raise ValueError(f"{name}={text!r} has the control character {found[0]!r}; remove it")
 
 
-def check_settings(settings: Mapping[str, Any], **minimum: int) -> None:
-    """Raise ValueError for settings with invalid environment variables, control characters or too small numbers.
+def check_settings(settings: Mapping[str, Any], ranges: Mapping[str, Range] = MappingProxyType({})) -> None:
+    """Raise ValueError for settings with invalid environment variables, control characters or numbers out of range.
 
     Lines of shell in ``setup`` may have line ends.
+
+    Args:
+        settings: Value of each setting.
+        ranges: Least and largest value of numbers, and of times as they are written.
     """
     remedy = "export it before launching, and the job inherits it"
     if "secrets" in settings:
         remedy = "put it into a secret of the platform, and give its address in launch.secrets"
-    check_environment(settings["environment"], remedy)
+    for setting in ("environment", "secrets", "pass_environment"):
+        for name in settings.get(setting, ()):
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
+                raise ValueError(f"launch.{setting}.{name!r} is not a valid variable name; use letters, digits and _")
+    for name in filter(looks_secret, settings["environment"]):
+        raise ValueError(f"launch.environment.{name}: secrets must not be written to the job script; {remedy}")
     for name, value in settings.items():
         if name == "setup":
             value = [str(line).replace("\n", "") for line in value]
         check_control_characters(f"launch.{name}", value)
         if found := find_secret_text(str(value)):
             raise ValueError(f"launch.{name}: holds {found}; secrets must not be written to the job script; {remedy}")
-    for name, least in minimum.items():
+    for name, limits in ranges.items():
         value = settings[name]
-        if value is not None and value < least:
-            raise ValueError(f"launch.{name}={value} is less than {least}; try launch.{name}={least}")
+        for limit, word, sign in zip(limits, ("less", "more"), (1, -1), strict=True):
+            if value is not None and limit is not None:
+                size, bound = (
+                    seconds(text, f"launch.{name}") if isinstance(text, str) else text for text in (value, limit)
+                )
+                if sign * size < sign * bound:
+                    raise ValueError(f"launch.{name}={value} is {word} than {limit}; try launch.{name}={limit}")
 
 
 def seconds(time: str, setting: str = "launch.time") -> int:
@@ -273,8 +289,8 @@ def match_job_id(pattern: str, job_id: str, expected: str) -> re.Match[str]:
 
 
 def follow(
-    read: Callable[[], Iterator[T]], is_over: Callable[[], bool] | None, interval: float, late: float = 0
-) -> Iterator[T]:
+    read: Callable[[], Iterator[str]], is_over: Callable[[], bool] | None, interval: float, late: float = 0
+) -> Iterator[str]:
     """Yield output again and again until a job has ended; one that does not respond meanwhile is a note.
 
     Args:
@@ -306,6 +322,15 @@ def follow(
         if last:
             return
         time.sleep(interval)
+
+
+def first_output(*sources: Iterator[str]) -> Iterator[str]:
+    """Yield the output of the first source that has any."""
+    for source in sources:
+        for text in source:
+            yield text
+            yield from source
+            return
 
 
 def follow_log(file: Path, is_over: Callable[[], bool]) -> Iterator[str]:

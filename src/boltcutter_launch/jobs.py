@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +45,8 @@ class Settings:
     launch: Launcher
 
 
-def find_launcher(folder: Path, *, cancels: bool = False) -> Iterator[tuple[Launcher, str]]:
-    """Yield the launcher of a run and its job id; nothing for a run that was not launched.
+def find_launcher(folder: Path, *, cancels: bool = False) -> tuple[Launcher, str] | None:
+    """Return the launcher of a run and its job id; None for a run that was not launched.
 
     Args:
         folder: Folder of the run.
@@ -55,19 +55,20 @@ def find_launcher(folder: Path, *, cancels: bool = False) -> Iterator[tuple[Laun
     Raises:
         ConfigError: The settings or the id are damaged, or not trusted.
     """
-    if facts := read_launch(folder, "run"):
-        if not isinstance(facts.get("id"), str):
-            raise ConfigError(f"run={folder}: its record.json has no id of a job; launch the run again")
-        if cancels and not (trust.is_granted() or trust.is_signed(job_of(facts), facts.get("id_signature"))):
-            raise ConfigError(f"run={folder}: you have not signed the id of its job; {trust.REMEDY}")
-        settings = DictConfig({"launch": facts["settings"]})
-        mistakes = find_mistakes(settings, Settings)
-        kind = None if mistakes else locate(str(facts["settings"].get("_target_")))
-        if not mistakes and not all(hasattr(kind, name) for name in ("submit", "status", "cancel", "logs")):
-            mistakes = [f"launch._target_={facts['settings']['_target_']}: no launcher"]
-        if mistakes:
-            raise ConfigError(f"run={folder}: its record.json: {mistakes[0]}; launch the run again")
-        yield build(settings.launch, "launch"), facts["id"]
+    if not (facts := read_launch(folder, "run")):
+        return None
+    if not isinstance(facts.get("id"), str):
+        raise ConfigError(f"run={folder}: its record.json has no id of a job; launch the run again")
+    if cancels and not (trust.is_granted() or trust.is_signed(job_of(facts), facts.get("id_signature"))):
+        raise ConfigError(f"run={folder}: you have not signed the id of its job; {trust.REMEDY}")
+    settings = DictConfig({"launch": facts["settings"]})
+    mistakes = find_mistakes(settings, Settings)
+    kind = None if mistakes else locate(str(facts["settings"].get("_target_")))
+    if not mistakes and not all(hasattr(kind, name) for name in ("submit", "status", "cancel", "logs")):
+        mistakes = [f"launch._target_={facts['settings']['_target_']}: no launcher"]
+    if mistakes:
+        raise ConfigError(f"run={folder}: its record.json: {mistakes[0]}; launch the run again")
+    return build(settings.launch, "launch"), facts["id"]
 
 
 def job_of(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,25 +106,28 @@ def run_verb(verb: str, place: Path, *, follow: bool) -> None:
         follow: Whether to follow logs until the runs have ended.
     """
     folders = [file.parent for file in sorted(place.glob("*/record.json"))]
-    functions: dict[str, Callable[..., None]] = {"status": show_status, "logs": show_logs}
-    functions |= {"cancel": cancel, "fetch": fetch}
     is_run = (place / "record.json").is_file()
     for folder in [place] if is_run or not folders else folders:
-        for launcher, job_id in find_launcher(folder, cancels=verb == "cancel"):
-            if verb == "cancel" and is_run and launcher.is_inseparable(job_id):
-                raise ValueError(f"run={place}: its array can be cancelled only as a whole; use run={place.parent}")
-            functions[verb](launcher, job_id, folder, follow=follow)
-            break
-        else:
+        if not (launched := find_launcher(folder, cancels=verb == "cancel")):
             raise ConfigError(f"{folder}: this run was not launched; use the process or job in which it was started")
-
-
-def show_status(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
-    """Print the status by the launcher, and each attempt with the reason for its end."""
-    print(printable(f"{display_path(folder)}: {launcher.status(job_id).text}"))
-    refresh(launcher, folder)
-    for attempt in read_record(folder).get("attempts") or ():
-        print(printable(f"  {attempt.get('start')}  {attempt.get('reason')}"))
+        launcher, job_id = launched
+        if verb == "logs":
+            show_logs(launcher, job_id, folder, follow=follow)
+        elif verb == "fetch":
+            if not (stored := find_stored(launcher)):
+                raise ValueError(f"run={display_path(folder)}: nothing to fetch; the run is in this folder")
+            names = stored.fetch(folder)
+            print(f"{display_path(folder)}: {len(names)} files downloaded from {stored.remote_folder(folder)}")
+        else:
+            if verb == "cancel":  # the run saves a checkpoint first
+                if is_run and launcher.is_inseparable(job_id):
+                    raise ValueError(f"run={place}: its array can be cancelled only as a whole; use run={place.parent}")
+                launcher.cancel(job_id)
+            print(printable(f"{display_path(folder)}: {launcher.status(job_id).text}"))
+        if verb == "status":
+            refresh(launcher, folder)
+            for attempt in read_record(folder).get("attempts") or ():
+                print(printable(f"  {attempt.get('start')}  {attempt.get('reason')}"))
 
 
 def show_logs(launcher: Launcher, job_id: str, folder: Path, *, follow: bool) -> None:
@@ -133,20 +137,6 @@ def show_logs(launcher: Launcher, job_id: str, folder: Path, *, follow: bool) ->
         print(text if is_own else printable(text), end="", flush=True)
         if LenientFile.is_lost:  # as after | head
             return
-
-
-def cancel(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
-    """Cancel a run, which saves a checkpoint first."""
-    launcher.cancel(job_id)
-    print(printable(f"{display_path(folder)}: {launcher.status(job_id).text}"))
-
-
-def fetch(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
-    """Download a run from the storage of its platform."""
-    if not (stored := find_stored(launcher)):
-        raise ValueError(f"run={display_path(folder)}: nothing to fetch; the run is in this folder")
-    names = stored.fetch(folder)
-    print(f"{display_path(folder)}: {len(names)} files downloaded from {stored.remote_folder(folder)}")
 
 
 def refresh(launcher: Launcher, *folders: Path) -> None:
@@ -173,9 +163,9 @@ def list_runs(runs: Path) -> None:
         except (ValueError, ConfigError) as error:
             print(printable(f"{display_path(file.parent)}: unknown"))
             faults[str(error)] = None
-    folders = {file.parent.resolve() for file in found}
+    known = {folder.resolve() for file in found for folder in (file.parent, file.parent.parent)}  # also those of arrays
     try:
-        others = [job for job in slurm_queue.jobs() if not job.file or not _is_known(job.file, folders)]
+        others = [job for job in slurm_queue.jobs() if not job.file or job.file.parent.resolve() not in known]
     except ValueError as error:
         others, faults = [], faults | {str(error): None}
     for job in others:
@@ -198,19 +188,14 @@ def _state(folder: Path) -> str:
         holder = lease.read_holder(folder)
         ended = "killed" if holder is None or holder.is_alive() is False else ended
     state = [] if record.get("launch") else ["not launched"]
-    if not state and ended != "completed":
-        state = [launcher.status(job_id).text for launcher, job_id in find_launcher(folder)]
+    if ended != "completed" and (launched := find_launcher(folder)):
+        state = [launched[0].status(launched[1]).text]
     return ", ".join([*state, f"{len(attempts)} attempt{'' if len(attempts) == 1 else 's'}", ended])
-
-
-def _is_known(file: Path, folders: set[Path]) -> bool:
-    """Whether a job script is in one of the run folders, or in the folder of their array."""
-    folder = file.parent.resolve()
-    return any(folder in (run_folder, run_folder.parent) for run_folder in folders)
 
 
 def has_completed(folder: Path) -> bool:
     """Whether the last attempt of a run has completed."""
     if attempts := read_record(folder).get("attempts"):
         return str(attempts[-1].get("reason")).startswith("completed")
-    return any(launcher.status(job_id).succeeded for launcher, job_id in find_launcher(folder))
+    launched = find_launcher(folder)
+    return launched is not None and launched[0].status(launched[1]).succeeded

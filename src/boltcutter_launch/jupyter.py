@@ -4,8 +4,8 @@ The server is bound to 127.0.0.1 behind a random token, which is written to a fi
 file or to logs. It is reached through a tunnel of the platform, and ends when it has been idle for a while; with it
 ends the job.
 
-A launcher with the setting ``jupyter`` calls ``check_job`` in ``check``, appends ``arguments`` to the command of its
-node, and prints ``tunnel`` once the job is submitted, and with its status.
+A launcher with the setting ``jupyter`` shows ``tunnel`` with the status of a job. A running cell, output of a terminal
+and an open page in a visible tab are activity; kernels and terminals without it are shut down, and then the server.
 """
 
 from __future__ import annotations
@@ -17,32 +17,10 @@ from pathlib import Path
 from typing import Literal
 
 from boltcutter.config.errors import ConfigError
-from boltcutter_launch.job import Job
 
 PORT = 8888
 TOKEN_FILE = Path("/tmp/boltcutter-jupyter-token")  # noqa: S108 - the same on all machines, readable only by the user of the job
 POLL_SECONDS = 60  # between two checks whether kernels and terminals are idle
-
-
-def check_job(job: Job, idle_minutes: float | None) -> None:
-    """Raise ValueError for a job that cannot run JupyterLab."""
-    if job.nodes > 1:
-        raise ValueError(
-            f"trainer.num_nodes={job.nodes}: launch.jupyter=true uses one machine; set trainer.num_nodes=1"
-        )
-    if idle_minutes is not None and idle_minutes <= 0:
-        raise ValueError(f"launch.idle_minutes={idle_minutes:g} is not positive; try launch.idle_minutes=60")
-
-
-def arguments(idle_minutes: float | None) -> list[str]:
-    """Return the arguments of ``boltcutter_launch.node`` that start JupyterLab instead of training.
-
-    Args:
-        idle_minutes: Minutes without activity after which kernels and terminals, and then the server, are shut down.
-            A running cell, output of a terminal and an open page in a visible tab are activity. None: the platform
-            starts a JupyterLab of its own.
-    """
-    return ["--unpack"] if idle_minutes is None else ["--jupyter", f"{idle_minutes:g}"]
 
 
 def prepare(project: Path, idle_minutes: float) -> list[str]:

@@ -6,12 +6,12 @@ import gzip
 import lzma
 import re
 import sys
-import time
 from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import yaml
 
@@ -23,13 +23,12 @@ from boltcutter_launch.cloud import CloudLauncher, as_text
 from boltcutter_launch.job import FINAL, POLL_SECONDS, Job, Status
 from boltcutter_launch.job import follow as follow_job
 
-DELETE_SECONDS = 120  # for the objects of an ended job
 MAX_CONFIG_MAP = 1024 * 1024  # bytes
-SAVE_SECONDS = 30  # least time to save
 RESERVED = {"containers", "restartPolicy", "volumes", "subdomain", "terminationGracePeriodSeconds"}
 # https://karpenter.sh/docs/concepts/disruption/#pod-level-controls, and the FAQ of the Cluster Autoscaler
 KEEP = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
+A_NAME = "a name; use lower-case letters, digits and -"
 QUANTITY = re.compile(r"\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?")
 
 
@@ -72,6 +71,11 @@ class KubernetesLauncher(CloudLauncher):
     # Namespace, name, index in an array, and context.
     id_form = rf"({NAME.pattern})/({NAME.pattern})(?::(\d+))?@(.*)", "<namespace>/<name>@<context>"
     own_secret, secret_example = r"[a-z0-9.-]+/[\w.-]+", "<secret>/<key>"
+    forms: ClassVar = {
+        **dict.fromkeys(("namespace", "service_account", "image_pull_secrets"), (NAME.pattern, A_NAME)),
+        **dict.fromkeys(("memory", "shm_size"), (QUANTITY.pattern, "a quantity; try 64Gi")),
+    }
+    ranges: ClassVar = {"grace": (30, None)}  # time to save
 
     kind: Literal["job", "trainjob", "rayjob"] = "job"
     context: str | None = None
@@ -95,26 +99,19 @@ class KubernetesLauncher(CloudLauncher):
     user: int | None = 1000
     annotations: dict[str, str] = field(default_factory=lambda: dict(KEEP))
     pod: dict[str, Any] = field(default_factory=dict)
-    array: str | list[str] | None = None  # type: ignore[assignment]
+    array: str | list[str] | None = None
     max_parallel: int | None = None
-    _clusters: dict[tuple[str | None, str | None], kubernetes_cluster.Cluster] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.resources, self.node_selector = as_text(self.resources), as_text(self.node_selector)
         self.annotations = as_text(self.annotations)
         super().__post_init__()
-        if self.grace < SAVE_SECONDS:
-            raise ValueError(f"launch.grace={self.grace} is too short to save; try launch.grace={SAVE_SECONDS}")
-        claims = [name for name in self.volumes if not name.startswith("/")]
-        names: dict[str, list[Any]] = {"namespace": [self.namespace], "service_account": [self.service_account]}
-        for setting, found in (names | {"volumes": claims, "image_pull_secrets": self.image_pull_secrets}).items():
-            if wrong := [name for name in found if name and not NAME.fullmatch(name)]:
-                raise ValueError(f"launch.{setting}: {wrong[0]} is not a name; use lower-case letters, digits and -")
-        quantities = {"memory": self.memory, "shm_size": self.shm_size}
-        quantities |= {f"resources.{name}": value for name, value in self.resources.items()}
-        for setting, quantity in quantities.items():
-            if quantity and not QUANTITY.fullmatch(quantity):
-                raise ValueError(f"launch.{setting}={quantity} is not a quantity; try launch.{setting}=64Gi")
+        self._connect = cache(kubernetes_cluster.Cluster)  # which renews credentials that expire by itself
+        if wrong := [name for name in self.volumes if not name.startswith("/") and not NAME.fullmatch(name)]:
+            raise ValueError(f"launch.volumes: {wrong[0]} is not {A_NAME}")
+        for name, quantity in self.resources.items():
+            if not QUANTITY.fullmatch(quantity):
+                raise ValueError(f"launch.resources.{name}={quantity} is not a quantity; try 1")
         if self.memory and self.memory.isdigit():
             raise ValueError(f"launch.memory={self.memory} has no unit; try launch.memory={self.memory}Gi")
         if wrong := [path for path in self.volumes.values() if not path.startswith("/")]:
@@ -133,7 +130,8 @@ class KubernetesLauncher(CloudLauncher):
         if job.array_size and self.kind != "job":
             raise ValueError(f"launch.kind={self.kind}: arrays are Indexed Jobs; try launch.kind=job")
         self.check_set("image", "give the image of the nodes, launch.image=<registry>/<image>:<tag>")
-        if not kubernetes_manifest.is_on_volume(self):
+        places = [f"{path.rstrip('/')}/" for path in self.volumes.values()]
+        if self.code_in_config_map and not f"{self.storage}/".startswith(tuple(places)):
             raise ValueError(
                 f"launch.storage={self.storage} is on no volume of the pods; mount one there with "
                 f"launch.volumes.<claim>={self.storage}, or use a URL such as s3://<bucket>/runs"
@@ -163,13 +161,8 @@ class KubernetesLauncher(CloudLauncher):
 
     def _cluster(self, job_id: str | None = None) -> tuple[kubernetes_cluster.Cluster, str]:
         """The cluster, and the name of the job if there is one."""
-        context, namespace, name = self.context, self.namespace, ""
-        if job_id is not None:
-            namespace, name, _, context = self.split_id(job_id)
-            context = context or None
-        if (context, namespace) not in self._clusters:  # renews credentials that expire by itself
-            self._clusters[context, namespace] = kubernetes_cluster.Cluster(self.kind, context, namespace)
-        return self._clusters[context, namespace], name
+        namespace, name, _, context = self.split_id(job_id) if job_id else (self.namespace, "", None, self.context)
+        return self._connect(self.kind, context or None, namespace), name
 
     def create(self, job: Job, file: Path) -> str:
         """Create the objects; those besides the job belong to it, so that Kubernetes deletes them with it."""
@@ -177,12 +170,7 @@ class KubernetesLauncher(CloudLauncher):
         if self.code_in_config_map:
             parts.append(self._config_map(main["metadata"], job.folder))
         place, _ = self._cluster()
-        job_id = f"{place.namespace}/{main['metadata']['name']}@{place.context}"
         created = place.create(main)
-        if not created:  # a job of an earlier start of the run
-            self._delete_ended(job_id)
-            if not (created := place.create(main)):
-                raise ValueError(f"launch=kubernetes: job {job_id} is still being deleted; try again later")
         owner = {name: main[name] for name in ("apiVersion", "kind")}
         owner |= {name: created["metadata"][name] for name in ("name", "uid")}
         try:
@@ -191,7 +179,11 @@ class KubernetesLauncher(CloudLauncher):
         except ValueError:
             place.delete(owner["name"])  # a job is submitted as a whole or not at all
             raise
-        return job_id
+        return f"{place.namespace}/{owner['name']}@{place.context}"
+
+    def search_hint(self, job: Job) -> str:
+        """Return how to find a job whose submission was not confirmed."""
+        return f"see kubectl get {kubernetes_manifest.API[self.kind][2]}"
 
     def _config_map(self, metadata: dict[str, Any], folder: Path) -> kubernetes_manifest.Manifest:
         content = lzma.compress(gzip.decompress((folder / BUNDLE).read_bytes()))  # smaller by a quarter
@@ -203,16 +195,6 @@ class KubernetesLauncher(CloudLauncher):
             )
         data = {kubernetes_manifest.BUNDLE: b64encode(content).decode()}
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": data}
-
-    def _delete_ended(self, job_id: str) -> None:
-        status = self.status(job_id)
-        if status.state in ("running", "pending"):
-            raise ValueError(f"launch=kubernetes: {status.text}; cancel it first")
-        place, name = self._cluster(job_id)
-        place.delete(name)
-        end = time.monotonic() + DELETE_SECONDS
-        while place.read(name) and time.monotonic() < end:
-            time.sleep(POLL_SECONDS)
 
     def status(self, job_id: str) -> Status:
         """Return the status of the job, with what is wrong with its pods."""

@@ -13,7 +13,7 @@ import yaml
 
 from boltcutter.config.errors import one_line
 from boltcutter.project import install_command
-from boltcutter_launch.job import State, UnclearSubmissionError, UnreachableError
+from boltcutter_launch.job import NoAnswerError, State, UnreachableError
 from boltcutter_launch.kubernetes_manifest import API, INSTANCE, Manifest
 
 TIMEOUT = (5, 30)  # seconds to connect, and to wait for an answer
@@ -83,21 +83,17 @@ class Cluster:
     def _place(self) -> tuple[str, str, str, str]:
         return self.group, self.version, self.namespace, self.plural
 
-    def create(self, body: Manifest) -> Manifest | None:
-        """Create a job and return it; None if there is one of this name."""
+    def create(self, body: Manifest) -> Manifest:
+        """Create a job and return it."""
         create = self._jobs.create_namespaced_custom_object
-        found: Manifest | None = self._call(create, *self._place, body, field_validation="Strict", none_if=409)
-        return found
+        created: Manifest = self._call(create, *self._place, body, field_validation="Strict")
+        return created
 
     def create_part(self, body: Manifest) -> None:
-        """Create a Service or a ConfigMap; replaces that of an earlier job, which is deleted some time after it."""
+        """Create a Service or a ConfigMap."""
         suffix = {"Service": "service", "ConfigMap": "config_map"}[body["kind"]]
         create = getattr(self._core, f"create_namespaced_{suffix}")
-        delete = getattr(self._core, f"delete_namespaced_{suffix}")
-        options: dict[str, Any] = {"field_validation": "Strict", "_preload_content": False}
-        if self._call(create, self.namespace, body, none_if=409, **options) is None:
-            self._call(delete, body["metadata"]["name"], self.namespace, none_if=404, _preload_content=False)
-            self._call(create, self.namespace, body, **options)
+        self._call(create, self.namespace, body, field_validation="Strict", _preload_content=False)
 
     def read(self, name: str) -> Manifest | None:
         """Return a job; None if there is none of this name."""
@@ -178,7 +174,7 @@ class Cluster:
                 raise ValueError(f"launch=kubernetes: {self._explain(error)}") from error
             fault = f"launch=kubernetes: the API server of {self.context or 'this cluster'} does not respond"
             if "field_validation" in options and not isinstance(error, NewConnectionError):
-                raise UnclearSubmissionError(f"{fault}, so the job may exist; see kubectl get {self.plural}") from error
+                raise NoAnswerError(fault) from error
             raise UnreachableError(f"{fault} ({one_line(error)}); check the network or the VPN") from error
 
     def _explain(self, error: Any) -> str:
@@ -192,6 +188,8 @@ class Cluster:
             return "the API server does not accept the credentials; log in again"
         if error.status == 403:
             return f"not permitted: {message}; ask for the role, or choose another launch.namespace"
+        if error.status == 409:
+            return f"{message}; delete it, or launch the run in another folder"
         if error.status == 404 and (answer.get("details") or {}).get("kind") == "namespaces":
             return f"launch.namespace={self.namespace} does not exist; create or correct it"
         if error.status == 404 and "details" not in answer:

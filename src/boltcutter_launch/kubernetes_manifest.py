@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from boltcutter.checkpoint.storage import is_url
-from boltcutter_launch.cloud import job_name, to_yaml
+from boltcutter_launch.cloud import drop_unset, next_name, to_yaml
 from boltcutter_launch.job import Job, seconds
 from boltcutter_launch.ray_driver import PLAN, Plan
 from boltcutter_launch.secret_reference import find_reader
@@ -50,8 +49,8 @@ def render(launcher: KubernetesLauncher, job: Job) -> str:
 
 def object_name(job: Job) -> str:
     """Return the name of the objects of a job, which is also a host name: it starts with a letter."""
-    name = job_name(job, limit=MAX_NAME)
-    return name if name[0].isalpha() else job_name(job, limit=MAX_NAME - 4).join(("run-", ""))
+    name = next_name(job, limit=MAX_NAME - 7)  # with space for what may come before and after it
+    return name if name[0].isalpha() else f"run-{name}"
 
 
 def manifests(launcher: KubernetesLauncher, job: Job) -> list[Manifest]:
@@ -219,10 +218,10 @@ def _pod(launcher: KubernetesLauncher, job: Job, ranks: list[Manifest]) -> Manif
         "nodeSelector": launcher.node_selector,
         "tolerations": [_toleration(text) for text in launcher.tolerations],
         "securityContext": user,
-        "containers": [{name: value for name, value in container.items() if value != []}],
+        "containers": [drop_unset(container)],
         "volumes": volumes,
     }
-    return {name: value for name, value in pod.items() if value not in (None, [], {})} | launcher.pod
+    return drop_unset(pod) | launcher.pod
 
 
 def _variables(values: Mapping[str, object]) -> list[Manifest]:
@@ -266,9 +265,3 @@ def _volumes(launcher: KubernetesLauncher, job: Job) -> tuple[list[Manifest], li
     return [{"name": name, **source} for name, _, source in found], [
         {"name": name, "mountPath": path} for name, path, _ in found
     ]
-
-
-def is_on_volume(launcher: KubernetesLauncher) -> bool:
-    """Whether the storage is a URL, or a path on a volume of the pods."""
-    storage = f"{launcher.storage}/"
-    return is_url(storage) or any(storage.startswith(f"{path.rstrip('/')}/") for path in launcher.volumes.values())

@@ -9,13 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from boltcutter.environment.process import start_time
-from boltcutter_launch.job import Job, Launcher, Status, assignments, check_settings, code_path, follow_log
+from boltcutter_launch.job import Job, Launcher, Range, Status, assignments, check_settings, code_path, follow_log
 
 
 @dataclass(kw_only=True, eq=False)
@@ -30,10 +30,10 @@ class LocalLauncher(Launcher):
     """
 
     option = "local"  # of launch=, for messages
-    array = None
-    job_file = "job.sh"
     log_name = "local.log"
-    _minimum: ClassVar[dict[str, int]] = {}  # of numbers
+    ranges: ClassVar[Mapping[str, Range]] = {}  # of numbers
+
+    kill = staticmethod(os.killpg)  # by which a run is cancelled
 
     torchrun: bool = False
     python: str | None = None
@@ -42,7 +42,7 @@ class LocalLauncher(Launcher):
 
     def __post_init__(self) -> None:
         self.python = self.python or sys.executable
-        check_settings(vars(self), **self._minimum)
+        check_settings(vars(self), self.ranges)
 
     def check(self, job: Job) -> None:
         """Raise ValueError for more than one node."""
@@ -89,7 +89,7 @@ class LocalLauncher(Launcher):
         if status.state == "unknown":
             raise ValueError(f"run: {status.text} can be cancelled only on that host")
         if status.state == "running":
-            os.killpg(int(job_id.split()[0]), signal.SIGTERM)
+            self.kill(int(job_id.split()[0]), signal.SIGTERM)
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of the run."""

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from boltcutter_launch.job import (
     UnreachableError,
     assignments,
     code_path,
+    first_output,
 )
 from boltcutter_launch.local import LocalLauncher
 from boltcutter_launch.ray_cluster import PORTS, check_reachable
@@ -57,7 +57,8 @@ class RayLauncher(StoredRuns, LocalLauncher):
     """
 
     option, log_name = "ray", "ray.log"
-    _minimum: ClassVar = {"cpus_per_task": 0, "max_restarts": 0, "timeout": 0}
+    kill = staticmethod(os.kill)  # Ray's processes must run until the driver has ended
+    ranges: ClassVar = dict.fromkeys(("cpus_per_task", "max_restarts", "timeout"), (0, None))
 
     address: str | None = None
     storage: str | None = None
@@ -175,25 +176,21 @@ class RayLauncher(StoredRuns, LocalLauncher):
         """Send SIGTERM, on which the run saves and ends."""
         if self.is_remote:
             self._call("stop_job", job_id)
-            return
-        status = super().status(job_id)
-        if status.state == "unknown":
-            raise ValueError(f"run: {status.text} can be cancelled only on that host")
-        if status.state == "running":
-            os.kill(int(job_id.split()[0]), signal.SIGTERM)  # Ray's processes must run until the driver has ended
+        else:
+            super().cancel(job_id)
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of the driver and of all ranks; without a shared disk that of rank 0, else of the driver."""
         if not self.storage:
             yield from LocalLauncher.logs(self, job_id, folder, follow=follow)
             return
-        has_output = False
-        for text in super().logs(job_id, folder, follow=follow):
-            has_output = True
-            yield text
-        if not has_output and self.is_remote:
+        stored = super().logs(job_id, folder, follow=follow)
+        yield from first_output(stored, self._driver_log(job_id, folder))
+
+    def _driver_log(self, job_id: str, folder: Path) -> Iterator[str]:
+        if self.is_remote:
             yield str(self._call("get_job_logs", job_id))
-        elif not has_output:
+        else:
             yield from LocalLauncher.logs(self, job_id, folder, follow=False)
 
     def _call(self, name: str, *arguments: Any, **options: Any) -> Any:

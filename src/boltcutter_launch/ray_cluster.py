@@ -1,13 +1,13 @@
 """Connect to a Ray cluster, or start one on this machine that ends with its block.
 
 An embedded cluster writes only to a folder of its own in the temporary directory, which is removed at the end. If the
-process is killed, the kernel ends Ray's processes with it; the folder, and any process that is left, are removed by the
-next start in the same run folder or by the next embedded cluster on this machine.
+process is killed, the kernel ends Ray's processes with it, and the next embedded cluster on this machine removes the
+folder, whose lock is then free, and any process that is left.
 """
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
 import secrets
 import shutil
@@ -19,18 +19,16 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from boltcutter.config.errors import one_line
-from boltcutter.environment.lease import Holder
 from boltcutter.environment.process import start_time
 from boltcutter.project import install_command
 from boltcutter_launch.job import UnreachableError
 
-NOTE = ".ray"  # file that names the processes and the folder of an embedded cluster
+LOCK = "lock"  # file in the folder of an embedded cluster, locked as long as its process runs
 PREFIX = "ray-bc-"
 MAX_TEMP_LENGTH = 40  # bytes; with Ray's folders below it, paths of sockets have up to 107, the limit
 OBJECT_STORE_BYTES = 100_000_000  # Ray's default is 30% of the memory, and we store only small objects
@@ -48,7 +46,6 @@ _TOKEN = secrets.token_hex(32)  # Ray caches it for the process
 
 @contextmanager
 def ray_cluster(
-    folder: Path,
     *,
     address: str | None = None,
     num_cpus: int | None = None,
@@ -62,7 +59,6 @@ def ray_cluster(
     """Connect this process to Ray during the block.
 
     Args:
-        folder: Folder of the run or search, for the note by which a later start finds what a crash left behind.
         address: Existing cluster: ``host:port``, ``ray://host:port`` or ``auto``; None: a cluster on this machine.
         num_cpus: CPUs of the embedded cluster; None: those of the machine.
         num_gpus: GPUs of the embedded cluster; None: those of the machine.
@@ -73,7 +69,7 @@ def ray_cluster(
         log_to_driver: Whether this process prints the output of the workers of an existing cluster.
 
     Raises:
-        ValueError: Ray is not installed, cannot be reached, or another process uses it in the same folder.
+        ValueError: Ray is not installed, or cannot be reached.
         UnreachableError: Ray does not start on this machine.
     """
     if unknown := ports.keys() - PORTS:
@@ -81,7 +77,7 @@ def ray_cluster(
     for port in ports.values():
         _check_free(port, f"{setting}.ports")
     with ExitStack() as stack:
-        stack.enter_context(_variables({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}))
+        stack.enter_context(_variables())
         with _kept_sigterm_handler():
             try:
                 import ray
@@ -101,23 +97,22 @@ def ray_cluster(
                             ) from None
                         time.sleep(1)
             else:
-                end_stale_clusters(folder, setting)
+                remove_stale_clusters()
                 options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": dashboard}
                 options |= {PORTS[name]: port for name, port in ports.items()}
-                stack.enter_context(_embedded(folder, setting, options))
+                stack.enter_context(_embedded(setting, options))
         yield
 
 
 @contextmanager
-def _embedded(folder: Path, setting: str, options: Mapping[str, Any]) -> Iterator[None]:
+def _embedded(setting: str, options: Mapping[str, Any]) -> Iterator[None]:
     """Start a cluster on this machine, and end all of its processes after the block."""
     import ray
 
     with ExitStack() as stack:
         temp = stack.enter_context(_temp_folder())
-        stack.enter_context(_variables({"RAY_AUTH_TOKEN_PATH": str(temp / "token")}))
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(temp / "token")
         processes: dict[int, str] = {}
-        stack.enter_context(_note(folder, temp, processes))
         stack.callback(_end, processes)
         stack.callback(ray.shutdown)
         others = set(_descendants([os.getpid()]))
@@ -131,46 +126,27 @@ def _embedded(folder: Path, setting: str, options: Mapping[str, Any]) -> Iterato
                 f"busy, or start a cluster with `ray start --head`, and set {setting}.address=auto"
             ) from error
         finally:
-            started = set(_descendants([os.getpid()])) - others
-            processes.update(_start_times(started))
+            processes.update(_start_times(set(_descendants([os.getpid()])) - others))
         if options["include_dashboard"]:
             print(f"note: Ray's dashboard is at http://{found.dashboard_url}; its token is in {temp}/token")
-        _write_notes(folder, temp, processes)
-        stack.callback(lambda: processes.update(_start_times(_descendants(started))))  # before the shutdown
+        stack.callback(lambda: processes.update(_start_times(_descendants(list(processes)))))  # before the shutdown
         yield
 
 
-def end_stale_clusters(folder: Path, setting: str = "launch") -> None:
-    """End what embedded clusters of killed processes have left: in this run folder, and on this machine.
-
-    Args:
-        folder: Folder of the run or search.
-        setting: Group of the settings, for messages.
-
-    Raises:
-        ValueError: The process that uses Ray in this folder is running.
-    """
-    for file in [folder / NOTE, *Path(_temp_root()).glob(f"{PREFIX}*/{NOTE}")]:
+def remove_stale_clusters() -> None:
+    """Remove what embedded clusters of killed processes have left on this machine."""
+    for lock in Path(_temp_root()).glob(f"{PREFIX}*/{LOCK}"):
+        temp = lock.parent
         try:
-            found = json.loads(file.read_text())
-            holder, temp = Holder(**found["holder"]), Path(found["folder"])
-            if file.stat().st_uid != os.getuid():
+            if temp.lstat().st_uid != os.getuid():  # of a folder of this user, nobody else can have written the lock
                 continue
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # none, or written incompletely
-        alive = holder.is_alive()
-        if alive is False:
-            noted = {int(pid): start for pid, start in found["processes"].items()}
-            _end(noted | _start_times(_workers(temp)), timeout=0)
-            if temp.name.startswith(PREFIX):
+            with lock.open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _end(_start_times(_servers(temp)), timeout=0)
                 _remove(temp)
-            file.unlink(missing_ok=True)
-            print(f"note: Ray was not shut down by {holder}; removed its processes and {temp}", file=sys.stderr)
-        elif file.parent == folder and alive:
-            raise ValueError(f"{setting}: {folder} is in use by {holder}; end it with: kill {holder.pid}")
-        elif file.parent == folder:
-            remedy = f"if it was killed, run there: rm -rf {temp}"
-            print(f"note: Ray of {holder} may still run on that host; {remedy}", file=sys.stderr)
+        except OSError:  # in use, or just removed
+            continue
+        print(f"note: Ray was not shut down by an earlier process; removed its processes and {temp}", file=sys.stderr)
 
 
 def _check_free(port: int, setting: str) -> None:
@@ -210,17 +186,16 @@ def check_reachable(address: str, setting: str, timeout: float = 0) -> None:
 
 
 @contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables, and restore all of Ray's variables after the block."""
-    names = {*values, *(name for name in os.environ if name.startswith("RAY_"))}
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(values)
+def _variables() -> Iterator[None]:
+    """Set the variables of ``ENVIRONMENT`` that are not set, and restore all of Ray's variables after the block."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+    os.environ.update(ENVIRONMENT | before)
     try:
         yield
     finally:
-        for name in [name for name in os.environ if name in names or name.startswith("RAY_")]:
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
             del os.environ[name]
-        os.environ.update({name: value for name, value in before.items() if value is not None})
+        os.environ.update(before)
 
 
 @contextmanager
@@ -257,27 +232,12 @@ def _temp_folder() -> Iterator[Path]:
     try:
         (temp / "token").touch(0o600)
         (temp / "token").write_text(_TOKEN)  # else Ray writes one to HOME
-        yield temp
+        with (temp / "draft").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # which the kernel releases when this process ends
+            (temp / "draft").rename(temp / LOCK)
+            yield temp
     finally:
         _remove(temp)
-
-
-@contextmanager
-def _note(folder: Path, temp: Path, processes: Mapping[int, str]) -> Iterator[None]:
-    _write_notes(folder, temp, processes)
-    try:
-        yield
-    finally:
-        (folder / NOTE).unlink(missing_ok=True)
-
-
-def _write_notes(folder: Path, temp: Path, processes: Mapping[int, str]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    facts = {"holder": asdict(Holder.here()), "folder": str(temp), "processes": processes}
-    for place in (folder, temp):
-        draft = place / f"{NOTE}.{os.getpid()}"
-        draft.write_text(json.dumps(facts, indent=2) + "\n")
-        draft.replace(place / NOTE)
 
 
 def _descendants(pids: Collection[int]) -> list[int]:
@@ -292,12 +252,12 @@ def _descendants(pids: Collection[int]) -> list[int]:
     return found
 
 
-def _workers(temp: Path) -> list[int]:
-    """Process IDs of workers that a cluster started later, which would create its folder again; Linux only."""
+def _servers(temp: Path) -> list[int]:
+    """Process IDs of what Ray has started with this folder; Linux only."""
     found = []
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            if b"--temp-dir=" + os.fsencode(temp) in command.read_bytes():
+            if os.fsencode(f"{temp}/") in command.read_bytes():
                 found.append(int(command.parent.name))
     return found
 
@@ -307,11 +267,10 @@ def _start_times(pids: Collection[int]) -> dict[int, str]:
 
 
 def _end(processes: Mapping[int, str], timeout: float = EXIT_TIMEOUT) -> None:
-    """Wait for processes to exit, and kill those that do not."""
-    here, end = Holder.here(), time.monotonic() + timeout
-    alive = [replace(here, pid=pid, start_time=start) for pid, start in processes.items()]
-    while (alive := [process for process in alive if process.is_alive()]) and time.monotonic() < end:
+    """Wait for processes, by their start times, to exit, and kill those that do not."""
+    end, alive = time.monotonic() + timeout, list(processes)
+    while (alive := [pid for pid in alive if start_time(pid) == processes[pid]]) and time.monotonic() < end:
         time.sleep(0.05)
-    for process in alive:
+    for pid in alive:
         with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)

@@ -83,7 +83,7 @@ class Driver:
         cluster = {"address": plan.address, "dashboard": plan.dashboard, "ports": plan.ports, "timeout": plan.timeout}
         for number in SIGNALS:
             signal.signal(number, self._receive)
-        with ray_cluster(Path(plan.folder), log_to_driver=plan.log is None, **cluster):  # type: ignore[arg-type]
+        with ray_cluster(log_to_driver=plan.log is None, **cluster):  # type: ignore[arg-type]
             try:
                 self._wait_for_nodes()
                 return self._received[-1] + 128 if self._received else self._train()

@@ -46,20 +46,21 @@ KEY_VAULT_VERSION = "7.4"
 
 def read_google(reference: str) -> str:
     """Read a version of a secret of Google Secret Manager."""
-    from boltcutter_launch import google_api
+    from boltcutter_launch.rest_api import connect_google, google_endpoint
 
-    url = f"{google_api.endpoint('secretmanager')}/v1/{reference}:access"
-    return b64decode(google_api.call(google_api.connect(), "GET", url)["payload"]["data"]).decode()
+    url = f"{google_endpoint('secretmanager')}/v1/{reference}:access"
+    return b64decode(connect_google().call("GET", url)["payload"]["data"]).decode()
 
 
 def read_azure(reference: str) -> str:
     """Read a secret of Azure Key Vault."""
-    from boltcutter_launch import azure_api
+    from boltcutter_launch.rest_api import connect_azure
 
     found = AZURE.fullmatch(reference)
     assert found
-    client = azure_api.connect(f"https://{found[1]}")
-    return str(azure_api.call(client, "GET", reference, version=KEY_VAULT_VERSION)["value"])
+    return str(
+        connect_azure(f"https://{found[1]}").call("GET", f"{reference}?api-version={KEY_VAULT_VERSION}")["value"]
+    )
 
 
 READERS: dict[re.Pattern[str], Callable[[str], str]] = {AWS: read_aws, GOOGLE: read_google, AZURE: read_azure}

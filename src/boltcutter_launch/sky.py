@@ -18,15 +18,16 @@ from typing import Any, ClassVar, Literal
 
 from boltcutter.config.errors import one_line
 from boltcutter_launch.bundle import BUNDLE
-from boltcutter_launch.cloud import CloudLauncher, next_name, to_yaml
+from boltcutter_launch.cloud import CloudLauncher, drop_unset, next_name, to_yaml
 from boltcutter_launch.job import (
     Job,
+    NoAnswerError,
     State,
     Status,
-    UnclearSubmissionError,
     UnreachableError,
-    check_settings,
+    first_output,
     render_template,
+    run,
     seconds,
 )
 
@@ -83,6 +84,8 @@ class SkyLauncher(CloudLauncher):
         "memory": (r"\d+\+?", "a number of GB; try launch.memory=64+"),
     }
 
+    ranges: ClassVar = {"grace": (30, None), "disk_gb": (1, None)}
+
     infra: list[str] = field(default_factory=list)
     gpu_type: str | list[str] | None = None
     cpus: str | None = None
@@ -101,7 +104,6 @@ class SkyLauncher(CloudLauncher):
     def __post_init__(self) -> None:
         self.install = self.install and not self.image
         super().__post_init__()
-        check_settings(vars(self), grace=30, disk_gb=1)
         if unknown := self.remote_identity.keys() - set(IDENTITIES):
             raise ValueError(
                 f"launch.remote_identity.{min(unknown)}: SkyPilot has it for {', '.join(IDENTITIES)}; remove it"
@@ -162,24 +164,26 @@ class SkyLauncher(CloudLauncher):
         }
         submit = f"  {shlex.join(self._launch_command(str(job.folder / self.job_file)))}"
         code = f"Each node reads the code from {self.remote_folder(job.folder)}, to which launch.py sends it."
-        used = {key: value for key, value in task.items() if value}
-        return to_yaml(used, "Managed job of SkyPilot; to submit it by hand:", "", submit, "", code)
+        return to_yaml(drop_unset(task), "Managed job of SkyPilot; to submit it by hand:", "", submit, "", code)
 
     def _resources(self, job: Job) -> dict[str, Any]:
         kinds = self.gpu_type if isinstance(self.gpu_type, list) else [self.gpu_type] if self.gpu_type else []
         choices: list[dict[str, Any]] = [{"infra": place} for place in self.infra]
         if kinds:
             choices = [{**one, "accelerators": f"{kind}:{job.devices}"} for one in choices for kind in kinds]
-        found = choices[0] if len(choices) == 1 else {"any_of": choices}
-        found = found | {"cpus": self.cpus or f"{job.devices * (1 + job.num_workers)}+"}
-        found |= {"memory": self.memory} if self.memory else {}
-        found |= {"image_id": f"docker:{self.image}"} if self.image else {}
-        found |= {"use_spot": self.spot, "disk_size": self.disk_gb}
-        found |= {"network_tier": self.network_tier} if job.nodes > 1 else {}
-        found |= {"max_hourly_cost": self.max_hourly_cost} if self.max_hourly_cost else {}
-        found |= {"labels": self.tags} if self.tags else {}
-        recovery = {"max_restarts_on_errors": self.max_restarts, "recover_on_exit_codes": [PREEMPTED]}
-        return found | {"job_recovery": recovery}
+        resources = {
+            **(choices[0] if len(choices) == 1 else {"any_of": choices}),
+            "cpus": self.cpus or f"{job.devices * (1 + job.num_workers)}+",
+            "memory": self.memory,
+            "image_id": f"docker:{self.image}" if self.image else None,
+            "use_spot": self.spot,
+            "disk_size": self.disk_gb,
+            "network_tier": self.network_tier if job.nodes > 1 else None,
+            "max_hourly_cost": self.max_hourly_cost,
+            "labels": self.tags,
+            "job_recovery": {"max_restarts_on_errors": self.max_restarts, "recover_on_exit_codes": [PREEMPTED]},
+        }
+        return drop_unset(resources)
 
     def _launch_command(self, file: str) -> list[str]:
         own = {place.partition("/")[0].replace("k8s", "kubernetes") for place in self.infra}
@@ -199,11 +203,11 @@ class SkyLauncher(CloudLauncher):
     def create(self, job: Job, file: Path) -> str:
         """Submit the task; returns the number and the name of the job."""
         name = re.findall(r"^name: (.*)$", file.read_text(), re.M)[0]
-        done = run(*self._launch_command(str(file)), timeout=LAUNCH_TIMEOUT)
+        done = run_sky(*self._launch_command(str(file))[1:], timeout=LAUNCH_TIMEOUT)
         try:  # by the name, as an error or a time-out may come after the job was accepted
             named = [one for one in queue() if one["job_name"] == name]
         except UnreachableError as error:
-            raise UnclearSubmissionError(f"{error}; the job {name} may have been submitted: sky jobs queue") from None
+            raise NoAnswerError(str(error)) from None
         known = [one["job_id"] for one in named if not done.returncode or STATES.get(one["status"]) != "ended"]
         if not known:
             raise ValueError(f"launch=sky: sky jobs launch fails: {fault(done)}; correct the setting, or run sky check")
@@ -224,7 +228,7 @@ class SkyLauncher(CloudLauncher):
 
     def cancel(self, job_id: str) -> None:
         """Cancel the job, whose training saves before the nodes are removed."""
-        done = run("sky", "jobs", "cancel", "--yes", *self.split_id(job_id))
+        done = run_sky("jobs", "cancel", "--yes", *self.split_id(job_id))
         if done.returncode:
             raise ValueError(f"cancel: sky jobs cancel fails: {fault(done)}")
 
@@ -232,16 +236,7 @@ class SkyLauncher(CloudLauncher):
         """Yield the output of all nodes; without any, that of rank 0 from the storage."""
         options = ["--tail", "0", "--follow" if follow else "--no-follow"]
         command = ["sky", "jobs", "logs", *options, *self.split_id(job_id)]
-        has_output, pipe = False, subprocess.PIPE
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, text=True, env=environment()) as process:
-            try:
-                for line in process.stdout or ():
-                    has_output = True
-                    yield line
-            finally:
-                process.terminate()
-        if not has_output:
-            yield from super().logs(job_id, folder, follow=follow)
+        return first_output(output(*command), super().logs(job_id, folder, follow=follow))
 
 
 def queue() -> list[dict[str, Any]]:
@@ -250,7 +245,7 @@ def queue() -> list[dict[str, Any]]:
     Raises:
         UnreachableError: SkyPilot does not respond.
     """
-    done = run("sky", "jobs", "queue", "--all", "--verbose", "--output", "json")
+    done = run_sky("jobs", "queue", "--all", "--verbose", "--output", "json")
     if done.returncode == 0 and (found := re.search(r"^\[.*", done.stdout, re.M | re.S)):
         return list(json.loads(found[0]))
     if NO_CONTROLLER in done.stdout + done.stderr:
@@ -258,15 +253,22 @@ def queue() -> list[dict[str, Any]]:
     raise UnreachableError(f"launch=sky: sky jobs queue fails: {fault(done)}; try again later")
 
 
-def run(*command: str, timeout: int = TIMEOUT) -> subprocess.CompletedProcess[str]:
+def run_sky(*command: str, timeout: int = TIMEOUT) -> subprocess.CompletedProcess[str]:
     """Run a command of SkyPilot; one that does not end in time has failed."""
-    options: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
     try:
-        return subprocess.run(command, env=environment(), timeout=timeout, **options)
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"no response in {timeout} seconds")
+        return run("sky", *command, env=environment(), timeout=timeout)
     except FileNotFoundError:
         raise ValueError(f"launch=sky: sky is not installed; {INSTALL}") from None
+
+
+def output(*command: str) -> Iterator[str]:
+    """Yield the output of a command of SkyPilot."""
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment(), **options) as process:
+        try:
+            yield from process.stdout or ()
+        finally:
+            process.terminate()
 
 
 def environment() -> dict[str, str]:

@@ -71,7 +71,7 @@ class SlurmLauncher(Launcher):
         snapshot: Whether the job runs a copy of the code made at submission; otherwise the code at its start.
     """
 
-    job_file, index_variable = "job.sh", "SLURM_ARRAY_TASK_ID"
+    index_variable = "SLURM_ARRAY_TASK_ID"
 
     partition: str | None = None
     account: str | None = None
@@ -115,7 +115,8 @@ class SlurmLauncher(Launcher):
                 f"launch.time={self.time} is too short to train before the run has to save; try "
                 f"launch.time={self.grace // 3600}:{self.grace % 3600 // 60 + 5:02}:00 or a smaller launch.grace"
             )
-        check_settings(vars(self), grace=30, cpus_per_task=1, max_parallel=1, max_restarts=0, chain=1)
+        least = {"grace": 30, "cpus_per_task": 1, "max_parallel": 1, "max_restarts": 0, "chain": 1}
+        check_settings(vars(self), {name: (value, None) for name, value in least.items()})
         if self.chain > 1 and self.array:
             raise ValueError(f"launch.chain={self.chain}: arrays cannot be chained; remove one of them")
         if self.memory and self.memory != "0" and not MEMORY.fullmatch(self.memory):
@@ -168,8 +169,7 @@ class SlurmLauncher(Launcher):
         links: list[str] = []
         try:
             for _ in range(self.chain):
-                after = (f"--dependency=afterany:{links[-1]}", "next") if links else ()
-                links.append(slurm_queue.submit(file, *after, known=links))
+                links.append(slurm_queue.submit(file, links))
         except ValueError:
             if links:
                 slurm_queue.cancel(*links)  # a chain is submitted as a whole or not at all

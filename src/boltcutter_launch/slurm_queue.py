@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from boltcutter_launch.job import State, Status, UnclearSubmissionError, UnreachableError, seconds
+from boltcutter_launch.job import State, Status, UnclearSubmissionError, UnreachableError, run, seconds
 
 STATES: dict[str, State] = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), "pending"),
@@ -62,13 +62,12 @@ def partitions(names: str | None) -> list[Partition]:
     return found
 
 
-def submit(file: Path, *options: str, known: Sequence[str] = ()) -> str:
+def submit(file: Path, known: Sequence[str] = ()) -> str:
     """Submit a script with sbatch and return the job id.
 
     Args:
         file: Job script.
-        options: Options of sbatch, then arguments of the script.
-        known: Jobs that were submitted before with the same script.
+        known: Jobs of a chain that were submitted before with the same script, of which this one continues the last.
 
     Raises:
         ValueError: sbatch is not installed, or rejects the job.
@@ -76,9 +75,8 @@ def submit(file: Path, *options: str, known: Sequence[str] = ()) -> str:
     """
     if not shutil.which("sbatch"):
         raise ValueError("launch=slurm: sbatch is not installed on this host; use a login node, or try --dry-run")
-    flags = [option for option in options if option.startswith("-")]
-    arguments = [option for option in options if not option.startswith("-")]
-    result = _run("sbatch", "--parsable", *flags, str(file), *arguments, env=environment(file.read_text()))
+    command = [f"--dependency=afterany:{known[-1]}", str(file), "next"] if known else [str(file)]
+    result = _run("sbatch", "--parsable", *command, env=environment(file.read_text()))
     if result.returncode == 0:
         return result.stdout.strip().partition(";")[0]
     text = re.sub(r"sbatch: (error: )?", "", " ".join(result.stderr.split()))
@@ -194,8 +192,4 @@ def _query(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def _run(*command: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, env=env, timeout=TIMEOUT)
-    except subprocess.TimeoutExpired:
-        result = f"no response in {TIMEOUT} seconds; see `scontrol ping`"
-        return subprocess.CompletedProcess(command, 1, "", result)
+    return run(*command, env=env, timeout=TIMEOUT)

@@ -24,24 +24,19 @@ from boltcutter_launch.job import Job, Launcher, UnclearSubmissionError
 from boltcutter_launch.jobs import find_launcher, job_of, run_verb
 
 
-def can_copy(launcher: Launcher, root: Path) -> bool:
-    """Whether the job runs a copy of the code; says so if it should but cannot."""
-    copies = launcher.snapshot and snapshot.can_copy(root)
-    if launcher.snapshot and not copies and not find_stored(launcher):  # which then refuses the job
-        print(f"note: {root} is not tracked by git: the job runs the code as it is when it starts, not a copy")
-    return copies
-
-
-def describe_code(root: Path, folder: Path, name: str, *, copies: bool) -> dict[str, Any]:
-    """Return the fields of a job that tell which code it runs.
+def describe_code(launcher: Launcher, root: Path, folder: Path, name: str) -> dict[str, Any]:
+    """Return the fields of a job that tell which code it runs; says so if it should be a copy, but cannot.
 
     Args:
+        launcher: The launcher.
         root: Root of the project.
         folder: Folder of the job.
         name: Name of the project's script; the module is called instead if it is missing or not part of the copy.
-        copies: Whether the job runs a copy of the code.
     """
-    code, file = folder / "code" if copies else None, Path("scripts", name)
+    copies, file = launcher.snapshot and snapshot.can_copy(root), Path("scripts", name)
+    if launcher.snapshot and not copies and not find_stored(launcher):  # which then refuses the job
+        print(f"note: {root} is not tracked by git: the job runs the code as it is when it starts, not a copy")
+    code = folder / "code" if copies else None
     has_script = str(file) in snapshot.list_files(root, folder) if copies else (root / file).is_file()
     place = code or root
     environment = {} if has_script else Project.at(place).environment
@@ -116,7 +111,8 @@ def check_unused(folder: Path, resumed: bool) -> None:
     if not resumed:
         path = display_path(folder)
         raise ConfigError(f"folder={path} holds a run; use resume={path}, or choose another")
-    for launcher, job_id in find_launcher(folder):
+    if launched := find_launcher(folder):
+        launcher, job_id = launched
         status = launcher.status(job_id)
         if status.state in ("running", "pending"):
             raise ConfigError(f"resume={display_path(folder)}: {status.text}; cancel it first")

@@ -76,7 +76,6 @@ def run_trials(
     os.environ.update(ENVIRONMENT)
     try:
         cluster = ray_cluster(
-            folder,
             address=search.address,
             num_cpus=None if search.address else needed_cpus(search, cpus),
             dashboard=search.dashboard,

@@ -14,7 +14,7 @@ from boltcutter.project import Project, command
 from boltcutter.run.folder import update_record
 from boltcutter_launch.job import Job, Launcher
 from boltcutter_launch.slurm import SlurmLauncher
-from boltcutter_launch.submit import can_copy, describe_code, start
+from boltcutter_launch.submit import describe_code, start
 from boltcutter_search.command import open_study, worker_folder
 from boltcutter_search.plan import RECORD, Plan, continued, planned, save
 
@@ -26,7 +26,7 @@ def launch_search(
 ) -> None:
     """Check and submit a search, or stop earlier as the flags say."""
     plan = plan_search(project, launcher, overrides)
-    job = create_job(plan, project.root, copies=can_copy(launcher, project.root))
+    job = create_job(plan, project.root, launcher)
     if start(launcher, settings, job, lambda: prepare(plan), flags, resumed=True):
         sys.exit(not (job.folder / REPORT).is_file())
 
@@ -49,7 +49,7 @@ def plan_search(project: Project, launcher: Any, overrides: Sequence[str]) -> Pl
     return plan
 
 
-def create_job(plan: Plan, root: Path, *, copies: bool) -> Job:
+def create_job(plan: Plan, root: Path, launcher: Launcher) -> Job:
     """Create the job of a search, which runs a copy of the code in ``root`` or the code there."""
     return Job(
         name=plan.folder.parent.name,
@@ -61,7 +61,7 @@ def create_job(plan: Plan, root: Path, *, copies: bool) -> Job:
         progress="../study.log",
         trusted=True,
         search=True,
-        **describe_code(root, plan.folder, "search.py", copies=copies),
+        **describe_code(launcher, root, plan.folder, "search.py"),
     )
 
 

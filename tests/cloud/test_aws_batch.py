@@ -14,10 +14,10 @@ from conftest import ROOT
 
 from boltcutter.config.locate import locate
 from boltcutter.extend import current_path
-from boltcutter.run import trust
+from boltcutter.lightning_alias import canonical
 from boltcutter_cloud import aws, aws_batch
 from boltcutter_cloud.aws_batch import AwsBatchLauncher
-from boltcutter_launch.job import Job, UnclearSubmissionError
+from boltcutter_launch.job import Job, NoAnswerError
 
 from ..launch.aws_server import ACCOUNT, CREDENTIALS, AwsAnswers, aws_answers, check_request
 from ..launch.test_library import git
@@ -179,8 +179,8 @@ def test_the_job_file_is_what_is_sent(answers: AwsAnswers, given: str, query: di
         ),
         (
             [definitions("multinode"), SILENT, NO_JOBS, NO_JOBS],
-            UnclearSubmissionError,
-            "see whether digits-.* is in the",
+            NoAnswerError,
+            "AWS does not respond",
         ),
     ],
     ids=["type", "definition", "queue", "silent"],
@@ -283,4 +283,4 @@ def test_the_documented_policy_has_the_actions_that_are_used() -> None:
 def test_jobs_that_recorded_the_earlier_path_find_their_launcher(package: str) -> None:
     path = f"{package}.aws_batch.AwsBatchLauncher"
     assert locate(path) is AwsBatchLauncher
-    assert trust.canonical(current_path(path)) == "boltcutter_cloud.aws_batch.AwsBatchLauncher"
+    assert canonical(current_path(path)) == "boltcutter_cloud.aws_batch.AwsBatchLauncher"

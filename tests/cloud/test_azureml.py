@@ -22,7 +22,7 @@ from boltcutter.checkpoint.io import AtomicCheckpointIO
 from boltcutter.checkpoint.select import find_newest
 from boltcutter_cloud import azureml
 from boltcutter_cloud.azureml import STATES, AzureMLLauncher, request_body
-from boltcutter_launch import azure_api
+from boltcutter_launch import rest_api
 from boltcutter_launch.cloud import next_name
 from boltcutter_launch.job import Job, Status, UnclearSubmissionError, UnreachableError
 
@@ -281,12 +281,12 @@ def test_a_rejected_job_is_one_line_and_an_unclear_one_may_run(
     server.failures["digits-one"] = (400, "UserError", "Insufficient quota of\nStandardNCADSA100v4Family.")
     with pytest.raises(ValueError, match=r"^launch=azureml: 400 UserError: Insufficient quota of Standard.*; correct"):
         submit(server, job, SERVERLESS)
-    monkeypatch.setattr(azure_api, "RETRIES", 0)
+    monkeypatch.setattr(rest_api, "RETRIES", 0)
     server.failures["digits-one"] = (429, "TooManyRequests", "Slow down.")
     with pytest.raises(UnreachableError, match=r"^launch=azureml: 429 TooManyRequests: Slow down; try again later$"):
         submit(server, job, SERVERLESS)
     server.failures["digits-one"] = (500, "InternalServerError", "An error.")
-    with pytest.raises(UnclearSubmissionError, match=r"500 .* may have been created: az ml job show --name digits-one"):
+    with pytest.raises(UnclearSubmissionError, match=r"500 .* may have been submitted: .*look for digits-one there$"):
         submit(server, job, SERVERLESS)
 
 

@@ -22,7 +22,7 @@ from boltcutter.checkpoint.select import find_newest
 from boltcutter_cloud import vertex
 from boltcutter_cloud.machines import find_machine, read_machines
 from boltcutter_cloud.vertex import STATES, VertexLauncher, default_setting, log_entries
-from boltcutter_launch import google_api
+from boltcutter_launch import rest_api
 from boltcutter_launch.job import Job, UnclearSubmissionError, UnreachableError
 
 from ..launch.google_server import NO_ANSWER, GoogleServer, error, google_server
@@ -296,11 +296,11 @@ def test_a_rejected_job_is_one_line_and_an_unclear_one_may_run(
     server.answers[name] = [(429, error(429, "RESOURCE_EXHAUSTED", "Quota custom_model_training_nvidia_l4_gpus is 0."))]
     with pytest.raises(ValueError, match=r"^launch=vertex: 429 RESOURCE_EXHAUSTED: Quota custom.* is 0; request more"):
         submit(job)
-    monkeypatch.setattr(google_api, "TIMEOUT", 0.5)
+    monkeypatch.setattr(rest_api, "TIMEOUT", 0.5)
     for answer in ((NO_ANSWER, None), (504, "")):  # a gateway may give up on a request that has an effect
         server.answers[name] = [answer]
         with pytest.raises(
-            UnclearSubmissionError, match=r"may have been created: gcloud ai custom-jobs list --project=my-p"
+            UnclearSubmissionError, match=r"may have been submitted: .*gcloud ai custom-jobs list --project=my-p"
         ):
             submit(job)
 
@@ -476,6 +476,6 @@ def test_defaults_are_those_of_gcloud(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_all_pages_of_a_log_are_read(server: GoogleServer) -> None:
     pages = [{"entries": [{"n": 1}], "nextPageToken": "p"}, {"nextPageToken": "q"}, {"entries": [{"n": 2}]}]
     server.answers["POST /v2/entries:list"] = [(200, page) for page in pages]
-    assert list(log_entries(google_api.connect(), "my-project", "a=b")) == [{"n": 1}, {"n": 2}]
+    assert list(log_entries(rest_api.connect_google(), "my-project", "a=b")) == [{"n": 1}, {"n": 2}]
     body = {"resourceNames": ["projects/my-project"], "filter": "a=b", "orderBy": "timestamp asc", "pageSize": 1000}
     assert [request.body for request in server.requests] == [body, body | {"pageToken": "p"}, body | {"pageToken": "q"}]

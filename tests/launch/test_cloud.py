@@ -56,7 +56,7 @@ def test_an_interrupted_submission_is_unclear(job: Job, tmp_path: Path) -> None:
 
     launcher, file = Interrupted(storage=f"file://{tmp_path}/runs"), job.folder / "job.yaml"
     file.write_text(launcher.render(job))
-    with pytest.raises(UnclearSubmissionError, match=r"launch=platform: interrupted, .* look for digits there before"):
+    with pytest.raises(UnclearSubmissionError, match=r"launch=platform: interrupted; .* look for digits-one there"):
         launcher.submit(job, file)
 
 
@@ -85,11 +85,13 @@ def test_secrets_are_references(job: Job) -> None:
     with pytest.raises(ValueError, match=r"^launch\.secrets\.WANDB_API_KEY: .*try launch\.secrets='{WANDB_") as error:
         Platform(secrets={"WANDB_API_KEY": "abcdefabcdef"})
     assert "abcdefabcdef" not in str(error.value)  # may be the secret
-    with pytest.raises(ValueError, match=r"^launch\.secrets\.A-B is not a valid variable name"):
+    with pytest.raises(ValueError, match=r"^launch\.secrets\.'A-B' is not a valid variable name"):
         Platform(secrets={"A-B": place})
 
 
-def test_a_job_is_sent_followed_and_fetched(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_is_sent_followed_and_fetched(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     launcher = Platform(storage=f"file://{tmp_path}/bucket/runs/", environment={"B": "2"})
     launcher.check(job)
     file = job.folder / launcher.job_file
@@ -106,9 +108,10 @@ def test_a_job_is_sent_followed_and_fetched(job: Job, tmp_path: Path, capsys: py
     assert "".join(launcher.logs("job-1", job.folder, follow=True)) == "training\n"
     attempts = [{"start": "now", "reason": "completed"}]
     (there / "record.json").write_text(json.dumps({"attempts": attempts, "test": {"accuracy": 1}}))
-    jobs.show_status(launcher, "job-1", job.folder)
+    monkeypatch.setattr(jobs, "find_launcher", lambda folder, **_: (launcher, "job-1"))
+    jobs.run_verb("status", job.folder, follow=False)
     assert capsys.readouterr().out.endswith(": job job-1, Succeeded\n  now  completed\n")
-    jobs.fetch(launcher, "job-1", job.folder)
+    jobs.run_verb("fetch", job.folder, follow=False)
     assert (job.folder / "logs" / "rank-0.log").read_text() == "training\n"
     record = json.loads((job.folder / "record.json").read_text())
     assert record == {"attempts": attempts, "test": {"accuracy": 1}, "launch": {"id": "job-1"}}
@@ -122,7 +125,7 @@ def test_a_resumed_run_keeps_its_attempts(job: Job, tmp_path: Path, monkeypatch:
     there = tmp_path / "bucket" / "digits" / "one" / "record.json"
     attempts = [{"start": "now", "reason": "preempted"}]
     there.write_text(json.dumps({"attempts": attempts}))
-    monkeypatch.setattr(submit, "find_launcher", lambda folder: [(launcher, "job-1")])
+    monkeypatch.setattr(submit, "find_launcher", lambda folder: (launcher, "job-1"))
     submit.check_unused(job.folder, resumed=True)
     launcher.submit(job, file)
     assert json.loads(there.read_text())["attempts"] == attempts

@@ -28,6 +28,7 @@ from boltcutter_cloud.sagemaker import SageMakerLauncher
 from boltcutter_cloud.vertex import VertexLauncher
 from boltcutter_launch import command
 from boltcutter_launch.cloud import CloudLauncher
+from boltcutter_launch.local import LocalLauncher
 from boltcutter_launch.spot_interruption import SpotInterruption
 
 ROOT = Path(__file__).parents[2]
@@ -199,7 +200,7 @@ def test_a_script_that_git_ignores_is_replaced_by_the_module(tmp_path: Path, ign
     for arguments in ("init -q", "add -A"):
         subprocess.run(["git", *arguments.split()], cwd=root, check=True)
     cfg = read_overrides(PROJECT, ["trainer.devices=1", f"folder={folder}"])
-    job = command.create_job([cfg], root, array=False, copies=True)
+    job = command.create_job([cfg], root, LocalLauncher())
     code = folder / "code"
     assert job.program == (["-m", "boltcutter", "train"] if ignored else [f"{code}/scripts/train.py"])
     assert job.environment == ({"BOLTCUTTER_PROJECT": str(code)} if ignored else {})

@@ -97,7 +97,7 @@ LOCAL = "boltcutter_launch.local.LocalLauncher"
 def test_only_launchers_are_built_from_a_record(tmp_path: Path, settings: dict[str, str], message: str) -> None:
     (tmp_path / "record.json").write_text(json.dumps({"launch": {"id": "1", "settings": settings}}))
     with pytest.raises(ConfigError) as error:
-        list(find_launcher(tmp_path))
+        find_launcher(tmp_path)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -169,7 +169,7 @@ def test_colors_in_logs_of_own_runs_are_shown(tmp_path: Path, capsys: pytest.Cap
 def test_launch_settings_of_somebody_else_are_checked(tmp_path: Path, launch: dict[str, object], message: str) -> None:
     (tmp_path / "record.json").write_text(json.dumps({"launch": launch}))
     with pytest.raises(ConfigError, match=message):
-        list(find_launcher(tmp_path))
+        find_launcher(tmp_path)
     (tmp_path / "record.json").write_text(json.dumps({"launch": {"id": "1", "settings": SLURM}}))
     assert read_launch(tmp_path, "run")
     with pytest.raises(ConfigError, match="that you have not signed"):

@@ -11,6 +11,7 @@ from boltcutter.run import lineage
 from boltcutter.run.folder import record_code, save_config
 from boltcutter_launch.bundle import BUNDLE, pack
 from boltcutter_launch.command import create_job, read_training_config
+from boltcutter_launch.local import LocalLauncher
 from boltcutter_launch.snapshot import copy_code
 
 from .test_library import create_project, read_record
@@ -22,7 +23,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = create_project(tmp_path_factory.mktemp("node") / "project")
     overrides = ["trainer.devices=1", "trainer.max_epochs=1", "report=false", f"runs={root}/runs"]
     cfg = read_training_config(Project.find(root), overrides)
-    job = create_job([cfg], root, array=False, copies=True)
+    job = create_job([cfg], root, LocalLauncher())
     save_config(cfg)
     assert job.code
     states = lineage.git_state(root), lineage.library_state(root)

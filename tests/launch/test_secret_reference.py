@@ -9,6 +9,7 @@ from typing import Any
 
 import boto3
 import pytest
+from requests import Session
 
 from boltcutter.config.errors import ConfigError
 from boltcutter_launch.secret_reference import EXAMPLE, arguments, export, find_reader
@@ -86,18 +87,15 @@ def test_a_secret_of_google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_secret_of_azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """https://learn.microsoft.com/rest/api/keyvault/secrets/get-secret/get-secret."""
-    from azure.core import PipelineClient
-
-    send = PipelineClient.send_request
+    send = Session.request
     with azure(tmp_path) as (server, _):
         for name, value in server.env.items():
             monkeypatch.setenv(name, value)
 
-        def send_to_server(client: Any, request: Any, **options: Any) -> Any:
-            request.url = request.url.replace(VAULT, server.url)
-            return send(client, request, **options)
+        def send_to_server(session: Session, method: str, url: str, **options: Any) -> Any:
+            return send(session, method, url.replace(VAULT, server.url), **options)
 
-        monkeypatch.setattr(PipelineClient, "send_request", send_to_server)
+        monkeypatch.setattr(Session, "request", send_to_server)
         server.secrets["wandb"] = "w-2"
         export([f"WANDB_API_KEY={VAULT}/secrets/wandb"])
         assert os.environ["WANDB_API_KEY"] == "w-2"

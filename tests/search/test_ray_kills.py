@@ -196,7 +196,6 @@ class Search:
             assert len(steps) == EPOCHS or row["state"] == "pruned", (number, steps, row)
         assert not list((self.place / "tmp").glob("ray-*"))
         assert not (self.folder / "ray").exists()
-        assert not (self.folder / ".ray").exists()
         written = [path.relative_to(self.place / "home") for path in (self.place / "home").rglob("*")]
         assert not [path for path in written if "ray" in str(path) or str(Path(*path.parts[:2])) not in OWN | ROOTS]
         return rows

@@ -118,7 +118,7 @@ def test_pods_of_an_indexed_job_share_a_search_on_a_volume(tmp_path: Path) -> No
         image="a:1", storage=str(volume), volumes={"runs": str(volume)}, python=sys.executable
     )
     plan = plan_search(project, launcher, [*SEARCH, *ON_CPU, f"folder={tmp_path}/digits/one"])
-    job = create_job(plan, ROOT, copies=True)
+    job = create_job(plan, ROOT, launcher)
     prepare(plan)
     assert job.code
     copy_code(ROOT, job.code, lineage.git_state(ROOT), lineage.library_state(ROOT))
