@@ -34,25 +34,22 @@ class TableEncoder(nn.Module):
 
     def __init__(self, statistics: Mapping[str, Any]) -> None:
         super().__init__()
-        numbers, categories, codes = list[int](), list[int](), list[int]()  # columns, and the category of a feature
-        of_numbers, of_categories = list[int](), list[int]()  # features
-        for index, column in enumerate(statistics["columns"]):
-            begin = len(of_numbers) + len(of_categories)
-            if column in statistics["categories"]:
-                count = len(statistics["categories"][column])
-                categories += [index] * count
-                codes += range(count)
-                of_categories += range(begin, begin + count)
-            else:
-                numbers.append(index)
-                of_numbers.append(begin)
-        self.columns = len(statistics["columns"])
-        facts = [statistics["numbers"][statistics["columns"][index]] for index in numbers]
-        for name, position in (("median", 0), ("mean", 1), ("std", 2)):
-            self.register_buffer(name, torch.tensor([fact[position] for fact in facts], dtype=torch.float64))
-        for name, values in (("numbers", numbers), ("categories", categories), ("codes", codes)):
+        columns, categories = statistics["columns"], statistics["categories"]
+        owners = [index for index, column in enumerate(columns) for _ in categories.get(column, [None])]  # of features
+        grouped = sorted(range(len(owners)), key=lambda feature: columns[owners[feature]] in categories)
+        numbers = [index for index, column in enumerate(columns) if column not in categories]
+        indices = {
+            "numbers": numbers,
+            "categories": [index for index in owners if columns[index] in categories],
+            "codes": [code for column in columns for code in range(len(categories.get(column, ())))],
+        }
+        for name, values in indices.items():
             self.register_buffer(name, torch.tensor(values, dtype=torch.int64))
-        self.register_buffer("order", torch.tensor(of_numbers + of_categories, dtype=torch.int64).argsort())
+        facts = torch.tensor([statistics["numbers"][columns[index]] for index in numbers], dtype=torch.float64)
+        for name, fact in zip(("median", "mean", "std"), facts.view(-1, 3).unbind(1), strict=True):
+            self.register_buffer(name, fact.contiguous())
+        self.columns = len(columns)
+        self.register_buffer("order", torch.tensor(grouped, dtype=torch.int64).argsort())
 
     def forward(self, rows: Tensor) -> Tensor:
         """Map raw rows (N, C) to features (N, F), float32."""

@@ -2,10 +2,10 @@ import json
 from pathlib import Path
 
 from boltcutter.report.html import render
-from boltcutter_export.report_section import format_bytes, read_exports
+from boltcutter_export.report_section import format_bytes
 
 
-def test_a_report_shows_a_table_and_bars(tmp_path: Path) -> None:
+def test_a_report_shows_a_table(tmp_path: Path) -> None:
     original = {"size": 1000, "metric": "accuracy", "value": 0.9, "drop": 0.0, "max_difference": 0.0}
     original |= {"latency": {"1": 2.0, "32": 20.0}, "throughput": 1600.0}
     small = original | {"size": 250, "drop": 0.25, "latency": {"1": 8.0, "32": 10.0}}
@@ -14,13 +14,9 @@ def test_a_report_shows_a_table_and_bars(tmp_path: Path) -> None:
     (tmp_path / "export").mkdir()
     path = tmp_path / "export" / "export.json"
     path.write_text(json.dumps({"split": "test", "checkpoint": "best.ckpt", "results": results}))
-    found = read_exports(path)
-    assert [len(row["bars"]) for row in found["rows"]] == [2, 2, 1]
-    assert [bar["text"] for bar in found["rows"][1]["bars"]] == ["0.25 ×", "4.00 ×"]
-    assert found["rows"][1]["bars"][1]["width"] == 420  # cut
     page = render(tmp_path)
-    assert "+0.25 points" in page
-    assert page.count("<rect") >= 5
+    for text in ("+0.25 points", "0.2 kB", "25%", "8.000 ms", "1,600", '<th scope="row">safetensors</th>'):
+        assert text in page
     path.write_text("{")
     assert "Exports" in render(tmp_path)  # among the missing parts
 
