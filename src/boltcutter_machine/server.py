@@ -90,7 +90,7 @@ class Tools:
     async def read_report(self, run: str) -> dict[str, Any]:
         """Read the report of a run as text; the run is its id, the beginning of one, or "latest"."""
         found = await self.run("runs")
-        runs = [entry for entry in found.get("result", ()) if run == "latest" or entry["id"].startswith(run)]
+        runs = [entry for entry in found.get("result", ()) if _is_named(run, entry)]
         if not found["ok"] or not runs:
             return found if not found["ok"] else _failed("unknown_run", f"run={run}: no such run; list_runs has all")
         report = Path(runs[-1]["folder"], "report.html")
@@ -133,6 +133,13 @@ class Tools:
         except ValueError:
             limit = seconds or self.limit
             return _failed("failed", f"{arguments[0]}: ended without a result, maybe after {limit:g} s; give more time")
+
+
+def _is_named(run: str, entry: dict[str, Any]) -> bool:
+    """Whether a run may be meant; of several, the newest is."""
+    is_trial = bool(entry.get("parent"))
+    names = (entry["id"], entry["id"].rpartition("-")[2])
+    return is_trial == ("/" in run) and (run == "latest" or any(name.startswith(run) for name in names))
 
 
 def _signal(group: int, number: int) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.run.metrics import parse_name
-from boltcutter_runs.groups import Group, Result, listed, settings_of
+from boltcutter_runs.groups import Group, Result, listed, method_of, settings_of
+from boltcutter_runs.record import Run
 from boltcutter_runs.samples import have_same_targets, read_predictions
 
 Pairs = Sequence[tuple[Result, Result]]
@@ -79,6 +81,24 @@ def _selection(first: Group, second: Group, metric: str) -> Iterator[str]:
     if leaked := sorted(name for name in chosen_by if stage in ("val", "test") and parse_name(name).stage == stage):
         remedy = "" if first.results[0].num_folds else "; compare test/…" if stage == "val" else "; choose by val/…"
         yield f"{leaked[0]} has chosen weights or settings on the same split, so {metric} is too good{remedy}"
+
+
+def measured_elsewhere(groups: Sequence[Group], known: Sequence[Run], metric: str) -> list[str]:
+    """A warning if the metric of the test split is known of other trainings, by which the groups may be chosen."""
+    results = [result for group in groups for result in group.results]
+    data, methods = method_of(results[0].run, "data.", SAME_SAMPLES), {method_of(result.run) for result in results}
+    others: dict[Any, Run] = {}
+    for run in known if parse_name(metric).stage == "test" else ():
+        is_tested = metric in run.metrics and run.kind != "search"
+        if is_tested and method_of(run, "data.", SAME_SAMPLES) == data and method_of(run) not in methods:
+            others[method_of(run)] = run
+    if not others:
+        return []
+    ids = listed([run.id for run in others.values()])
+    return [
+        f"{metric} was also measured with {len(others)} other settings ({ids}): if it has chosen what is compared, "
+        "the difference is too good; choose by val/…, with test=false"
+    ]
 
 
 def _within(group: Group) -> Iterator[str]:

@@ -19,7 +19,7 @@ from boltcutter_runs import caveats, further
 from boltcutter_runs.actions import writing
 from boltcutter_runs.groups import Group, Result, pair, read_group, settings_of
 from boltcutter_runs.pictures import write_page
-from boltcutter_runs.record import metric_mode
+from boltcutter_runs.record import find_runs, metric_mode
 from boltcutter_runs.references import runs_folder
 from boltcutter_runs.samples import LOSS, SampleComparison, compare_samples
 from boltcutter_runs.statistics import ALPHA, Estimate, Interval, compare_groups, compare_pairs, holm
@@ -49,14 +49,15 @@ class Comparison:
 def main(project: Project, arguments: list[str]) -> dict[str, Any]:
     """Print the verdicts, warnings and tables, and return all of them."""
     given = parse(arguments)
-    root = Path(runs_folder(project, given.groups))
-    groups = [read_group(text, root, given.metric) for text in given.groups if not text.startswith("runs=")]
+    known = find_runs(runs_folder(project, given.groups))
+    groups = [read_group(text, known, given.metric) for text in given.groups if not text.startswith("runs=")]
     if len(groups) < 2:
         raise ConfigError(f"compare: {groups[0].label if groups else 'nothing'} is the only group; give a second one")
     mode = given.mode or metric_mode([r.run for group in groups for r in group.results], given.metric)
     if mode is None:
         raise ConfigError(f"--metric {given.metric}: its name does not say which values are better; add --mode min|max")
     found = [compare(groups[0], group, given.metric) for group in groups[1:]]
+    found[0].warnings += caveats.measured_elsewhere(groups, known, given.metric)
     decide(found, mode, given.effect)
     scale = _Scale.of(given.metric, mode, [value for group in groups for value in group.values])
     for comparison in found:

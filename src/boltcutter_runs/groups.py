@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from boltcutter.config.values import format_value
 from boltcutter.project import display_path
 from boltcutter.run.folder import read_record
 from boltcutter.run.store import run_store
-from boltcutter_runs.query import select
+from boltcutter_runs.query import select, value_of
 from boltcutter_runs.record import Run, find_runs
 from boltcutter_runs.references import find
 
@@ -71,13 +72,13 @@ class Group:
         return [result.value for result in self.results]
 
 
-def read_group(text: str, root: Path, metric: str) -> Group:
+def read_group(text: str, known: Sequence[Run], metric: str) -> Group:
     """Find the runs of a group.
 
     Args:
-        text: A filter of the runs below ``root``; or the name or folder of a run, of runs, of repeated seeds or folds,
-            or of a search, which stands for its best trial.
-        root: Folder of all runs.
+        text: A filter of ``known``; or the name or folder of a run, of runs, of repeated seeds or folds, or of a
+            search, which stands for its best trial.
+        known: All runs.
         metric: Metric that is compared.
 
     Raises:
@@ -85,9 +86,9 @@ def read_group(text: str, root: Path, metric: str) -> Group:
     """
     folder = Path(text).expanduser()
     if not folder.is_dir() and not any(sign in text for sign in "=<>~"):
-        folder = Path(find(find_runs(root), text, "group").folder)
+        folder = Path(find(known, text, "group").folder)
     is_folder = folder.is_dir()
-    found = find_runs(folder if is_folder else root)
+    found = find_runs(folder) if is_folder else known
     chosen = [run for run in (found if is_folder else select(found, text)) if run.kind not in ("search", "job")]
     label, warnings = display_path(folder.absolute()) if is_folder else text, list[str]()
     searches = {r.id: r for r in found if r.kind == "search" and r.settings.get("search.summary") != "mean"}
@@ -127,6 +128,13 @@ def settings_of(results: Iterable[Result], prefix: str = "") -> dict[str, set[st
     return found
 
 
+def method_of(run: Run, prefix: str = "", without: Sequence[str] = ()) -> frozenset[tuple[str, str]]:
+    """The settings of a run that may affect the results, except those in which repetitions differ."""
+    own = run.settings.keys() - {*run.references, *without}
+    return frozenset((key, repr(run.settings[key])) for key in own if key.startswith(prefix) and is_compared(key))
+
+
+@cache
 def is_compared(key: str) -> bool:
     """Whether a setting may affect the results, and does not tell repetitions apart."""
     return key not in (*REPEATED, *NOT_COMPARED) and not key.startswith(NOT_COMPARED_BELOW)
@@ -160,8 +168,10 @@ def _without_repetitions(label: str, results: list[Result], warnings: list[str])
         if earlier := found.get(result.key):
             if different := [key for key, values in settings_of((earlier, result)).items() if len(values) > 1]:
                 both = f"{earlier.run.id} and {result.run.id} have the same seed, but differ in {listed(different)}"
-                value = format_value(result.run.settings.get(different[0]))
-                raise ConfigError(f"{label}: {both}; add 'and {different[0]}={value}' to the filter")
+                names = (different[0].partition(".")[0], different[0])  # rather a config group than a setting
+                key = next(k for k in names if value_of(earlier.run, k) != value_of(result.run, k))
+                value = format_value(value_of(result.run, key))
+                raise ConfigError(f"{label}: {both}; add 'and {key}={value}' to the filter")
             warnings.append(f"{label}: {earlier.run.id} is left out, as {result.run.id} repeats it")
         found[result.key] = result
     return [found[key] for key in sorted(found)]

@@ -6,9 +6,10 @@ A filter consists of comparisons, ``and``, ``or``, ``not`` and parentheses. It i
 from __future__ import annotations
 
 import math
+import operator
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -33,14 +34,17 @@ FIELDS: dict[str, Callable[[Run], Any]] = {
 }
 DURATIONS = ("age", "time")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-OPERATORS = ("!=", "<=", ">=", "=", "<", ">", "~")
-TOKEN = re.compile(
-    r"""\s*(?P<token>[()]|!=|<=|>=|[=<>~]|'(?P<single>[^']*)'|"(?P<double>[^"]*)"|[^\s()=<>~!'"]+)|\s*(?P<wrong>\S)"""
-)
+ORDERS: dict[str, Callable[[Any, Any], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+OPERATORS = ("!=", "=", "~", *ORDERS)
+QUOTED = r"""'[^']*'|"[^"]*\""""
+TOKEN = re.compile(rf"""\s*({QUOTED}|[()]|!=|<=|>=|[=<>~]|[^\s()=<>~!'"]+|\S)""")
 # A value may hold what a key cannot, as in name=a=b, and lists: data.shape=[1, 8, 8]
-VALUE = re.compile(
-    r"""\s*(?P<token>'(?P<single>[^']*)'|"(?P<double>[^"]*)"|\[[^\]]*\]|\$\{[^}]*\}|[^\s()'"\[=<>!~][^\s()'"\[]*)"""
-)
+VALUE = re.compile(rf"""\s*({QUOTED}|\[[^\]]*\]|\$\{{[^}}]*\}}|[^\s()'"\[=<>!~][^\s()'"\[]*)""")
 MAX_DEPTH = 100  # of parentheses
 
 Test = Callable[[Run], bool]
@@ -51,14 +55,12 @@ class Query:
     """A parsed filter, which can be called with a run.
 
     Args:
-        text: The filter.
         test: Whether a run is selected.
         keys: Keys that it uses, with their positions in the text.
     """
 
-    text: str
     test: Test
-    keys: tuple[tuple[str, int], ...]
+    keys: tuple[tuple[str, int], ...] = ()
 
     def __call__(self, run: Run) -> bool:
         """Return whether a run is selected."""
@@ -84,11 +86,13 @@ def parse(text: str) -> Query:
     Raises:
         ConfigError: It is wrong; the message has the position.
     """
+    if not text.strip():
+        return Query(lambda run: True)
     parser = _Parser(text)
-    test = parser.either(0) if text.strip() else (lambda run: True)
-    if text.strip():
-        parser.end()
-    return Query(text, test, tuple(parser.keys))
+    test = parser.either(0)
+    if TOKEN.match(text, parser.at):
+        raise parser.unexpected("and, or or the end was expected; quote values with spaces")
+    return Query(test, tuple(parser.keys))
 
 
 def find_fault(runs: Sequence[Run], key: str) -> str | None:
@@ -115,23 +119,20 @@ def value_of(run: Run, key: str) -> Any:
 
 
 class _Parser:
-    """A recursive descent over the tokens of a filter."""
+    """A recursive descent over a filter."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
         self.keys: list[tuple[str, int]] = []
 
     def either(self, depth: int) -> Test:
-        tests = [self.both(depth)]
-        while self.takes("or"):
-            tests.append(self.both(depth))
-        return tests[0] if len(tests) == 1 else lambda run: any(test(run) for test in tests)
+        return self.joined("or", any, lambda: self.joined("and", all, lambda: self.negated(depth)))
 
-    def both(self, depth: int) -> Test:
-        tests = [self.negated(depth)]
-        while self.takes("and"):
-            tests.append(self.negated(depth))
-        return tests[0] if len(tests) == 1 else lambda run: all(test(run) for test in tests)
+    def joined(self, word: str, combine: Callable[[Iterable[bool]], bool], part: Callable[[], Test]) -> Test:
+        tests = [part()]
+        while self.takes(word):
+            tests.append(part())
+        return lambda run: combine(test(run) for test in tests)
 
     def negated(self, depth: int) -> Test:
         if depth > MAX_DEPTH:
@@ -142,54 +143,39 @@ class _Parser:
         if self.takes("("):
             test = self.either(depth + 1)
             if not self.takes(")"):
-                raise self.error(self.at, f"{self.shown()} where ) was expected; close the parenthesis")
+                raise self.unexpected(") was expected; close the parenthesis")
             return test
         return self.comparison()
 
     def comparison(self) -> Test:
-        match = self.peek()
-        key = match["token"] if match else None
-        if match is None or key is None or key in (*OPERATORS, "(", ")", "and", "or"):
-            raise self.error(self.at, f"{self.shown()} where a comparison was expected; write <key>=<value>")
-        key = next((match[name] for name in ("single", "double") if match[name] is not None), key)
-        self.keys.append((key, match.start("token")))
-        self.at = match.end()
-        operator = next((operator for operator in OPERATORS if self.takes(operator)), None)
-        if operator is None:
-            remedy = f"one of {' '.join(OPERATORS)} must follow {key}"
-            raise self.error(self.at, f"{self.shown()} where an operator was expected; {remedy}")
-        found = VALUE.match(self.text, self.at)
-        if found is None:
-            raise self.error(self.at, f"{self.shown()} where a value was expected; write {key}{operator}<value>")
-        is_quoted = found["single"] is not None or found["double"] is not None
-        value = (found["single"] or found["double"] or "") if is_quoted else found["token"]
-        start, self.at = found.start("token"), found.end()
-        return self.compare(key, operator, value, start)
+        match = TOKEN.match(self.text, self.at)
+        if match is None or match[1] in (*OPERATORS, *"()!\"'", "and", "or"):
+            raise self.unexpected("a comparison was expected; write <key>=<value>")
+        key, self.at = _unquoted(match[1]), match.end()
+        self.keys.append((key, match.start(1)))
+        sign = self.takes(*OPERATORS)
+        if not sign:
+            raise self.unexpected(f"an operator was expected; one of {' '.join(OPERATORS)} must follow {key}")
+        value = VALUE.match(self.text, self.at)
+        if value is None:
+            raise self.unexpected(f"a value was expected; write {key}{sign}<value>")
+        self.at = value.end()
+        return self.compare(key, sign, _unquoted(value[1]), value.start(1))
 
-    def compare(self, key: str, operator: str, text: str, position: int) -> Test:
+    def compare(self, key: str, sign: str, text: str, position: int) -> Test:
         """The test of a comparison."""
-        if operator == "~":
+        if sign == "~":
             try:
                 pattern = re.compile(text)
             except (re.error, RecursionError, OverflowError) as error:
                 raise self.error(position, f"{text} is no regular expression ({one_line(error)}); correct it") from None
             return lambda run: any(pattern.search(_text(value)) for value in _each(value_of(run, key)))
         wanted = self.number(key, text, position)
-        if operator in ("=", "!="):
-            is_equal = operator == "="
-            return lambda run: any(_equals(value, text, wanted) for value in _each(value_of(run, key))) == is_equal
+        if sign in ("=", "!="):
+            return lambda run: any(_equals(value, text, wanted) for value in _each(value_of(run, key))) == (sign == "=")
         if wanted is None:
-            raise self.error(position, f"{text} is not a number; {operator} compares numbers, ages as 7d and dates")
-        order: Callable[[float, float], bool] = {
-            "<": lambda a, b: a < b,
-            "<=": lambda a, b: a <= b,
-            ">": lambda a, b: a > b,
-            ">=": lambda a, b: a >= b,
-        }[operator]
-        return lambda run: any(
-            isinstance(value, int | float) and not isinstance(value, bool) and order(value, wanted)
-            for value in _each(value_of(run, key))
-        )
+            raise self.error(position, f"{text} is not a number; {sign} compares numbers, ages as 7d and dates")
+        return lambda run: _is_number(value := value_of(run, key)) and ORDERS[sign](value, wanted)
 
     def number(self, key: str, text: str, position: int) -> float | None:
         """The number that a value stands for, which is a duration or date for some keys; None if it is none."""
@@ -198,37 +184,25 @@ class _Parser:
             if not match:
                 raise self.error(position, f"{text} is not a duration; write one as 30s, 10m, 3h, 7d or 2w")
             return float(match[1]) * UNITS[match[2] or "s"]
-        if key == "started":
-            try:
-                return datetime.fromisoformat(text).timestamp()
-            except ValueError:
-                raise self.error(position, f"{text} is not a date; write one as 2026-01-31") from None
         try:
-            found = float(text)
+            number = datetime.fromisoformat(text).timestamp() if key == "started" else float(text)
         except ValueError:
+            if key == "started":
+                raise self.error(position, f"{text} is not a date; write one as 2026-01-31") from None
             return None
-        return None if math.isnan(found) else found
+        return None if math.isnan(number) else number
 
-    def takes(self, token: str) -> bool:
-        """Whether the next token is this one, which is then passed."""
-        match = self.peek()
-        if match is None or match["token"] != token:
-            return False
+    def takes(self, *tokens: str) -> str:
+        """The next token, which is then passed, if it is one of these; otherwise nothing."""
+        match = TOKEN.match(self.text, self.at)
+        if match is None or match[1] not in tokens:
+            return ""
         self.at = match.end()
-        return True
+        return match[1]
 
-    def peek(self) -> re.Match[str] | None:
-        return TOKEN.match(self.text, self.at)
-
-    def end(self) -> None:
-        """Check that nothing follows."""
-        if self.peek():
-            raise self.error(self.at, f"{self.shown()} where and, or or the end was expected; quote values with spaces")
-
-    def shown(self) -> str:
-        """The next token, for a message."""
-        match = self.peek()
-        return (match["token"] or match["wrong"]) if match else "nothing"
+    def unexpected(self, expected: str) -> ConfigError:
+        match = TOKEN.match(self.text, self.at)
+        return self.error(self.at, f"{match[1] if match else 'nothing'} where {expected}")
 
     def error(self, position: int, message: str) -> ConfigError:
         spaces = len(self.text[position:]) - len(self.text[position:].lstrip())
@@ -248,9 +222,17 @@ def _text(value: Any) -> str:
     return "" if value is None else format_value(value)
 
 
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] in "'\"" else text
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _equals(value: Any, text: str, number: float | None) -> bool:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return number is not None and value == number
+    if _is_number(value):
+        return value == number
     if value is None or value == []:
         return text in ("null", "")
     return str(value) == text if isinstance(value, str) else _text(value) == "".join(text.split())

@@ -17,7 +17,10 @@ from boltcutter.project import install_command
 from boltcutter_runs.query import FIELDS, find_fault, value_of
 from boltcutter_runs.record import Run, metric_mode
 
-NOT_COMPARED = ("name", "tags", "runs", "resume", "resume_exact", "reproduce", "launch", "checkpoints", "search")
+NOT_COMPARED = (
+    *("name", "tags", "runs", "resume", "resume_exact", "reproduce", "launch", "checkpoints", "search"),
+    *("report", "test"),
+)
 MAX_SETTINGS = 6  # columns of settings that differ
 MAX_METRICS = 4
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would compute text that begins so, as =HYPERLINK(…)
@@ -54,7 +57,8 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
         if key.endswith("_target_") or not (is_everywhere or top not in chosen):
             continue
         found.append(key)
-    return sorted(found, key=lambda key: (key not in chosen, key))
+    # Settings of a group whose options differ come last, as most of them are those of the option.
+    return sorted(found, key=lambda key: (key not in chosen, key.partition(".")[0] in chosen, key))
 
 
 def _is_choice(key: str) -> bool:

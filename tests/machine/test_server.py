@@ -47,6 +47,9 @@ def test_the_report_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(tools, "run", run)
     assert asyncio.run(tools.read_report("latest"))["text"] == "Run\na 1 < 2"
+    assert asyncio.run(tools.read_report("b"))["ok"]
+    runs.append({"id": "2026-b/0000", "parent": "2026-b", "folder": str(tmp_path / "trial")})
+    assert asyncio.run(tools.read_report("latest"))["ok"]
     assert asyncio.run(tools.read_report("2026-a"))["errors"][0]["message"].startswith("run=2026-a: has no report")
     assert asyncio.run(tools.read_report("../etc"))["errors"][0]["code"] == "unknown_run"
 

@@ -5,15 +5,16 @@ import pytest
 from compared_runs import write_group, write_search
 
 from boltcutter import ConfigError
-from boltcutter_runs.caveats import check
+from boltcutter_runs.caveats import check, measured_elsewhere
 from boltcutter_runs.groups import pair, read_group
+from boltcutter_runs.record import find_runs
 
 VALUES = [0.7, 0.8, 0.9]
 RESUMED = {"resumed_from": "last.ckpt", "reason": "completed", "devices": 1, "deterministic": True}
 
 
 def warnings_of(root: Path, metric: str = "test/accuracy", texts: tuple[str, str] = ("model=a", "model=b")) -> str:
-    first, second = (read_group(text, root, metric) for text in texts)
+    first, second = (read_group(text, find_runs(root), metric) for text in texts)
     return "\n".join(check(first, second, pair(first, second), metric))
 
 
@@ -144,3 +145,17 @@ def test_equal_settings_and_splits_of_each_seed_are_named(tmp_path: Path) -> Non
     found = warnings_of(tmp_path, texts=(str(tmp_path / "a"), str(tmp_path / "b")))
     assert "both groups have the same settings" in found
     assert "each seed has its own split" in found
+
+
+def test_other_trainings_whose_test_metric_is_known_are_counted(tmp_path: Path) -> None:
+    write_both(tmp_path)
+    known = find_runs(tmp_path)
+    groups = [read_group(text, known, "test/accuracy") for text in ("model=a", "model=b")]
+    assert measured_elsewhere(groups, known, "test/accuracy") == []
+    assert len(measured_elsewhere(groups[:1], known, "test/accuracy")) == 1
+    write_group(tmp_path, "c", VALUES)
+    write_group(tmp_path, "d", VALUES, settings={"data": {"split": [0.5, 0.5]}})
+    write_group(tmp_path, "e", VALUES, metric="val/accuracy")
+    (line,) = measured_elsewhere(groups, find_runs(tmp_path), "test/accuracy")
+    assert "with 1 other settings (c-2)" in line
+    assert measured_elsewhere(groups, find_runs(tmp_path), "val/accuracy") == []

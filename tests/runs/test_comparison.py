@@ -11,6 +11,7 @@ from scipy import stats
 from boltcutter.cli import commands as cli
 from boltcutter_runs.comparison import Comparison, compare
 from boltcutter_runs.groups import read_group
+from boltcutter_runs.record import find_runs
 from boltcutter_runs.statistics import ALPHA
 
 A = [0.901, 0.893, 0.912, 0.897, 0.905]
@@ -225,7 +226,7 @@ def most(studies: int) -> int:
 @pytest.mark.parametrize("metric", [METRIC, "test/loss"])
 def test_equal_trainings_do_not_differ(equal_trainings: Path, metric: str) -> None:
     def comparison(first: str, second: str) -> Comparison:
-        return compare(*(read_group(text, equal_trainings, metric) for text in (first, second)), metric)
+        return compare(*(read_group(text, find_runs(equal_trainings), metric) for text in (first, second)), metric)
 
     studies = [
         comparison(f"seed>={seed} and seed<{seed + 5}", f"seed>={seed + 40} and seed<{seed + 45}")

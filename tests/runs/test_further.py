@@ -14,6 +14,7 @@ from boltcutter.project import Project
 from boltcutter.run import trust
 from boltcutter_runs.further import commands, further_seeds, overrides_of
 from boltcutter_runs.groups import Group, read_group
+from boltcutter_runs.record import find_runs
 
 PROJECT = Project.find(None)
 
@@ -31,7 +32,7 @@ def trained(folder: Path, overrides: list[str], *, seed: int = 0, signs: bool = 
     command = shlex.join(["/usr/bin/boltcutter", "train", *overrides, f"seed={seed}", f"folder={folder}"])
     record |= {"config": config, "command": command, "signature": trust.sign(config) if signs else None}
     (folder / "record.json").write_text(json.dumps(record | facts))
-    return read_group(str(folder), folder, "test/accuracy")
+    return read_group(str(folder), find_runs(folder), "test/accuracy")
 
 
 def test_the_commands_repeat_the_overrides_with_new_seeds(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_seeds_of_the_other_group_come_first(
     for name, seeds in (("a", ours), ("b", theirs)):
         for seed in seeds:
             write_group(tmp_path, name, [0.5], seed=seed)
-        groups.append(read_group(f"model={name}", tmp_path, "test/accuracy"))
+        groups.append(read_group(f"model={name}", find_runs(tmp_path), "test/accuracy"))
     assert further_seeds(*groups, count) == expected
 
 

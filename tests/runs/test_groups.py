@@ -5,6 +5,7 @@ from compared_runs import write_group, write_run, write_search
 
 from boltcutter import ConfigError
 from boltcutter_runs.groups import pair, read_group
+from boltcutter_runs.record import find_runs
 
 ACCURACY = "test/accuracy"
 
@@ -12,22 +13,22 @@ ACCURACY = "test/accuracy"
 def test_a_filter_and_a_folder_select_the_same_runs(tmp_path: Path) -> None:
     folder = write_group(tmp_path, "mlp", [0.8, 0.7, 0.9])
     write_group(tmp_path, "resnet", [0.6])
-    by_filter = read_group("model=mlp", tmp_path, ACCURACY)
-    by_folder = read_group(str(folder), tmp_path / "elsewhere", ACCURACY)
+    by_filter = read_group("model=mlp", find_runs(tmp_path), ACCURACY)
+    by_folder = read_group(str(folder), find_runs(tmp_path / "elsewhere"), ACCURACY)
     assert by_filter.values == by_folder.values == [0.8, 0.7, 0.9]
     assert [result.key for result in by_filter.results] == [(0, 0, 0), (1, 0, 0), (2, 0, 0)]
-    assert read_group(str(folder / "mlp-1"), tmp_path, ACCURACY).values == [0.7]
-    assert read_group("mlp-1", tmp_path, ACCURACY).values == [0.7]
+    assert read_group(str(folder / "mlp-1"), find_runs(tmp_path), ACCURACY).values == [0.7]
+    assert read_group("mlp-1", find_runs(tmp_path), ACCURACY).values == [0.7]
 
 
 def test_a_search_stands_for_its_best_trial_and_repeated_seeds_for_all(tmp_path: Path) -> None:
-    best = read_group(str(write_search(tmp_path / "tuned", [0.3, 0.1, 0.2])), tmp_path, ACCURACY)
+    best = read_group(str(write_search(tmp_path / "tuned", [0.3, 0.1, 0.2])), find_runs(tmp_path), ACCURACY)
     assert best.values == [0.9]
     assert best.trials == 3
     seeds = write_search(tmp_path / "seeds", [], summary="mean")
     for seed in range(3):
         write_run(seeds / "trials" / f"{seed:04d}", 0.5, seed=seed)
-    found = read_group(str(seeds), tmp_path, ACCURACY)
+    found = read_group(str(seeds), find_runs(tmp_path), ACCURACY)
     assert len(found.values) == 3
     assert found.trials == 0
 
@@ -36,13 +37,13 @@ def test_a_run_of_the_best_trial_has_the_budget_of_its_search(tmp_path: Path) ->
     search = write_search(tmp_path / "tuned", [0.3, 0.1, 0.2])
     settings = {"choices": {"experiment": str(search / "best.yaml")}}
     run = write_run(tmp_path / "again", 0.9, settings=settings)
-    assert read_group(str(run), tmp_path, ACCURACY).trials == 3
+    assert read_group(str(run), find_runs(tmp_path), ACCURACY).trials == 3
 
 
 def test_trials_of_searches_are_no_repetitions(tmp_path: Path) -> None:
     write_search(tmp_path / "tuned", [0.3, 0.1])
     write_run(tmp_path / "one", 0.7, seed=5)
-    found = read_group("model=mlp", tmp_path, ACCURACY)
+    found = read_group("model=mlp", find_runs(tmp_path), ACCURACY)
     assert found.values == [0.7]
     assert "2 trials" in found.warnings[0]
 
@@ -62,7 +63,7 @@ def test_runs_without_a_result_are_left_out_and_named(
 ) -> None:
     write_group(tmp_path, "mlp", [0.8, 0.7])
     write_run(tmp_path / "mlp" / "other", value, seed=9, reason=reason, settings={"choices": {"model": "mlp"}})
-    found = read_group("model=mlp", tmp_path, ACCURACY)
+    found = read_group("model=mlp", find_runs(tmp_path), ACCURACY)
     assert found.values == [0.8, 0.7]
     assert len(found.warnings) == 1
     assert named in found.warnings[0]
@@ -73,7 +74,7 @@ def test_the_newest_of_equal_runs_is_used(tmp_path: Path) -> None:
     attempt = {"start": "2026-01-02T12:00:00+00:00", "reason": "completed"}
     write_run(tmp_path / "second", 0.7, attempts=[attempt])
     write_run(tmp_path / "first", 0.8)
-    found = read_group(str(tmp_path), tmp_path, ACCURACY)
+    found = read_group(str(tmp_path), find_runs(tmp_path), ACCURACY)
     assert found.values == [0.7]
     assert "first is left out" in found.warnings[0]
 
@@ -82,7 +83,7 @@ def test_different_runs_of_a_seed_are_no_group(tmp_path: Path) -> None:
     write_run(tmp_path / "first", 0.8)
     write_run(tmp_path / "second", 0.7, settings={"optimizer": {"lr": 0.2}})
     with pytest.raises(ConfigError, match=r"optimizer\.lr.*add 'and optimizer\.lr=0\.[12]'"):
-        read_group(str(tmp_path), tmp_path, ACCURACY)
+        read_group(str(tmp_path), find_runs(tmp_path), ACCURACY)
 
 
 @pytest.mark.parametrize(
@@ -97,16 +98,16 @@ def test_different_runs_of_a_seed_are_no_group(tmp_path: Path) -> None:
 def test_a_group_without_runs_is_a_mistake(tmp_path: Path, text: str, metric: str, message: str) -> None:
     write_group(tmp_path, "mlp", [0.8])
     with pytest.raises(ConfigError, match=message):
-        read_group(text, tmp_path, metric)
+        read_group(text, find_runs(tmp_path), metric)
 
 
 def test_runs_of_the_same_seed_are_pairs(tmp_path: Path) -> None:
     write_group(tmp_path, "mlp", [0.1, 0.2, 0.3, 0.4])
     write_group(tmp_path, "resnet", [0.5, 0.6, 0.7], seed=2)
-    first, second = (read_group(f"model={name}", tmp_path, ACCURACY) for name in ("mlp", "resnet"))
+    first, second = (read_group(f"model={name}", find_runs(tmp_path), ACCURACY) for name in ("mlp", "resnet"))
     assert [(a.value, b.value) for a, b in pair(first, second)] == [(0.3, 0.5), (0.4, 0.6)]
     write_group(tmp_path, "convnet", [0.5, 0.6, 0.7], seed=3)
-    third = read_group("model=convnet", tmp_path, ACCURACY)
+    third = read_group("model=convnet", find_runs(tmp_path), ACCURACY)
     assert pair(first, third) == []  # one of three
 
 
@@ -115,7 +116,7 @@ def test_folds_of_the_same_seed_are_pairs(tmp_path: Path) -> None:
         for fold in range(3):
             data = {"num_folds": 3, "fold": fold}
             write_group(tmp_path / name, str(fold), [fold / 10, fold / 10], settings={"data": data})
-    first, second = (read_group(str(tmp_path / name), tmp_path, ACCURACY) for name in ("mlp", "resnet"))
+    first, second = (read_group(str(tmp_path / name), find_runs(tmp_path), ACCURACY) for name in ("mlp", "resnet"))
     assert len(first.results) == 6
     assert [a.key for a, _ in pair(first, second)] == [(s, 3, f) for s in range(2) for f in range(3)]
     assert all(a.key == b.key for a, b in pair(first, second))
@@ -125,4 +126,4 @@ def test_folds_of_the_same_seed_are_pairs(tmp_path: Path) -> None:
 def test_a_record_of_somebody_else_cannot_break_it(tmp_path: Path, seed: object) -> None:
     write_run(tmp_path / "one", 0.5, seed=seed, data=3, measured_after=[])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"record\.json is damaged \(an entry"):
-        read_group(str(tmp_path / "one"), tmp_path, ACCURACY)
+        read_group(str(tmp_path / "one"), find_runs(tmp_path), ACCURACY)

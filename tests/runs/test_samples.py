@@ -6,6 +6,7 @@ import pytest
 from compared_runs import write_run
 
 from boltcutter_runs.groups import Result, read_group
+from boltcutter_runs.record import find_runs
 from boltcutter_runs.samples import compare_samples, have_same_targets, read_predictions
 from boltcutter_runs.statistics import mcnemar
 
@@ -14,7 +15,7 @@ METRIC = "test/accuracy"
 
 def result(folder: Path, right: list[bool] | None, seed: int = 0) -> Result:
     write_run(folder, 0.5, right=right, seed=seed)
-    return read_group(str(folder), folder, METRIC).results[0]
+    return read_group(str(folder), find_runs(folder), METRIC).results[0]
 
 
 def test_classifiers_are_compared_by_mcnemar(tmp_path: Path) -> None:

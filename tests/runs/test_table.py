@@ -34,7 +34,7 @@ def test_settings_that_differ_are_shown_by_what_was_chosen(tmp_path: Path, write
     write(tmp_path / "b", **settings(choices=convnet, seed=1, optimizer={"lr": 0.2}))
     assert differing_settings(find_runs(tmp_path)) == ["optimizer.lr", "seed"]  # not data.seed, which refers to seed
     write(tmp_path / "c", **settings(choices=convnet | {"model": "mlp"}, model={"hidden": 3, "dropout": 0.1}))
-    assert differing_settings(find_runs(tmp_path)) == ["model", "model.dropout", "optimizer.lr", "seed"]
+    assert differing_settings(find_runs(tmp_path)) == ["model", "optimizer.lr", "seed", "model.dropout"]
     write(tmp_path / "d", **settings(data={**CONFIG["data"], "seed": 5}, task={"amp": 1}))
     assert {"data.seed", "task.amp"} <= {*differing_settings(find_runs(tmp_path))}
     assert differing_settings(find_runs(tmp_path)[:1]) == []

@@ -80,10 +80,11 @@ const isInside = (axes, brushes, i) => [...brushes].every(([name, [low, high]]) 
 // unknown passes below the axis.
 function drawAxes(holder, axes, brushes, { label, lines, changed }) {
   const focused = holder.contains(document.activeElement) && document.activeElement.dataset.axis;
-  const least = Math.max(320, axes.length * 96 + 40), width = Math.max(least, holder.parentElement.clientWidth), height = 330, top = 34, bottom = 34, none = height - 8;
+  const left = Math.max(50, 12 + 6.5 * Math.max(...axes[0].ticks.map(t => t.text.length)));  // room for the texts of the first axis
+  const least = Math.max(320, axes.length * 96 + left - 10), width = Math.max(least, holder.parentElement.clientWidth), height = 330, top = 34, bottom = 34, none = height - 8;
   holder.replaceChildren();
   const svg = put(holder, 'svg', { viewBox: `0 0 ${width} ${height}`, width, height, role: 'group', 'aria-label': label, style: `--least: ${least}px` });
-  const gap = (width - 110) / Math.max(1, axes.length - 1), x = k => 50 + k * gap, y = share => height - bottom - share * (height - top - bottom);
+  const gap = (width - left - 60) / Math.max(1, axes.length - 1), x = k => left + k * gap, y = share => height - bottom - share * (height - top - bottom);
   const used = new Set();
   lines(svg, i => axes.some(a => !a.isMetric && a.column[i] !== null) ? 'M' + axes.map((a, k) => {
     if (a.column[i] === null) used.add(k);

@@ -328,7 +328,7 @@ class Task(L.LightningModule, ABC):
         keywords = scheduler.keywords if isinstance(scheduler, partial) else {}
         if "total_steps" not in inspect.signature(scheduler).parameters or keywords.get("total_steps") is not None:
             return {}
-        steps = self.trainer.estimated_stepping_batches
+        self.scheduled_steps = steps = self.trainer.estimated_stepping_batches
         if not 0 <= steps < math.inf:
             raise TotalStepsError(
                 "scheduler: the number of training steps is unknown; set trainer.max_steps, or scheduler=constant"

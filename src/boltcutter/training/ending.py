@@ -153,6 +153,17 @@ def stopped_by(trainer: L.Trainer) -> str:
     return "trainer.max_time" if is_over else "callback"
 
 
+def unfinished_schedule(trainer: L.Trainer, stopped_by: str | None) -> str | None:
+    """One line if ``trainer.max_time`` left out steps over which the learning rate was planned; None if it did not."""
+    planned = getattr(trainer.lightning_module, "scheduled_steps", 0)
+    if stopped_by != "trainer.max_time" or trainer.global_step >= planned:
+        return None
+    return (
+        f"warning: scheduler: planned over {planned:.0f} steps, but trainer.max_time ended training after "
+        f"{trainer.global_step}, before the learning rate had decayed; set trainer.max_steps={trainer.global_step}"
+    )
+
+
 def is_ending(trainer: L.Trainer) -> bool:
     """Whether training ends after the current batch."""
     loop = trainer.fit_loop

@@ -44,7 +44,7 @@ from boltcutter.run.metrics import final_metrics
 from boltcutter.run.restart import check_start
 from boltcutter.run.store import join, run_store
 from boltcutter.training.best import BestRecorder
-from boltcutter.training.ending import EndOfTraining
+from boltcutter.training.ending import EndOfTraining, unfinished_schedule
 from boltcutter.training.resume import load_initial_state
 
 
@@ -123,7 +123,10 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
         create_run(cfg, project, components, checkpoint)
     with attempt(cfg, components, checkpoint, changes):
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True)
-        record_metrics(cfg, trainer, stopped_by=ending.stopped_by(trainer))
+        stopped_by = ending.stopped_by(trainer)
+        record_metrics(cfg, trainer, stopped_by)
+        if trainer.is_global_zero and (line := unfinished_schedule(trainer, stopped_by)):
+            print(line)
         best = trainer.strategy.broadcast(find_best(cfg) if trainer.is_global_zero else None)
         # Before fitting, only rank zero knew which splits are empty.
         untested = skip_reason(data, task, "test")

@@ -155,6 +155,7 @@ def test_a_time_limit_is_over_all_attempts_and_is_recorded(script: Script, tmp_p
         assert record["best_after"]
         assert "stopped by     trainer.max_time=00:00:00:01" in done.stdout
         assert f"resume={folder} trainer.max_time=<more>" in done.stdout
+        assert "warning: scheduler: planned over" in done.stdout
     assert "trainer.max_time=00:00:00:01 is used up; to continue, set trainer.max_time=<more>" in done.stdout
     assert record["measured_after"] == before["measured_after"]
 
