@@ -92,7 +92,7 @@ def _fix(line: str, setting: str, has_value: bool, given: str | None) -> str | N
         return None
     kind, word = found[1], found[2].strip("'")
     sign = given[: len(given) - len(given.lstrip("+"))] if given else ""
-    if is_override(word) and kind != "did you mean":
+    if OVERRIDE.fullmatch(word) and kind != "did you mean":
         return sign * (given is not None and _key(given) == _key(word)) + word
     if kind not in ("did you mean", "try") or (kind == "try" and not has_value):
         return None
@@ -114,11 +114,6 @@ def _is_removable(code: str, given: str, line: str) -> bool:
     is_nothing = given.partition("=")[2] in ("", "null") and "=" in given and code != "unknown_run"
     is_known = code in REMOVABLE and not _key(given).endswith("._target_")
     return is_known or is_nothing or bool(REMOVED.search(line))
-
-
-def is_override(text: str) -> bool:
-    """Whether a text can be an argument that sets, adds or removes a key."""
-    return OVERRIDE.fullmatch(text) is not None
 
 
 def _shown(line: str, setting: str) -> str:

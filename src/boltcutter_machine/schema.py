@@ -84,11 +84,14 @@ def make_schemas(project: Project) -> dict[str, Schema]:
     known: dict[str, Callable[..., Any]] = {}
     for target in targets:
         try:
-            definitions[target] = _of_target(found := locate(target))
+            known[target] = locate(target)
         except ConfigError:
             continue  # of a package that is not installed: any arguments are accepted
-        known[target] = found
-    definitions["component"] = {"allOf": [_if_target(target) for target in known]}
+        definitions[target] = {"type": "object", "if": UNCHECKED, "else": _arguments(known[target])}
+    named = ({"properties": {"_target_": {"const": target}}} for target in known)
+    definitions["component"] = {
+        "allOf": [{"if": name, "then": _definition(target)} for name, target in zip(named, known, strict=True)]
+    }
     groups = {group: _Group(group, options, known) for group, options in files.items()}
     run = _of_run(groups)
     schemas = {}
@@ -219,18 +222,6 @@ def _document(title: str, schema: Schema, definitions: Mapping[str, Schema]) -> 
     """A schema with the definitions that it refers to."""
     whole = {"$schema": "http://json-schema.org/draft-07/schema#", "title": title, "type": ["object", "null"]}
     return whole | schema | {"definitions": definitions}
-
-
-def _if_target(target: str) -> Schema:
-    return {
-        "if": {"properties": {"_target_": {"const": target}}},
-        "then": _definition(target),
-    }
-
-
-def _of_target(target: Callable[..., Any]) -> Schema:
-    """What may be given to a class or function."""
-    return {"type": "object", "if": UNCHECKED, "else": _arguments(target)}
 
 
 def _arguments(target: Callable[..., Any]) -> Schema:

@@ -211,8 +211,10 @@ def _sample_lines(comparison: Comparison, found: SampleComparison) -> Iterator[s
     shown = scale.estimate(found.difference, found.interval, found.p)
     yield from ("", f"{found.measure} of {these} on {found.count} samples: {shown} ({found.test})")
     rows = [["index", "target", comparison.first.label, comparison.second.label]]
-    names = ("index", "target", "first", "second")
+    names = ("index", "target", *(("first", "second") if found.pairs == 1 else ("first_outcome", "second_outcome")))
     rows += [[f"{sample[name]:.6g}" if name in sample else "" for name in names] for sample in found.changed[:SHOWN]]
+    if found.pairs > 1 and len(rows) > 1:
+        yield f"{found.measure} of each sample, as a mean of the pairs:"
     yield from aligned(rows) if len(rows) > 1 else ()
     if len(found.changed) > SHOWN:
         yield f"… and {len(found.changed) - SHOWN} more samples"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,8 +84,9 @@ def as_runs(found: Sequence[tuple[Place, Facts]]) -> list[Run]:
         trials.setdefault(run.parent, []).append(run)
     for number, run in enumerate(runs):
         if run.kind == "search":
-            objectives = searches[str(run.folder)]["objectives"]
-            runs[number] = replace(run, metrics=_best_metrics(objectives, trials.get(run.id, [])))
+            name, mode = next(iter(searches[str(run.folder)]["objectives"]), ("", ""))
+            best = best_run(trials.get(run.id, []), name, "max" if mode == "max" else "min")
+            runs[number] = replace(run, metrics=best.metrics if best else {})
     return sorted(runs, key=lambda run: (run.started, str(run.folder)))
 
 
@@ -135,15 +136,6 @@ def is_held(folder: Path) -> bool:
     return holder is not None and holder.is_alive() is not False
 
 
-def _best_metrics(objectives: Sequence[Sequence[str]], trials: Sequence[Run]) -> dict[str, float]:
-    """The metrics of the best trial by the first objective of a search."""
-    if not objectives:
-        return {}
-    name, mode = objectives[0]
-    best = best_run(trials, name, "max" if mode == "max" else "min")
-    return best.metrics if best else {}
-
-
 def best_run(runs: Sequence[Run], metric: str, mode: Mode | None = None) -> Run | None:
     """The run with the best value of a metric; None if no run has one.
 
@@ -160,12 +152,8 @@ def best_run(runs: Sequence[Run], metric: str, mode: Mode | None = None) -> Run 
 def metric_mode(runs: Sequence[Run], metric: str) -> Mode | None:
     """Whether smaller or larger values of a metric are better: as a callback of a run says, or else its name."""
     for run in runs:
-        for key in _monitors(run.settings, metric):
+        for key in (key for key, value in run.settings.items() if value == metric and key.endswith("monitor")):
             mode = run.settings.get(key.removesuffix("monitor") + "mode")
             if mode in ("min", "max"):
                 return mode  # type: ignore[no-any-return]
     return infer_mode(metric)
-
-
-def _monitors(settings: Mapping[str, Any], metric: str) -> Iterator[str]:
-    return (key for key, value in settings.items() if value == metric and key.endswith("monitor"))

@@ -22,7 +22,12 @@ LARGEST = 10  # differences of the loss that are listed
 
 @dataclass(frozen=True)
 class SampleComparison:
-    """Two models, or the averages of several pairs of them, and the samples that changed sides or differ most."""
+    """Two models, or the averages of several pairs of them, and the samples that changed sides or differ most.
+
+    Args:
+        changed: Of each sample ``index``, ``target``, the predictions ``first`` and ``second`` of the first pair,
+            and ``first_outcome``, ``second_outcome``, ``difference``: the fraction of right models, or the loss.
+    """
 
     measure: str
     test: str
@@ -54,7 +59,8 @@ def compare_samples(pairs: Sequence[tuple[Result, Result]], metric: str) -> Samp
     if measure == RIGHT and len(pairs) == 1:
         p, test = mcnemar(int(np.sum(differences < 0)), int(np.sum(differences > 0))), "McNemar's exact test"
     chosen = order[np.abs(differences[order]) >= 0.5] if measure == RIGHT else order[:LARGEST]
-    changed = [_describe(both[0], place, float(differences[place])) for place in chosen.tolist()]
+    outcomes = {"first_outcome": first, "second_outcome": second, "difference": differences}
+    changed = [_describe(both[0], i) | {n: float(v[i]) for n, v in outcomes.items()} for i in chosen.tolist()]
     mean = float(np.mean(differences))
     return SampleComparison(measure, test, len(differences), len(pairs), mean, interval, p, changed)
 
@@ -86,8 +92,8 @@ def _outcome(table: dict[str, Array], measure: str) -> Array:
     return table["loss"] if measure == LOSS else np.asarray(table["target"] == table["prediction"], np.float64)
 
 
-def _describe(tables: Sequence[dict[str, Array]], place: int, difference: float) -> dict[str, Any]:
+def _describe(tables: Sequence[dict[str, Array]], place: int) -> dict[str, Any]:
     """A sample, and its predictions by the first pair of models."""
     found = {name: tables[0][name][place] for name in ("index", "target")}
     found |= {s: t["prediction"][place] for s, t in zip(("first", "second"), tables, strict=True) if "prediction" in t}
-    return {n: int(v) if v % 1 == 0 else float(v) for n, v in found.items()} | {"difference": difference}
+    return {n: int(v) if v % 1 == 0 else float(v) for n, v in found.items()}

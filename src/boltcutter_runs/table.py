@@ -7,6 +7,7 @@ import io
 import os
 import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from boltcutter.config.errors import ConfigError, printable
 from boltcutter.config.values import format_value
 from boltcutter.formatting import format_duration, format_number
 from boltcutter.project import install_command
-from boltcutter_runs.query import FIELDS, find_fault, value_of
+from boltcutter_runs.query import FIELDS, UNITS, find_fault, value_of
 from boltcutter_runs.record import Run, metric_mode
 
 NOT_COMPARED = (
@@ -26,7 +27,6 @@ MAX_METRICS = 4
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would compute text that begins so, as =HYPERLINK(…)
 FIELD_ORDER = ("id", "name", "age", "status")  # before settings and metrics
 FIELDS_AFTER = ("devices", "time", "tag", "note")
-UNITS = (("w", 7 * 86400), ("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
@@ -35,34 +35,23 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
     Where runs differ in the option of a group, settings that only one of the options has are left out.
     """
     compared = [run for run in runs if run.settings and run.kind != "search"]
-    values: dict[str, set[str]] = {}
-    own, counts = set[str](), dict[str, int]()
+    values, own = defaultdict[str, Counter[str]](Counter), set[str]()
     for run in compared:
         own |= run.settings.keys() - set(run.references)
         for key, value in run.settings.items():
-            values.setdefault(key, set()).add(repr(value))
-            counts[key] = counts.get(key, 0) + 1
-    chosen = {key.removeprefix("choices.") for key, found in values.items() if len(found) > 1 and _is_choice(key)}
-    found = list(chosen & values.keys() ^ chosen)  # a group that is null is itself a setting
-    for key, different in values.items():
-        top = key.partition(".")[0]
-        is_everywhere = counts[key] == len(compared)
-        if (
-            top in (*NOT_COMPARED, "choices")
-            or key in chosen
-            or key not in own
-            or (is_everywhere and len(different) == 1)
-        ):
-            continue
-        if key.endswith("_target_") or not (is_everywhere or top not in chosen):
-            continue
-        found.append(key)
+            values[key][repr(value)] += 1
+    missing = {key for key, counts in values.items() if counts.total() < len(compared)}
+    several = {key for key, counts in values.items() if len(counts) > 1}
+    chosen = {key.removeprefix("choices.") for key in several if key.startswith("choices.")} - {"experiment"}
+    found = [
+        key
+        for key in (several | missing) & own
+        if (top := key.partition(".")[0]) not in (*NOT_COMPARED, "choices")
+        and not key.endswith("_target_")
+        and not (key in missing and top in chosen)
+    ]
     # Settings of a group whose options differ come last, as most of them are those of the option.
-    return sorted(found, key=lambda key: (key not in chosen, key.partition(".")[0] in chosen, key))
-
-
-def _is_choice(key: str) -> bool:
-    return key.startswith("choices.") and key != "choices.experiment"
+    return sorted({*chosen, *found}, key=lambda key: (key not in chosen, key.partition(".")[0] in chosen, key))
 
 
 def shown_metrics(runs: Sequence[Run]) -> list[str]:
@@ -118,28 +107,24 @@ def sort(runs: Sequence[Run], key: str) -> list[Run]:
     check_key(runs, key, "sort")
     if key not in FIELDS and any(key in run.metrics for run in runs) and metric_mode(runs, key) == "max":
         is_reversed = not is_reversed
-    values = {id(run): value_of(run, key) for run in runs}
-    missing = {id(run) for run in runs if (value := values[id(run)]) is None or value != value}
+    values = [(value_of(run, key), run) for run in runs]
+    known = [(value, run) for value, run in values if value is not None and value == value]
 
-    def rank(run: Run) -> tuple[bool, float, str]:
-        value = values[id(run)]
-        is_number = isinstance(value, int | float)
-        return not is_number, float(value) if is_number else 0.0, "" if is_number else str(value)
+    def rank(pair: tuple[Any, Run]) -> tuple[bool, float, str]:
+        value = pair[0]
+        return (False, float(value), "") if isinstance(value, int | float) else (True, 0.0, str(value))
 
-    found = sorted((run for run in runs if id(run) not in missing), key=rank, reverse=is_reversed)
-    return found + [run for run in runs if id(run) in missing]
+    ranked = [run for _, run in sorted(known, key=rank, reverse=is_reversed)]
+    return ranked + [run for value, run in values if value is None or value != value]
 
 
 def short_ids(runs: Sequence[Run]) -> dict[str, str]:
     """For each id the last part of it, if no other run has the same, which ``run=`` takes as well."""
-    shorts = {run.id: run.id.partition("/")[0].rpartition("-")[2] for run in runs}
     owners: dict[str, set[str]] = {}
-    for id, text in shorts.items():
-        owners.setdefault(text, set()).add(id.partition("/")[0])
-    return {
-        id: text + id[len(id.partition("/")[0]) :] if len(owners[text]) == 1 and len(text) >= 8 else id
-        for id, text in shorts.items()
-    }
+    for owner in (run.id.partition("/")[0] for run in runs):
+        owners.setdefault(owner.rpartition("-")[2], set()).add(owner)
+    shorts = {whole: text for text, (whole, *others) in owners.items() if len(text) >= 8 and not others}
+    return {run.id: shorts.get(owner := run.id.partition("/")[0], owner) + run.id[len(owner) :] for run in runs}
 
 
 def format_cell(run: Run, key: str) -> str:
@@ -162,7 +147,7 @@ def format_cell(run: Run, key: str) -> str:
 
 def format_age(seconds: float) -> str:
     """A duration as filters take it, in the largest unit that it fills: ``3d``."""
-    unit, size = next(((unit, size) for unit, size in UNITS if seconds >= size), UNITS[-1])
+    unit, size = next(((unit, size) for unit, size in reversed(UNITS.items()) if seconds >= size), ("s", 1))
     return f"{max(0, int(seconds // size))}{unit}"
 
 

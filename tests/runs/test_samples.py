@@ -28,7 +28,8 @@ def test_classifiers_are_compared_by_mcnemar(tmp_path: Path) -> None:
     assert found.p == mcnemar(10, 3)
     assert found.interval[0] < -0.07 < found.interval[1]
     assert [sample["index"] for sample in found.changed] == [*range(70, 80), *range(80, 83)]
-    assert found.changed[0] == {"index": 70, "target": 0, "first": 0, "second": 1, "difference": -1.0}
+    outcomes = {"first_outcome": 1.0, "second_outcome": 0.0, "difference": -1.0}
+    assert found.changed[0] == {"index": 70, "target": 0, "first": 0, "second": 1} | outcomes
 
 
 def test_several_pairs_are_averaged(tmp_path: Path) -> None:
