@@ -84,10 +84,10 @@ def make_schemas(project: Project) -> dict[str, Schema]:
     known: dict[str, Callable[..., Any]] = {}
     for target in targets:
         try:
-            known[target] = locate(target)
+            definitions[target] = {"type": "object", "if": UNCHECKED, "else": _arguments(found := locate(target))}
         except ConfigError:
             continue  # of a package that is not installed: any arguments are accepted
-        definitions[target] = {"type": "object", "if": UNCHECKED, "else": _arguments(known[target])}
+        known[target] = found
     named = ({"properties": {"_target_": {"const": target}}} for target in known)
     definitions["component"] = {
         "allOf": [{"if": name, "then": _definition(target)} for name, target in zip(named, known, strict=True)]

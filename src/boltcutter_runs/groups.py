@@ -102,9 +102,9 @@ def read_group(text: str, known: Sequence[Run], metric: str) -> Group:
         warnings.append(f"{label}: {len(tuned)} trials of searches are no repetitions of one training, and left out")
     results = list(_with_values(label, chosen, metric, warnings))
     if not results:
-        known = sorted({name for run in chosen for name in run.metrics})
-        if known and metric not in known:
-            raise ConfigError(f"--metric {metric}: no run of {label} has it{hint(metric, known)} ({', '.join(known)})")
+        names = sorted({name for run in chosen for name in run.metrics})
+        if names and metric not in names:
+            raise ConfigError(f"--metric {metric}: no run of {label} has it{hint(metric, names)} ({', '.join(names)})")
         raise ConfigError("; ".join([*warnings, f"{label}: no completed runs are left; train some, or correct it"]))
     results = _without_repetitions(label, results, warnings)
     return Group(label, results, warnings, trials or max(_num_trials(result) for result in results), searched)

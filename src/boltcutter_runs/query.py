@@ -232,7 +232,7 @@ def _is_number(value: Any) -> bool:
 
 def _equals(value: Any, text: str, number: float | None) -> bool:
     if _is_number(value):
-        return value == number
+        return bool(value == number)
     if value is None or value == []:
         return text in ("null", "")
     return str(value) == text if isinstance(value, str) else _text(value) == "".join(text.split())
