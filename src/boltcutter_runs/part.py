@@ -9,7 +9,8 @@ PART = Part(
             "boltcutter_runs.equality:main",
             """Compare two runs bit by bit: boltcutter compare run=<folder> with=<folder> [ckpt=last|best|<name>]
 
-boltcutter compare --metric test/accuracy model=mlp model=resnet    # is the second group better, or was it luck?""",
+boltcutter compare --metric test/accuracy model=mlp model=resnet    # is the second group better, or was it luck?
+boltcutter compare --metric test/accuracy --help                    # --mode, --effect, --html and what a group is""",
             by_flag={"--metric": "compare_groups"},
         ),
         "runs": Command(
