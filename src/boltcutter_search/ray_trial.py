@@ -113,8 +113,7 @@ class TrialProcess(tune.Trainable):
         source = self._trial.save() if self._started else None
         source = source or _newest(self._trial.folder)
         if source is not None:
-            target = Path(checkpoint_dir) / CHECKPOINT
-            shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
+            _copy(source, Path(checkpoint_dir) / CHECKPOINT)
 
     def load_checkpoint(self, checkpoint_dir: Any) -> None:
         """Continue from a copied checkpoint, of this trial or another."""
@@ -125,8 +124,7 @@ class TrialProcess(tune.Trainable):
         checkpoints.mkdir(parents=True, exist_ok=True)
         for earlier in checkpoints.glob("last*"):
             shutil.rmtree(earlier) if earlier.is_dir() else earlier.unlink()
-        target = checkpoints / "last.ckpt"
-        shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
+        _copy(source, checkpoints / "last.ckpt")
 
     def cleanup(self) -> None:
         """Stop training for good, or let it save if the search was interrupted or the scheduler pauses the trial."""
@@ -155,7 +153,11 @@ class TrialProcess(tune.Trainable):
         return {**last, "done": True, "state": state, "error": error}
 
 
+def _copy(source: Path, target: Path) -> None:
+    """Copy a checkpoint, which is a file or a folder."""
+    shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
+
+
 def _newest(folder: Path) -> Path | None:
     """The newest checkpoint of a run that ended."""
-    found = sorted((folder / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
-    return found[-1] if found else None
+    return max((folder / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime, default=None)

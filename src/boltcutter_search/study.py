@@ -210,7 +210,7 @@ class Study:
         codes = {text: code for code, text in STATES.items()}
         values = [scores[name] for name, _ in self.metrics] if state == "complete" else None
         self._study.tell(number, values, codes[state], skip_if_finished=True)
-        return self.result(number)
+        return self._result(self._trial(number))
 
     def _chosen(self, reports: Sequence[trials.Report]) -> dict[str, float]:
         """All metrics of the best validation by a single metric, whose checkpoint is kept; of several, of the last."""
@@ -223,10 +223,6 @@ class Study:
     def results(self) -> list[Result]:
         """All trials that were started."""
         return [self._result(trial) for trial in self._trials()]
-
-    def result(self, number: int) -> Result:
-        """One trial."""
-        return self._result(self._trial(number))
 
     def _result(self, trial: FrozenTrial) -> Result:
         name, attrs, folder = self.metrics[0][0], trial.user_attrs, self.trial_folder(trial.number)
