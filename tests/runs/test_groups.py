@@ -84,6 +84,10 @@ def test_different_runs_of_a_seed_are_no_group(tmp_path: Path) -> None:
     write_run(tmp_path / "second", 0.7, settings={"optimizer": {"lr": 0.2}})
     with pytest.raises(ConfigError, match=r"optimizer\.lr.*add 'and optimizer\.lr=0\.[12]'"):
         read_group(str(tmp_path), find_runs(tmp_path), ACCURACY)
+    other = {"model": {"_target_": "boltcutter.model.linear.Linear"}, "choices": {"data": "digits", "model": "linear"}}
+    write_run(tmp_path / "second", 0.7, settings=other)
+    with pytest.raises(ConfigError, match=r"model\._target_.*add 'and model=(mlp|linear)'"):
+        read_group(str(tmp_path), find_runs(tmp_path), ACCURACY)
 
 
 @pytest.mark.parametrize(

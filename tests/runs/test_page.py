@@ -97,6 +97,8 @@ def test_sorting_filtering_and_checking(browse: Browse, tmp_path: Path, write: W
       settle();
       list(document.querySelectorAll('.curve.front').length + ' ' + document.querySelectorAll('.curve.back').length);
       list([...document.querySelectorAll('#settings thead th')].slice(1).map(th => th.textContent).join(' '));
+      list(document.querySelector('header').getBoundingClientRect().top);
+      list([...document.querySelectorAll('[data-parallel] .tick')].every(text => text.getBBox().x >= 0));
     }"""
     )
     found = said(browse(make(tmp_path, write, 6), script=script).dom)
@@ -111,6 +113,8 @@ def test_sorting_filtering_and_checking(browse: Browse, tmp_path: Path, write: W
         " ".join(ids[::-1]),
         "2 4",
         "0004 0001",
+        "0",  # nothing above the page
+        "true",
     ]
 
 
