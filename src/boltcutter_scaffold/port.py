@@ -13,7 +13,7 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.project import TABLE, Project, display_path
 from boltcutter_scaffold import port_cli, port_lht
 
@@ -54,7 +54,13 @@ def main(project: Project, arguments: list[str]) -> None:
         if (source / "data").is_dir():
             (written / "data").symlink_to(source / "data")
         origin = source / "configs" if kind == "lht" else source
-        rows = (port_lht if kind == "lht" else port_cli).convert(origin, written / "configs")
+        try:
+            rows = (port_lht if kind == "lht" else port_cli).convert(origin, written / "configs")
+        except (SyntaxError, RecursionError, TypeError, ValueError, LookupError, AttributeError, OSError) as error:
+            reason = f"{type(error).__name__}: {one_line(error, 200)}"
+            raise ConfigError(
+                f"import {arguments[0]}: not a project of {KINDS[kind]} ({reason}); correct it"
+            ) from error
         _write_settings(written)
         table = _table(rows)
         (written / "IMPORTED.md").write_text(f"# What became of each file\n\n{table}\n\nAll other files are copies.\n")
@@ -68,7 +74,12 @@ def main(project: Project, arguments: list[str]) -> None:
 
 def _ignored(source: Path, folder: Path, names: list[str], skipped: tuple[str, ...]) -> set[str]:
     patterns = skipped if folder == source else IGNORED[:4]
-    return set(shutil.ignore_patterns(*patterns)(str(folder), names))
+    ignored: set[str] = set(shutil.ignore_patterns(*patterns)(str(folder), names))
+    for name in names:  # FIFOs, devices, and links that lead nowhere or to a folder that they are in
+        path = folder / name
+        is_plain = path.is_file() or (path.is_dir() and not folder.resolve().is_relative_to(path.resolve()))
+        ignored |= set() if is_plain else {name}
+    return ignored
 
 
 def _write_settings(target: Path) -> None:

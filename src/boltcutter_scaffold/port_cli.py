@@ -25,7 +25,9 @@ def config_files(folder: Path) -> list[Path]:
 def entry_script(folder: Path) -> Path | None:
     """The script that calls Lightning CLI."""
     scripts = [*sorted(folder.glob("*.py")), *sorted(folder.glob("src/**/*.py"))]
-    return next((file for file in scripts if re.search(r"CLI\(", file.read_text(errors="replace"))), None)
+    return next(
+        (file for file in filter(Path.is_file, scripts) if re.search(r"CLI\(", file.read_text(errors="replace"))), None
+    )
 
 
 def convert(source: Path, target: Path) -> Rows:

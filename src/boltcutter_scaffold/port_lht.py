@@ -88,8 +88,8 @@ def read(file: Path) -> dict[str, Any]:
         ConfigError: It is not valid.
     """
     try:
-        found = yaml.safe_load(file.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        found = yaml.safe_load(file.read_text()) if file.is_file() else None  # a FIFO would block
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file}: not valid YAML: {' '.join(str(error).split())}; correct it") from error
     return found if isinstance(found, dict) else {}
 

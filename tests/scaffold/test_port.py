@@ -1,6 +1,8 @@
 """Import of small projects, whose entry scripts need neither Hydra nor jsonargparse."""
 
 import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,8 @@ from boltcutter.cli.commands import main
 from boltcutter.config.compose import compose
 from boltcutter.config.values import resolved
 from boltcutter.project import Project
-from boltcutter_scaffold.port import first_difference
+from boltcutter_scaffold.port import _ignored, first_difference
+from boltcutter_scaffold.port_cli import config_files, entry_script
 
 PARTS = """
 import lightning as L
@@ -320,6 +323,43 @@ def test_a_folder_without_configuration_leaves_nothing_behind(tmp_path: Path) ->
     with pytest.raises(SystemExit):
         main(["import", str(tmp_path / "mine")])
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("configs/a.yaml", "a: " + "[" * 3000),
+        ("config.yaml", "model: 1\ntrainer: x\n"),
+        ("main.py", "CLI(\n"),
+        ("configs/a.yaml", "a: [1,"),
+    ],
+    ids=["deep", "types", "syntax", "yaml"],
+)
+def test_files_of_another_form_are_one_line(
+    name: str, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "their" / "configs").mkdir(parents=True)
+    (tmp_path / "their" / "config.yaml").write_text("model: {class_path: torch.nn.Linear}\n")
+    (tmp_path / "their" / name).write_text(content)
+    with pytest.raises(SystemExit) as end:
+        main(["import", f"{tmp_path}/their", "--from", "cli"])
+    assert end.value.code == 2
+    assert re.fullmatch(r"error: .*their.*; correct it\n", capsys.readouterr().err)
+    assert os.listdir(tmp_path) == ["their"]
+
+
+def test_fifos_devices_and_loops_of_links_are_not_copied(tmp_path: Path) -> None:
+    place = tmp_path / "their" / "configs"
+    place.mkdir(parents=True)
+    for path in (place / "a.yaml", place.parent / "a.py", place.parent / "a"):
+        os.mkfifo(path)
+    for name, end in {"zero": "/dev/zero", "self": ".", "loop": "loop", "up": "../.."}.items():
+        (place / name).symlink_to(end)
+    (place.parent / "code.py").write_text("")
+    (place.parent / "link.py").symlink_to("code.py")
+    ignored = [_ignored(place.parent, folder, sorted(os.listdir(folder)), ()) for folder in (place.parent, place)]
+    assert ignored == [{"a", "a.py"}, {"a.yaml", "zero", "self", "loop", "up"}]
+    assert (entry_script(place.parent), config_files(place.parent)) == (None, [])
 
 
 def test_first_difference() -> None:
