@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ from boltcutter_runs.query import Query
 from boltcutter_runs.record import Run, as_runs
 
 SETTINGS = {"host": "127.0.0.1", "port": "8010", "token_file": ""}
+NICENESS = 10  # added to that of the process, so that a training on the same cores has priority
 INTERVAL = 0.5  # seconds between two looks at the files, however many pages ask
 REPORT = "report.html"
 # Scripts of a stored report reach neither the other pages of the server nor other hosts.
@@ -52,6 +54,7 @@ def serve(root: str, query: Query, given: Mapping[str, str]) -> None:
     if not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"port={port} is not a port; try port={SETTINGS['port']}, or port=0 for a free one")
     token = read_token(host, file)
+    os.nice(NICENESS)
     with LiveServer(Watch(root, query), host, int(port), token) as server:
         shown = f"[{host}]" if ":" in host else host
         once = " (in a browser, open /?token=<token> once)" if token else ""

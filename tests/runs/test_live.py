@@ -214,6 +214,7 @@ def test_ctrl_c_ends_it_at_once(start: Start, tmp_path: Path, write: Write) -> N
     server = start()
     with httpx.Client() as client:  # whose connection stays open
         client.get(server.url)
+        assert os.getpriority(os.PRIO_PROCESS, server.process.pid) >= 10  # a training has priority
         began = time.monotonic()
         server.process.send_signal(signal.SIGINT)
         _, errors = server.process.communicate(timeout=30)
