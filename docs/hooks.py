@@ -114,8 +114,8 @@ def escaped(text: str) -> str:
 
 
 def api_page() -> str:
-    """The public names of ``import boltcutter``, by the imports for type checkers in its source."""
-    tree = ast.parse((ROOT / "src" / "boltcutter" / "__init__.py").read_text())
+    """The public names of ``import boltcutter``, by its stub for type checkers."""
+    tree = ast.parse((ROOT / "src" / "boltcutter" / "__init__.pyi").read_text())
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     table = {alias.name: node.module for node in imports for alias in node.names if alias.asname == alias.name}
     functions = sorted(name for name in table if name[0].islower())

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
     from torch import Tensor
 
+    from boltcutter.config.compose import DictConfig
+
 RUNS = ("run", "with", "resume", "reproduce")  # keys of overrides whose values are runs
 
 
@@ -88,7 +90,7 @@ class Part:
         names: Modules of the classes and functions that are public names of ``boltcutter``.
         components: Modules whose classes the record of a run may name although this user has not signed it.
         moved: New dotted paths of modules that had another one, for configurations that were recorded before.
-        callbacks: ``module:function`` that returns callbacks for each training, an empty list for none.
+        callbacks: ``module:function`` that takes the configuration of a training and returns callbacks for it.
         references: ``module:function`` that takes the project and the overrides, and replaces names of runs.
         ranks: ``module:function`` that sets torchrun's variables, such as ``RANK``, if this part's launcher started
             the process; raises ConfigError.
@@ -184,9 +186,9 @@ def load(path: str) -> Any:
 
 
 @cache
-def offers() -> dict[str, str]:
-    """The implementations that parts offer: ``module:name`` by what the core calls them."""
-    return {name: path for part in parts() for name, path in part.offers.items()}
+def added(what: str) -> dict[str, Any]:
+    """What all parts add to one of ``commands``, ``names``, ``moved`` and ``offers``, by name."""
+    return {name: entry for part in parts() for name, entry in getattr(part, what).items()}
 
 
 def require(offer: str, setting: str) -> Any:
@@ -204,7 +206,13 @@ def require(offer: str, setting: str) -> Any:
 
 def find(offer: str) -> Any:
     """The implementation that a part offers; None if no part does."""
-    return load(offers()[offer]) if offer in offers() else None
+    return load(added("offers")[offer]) if offer in added("offers") else None
+
+
+def call(offer: str, *arguments: Any) -> Any:
+    """The result of the implementation that a part offers; None if no part does."""
+    implementation = find(offer)
+    return implementation(*arguments) if implementation else None
 
 
 def target(offer: str, setting: str) -> str:
@@ -213,19 +221,9 @@ def target(offer: str, setting: str) -> str:
 
 
 def _path(offer: str, setting: str) -> str:
-    if offer not in offers():
+    if offer not in added("offers"):
         raise ConfigError(f"{setting}: no installed part offers {offer}; {install_command(LIBRARY)}")
-    return offers()[offer]
-
-
-def commands() -> dict[str, Command]:
-    """The commands of all parts, by name."""
-    return {name: command for part in parts() for name, command in part.commands.items()}
-
-
-def public_names() -> dict[str, str]:
-    """The modules of the public names that parts add to ``boltcutter``."""
-    return {name: module for part in parts() for name, module in part.names.items()}
+    return str(added("offers")[offer])
 
 
 def groups() -> tuple[str, ...]:
@@ -240,21 +238,16 @@ def own_components() -> tuple[str, ...]:
     return tuple(module for part in own for module in part.components)
 
 
-@cache
-def _moved() -> dict[str, str]:
-    return {old: new for part in parts() for old, new in part.moved.items()}
-
-
 def current_path(target: str) -> str:
     """The dotted path of a class today, for the one in a configuration that was recorded before its module moved."""
     module, _, name = target.rpartition(".")
-    new = _moved().get(module) if is_library(module.partition(".")[0]) else None
+    new = added("moved").get(module) if is_library(module.partition(".")[0]) else None
     return f"{new}.{name}" if new else target
 
 
-def callbacks() -> list[Callback]:
-    """The callbacks that parts add to each training."""
-    return [callback for part in parts() if part.callbacks for callback in load(part.callbacks)()]
+def callbacks(cfg: DictConfig) -> list[Callback]:
+    """The callbacks that parts add to the training of a configuration."""
+    return [callback for part in parts() if part.callbacks for callback in load(part.callbacks)(cfg)]
 
 
 def sections() -> list[Section]:

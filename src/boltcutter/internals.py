@@ -59,12 +59,6 @@ foreach_norm, foreach_mul_ = torch._foreach_norm, torch._foreach_mul_
 ignore_in_ddp: Callable[..., None] = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
 
 
-def cuda_driver_version() -> int:
-    """Version of CUDA that the driver supports, as 12040 for 12.4; 0 if unknown. Builds for CPUs do not have it."""
-    read = getattr(torch._C, "_cuda_getDriverVersion", None)
-    return int(read()) if torch.version.cuda and read else 0
-
-
 def prefix_rendezvous(prefix: str) -> None:
     """Give the keys of this process in the store of torchrun a prefix.
 

@@ -287,11 +287,9 @@ def _read_settings(file: Path) -> dict[str, Any] | None:
         raise ProjectError(f"{file}: not valid TOML: {error}; correct it") from error
     if settings is None:
         return None
-    package = settings.get("package") if isinstance(settings, dict) else settings
-    if not isinstance(settings, dict) or not (package is None or (isinstance(package, str) and package.isidentifier())):
+    package = settings.get("package", LIBRARY) if isinstance(settings, dict) else None
+    if not (isinstance(package, str) and package.isidentifier()) or settings.keys() - {"package"}:
         raise ProjectError(
-            f'{file}: {TABLE} package={package!r} is not the name of a package; try package = "my_project"'
+            f'{file}: {TABLE} takes the name of a package only, as in package = "my_project"; correct {settings!r}'
         )
-    if unknown := settings.keys() - {"package"}:
-        raise ProjectError(f"{file}: {TABLE} {', '.join(sorted(unknown))}: no such setting; use package")
-    return settings
+    return dict(settings)

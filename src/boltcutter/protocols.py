@@ -5,6 +5,8 @@ optional: a class without them trains, and the docstrings say what it gains with
 
 ``isinstance`` with a protocol takes tens of microseconds and evaluates properties, so it is called once per training or
 epoch, not at each step. Since Python 3.12 it ignores what ``__getattr__`` returns, such as submodules (``find_model``).
+
+A single attribute needs no protocol; ``docs/modules.md`` lists those that are read, such as ``kind`` and ``monitor``.
 """
 
 from __future__ import annotations
@@ -39,21 +41,17 @@ class SplitsIntoStages(Protocol):
         """Split the model into modules that, applied in turn, compute its outputs."""
 
 
-@runtime_checkable
-class CachesKeyValues(Protocol):
-    """A language model whose ``forward`` accepts a list as key-value cache, which makes generation faster."""
-
-    supports_cache: bool
-
-
-@runtime_checkable
-class LimitsContext(Protocol):
-    """A language model with a maximum number of input tokens."""
-
-    context_length: int
-
-
 # Tasks
+
+
+@runtime_checkable
+class CompilesModel(Protocol):
+    """A task that can compile its model."""
+
+    compile_model: bool | Literal["xla"]
+
+    def recompile_reasons(self) -> list[str]:
+        """Return the reason of each recompilation since training started."""
 
 
 @runtime_checkable
@@ -96,25 +94,6 @@ class GeneratesTokens(Protocol):
         """Generate tokens that continue a prompt of shape (T,)."""
 
 
-@runtime_checkable
-class CompilesModel(Protocol):
-    """A task that can compile its model."""
-
-    compile_model: bool | Literal["xla"]
-
-    def recompile_reasons(self) -> list[str]:
-        """Return the reason of each recompilation since training started."""
-
-
-@runtime_checkable
-class HasKind(Protocol):
-    """A task or data module that declares what targets are; those of task and data must be equal."""
-
-    @property
-    def kind(self) -> str:
-        """``classification``, ``regression`` or ``language_modeling``; other values are not compared."""
-
-
 # Data modules, loaders and datasets
 
 
@@ -147,39 +126,6 @@ class NativeData(Protocol):
         """Read new inputs for prediction, with a name for each."""
 
 
-@runtime_checkable
-class HasClasses(Protocol):
-    """A data module that names the classes, for tables and plots."""
-
-    @property
-    def classes(self) -> Sequence[str]:
-        """Class names, in the order of their indices."""
-
-
-@runtime_checkable
-class HasStatistics(Protocol):
-    """A data module with statistics of the training split, such as means for scaling."""
-
-    statistics: dict[str, Any]
-
-
-@runtime_checkable
-class Sharded(Protocol):
-    """A loader, or the dataset of a loader, that yields only the samples of its rank; it is not sharded again."""
-
-    is_sharded: bool
-
-
-# Callbacks
-
-
-@runtime_checkable
-class HasMonitor(Protocol):
-    """A callback or task that monitors a metric; it must be logged."""
-
-    monitor: str | None
-
-
 # Loggers
 
 
@@ -200,15 +146,6 @@ class ClosesWithExitCode(Protocol):
 
     def close(self, exit_code: int) -> None:
         """Finish logging; called at the end of the process."""
-
-
-@runtime_checkable
-class HasLocation(Protocol):
-    """A logger of an experiment tracker, whose location is printed and recorded."""
-
-    @property
-    def location(self) -> str:
-        """URL or folder of the run."""
 
 
 # Strategies and checkpoint IO
@@ -256,13 +193,6 @@ class SavesShards(Protocol):
 
 
 @runtime_checkable
-class HidesTraceback(Protocol):
-    """An exception whose message tells the user what to do, so that it is printed without a traceback."""
-
-    hide_traceback: bool
-
-
-@runtime_checkable
 class PlannedExit(Protocol):
     """A ``SystemExit`` that was requested, such as by a signal."""
 
@@ -302,7 +232,7 @@ def find_model(task: nn.Module) -> Any:
 
 def is_sharded(loader: Any) -> bool:
     """Whether a loader or dataset yields only the samples of its rank."""
-    return isinstance(loader, Sharded) and loader.is_sharded
+    return bool(getattr(loader, "is_sharded", False))
 
 
 def handles_signals(callbacks: Sequence[Any]) -> bool:

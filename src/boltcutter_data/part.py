@@ -16,7 +16,6 @@ PART = Part(
         "iterable_loader": "boltcutter_data.iterable:IterableLoader",
         "loader_preparation": "boltcutter_data.foreign_loader:LoaderPreparation",
         "permute": "boltcutter_data.permutation:permute",
-        "predict_loader": "boltcutter_data.predict_loader:predict_loader",
         "read_images": "boltcutter_data.image_io:read_images",
     },
     moved={

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from boltcutter.protocols import HasStatistics
 from boltcutter.task.base import Task
 
 LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
@@ -49,7 +48,7 @@ class Regression(Task):
         """Set mean and standard deviation of the targets from the training data."""
         super().setup(stage)
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        statistics = data.statistics if isinstance(data, HasStatistics) else {}
+        statistics = getattr(data, "statistics", {})
         if "target_mean" in statistics:
             mean, std = torch.tensor(statistics["target_mean"]), torch.tensor(statistics["target_std"])
             if mean.shape != self.mean.shape:

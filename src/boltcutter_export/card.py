@@ -16,7 +16,6 @@ import torch
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.project import Project
-from boltcutter.protocols import HasClasses, HasStatistics
 from boltcutter.run import trust
 from boltcutter.run.folder import read_record
 from boltcutter_export import runner
@@ -49,7 +48,7 @@ def write_card(
         checkpoint: The exported checkpoint.
         project: The project.
     """
-    statistics: Mapping[str, Any] = data.statistics if isinstance(data, HasStatistics) else {}
+    statistics: Mapping[str, Any] = getattr(data, "statistics", {})
     write_text(folder / PREPROCESSING, json.dumps(statistics) + "\n")
     record = read_record(run)
     files = sorted(path for path in folder.iterdir() if path.name != runner.CARD)
@@ -107,7 +106,7 @@ def versions() -> dict[str, str]:
 
 def _classes(data: Any) -> list[str]:
     """Class names, if the data module lists them; in a third-party one ``classes`` may be their number."""
-    names = data.classes if isinstance(data, HasClasses) else ()
+    names = getattr(data, "classes", ())
     return [str(name) for name in names] if isinstance(names, list | tuple) else []
 
 

@@ -25,7 +25,7 @@ from boltcutter.config.values import plain, redacted, split_overrides
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.splits import loader_owner
 from boltcutter.project import Project, library_packages
-from boltcutter.protocols import HasStatistics, NativeData, NativeTask
+from boltcutter.protocols import NativeData, NativeTask
 from boltcutter.report import html
 from boltcutter.run.best import find_checkpoint
 from boltcutter_export import hub, registry, table
@@ -187,7 +187,7 @@ def make_program(components: Components, batch: Any) -> Program:
     """Wrap the task with its pre- and post-processing."""
     task, data = components.task, components.data
     if isinstance(task, NativeTask):
-        return TaskProgram(task, batch, data.statistics if isinstance(data, HasStatistics) else {})
+        return TaskProgram(task, batch, getattr(data, "statistics", {}))
     return ModuleProgram(task, batch)
 
 

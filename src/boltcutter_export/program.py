@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from boltcutter.config.errors import one_line
 from boltcutter.config.locate import origin
-from boltcutter.protocols import CachesKeyValues, GeneratesTokens, HasKind, LimitsContext, NativeTask, find_model
+from boltcutter.protocols import GeneratesTokens, NativeTask, find_model
 from boltcutter_export.settings import ExportError
 from boltcutter_export.tabular import TableEncoder, describes_table
 
@@ -167,14 +167,14 @@ class TaskProgram(Program):
 
     def __init__(self, task: L.LightningModule, batch: Any, statistics: Mapping[str, Any]) -> None:
         encoder = TableEncoder(statistics) if describes_table(statistics) else None
-        kind = task.kind if isinstance(task, HasKind) else ""
+        kind = str(getattr(task, "kind", ""))
         inputs = model_inputs(batch)
         name = "rows" if encoder else "tokens" if kind == "language_modeling" else "input"
         super().__init__(task, (encoder.invert(inputs) if encoder else inputs,), [name])
         self.kind, self.encoder, self.outputs = kind, encoder, [OUTPUTS.get(kind, "predictions")]
         if kind == "language_modeling":
             model = find_model(task)
-            self.max_length = model.context_length if isinstance(model, LimitsContext) else None
+            self.max_length = getattr(model, "context_length", None)
             self.example = (self.example[0].long(),)
             if self.max_length and isinstance(task, GeneratesTokens):
                 self.cache = find_cache(model, self.example[0][:1])
@@ -202,8 +202,7 @@ class TaskProgram(Program):
 def find_cache(model: Any, tokens: Tensor) -> dict[str, Tensor]:
     """Return an empty cache of a language model, by name; nothing if it caches other than keys and values."""
     cache: list[Any] = []
-    supports_cache = isinstance(model, CachesKeyValues) and model.supports_cache
-    if supports_cache:
+    if getattr(model, "supports_cache", False):
         with torch.no_grad():
             model(tokens, cache)
     leaves = tree_flatten(cache)[0]

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import Metric
 
-from boltcutter.protocols import CachesKeyValues, HasStatistics, LimitsContext
 from boltcutter.task.base import Pair, Task
 
 
@@ -48,7 +47,7 @@ class LanguageModeling(Task):
     def on_validation_start(self) -> None:
         """Set the number of bytes of each token, which a checkpoint may have changed since ``setup``."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        token_bytes = data.statistics.get("token_bytes") if isinstance(data, HasStatistics) else None
+        token_bytes = getattr(data, "statistics", {}).get("token_bytes")
         lengths = None if token_bytes is None else torch.tensor(token_bytes, device=self.device)
         metrics: Any = self.bits.values()
         for bits in metrics:
@@ -96,8 +95,8 @@ class LanguageModeling(Task):
             One token at a time.
         """
         self.eval()
-        context = self.model.context_length if isinstance(self.model, LimitsContext) else 1 << 30
-        supports_cache = isinstance(self.model, CachesKeyValues) and self.model.supports_cache
+        context = int(getattr(self.model, "context_length", 1 << 30))
+        supports_cache = bool(getattr(self.model, "supports_cache", False))
         generator = torch.Generator().manual_seed(seed)
         tokens, cache = prompt[-context:].long().to(self.device)[None], list[Any]()  # (1, T)
         new_tokens = tokens

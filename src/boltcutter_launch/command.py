@@ -15,8 +15,7 @@ from boltcutter import extend
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.compose import DictConfig, compose, merge
-from boltcutter.config.describe import describe as describe_keys
-from boltcutter.config.errors import ConfigError, as_config_error
+from boltcutter.config.errors import ConfigError, as_config_error, hint
 from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.locate import same_target
 from boltcutter.config.values import format_value, parse, plain, redacted, split_overrides
@@ -223,10 +222,10 @@ def check(cfg: DictConfig, *, values: bool = True) -> DictConfig:
         ConfigError: There are mistakes, or the numbers of nodes or devices are missing.
     """
     if values and can_check_values():
-        from boltcutter.assembly.assemble import check_parts, complete_config  # imports torch
+        from boltcutter.assembly.assemble import complete_config  # imports torch
 
         cfg = complete_config(cfg)
-        check_parts(cfg)
+        _check_constructors(cfg)
     trainer = redacted(cfg)["trainer"]
     target = str((cfg.data or {}).get("_target_"))
     is_native = is_library(target.partition(".")[0])  # other data modules set the batch per rank
@@ -238,6 +237,32 @@ def check(cfg: DictConfig, *, values: bool = True) -> DictConfig:
         if splits_batch and isinstance(size, int):
             check_batch_size(size, topology.data_ranks)
     return cfg
+
+
+def _check_constructors(cfg: DictConfig) -> None:
+    """Check what does not depend on the machine that trains: callbacks, strategy, numbers of batches and clipping.
+
+    Raises:
+        ConfigError: A constructor refuses its arguments.
+    """
+    from lightning.pytorch.callbacks import Callback  # these imports take seconds
+    from lightning.pytorch.strategies import StrategyRegistry
+
+    from boltcutter.assembly.assemble import build_each
+    from boltcutter.assembly.checks import check_batches_and_clipping
+
+    check_batches_and_clipping(cfg.trainer)
+    parts = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))
+    build_each(parts, "callback", Callback)
+    strategy = parts.trainer.get("strategy", "auto")
+    known = ["auto", *StrategyRegistry.available_strategies()]
+    if isinstance(strategy, str) and strategy not in known:
+        raise ConfigError(f"trainer.strategy={strategy}: no such strategy{hint(strategy, known) or '; try auto'}")
+    try:
+        build(strategy, "trainer.strategy")
+    except ConfigError as error:
+        if not isinstance(error.__cause__, ImportError) and "installed" not in str(error):
+            raise  # otherwise the image of the nodes may have the package
 
 
 def create_job(cfgs: Sequence[DictConfig], root: Path, launcher: Launcher) -> Job:
@@ -290,11 +315,10 @@ def describe(project: Project, arguments: list[str]) -> None:
     """Print the keys that can be set for the launcher or for training."""
     prefix = next((a for a in arguments if "=" not in a and not a.startswith("~")), "launch")
     rest = [argument for argument in arguments if argument != prefix]
+    print_keys = extend.require("describe", "--describe")
     if prefix.partition(".")[0] == "launch":
         settings, _ = read_launcher(project, rest)
-        lines = describe_keys(DictConfig({"launch": settings}), Settings, prefix)
+        print_keys(project, DictConfig({"launch": settings}), prefix, Settings)
     else:
-        from boltcutter.assembly.assemble import describe_overrides  # imports torch
-
-        lines = describe_overrides(project, [override for override in rest if not is_launch_override(override)], prefix)
-    print("\n".join([*lines, *(["", *project.help_lines(prefix)] if project.has_group(prefix) else [])]))
+        cfg = read_overrides(project, [override for override in rest if not is_launch_override(override)])
+        print_keys(project, cfg, prefix)

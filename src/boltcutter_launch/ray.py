@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+from boltcutter import extend
 from boltcutter.config.errors import one_line
 from boltcutter.project import install_command
 from boltcutter_launch.cloud import StoredRuns
@@ -99,9 +100,8 @@ class RayLauncher(StoredRuns, LocalLauncher):
         if job.nodes != 1:
             raise ValueError(f"trainer.num_nodes={job.nodes}: a Ray of its own has one node; try launch.address=auto")
         if job.gpus and find_spec("torch"):
-            from boltcutter.assembly.checks import unusable_gpus  # imports torch
-
-            if fault := unusable_gpus():  # Ray would hide the GPUs, and the run train on the CPU
+            unusable_gpus = extend.find("unusable_gpus")  # imports torch
+            if unusable_gpus and (fault := unusable_gpus()):  # Ray would hide the GPUs, and the run train on the CPU
                 raise ValueError(f"trainer.accelerator=auto: {fault}; install a build that fits the driver")
         present, each = os.cpu_count() or 1, self.cpus(job)
         if job.devices * each > present:

@@ -15,9 +15,10 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from boltcutter.evaluation.table import Table, concatenate, count_rows, select_rows, to_columns, to_numpy, write_csv
-from boltcutter.protocols import HasClasses, HasStatistics, data_parallel, gather_objects
+from boltcutter.evaluation.table import Table, count_rows, write_csv
+from boltcutter.protocols import data_parallel, gather_objects
 from boltcutter_logging.batches import count_samples, first_tensor
+from boltcutter_logging.columns import concatenate, select_rows, to_columns, to_numpy
 from boltcutter_logging.plots import draw_confusion, draw_targets
 
 WORST = 24  # number of samples with the largest loss whose inputs are saved
@@ -37,7 +38,7 @@ class PredictionWriter(Callback):
     """Gather the outputs of ``test_step`` per sample over all ranks, and write them.
 
     ``predictions.csv`` has a row per sample, with a column for each output that has one number per sample, see
-    ``boltcutter.evaluation.table.to_columns``. ``classes.csv`` and ``confusion.csv`` have metrics and counts per class;
+    ``boltcutter_logging.columns.to_columns``. ``classes.csv`` and ``confusion.csv`` have metrics and counts per class;
     ``confusion.svg`` or ``scatter.svg`` plots them; ``worst.npz`` has the inputs with the largest loss. Outputs of
     other shapes are skipped and listed once.
     """
@@ -155,13 +156,13 @@ def _write_worst(folder: Path, ranks: Sequence[tuple[Table, list[npt.NDArray[Any
 
 def _classes(data: Any) -> list[str]:
     """Class names, if the data module lists them; in a third-party one ``classes`` may be their number."""
-    names = data.classes if isinstance(data, HasClasses) else ()
+    names = getattr(data, "classes", ())
     return [str(name) for name in names] if isinstance(names, list | tuple) else []
 
 
 def _texts(data: Any, inputs: Sequence[npt.NDArray[Any]]) -> dict[str, Any]:
     """Decoded text of the worst inputs, if they are tokens."""
-    if not isinstance(data, HasStatistics) or "tokenizer" not in data.statistics or not hasattr(data, "tokenizer"):
+    if "tokenizer" not in getattr(data, "statistics", ()) or not hasattr(data, "tokenizer"):
         return {}
     return {"text": np.array([data.tokenizer.decode(tokens.tolist()) for tokens in inputs])}
 

@@ -26,9 +26,9 @@ PART = Part(
     offers={
         "encode_image": "boltcutter_logging.pixels:encode_image",
         "media_logging": "boltcutter_logging.media_logging:MediaLogging",
-        "count_samples": "boltcutter_logging.batches:count_samples",
         "confusion": "boltcutter_logging.outcome_report:read_confusion",
         "report_outcomes": "boltcutter_logging.outcome_report:read_outcomes",
+        "predict_loader": "boltcutter_logging.predict_loader:predict_loader",
         "prediction_writer": "boltcutter_logging.outcomes:PredictionWriter",
         "wandb_server": "boltcutter_logging.wandb",
     },

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 from boltcutter import extend
-from boltcutter.protocols import HasKind, data_parallel, find_model
+from boltcutter.protocols import data_parallel, find_model
 from boltcutter.topology import Topology
 from boltcutter_logging.batches import count_samples, first_tensor
 
@@ -64,7 +64,7 @@ class ThroughputMonitor(Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Copy the model, on the meta device, before the strategy shards, splits or compiles it."""
         flops = extend.find("flops")
-        if flops and stage == "fit" and not self._initialized and isinstance(pl_module, HasKind):
+        if flops and stage == "fit" and not self._initialized and hasattr(pl_module, "kind"):
             model = find_model(pl_module)
             self._model = flops.meta_copy(model if isinstance(model, nn.Module) else pl_module)
 
@@ -114,7 +114,7 @@ class ThroughputMonitor(Callback):
         """Count the tokens and FLOPs of a sample, once."""
         self._initialized = True
         inputs = first_tensor(batch)
-        if not isinstance(pl_module, HasKind) or inputs is None:
+        if not hasattr(pl_module, "kind") or inputs is None:
             return  # a third-party module may need more than the first tensor
         if pl_module.kind == "language_modeling":
             self.tokens = inputs.numel() // len(inputs)

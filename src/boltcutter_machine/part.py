@@ -15,5 +15,10 @@ PART = Part(
             "Write JSON Schemas of configuration files, by which editors complete and check them: boltcutter schema",
         ),
     },
-    offers={"answer": "boltcutter_machine.answer:answer"},
+    offers={
+        "answer": "boltcutter_machine.answer:answer",
+        "complete": "boltcutter_machine.completion:print_candidates",
+        "completion": "boltcutter_machine.completion:completion",
+        "describe": "boltcutter_machine.describe:print_keys",
+    },
 )

@@ -18,12 +18,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from boltcutter.assembly.assemble import Config
 from boltcutter.config.annotations import is_subclass
 from boltcutter.config.compose import read_option
-from boltcutter.config.describe import argument_texts
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import SPECIAL
 from boltcutter.config.locate import locate, parameters
 from boltcutter.config.values import plain
 from boltcutter.project import Project, display_path
+from boltcutter_machine.describe import argument_texts
 
 FOLDER = ".boltcutter/schema"  # in the project
 RUN = "train"  # of train.yaml, and of groups whose options change settings of a whole run

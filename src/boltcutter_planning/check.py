@@ -24,13 +24,7 @@ from boltcutter.data.hooks import run_hooks_early
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.splits import skip_reason
 from boltcutter.project import Project
-from boltcutter.protocols import (
-    ComputesLosses,
-    HidesTraceback,
-    NativeData,
-    NativeTask,
-    handles_signals,
-)
+from boltcutter.protocols import ComputesLosses, NativeData, NativeTask, handles_signals
 from boltcutter.topology import ONE_DEVICE
 from boltcutter.training.train import explain_errors
 from boltcutter_planning.part import CHECK_FLAGS
@@ -66,7 +60,7 @@ def main(project: Project, arguments: list[str]) -> None:
             else:
                 apply_model(components, cfg)
         except Exception as error:
-            if isinstance(error, HidesTraceback) and error.hide_traceback:
+            if getattr(error, "hide_traceback", False):
                 raise ConfigError(str(error)) from error
             raise
     print("ok")

@@ -20,7 +20,6 @@ from packaging.requirements import Requirement
 from torch import Tensor
 
 from boltcutter.assembly.assemble import assemble, complete_config
-from boltcutter.assembly.checks import check_kind
 from boltcutter.assembly.overrides import load_evaluation_config, read_overrides
 from boltcutter.config.errors import ConfigError, as_config_error, one_line
 from boltcutter.config.instantiate import build
@@ -32,6 +31,7 @@ from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import LIBRARY, Project
 from boltcutter.run import lineage
 from boltcutter_planning import device_test
+from boltcutter_planning.checks import check_kind
 from boltcutter_planning.choose import (
     UNITS,
     StrategyEstimate,

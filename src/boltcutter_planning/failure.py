@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Callback
 
 from boltcutter.callback.checkpoint import MetricNotLoggedError
 from boltcutter.config.errors import ConfigError, one_line
-from boltcutter.protocols import HidesTraceback, data_parallel
+from boltcutter.protocols import data_parallel
 from boltcutter_planning.first_batch import FirstBatchError, first_batch_message
 from boltcutter_planning.learning import NoGradientError
 
@@ -88,7 +88,7 @@ def explain_errors(trainer: L.Trainer) -> Iterator[None]:
 
 def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:
     text = str(error)
-    if isinstance(error, HidesTraceback) and error.hide_traceback:
+    if getattr(error, "hide_traceback", False):
         return None
     if found := INTERVAL.search(text):
         return ConfigError(

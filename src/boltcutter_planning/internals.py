@@ -12,6 +12,7 @@ USED = {  # by name: the file that uses it, and why
     "_tools": "estimate: fake_collectives, the shapes that collectives return without other ranks",
     "_internal": "estimate: FakeStore, of a process group without other ranks",
     "_get_default_store": "failure: still works after a collective has failed, to find out which rank is lost",
+    "_C": "hardware: the version of CUDA that the driver supports; builds for CPUs do not have it",
     "_MockOptimizer": "learning: what Lightning trains with if configure_optimizers returned None",
     "_version": "learning: whether a parameter was changed in place",
     "_results": "monitors: means of an unfinished epoch, which callback_metrics does not have",

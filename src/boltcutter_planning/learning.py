@@ -15,6 +15,8 @@ from torch.optim import Optimizer
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.run.folder import read_record, update_record
+from boltcutter_planning.best import BestRecorder
+from boltcutter_planning.resources import ResourceNotes
 
 MIN_BATCHES = 8  # fewer may have the same loss by chance
 HOOKS = ("on_before_optimizer_step", "on_train_batch_end")
@@ -24,6 +26,11 @@ class NoGradientError(RuntimeError):
     """No parameter of the optimizer has a gradient."""
 
     hide_traceback = True  # needs no traceback
+
+
+def callbacks(cfg: DictConfig) -> list[Callback]:
+    """The callbacks of each training: on resources, the best checkpoint, and a model that does not learn."""
+    return [ResourceNotes(), BestRecorder(cfg), LearningCheck(cfg)]
 
 
 class LearningCheck(Callback):

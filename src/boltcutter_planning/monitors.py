@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter.config.errors import ConfigError, hint
-from boltcutter.protocols import HasMonitor
 from boltcutter.run.metrics import Mode, infer_mode
 
 DEFAULT_MONITOR = "val/loss"  # in ``configs/callback``; the name under which built-in tasks log their loss
@@ -91,10 +90,9 @@ class MonitorCheck(Callback):
 
     def _monitored(self) -> Iterator[tuple[str, str, str]]:
         for name, callback in self.callbacks.items():
-            if not isinstance(callback, HasMonitor) or callback.monitor is None:
-                continue
-            if not isinstance(callback, ModelCheckpoint) or callback.save_top_k:
-                yield f"callback.{name}.monitor", name, callback.monitor
+            monitor = getattr(callback, "monitor", None)
+            if monitor is not None and (not isinstance(callback, ModelCheckpoint) or callback.save_top_k):
+                yield f"callback.{name}.monitor", name, monitor
 
     def _replace_default(self, name: str, path: str, validated: set[str], trainer: L.Trainer) -> bool:
         """Replace a callback's monitor; False if it does not support the available metrics."""

@@ -16,7 +16,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from torchmetrics import Metric
 
 from boltcutter.internals import tree_leaves
-from boltcutter.protocols import HasStatistics, ReducesGradientNorms, gather_objects
+from boltcutter.protocols import ReducesGradientNorms, gather_objects
 
 
 class Origin(NamedTuple):
@@ -63,7 +63,7 @@ def _in_batch(trainer: L.Trainer, batch: Any) -> Origin | None:
 
 def _position(trainer: L.Trainer, tensor: Tensor, where: list[int]) -> str:
     data = trainer.datamodule  # type: ignore[attr-defined]
-    columns = data.statistics.get("columns") if isinstance(data, HasStatistics) else None
+    columns = getattr(data, "statistics", {}).get("columns")
     if columns and tensor.ndim == 2 and len(columns) == tensor.size(1):
         return f", column {columns[where[0]]}"
     return f", position {where}" if where else ""

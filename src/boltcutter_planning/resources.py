@@ -18,11 +18,6 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108
 MIB_PER_WORKER = 256  # some batches of images; a container has 64 MiB in all by default
 
 
-def callbacks() -> list[L.Callback]:
-    """The callback of each training."""
-    return [ResourceNotes()]
-
-
 class ResourceNotes(L.Callback):
     """Prints a line if the machine has fewer free cores, or less shared memory, than training will use."""
 

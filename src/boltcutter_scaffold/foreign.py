@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 # Keys of other templates, the longest first, and the keys that have their meaning here.
@@ -82,6 +83,25 @@ def advice(key: str) -> str | None:
     return ADVICE.get(re.split(r"[./:]", key, maxsplit=1)[0])
 
 
+def reference_remedy(name: str) -> str | None:
+    """What to write instead of a reference to ``name``, such as ``hydra:runtime.output_dir``; None if not known."""
+    ours = renamed(name)
+    return f"write ${{{ours}}}" if ours else advice(name)
+
+
+def defaults_remedy(defaults: Any) -> str | None:
+    """What to write instead of a list of defaults as in Hydra; None if it is no such list."""
+    for entry in defaults if isinstance(defaults, list) else ():
+        for key, option in (entry if isinstance(entry, dict) else {entry: None}).items():
+            group = re.sub(r"(override|optional)\s+", "", str(key)).strip("/").partition("@")[0]
+            if option is not None:
+                remedy = advice(group) or f"write {renamed(group) or group}: {option}, without the dash"
+                return f"'- {key}: {option}' is Hydra's syntax; {remedy}"
+            if key == "_self_":
+                return f"'- {key}' is Hydra's syntax; leave it out"
+    return None
+
+
 def with_targets(node: Any) -> Any:
     """Convert ``class_path`` and ``init_args`` of Lightning CLI to ``_target_`` and arguments, at every depth."""
     if isinstance(node, list):
@@ -92,3 +112,15 @@ def with_targets(node: Any) -> Any:
         arguments = (node.get("init_args") or {}) | (node.get("dict_kwargs") or {})
         return {"_target_": node["class_path"], **with_targets(arguments)}
     return {key: with_targets(value) for key, value in node.items()}
+
+
+def remedy(kind: Any) -> str:
+    """What to do if a class derives from ``pytorch_lightning``, but this process uses ``lightning``; empty if not."""
+    bases = {base.__module__.partition(".")[0] for base in getattr(kind, "__mro__", ())}
+    same = sys.modules.get("pytorch_lightning") is sys.modules.get("lightning.pytorch")
+    return (
+        "; pytorch_lightning was imported before boltcutter, so its classes are not those of lightning: import "
+        "boltcutter first, or import lightning.pytorch instead of pytorch_lightning"
+        if "pytorch_lightning" in bases and not same
+        else ""
+    )

@@ -33,6 +33,7 @@ PART = Part(
     components=("boltcutter_scaffold.configured",),
     moved={"boltcutter.task.configured": "boltcutter_scaffold.configured"},
     offers={
+        "lightning_alias": "boltcutter_scaffold.lightning_alias:install",
         "other_templates": "boltcutter_scaffold.foreign",
         "translate_arguments": "boltcutter_scaffold.translate:translate",
     },

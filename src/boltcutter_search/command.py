@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from boltcutter import extend
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.describe import describe as describe_keys
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import split_overrides
 from boltcutter.environment import lease, signals, startup
@@ -165,5 +165,4 @@ def describe(project: Project, arguments: Sequence[str]) -> None:
     """Print the keys of the search."""
     prefix = next((a for a in arguments if "=" not in a and not a.startswith("~")), "search")
     settings = read_settings(project, [argument for argument in arguments if argument != prefix])
-    lines = describe_keys(DictConfig({"search": settings}), Settings, prefix)
-    print("\n".join([*lines, "", *project.help_lines("search")]))
+    extend.require("describe", "--describe")(project, DictConfig({"search": settings}), prefix, Settings)

@@ -12,11 +12,12 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter.callback.preemption import Preemption
+from boltcutter.config.compose import DictConfig
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.environment.startup import TRIAL_FD
 
 
-def trial_reporter() -> list[Callback]:
+def trial_reporter(cfg: DictConfig) -> list[Callback]:
     """The callback that reports to a search; empty if no search started this process."""
     descriptor = os.environ.get(TRIAL_FD)
     if descriptor is None:

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.locate import canonical
 from boltcutter.config.redaction import VARIABLE, looks_secret
 from boltcutter.config.values import resolved_texts
 from boltcutter.extend import current_path, own_components
-from boltcutter.lightning_alias import canonical
 from boltcutter.project import LIBRARY, Project, is_library, private_variables
 from boltcutter.run.trust import REMEDY
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from boltcutter.lightning_alias import canonical
 from botocore.session import Session
 from conftest import ROOT
 
 from boltcutter.config.locate import locate
 from boltcutter.extend import current_path
-from boltcutter.lightning_alias import canonical
 from boltcutter_cloud import aws, aws_batch
 from boltcutter_cloud.aws_batch import AwsBatchLauncher
 from boltcutter_launch.job import Job, NoAnswerError

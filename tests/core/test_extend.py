@@ -15,7 +15,7 @@ from conftest import ROOT
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.locate import locate
-from boltcutter.extend import find, offers, parts, require
+from boltcutter.extend import added, find, parts, require
 
 ACME = ROOT / "tests" / "acme"
 Boltcutter = Callable[..., subprocess.CompletedProcess[str]]
@@ -106,7 +106,7 @@ def test_a_distribution_of_others_may_have_a_name_like_a_part(tmp_path: Path) ->
         "from boltcutter.extend import *\n"
         "PART = Part('boltcutter_acme', {'acme': Command('a:b', 'c')}, components=('boltcutter_acme',))"
     )
-    code = "from boltcutter import extend; print(*extend.commands(), *extend.own_components())"
+    code = "from boltcutter import extend; print(*extend.added('commands'), *extend.own_components())"
     for path in (source, f"{ROOT / 'src'}{os.pathsep}{source}"):
         env = {**os.environ, "PYTHONPATH": str(path)}
         command = [sys.executable, "-c", code]
@@ -196,8 +196,8 @@ def test_a_part_may_be_missing() -> None:
 def test_each_implementation_that_the_core_asks_for_is_offered_and_documented() -> None:
     """Without an offer, ``find`` silently goes on without it."""
     core = "".join(file.read_text() for file in (ROOT / "src" / "boltcutter").rglob("*.py"))
-    asked = set(re.findall(r'extend\.(?:find|require|target)\(\s*"([\w.]+)"', core))
-    assert {"shared_memory", "media_logging", "run_store"} <= asked <= offers().keys()
+    asked = set(re.findall(r'extend\.(?:call|find|require|target)\(\s*"([\w.]+)"', core))
+    assert {"shared_memory", "media_logging", "run_store"} <= asked <= added("offers").keys()
     documented = (ROOT / "docs" / "extending.md").read_text()
     assert not [name for name in asked if f"`{name.partition('.')[0]}" not in documented]
-    assert all(find_spec(path.partition(":")[0]) for path in offers().values())
+    assert all(find_spec(path.partition(":")[0]) for path in added("offers").values())

@@ -41,7 +41,6 @@ from boltcutter_parallel.process_launcher import WorkerExitError
 from boltcutter_parallel.tpu import HostCheckpointIO
 
 if TYPE_CHECKING:
-    from boltcutter.data.loader import Loader
     from boltcutter_keras.file import StoresKerasFiles
     from boltcutter_keras.model import KerasModel
     from boltcutter_logging.wandb import WandbLogger
@@ -50,23 +49,16 @@ if TYPE_CHECKING:
     def _models(gpt: GPT, mlp: MLP, keras: KerasModel) -> None:
         _shards: list[p.ShardsWeights] = [gpt, mlp]
         _stages: list[p.SplitsIntoStages] = [gpt, mlp]
-        _gpt: tuple[p.CachesKeyValues, p.LimitsContext] = (gpt, gpt)
         _keras: StoresKerasFiles = keras
 
-    def _tasks_and_data(task: Task, language: LanguageModeling, data: DataModule, text: Text, loader: Loader) -> None:
+    def _tasks_and_data(task: Task, language: LanguageModeling, data: DataModule, text: Text) -> None:
         _task: tuple[p.NativeTask, p.ComputesLosses, p.CompilesModel] = (task, task, task)
-        _kind: p.HasKind = task
         _language: p.GeneratesTokens = language
-        _data: tuple[p.NativeData, p.HasKind] = (data, data)
-        _labels: tuple[p.HasClasses, p.HasStatistics] = (data, text)
-        _loader: p.Sharded = loader
-
-    def _callbacks(best: BestCheckpoint) -> None:
-        _best: p.HasMonitor = best
+        _data: list[p.NativeData] = [data, text]
 
     def _loggers(csv: CSVLogger, wandb: WandbLogger) -> None:
         _csv: p.BuffersMetrics = csv
-        _wandb: tuple[p.ClosesWithExitCode, p.HasLocation] = (wandb, wandb)
+        _wandb: p.ClosesWithExitCode = wandb
 
     def _strategies(fsdp: FSDPStrategy, pipeline: PipelineStrategy, io: AtomicCheckpointIO) -> None:
         _norms: list[p.ReducesGradientNorms] = [fsdp, pipeline]
@@ -74,7 +66,6 @@ if TYPE_CHECKING:
 
     def _errors() -> None:
         _exits: list[p.PlannedExit] = [PreemptionError(15, ""), WorkerExitError(1, 1, "")]
-        _hidden: p.HidesTraceback = CheckpointSizeError()
 
 
 PROTOCOLS = {name: cls for name, cls in vars(p).items() if getattr(cls, "_is_runtime_protocol", False)}
@@ -120,26 +111,26 @@ def text() -> Text:
     return Text(path=str(Path(__file__)))
 
 
-DATA = "NativeData HasClasses HasStatistics HasKind"
-TASK = "NativeTask ComputesLosses CompilesModel HasMonitor HasKind"
+DATA = "NativeData"
+TASK = "NativeTask ComputesLosses CompilesModel"
 SATISFIED: list[tuple[Callable[[], Any], str]] = [
     (mlp, "ShardsWeights SplitsIntoStages"),
-    (gpt, "ShardsWeights SplitsIntoStages CachesKeyValues LimitsContext"),
+    (gpt, "ShardsWeights SplitsIntoStages"),
     (lambda: ResNet((3, 8, 8), 2), ""),
     (lambda: Classification(mlp(), optimizer=SGD), TASK),
     (lambda: LanguageModeling(gpt(), optimizer=SGD), f"{TASK} GeneratesTokens"),
     (Digits, DATA),
     (text, DATA),
-    (loader, "Sharded"),
+    (loader, ""),
     (lambda: Preemption("folder"), ""),
-    (BestCheckpoint, "HasMonitor"),
+    (BestCheckpoint, ""),
     (KerasFile, ""),
     (lambda: CSVLogger(Path("metrics.csv")), "BuffersMetrics"),
     (lambda: DDPStrategy(parallel_devices=CPU), ""),
     (lambda: PipelineStrategy(2), "ReducesGradientNorms"),
     (AtomicCheckpointIO, "WaitsForWrites SavesShards"),
     (lambda: HostCheckpointIO(AtomicCheckpointIO()), "WaitsForWrites"),
-    (CheckpointSizeError, "HidesTraceback"),
+    (CheckpointSizeError, ""),
     (lambda: PreemptionError(15, "saved"), "PlannedExit"),
     (lambda: WorkerExitError(143, 143, "reason"), "PlannedExit"),
     (ForeignTask, "ComputesLosses"),
@@ -147,7 +138,7 @@ SATISFIED: list[tuple[Callable[[], Any], str]] = [
     (lambda: nn.Linear(1, 1), ""),
     (lambda: DataLoader(TensorDataset(torch.ones(2))), ""),
     (Callback, ""),
-    (lambda: EarlyStopping("val/loss"), "HasMonitor"),
+    (lambda: EarlyStopping("val/loss"), ""),
     (lambda: LightningCSVLogger("logs"), ""),
     (lambda: SingleDeviceStrategy("cpu"), ""),
     (TorchCheckpointIO, ""),

@@ -2,13 +2,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from boltcutter.lightning_alias import canonical
 from omegaconf import OmegaConf
 
 from boltcutter.config.instantiate import build
 from boltcutter.config.locate import locate
 from boltcutter.data.sampler import Batch
 from boltcutter.extend import current_path
-from boltcutter.lightning_alias import canonical
 from boltcutter_data.synthetic import Synthetic
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import DictConfig
 
 from boltcutter_launch import transport
 
@@ -35,7 +36,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 )
 @pytest.mark.usefixtures("two_nodes")
 def test_the_network_between_nodes_is_told(lines: str, out: str, err: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (callback,) = transport.callbacks()
+    (callback,) = transport.callbacks(DictConfig({}))
     file = Path(os.environ["NCCL_DEBUG_FILE"])
     file.write_text(lines)
     unused: Any = None
@@ -58,5 +59,5 @@ def test_nothing_is_logged_otherwise(monkeypatch: pytest.MonkeyPatch, variables:
         monkeypatch.setenv(name, value)
     if "CUDA" in variables:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert transport.callbacks() == []
+    assert transport.callbacks(DictConfig({})) == []
     assert "NCCL_DEBUG_FILE" not in os.environ

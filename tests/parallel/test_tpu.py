@@ -6,11 +6,11 @@ from conftest import QUICK, Script
 from lightning.fabric.accelerators.xla import XLAAccelerator
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 
-from boltcutter.assembly import checks
 from boltcutter.checkpoint.io import AtomicCheckpointIO
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter_parallel.tpu import HostCheckpointIO
+from boltcutter_planning import hardware
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -37,7 +37,7 @@ def test_a_missing_torch_xla_is_reported(script: Script, tmp_path: Path) -> None
 
 
 def test_a_machine_without_tpus_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "find_spec", lambda name: object())
+    monkeypatch.setattr(hardware, "find_spec", lambda name: object())
     monkeypatch.setattr(XLAAccelerator, "is_available", staticmethod(lambda: False))
     with pytest.raises(ConfigError, match=r"^trainer.accelerator=tpu: this machine has no TPU; try trainer=default$"):
-        checks.check_devices(DictConfig({"accelerator": "tpu", "devices": "auto"}))
+        hardware.check_devices(DictConfig({"accelerator": "tpu", "devices": "auto"}))

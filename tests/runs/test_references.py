@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.cli.main import complete
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter_launch import command as launch
+from boltcutter_machine.completion import complete
 from boltcutter_runs import references
 from boltcutter_runs.record import find_runs
 from boltcutter_runs.references import VARIABLE, candidates, find, resolve

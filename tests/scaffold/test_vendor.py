@@ -132,7 +132,7 @@ def test_with_a_copy_of_the_core_the_installed_parts_stay(project: Project) -> N
     script = project.root / "scripts" / "train.py"
     script.write_text(
         "from boltcutter.project import Project\nProject.find(__file__).use_vendored_library()\n"
-        f"from boltcutter import extend\n{code}\nprint(*extend.commands())\n"
+        f"from boltcutter import extend\n{code}\nprint(*extend.added('commands'))\n"
     )
     part, core, *commands = run(sys.executable, "scripts/train.py", cwd=project.root).split()
     assert Path(part) == SOURCE / "boltcutter_launch/__init__.py"

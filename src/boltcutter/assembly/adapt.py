@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,30 +12,21 @@ from torch import nn
 
 from boltcutter import extend
 from boltcutter.callback.accumulation import MeanOfAccumulated
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.instantiate import build
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.protocols import NativeTask
 
-SPAWNING = re.compile(r"ddp_(spawn|fork|notebook)(?:_find_unused_parameters_(true|false))?")
-DDP = "boltcutter.strategy.ddp.DDPStrategy"
 WRAPPER = "_orig_mod"  # what torch.compile inserts into names
 
 
 def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, Callback]) -> None:
     """Adapt the trainer to accumulated gradients, manual optimization, or a module that does not list its metrics.
 
-    Args:
-        trainer: Changed.
-        task: Any LightningModule.
-        callbacks: Callbacks of the configuration, by name.
-
     Raises:
         ConfigError: A setting has no effect with manual optimization.
     """
-    if callbacks and not isinstance(task, NativeTask) and (monitor_check := extend.find("monitor_check")):
-        trainer.callbacks.insert(0, monitor_check(callbacks))  # type: ignore[attr-defined]
+    if callbacks and not isinstance(task, NativeTask) and (check := extend.call("monitor_check", callbacks)):
+        trainer.callbacks.insert(0, check)  # type: ignore[attr-defined]
     if task.automatic_optimization:
         changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks.values())
         if trainer.accumulate_grad_batches != 1 or changes or is_overridden("configure_callbacks", task):
@@ -55,22 +45,6 @@ def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, C
                 "optimization; call self.clip_gradients in its training_step"
             )
         trainer.gradient_clip_val = trainer.gradient_clip_algorithm = None
-
-
-def spawning_strategy(trainer: DictConfig) -> dict[str, Any]:
-    """Build the strategy behind Lightning's names ``ddp_spawn``, ``ddp_fork`` and ``ddp_notebook``; empty for others.
-
-    Lightning's own launcher forwards no signals, and loses the progress of training.
-
-    Args:
-        trainer: The ``trainer`` section of the configuration.
-    """
-    found = SPAWNING.fullmatch(str(trainer.get("strategy")))
-    if not found:
-        return {}
-    options = {"find_unused_parameters": found[2] == "true"} if found[2] else {}
-    method = "spawn" if found[1] == "spawn" else "fork"  # in notebooks, too
-    return {"strategy": build({"_target_": DDP, "start_method": method, **options}, "trainer.strategy")}
 
 
 def load_compiled(task: nn.Module) -> None:

@@ -76,11 +76,7 @@ def check_resume(folder: Path, overrides: Sequence[str]) -> None:
 def load_run_config(project: Project, folder: Path, overrides: Sequence[str] = (), setting: str = "run") -> DictConfig:
     """Load the configuration of an earlier run and apply ``overrides``.
 
-    Args:
-        project: Project whose configuration is used.
-        folder: Folder of the run.
-        overrides: Overrides of the command line.
-        setting: Key of the override that names the folder, for error messages.
+    ``setting`` is the key of the override that names the folder, for messages.
 
     Raises:
         ConfigError: The folder holds no run, or its record names a class that is not trusted.

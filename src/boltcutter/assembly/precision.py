@@ -1,11 +1,10 @@
-"""Numerical precision: which the device supports, checked before training, and those that Lightning lacks."""
+"""Numerical precision, and those that Lightning lacks."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from importlib.util import find_spec
 from typing import Any
 
 import lightning as L
@@ -18,21 +17,15 @@ from boltcutter import extend
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import build
-from boltcutter.config.locate import locate, parameters
 
 CANONICAL = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true", "None": "32-true"}
 FLOAT8 = "float8"  # not part of Lightning
-FP8_LIBRARIES = {FLOAT8: "torchao", "transformer-engine": "transformer_engine"}  # by precision
-EPS = 1e-4  # non-zero in float16, also when added to a small number
 
 
 def set_numerics(cfg: DictConfig) -> None:
     """Set TF32 for products and convolutions, and deterministic algorithms; before CUDA and Inductor are initialized.
 
     Lightning sets ``torch.use_deterministic_algorithms``, in spawned ranks too.
-
-    Args:
-        cfg: The configuration of the run.
     """
     precision = cfg.get("matmul_precision", "highest")
     torch.set_float32_matmul_precision(precision)
@@ -45,29 +38,10 @@ def set_numerics(cfg: DictConfig) -> None:
             sys.modules["torch._inductor.config"].deterministic = True  # type: ignore[attr-defined]
 
 
-def check_precision(cfg: DictConfig) -> str:
-    """Return the requested precision under its full name, such as ``16-mixed`` for ``16``.
-
-    Args:
-        cfg: The configuration of the run.
-
-    Raises:
-        ConfigError: The device or the optimizer does not support it.
-    """
-    requested = str(cfg.trainer.get("precision"))
-    precision, device = CANONICAL.get(requested, requested), device_type(str(cfg.trainer.get("accelerator", "auto")))
-    setting = f"trainer.precision={precision}"
-    if device == "mps" and precision.endswith("-mixed"):
-        raise ConfigError(f"{setting}: Lightning supports mixed precision only on CUDA and CPU; try 16-true or 32-true")
-    if device == "mps" and precision == "64-true":
-        raise ConfigError(f"{setting}: MPS does not support float64; try 32-true")
-    if precision.startswith(tuple(FP8_LIBRARIES)) and device != "cuda":
-        raise ConfigError(f"{setting}: FP8 needs a CUDA GPU of compute capability 8.9 or higher; try bf16-mixed")
-    if device == "cuda":
-        _check_cuda(setting, precision)
-    if precision == "16-true" and cfg.get("optimizer") is not None:
-        _check_eps(setting, cfg.optimizer)
-    return precision
+def full_precision(trainer: DictConfig) -> str:
+    """The precision that settings of the trainer request, under its full name, such as ``16-mixed`` for ``16``."""
+    requested = str(trainer.get("precision"))
+    return CANONICAL.get(requested, requested)
 
 
 def device_type(accelerator: str) -> str:
@@ -84,10 +58,6 @@ def placeholder_precision(precision: str, device: str) -> str | None:
 
 def set_precision(trainer: L.Trainer, precision: str) -> None:
     """Set a precision that Lightning lacks: FP8, or float16 on CPU, where Lightning would use bfloat16.
-
-    Args:
-        trainer: Changed.
-        precision: ``float8`` or ``16-mixed``.
 
     Raises:
         ConfigError: The strategy shards the model, which neither supports.
@@ -124,25 +94,3 @@ def apply_precision(plugin: Precision, task: L.LightningModule, owner: nn.Module
 
     if type(plugin) is not Precision:  # float32 needs no context
         setattr(owner, method, convert_and_compute)
-
-
-def _check_cuda(setting: str, precision: str) -> None:
-    capability, name = torch.cuda.get_device_capability(), torch.cuda.get_device_name()
-    if precision.startswith("bf16") and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise ConfigError(f"{setting}: {name} does not support bfloat16; try {precision.replace('bf16', '16')}")
-    for fp8, library in FP8_LIBRARIES.items():
-        if precision.startswith(fp8):
-            if capability < (8, 9):
-                raise ConfigError(
-                    f"{setting}: {name} does not support FP8 (compute capability 8.9 or higher); try bf16-mixed"
-                )
-            if find_spec(library) is None:
-                raise ConfigError(f"{setting}: {library} is not installed; pip install {library}, or try bf16-mixed")
-
-
-def _check_eps(setting: str, optimizer: DictConfig) -> None:
-    """Refuse an eps that would be zero in float16, by which the optimizer divides."""
-    default: Any = parameters(locate(optimizer["_target_"])).get("eps")
-    eps = optimizer.get("eps", default.default if default else None)
-    if isinstance(eps, float) and not torch.tensor(eps, dtype=torch.float16):
-        raise ConfigError(f"{setting}: optimizer.eps={eps:g} is zero in float16; try +optimizer.eps={EPS}")

@@ -51,19 +51,14 @@ def commands() -> dict[str, Command]:
     Raises:
         PartError: A part cannot be imported, or has a command of the core.
     """
-    found = extend.commands()
+    found = extend.added("commands")
     if both := CORE.keys() & found.keys():
         raise PartError(f"{min(both)}: a command of the core, and of an installed part; uninstall the part")
     return {**CORE, **found}
 
 
 def script(name: str, file: str) -> None:
-    """Run a command from a script of a project.
-
-    Args:
-        name: Name of the command.
-        file: Path of the script, in the project's folder.
-    """
+    """Run a command from a script, whose ``file`` is in the folder of a project."""
     run(name, sys.argv[1:], file, program=f"python {shlex.quote(sys.argv[0])}")
 
 
@@ -103,7 +98,7 @@ def run(name: str, arguments: Sequence[str], start: str | None = None, *, progra
 
     Args:
         name: Name of the command.
-        arguments: Arguments after the name of the command.
+        arguments: Those after the name.
         start: A file or folder of the project; by default the working directory.
         program: How the command was called, for ``--help``; by default ``boltcutter <name>``.
     """
@@ -139,8 +134,7 @@ def _run(name: str, arguments: list[str], start: str | None, program: str | None
             return load(command.target)(project, arguments)
     with cli.one_line_errors():
         started = name
-        if translate := extend.find("translate_arguments"):
-            name, arguments = translate(project, name, arguments)
+        name, arguments = extend.call("translate_arguments", project, name, arguments) or (name, arguments)
         if name != "sync":  # which takes several runs
             refuse_duplicates(arguments)
     if name != started:  # a multirun: as if the search had been started

@@ -5,22 +5,17 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import re
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
-from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError, hint, printable
-from boltcutter.config.values import as_yaml, paths, redacted, split_overrides
+from boltcutter.config.values import as_yaml, redacted, split_overrides
 from boltcutter.environment import platform, threads
 from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
-from boltcutter.extend import RUNS, Command, PartError, load, offers, rank_readers, require, resolve_references
+from boltcutter.extend import Command, PartError, load, rank_readers, require, resolve_references
 from boltcutter.project import Project, ProjectError, install_command, is_own_package
-from boltcutter.protocols import HidesTraceback
 from boltcutter.run import trust
 from boltcutter.run.store import UploadError, run_store
 
@@ -32,7 +27,6 @@ FLAGS = {
     "--json": "print the result, or the mistakes with their corrections, as one JSON object",
     "--completion": 'enable completion in bash and zsh: eval "$(boltcutter train --completion)"',
 }
-COMPLETION = Path(__file__).with_name("completion.sh")
 
 
 def main(
@@ -118,7 +112,7 @@ def one_line_errors() -> Iterator[None]:
             isinstance(error, ConfigError | ProjectError) or getattr(error, "errno", None) == errno.ENAMETOOLONG
         )
         # An error with a remedy needs no traceback; any other is a bug.
-        is_expected = is_mistake or (isinstance(error, HidesTraceback) and error.hide_traceback)
+        is_expected = is_mistake or getattr(error, "hide_traceback", False)
         if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not is_expected:
             raise
         if is_mistake:
@@ -174,8 +168,7 @@ def _answer(
     at = arguments.index(flags[0])
     rest = arguments[:at] + arguments[at + 1 :]
     if flag == "--complete":
-        found = complete(project, usage, *arguments[at + 1 :], flags=known)
-        print("".join(f"{argument}\t{text}\n" for argument, text in found.items()), end="")
+        require("complete", flag)(project, usage, arguments[at + 1 :], known)
         return
     for other in flags:
         if other not in (*known, "-h"):
@@ -193,15 +186,13 @@ def _answer(
             check = require("check", flag)
         check(project, local_runs(project, rest))
     elif flag == "--describe":
-        from boltcutter.assembly.assemble import describe_overrides
+        from boltcutter.assembly.overrides import read_overrides
 
         at_key = at < len(rest) and "=" not in rest[at] and not rest[at].startswith("~")
         prefix = rest.pop(at) if at_key else ""
-        print("\n".join(describe_overrides(project, local_runs(project, rest), prefix)))
-        if project.has_group(prefix):
-            print("", *project.help_lines(prefix), sep="\n")
+        require("describe", flag)(project, read_overrides(project, local_runs(project, rest)), prefix)
     else:
-        print(_completion(project.root.resolve() / "scripts"))
+        print(require("completion", flag)(project.root.resolve() / "scripts"))
 
 
 def _resolved(project: Project, command: Command, arguments: list[str]) -> str:
@@ -225,56 +216,3 @@ def _help(project: Project, usage: str, flags: Mapping[str, str]) -> str:
     for group in project.groups():
         lines += project.help_lines(group)
     return "\n".join(lines)
-
-
-def _completion(scripts: Path) -> str:
-    """Shell code that completes arguments of ``boltcutter`` and of the scripts in this folder."""
-    files = [file for file in sorted(scripts.glob("*.py")) if "from boltcutter." in file.read_text()]
-    entries = " ".join(shlex.quote(f"{sys.executable}\t{file}") for file in files)
-    given = f"_boltcutter_python={shlex.quote(sys.executable)}\n_boltcutter_scripts+=({entries})\n"
-    return given + COMPLETION.read_text().rstrip()
-
-
-def complete(
-    project: Project, usage: str, current: str = "", *given: str, flags: Mapping[str, str] = FLAGS
-) -> dict[str, str]:
-    """Complete ``current``: flags, groups, options, and keys of the configuration that ``given`` composes.
-
-    Keys are completed one level at a time. Values but those of runs are left to the shell, as they may be file names.
-
-    Returns:
-        Candidates, with descriptions of flags and options.
-    """
-    if current.startswith("-"):
-        return {flag: text for flag, text in flags.items() if flag.startswith(current)}
-    key, equals, start = current.lstrip("+~").partition("=")
-    sign = current[: len(current) - len(current.lstrip("+~"))]
-    known = project.groups()
-    if equals:
-        opening, last = re.fullmatch(r"(\[(?:[^,\]]*,)*)?(.*)", start, re.S).groups(default="")  # type: ignore[union-attr]
-        taken = opening.strip("[").split(",")
-        options = project.describe_options(key) | {"null": ""} if key in known else {}
-        if key in RUNS and "run_names" in offers():
-            options = require("run_names", key)(project)
-        options = {name: text for name, text in options.items() if name not in taken and name.startswith(last)}
-        ends = ("]", ",") if opening else ("",)  # two candidates, so that shells add no space
-        return {f"{sign}{key}={opening}{name}{end}": text for name, text in options.items() for end in ends}
-    own = [
-        f"{argument}="
-        for argument in re.findall(r"(\w+)=", usage.partition("\n")[0])
-        if argument not in ("group", "key")
-    ]
-    everything = [*(f"{group}=" for group in known), *own, *(f"{path}=" for path in _keys(project, given))]
-    found = [f"{sign}{argument}" for argument in everything if f"{sign}{argument}".startswith(current)]
-    depth = current.count(".")
-    return dict.fromkeys((w if w.count(".") <= depth else ".".join(w.split(".")[: depth + 1]) + "." for w in found), "")
-
-
-def _keys(project: Project, given: Sequence[str]) -> list[str]:
-    """Every key that can be set, if the arguments so far can be composed."""
-    for arguments in (given, ()):
-        with suppress(ConfigError):
-            cfg = compose(project, [argument for argument in arguments if not argument.startswith("-")])
-            found = [path for path in paths(cfg) if "_target_" not in path and path.partition(".")[0] != "choices"]
-            return [path for path in found if not any(other.startswith(f"{path}.") for other in found)]
-    return []

@@ -124,10 +124,7 @@ def _anchor_paths(project: Project, cfg: DictConfig, given: Sequence[str]) -> No
 
     ``${root}`` is replaced by the project's root anywhere.
 
-    Args:
-        project: The project.
-        cfg: Changed.
-        given: Keys set on the command line, whose values are relative to the working directory.
+    The values of ``given`` keys, set on the command line, are relative to the working directory.
     """
     is_below = project.root in Path.cwd().parents
     for key, node in leaves(cfg):
@@ -211,8 +208,8 @@ def _pick(project: Project, group: str, options: Any, above: tuple[Path, ...] = 
     """One option of a group, or several merged in order; and what their ``defaults`` select of other groups.
 
     Args:
-        project: Project in which options are searched.
-        group: Group of the option.
+        project: Where options are searched.
+        group: Their group.
         options: A name, a path of a YAML file, a list of these, or None.
         above: Files that inherit from this one, the nearest last.
     """
@@ -252,16 +249,8 @@ def read_option(path: Path) -> tuple[DictConfig, Any]:
     defaults = OmegaConf.to_container(defaults) if OmegaConf.is_config(defaults) else defaults
     if "'class_path'" in str(values := OmegaConf.to_container(cfg)):
         cfg = DictConfig(foreign().with_targets(values) or values)
-    for entry in defaults if isinstance(defaults, list) else ():
-        for key, option in (entry if isinstance(entry, dict) else {entry: None}).items():
-            if option is not None or key == "_self_":
-                group = re.sub(r"(override|optional)\s+", "", str(key)).strip("/").partition("@")[0]
-                remedy = (
-                    foreign().advice(group) or f"write {foreign().renamed(group) or group}: {option}, without the dash"
-                )
-                remedy = remedy if option is not None else "leave it out"
-                given = f"{key}: {option}" if option is not None else key
-                raise ConfigError(f"{path}: '- {given}' is Hydra's syntax; {remedy}")
+    if remedy := foreign().defaults_remedy(defaults):
+        raise ConfigError(f"{path}: {remedy}")
     return cfg, defaults
 
 
@@ -332,9 +321,7 @@ def _refuse_secrets(cfg: DictConfig) -> None:
 def _drop_unused(cfg: DictConfig, named: Mapping[str, str]) -> None:
     """Remove groups that nothing refers to, so that they are neither checked, instantiated nor recorded.
 
-    Args:
-        cfg: The composed configuration.
-        named: The override that set each top-level key.
+    ``named`` has the override that set each top-level key.
 
     Raises:
         ConfigError: The user named such a group.

@@ -26,7 +26,6 @@ from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.foreign import foreign
 from boltcutter.config.locate import adapter, is_left_out, locate, origin, package, parameters
 from boltcutter.config.values import REFERENCE, format_unresolved, format_value, parse, paths, resolve_reference
-from boltcutter.lightning_alias import remedy
 from boltcutter.project import install_command, is_own_package
 
 TRUTH = {"yes": True, "on": True, "1": True, "no": False, "off": False, "0": False}  # of YAML 1.1 and shells
@@ -38,7 +37,7 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
 
     Args:
         node: The part.
-        path: Its dotted key, for error messages.
+        path: Its dotted key, for messages.
         extra: More keyword arguments.
 
     Raises:
@@ -83,11 +82,7 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
 def name_setting(section: str, target: Callable[..., Any], arguments: Mapping[str, Any], text: str) -> str:
     """Prefix the text of an error with the argument that it is about, if it names one, or else with the section.
 
-    Args:
-        section: Dotted key of the call.
-        target: What was called.
-        arguments: Its keyword arguments.
-        text: Of the error, from any library.
+    The error, of any library, is of calling ``target``, at the key ``section``, with keyword ``arguments``.
     """
     plain = {key: value for key, value in arguments.items() if isinstance(value, str | int | float)}
     named = [key for key in plain if re.search(rf"\b{re.escape(key)}\b", text)]
@@ -229,7 +224,7 @@ def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]
     shown = value["_target_"] if isinstance(value, dict) and "_target_" in value else format_value(value)
     meant = next((format_value(other) for other in _readings(value, path) if matches(other, wanted)), None)
     given = locate(value["_target_"]) if isinstance(value, dict) and "_target_" in value else None
-    near = f"; did you mean {meant}?" if meant else remedy(given) or hint(str(value), literal_values(wanted))
+    near = f"; did you mean {meant}?" if meant else foreign().remedy(given) or hint(str(value), literal_values(wanted))
     if isinstance(value, dict) and "_target_" not in value:
         near = f"; add {path}._target_, the path of a class"
     yield path, f"={shown}: expected {type_name(wanted)}{near}"

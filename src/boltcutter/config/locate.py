@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -15,7 +16,6 @@ from typing import Any, get_type_hints
 
 from boltcutter import extend
 from boltcutter.config.errors import ConfigError, hint, one_line
-from boltcutter.lightning_alias import canonical
 from boltcutter.project import LIBRARY, install_command, is_library, is_own_package
 
 # Classes that forward their **kwargs, and to what: otherwise no check of signatures finds a misspelt keyword.
@@ -25,7 +25,13 @@ FORWARDS_KWARGS = {
     "lightning.pytorch.loggers.wandb.WandbLogger": "wandb.init",
     "lightning.pytorch.loggers.tensorboard.TensorBoardLogger": "torch.utils.tensorboard.SummaryWriter",
 }
+SAME_PACKAGE = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
 TRAINER = "Trainer"  # whose subclasses take its arguments
+
+
+def canonical(path: str) -> str:
+    """The dotted path of a module or class with the name of the package ``lightning``."""
+    return re.sub(r"^(?:pytorch_lightning|lightning_fabric)(?=\.|$)", lambda name: SAME_PACKAGE[name[0]], path)
 
 
 @cache
@@ -106,7 +112,7 @@ def adapter(kind: Any) -> str | None:
 
     Parts offer it as ``adapter.<package>``; its ``adapts`` is called only if the package has been imported.
     """
-    for name in extend.offers() if inspect.isclass(kind) else ():
+    for name in extend.added("offers") if inspect.isclass(kind) else ():
         what, _, framework = name.partition(".")
         if what == "adapter" and framework in sys.modules and extend.require(name, framework).adapts(kind):
             return name

@@ -134,12 +134,7 @@ def _is_signature(name: str) -> bool:
 
 
 def redact(resolved: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
-    """Redact the secrets in a configuration.
-
-    Args:
-        resolved: The configuration, with all references resolved.
-        raw: The same configuration, unresolved.
-    """
+    """Redact the secrets in a configuration, of which ``resolved`` has all references resolved, and ``raw`` none."""
     secrets = sorted(
         {text for text in _secrets(resolved, raw, False) if len(text) >= MIN_SECRET_LENGTH}, key=len, reverse=True
     )

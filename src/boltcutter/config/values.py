@@ -22,7 +22,7 @@ NOT_FINITE = {".inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")
 WRITTEN = {str(value): text for text, value in (RESERVED | NOT_FINITE).items()}
 QUOTING = ("[", "{", "'", '"')
 OPENING, CLOSING = "[{(", "]})"
-RESOLVER = re.compile(r"\$\{(\w+):([^{}]*)\}")
+RESOLVER = re.compile(r"\$\{(\w+:[^{}]*)\}")
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 VARIABLE_REFERENCE = re.compile(r"\$\{oc\.env:\s*\w+\s*\}")  # whose value the user has chosen
 
@@ -75,21 +75,13 @@ def format_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> str:
         return f"{where}: environment variable {unset[1]} is not set; export {unset[1]}=…"
     if key := re.search(r"Interpolation key '(.+)' not found|Error trying to access (.+): node", text):
         name = key[1] or key[2]
-        if remedy := _foreign_remedy(name):
+        if remedy := foreign().reference_remedy(name):
             return f"{where}: ${{{name}}} refers to nothing; {remedy}"
         near = hint(name, (path for path in paths(cfg) if path != where), 0.75) if key[1] else ""
         return f"{where}: ${{{name}}} refers to nothing{near or f'; set {where}=…, or add {name}'}"
-    if "nterpolation type" in text:
-        raw = str(OmegaConf.to_container(cfg))
-        name = next((f"{name}:{rest}" for name, rest in RESOLVER.findall(raw) if _foreign_remedy(f"{name}:{rest}")), "")
-        return f"{where}: {text}; {_foreign_remedy(name) or 'correct the reference'}"
-    return f"{where}: {text}; correct the reference"
-
-
-def _foreign_remedy(name: str) -> str:
-    """What to write instead of a reference of another template; empty if that is not known."""
-    ours = foreign().renamed(name)
-    return f"write ${{{ours}}}" if ours else foreign().advice(name) or ""
+    remedies = (foreign().reference_remedy(name) for name in RESOLVER.findall(str(OmegaConf.to_container(cfg))))
+    is_resolver = "nterpolation type" in text
+    return f"{where}: {text}; {next(filter(None, remedies if is_resolver else ()), 'correct the reference')}"
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:

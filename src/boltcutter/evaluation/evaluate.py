@@ -62,8 +62,8 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
         named = [split, *([Path(which).stem] if which != "best" else []), *sorted(rest)]
         name = re.sub(r"[^\w.=,-]+", "-", "-".join(named))[:MAX_NAME].rstrip("-.")
         output = Path(special.get("output") or find_folder(folder / "evaluation" / name, settings))
-        if media_logging := extend.find("media_logging"):
-            components.trainer.callbacks.append(media_logging(output))  # type: ignore[attr-defined]
+        if media_logging := extend.call("media_logging", output):
+            components.trainer.callbacks.append(media_logging)  # type: ignore[attr-defined]
         scores = score(components, checkpoint, output, settings)
         if components.trainer.is_global_zero:
             summary.print_evaluation(output, scores)
@@ -132,8 +132,7 @@ def score(
             components.data.setup("fit")
     if reason := skip_reason(components.data, components.task, split):
         raise ConfigError(f"split={split}: {reason}; add it, or set another split")
-    write_predictions = extend.find("prediction_writer")
-    writers = [write_predictions(output)] if write_predictions else []
+    writers = [writer] if (writer := extend.call("prediction_writer", output)) else []
     callbacks: list[Callback] = components.trainer.callbacks  # type: ignore[attr-defined]
     callbacks += writers
     for seeds in (callback for callback in callbacks if isinstance(callback, EvaluationSeeds)):

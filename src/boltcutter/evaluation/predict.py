@@ -34,7 +34,7 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     Without ``input``, or for data modules that do not read files, ``predict_dataloader`` is used.
 
     Args:
-        project: Project whose configuration is used.
+        project: Whose configuration is used.
         overrides: ``run=<folder>``, ``input=<file or folder>`` (several separated by commas), and
             ``ckpt=best|last|<path>`` or ``export=<format or file>``, ``output=<file>``; for a text
             ``input=<file or text>``, ``tokens=<number to generate>``, ``temperature=<0 or more>``,
@@ -51,7 +51,8 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     if "export" in special and "ckpt" in special:
         raise ConfigError(f"export={special['export']}: used in place of a checkpoint; remove ckpt={special['ckpt']}")
     components = assemble(cfg, with_callbacks=False)
-    exported = open_export(folder, special.get("export"))
+    export = special.get("export")
+    exported: Predictor | None = require("predictor", f"export={export}")(folder, export) if export else None
     reads_files = isinstance(components.data, NativeData)
     if not reads_files or ("input" not in special and has_own_loader(components.data, "predict")):
         predict_loader = require("predict_loader", f"run={folder}")
@@ -82,10 +83,7 @@ def predict(components: Components, model: str | Predictor, inputs: list[Path]) 
 
     More than ``MAX_COLUMNS`` probabilities are left out, and of as many targets the tensor is returned in a list.
 
-    Args:
-        components: Components of a run.
-        model: Checkpoint to load, or an export.
-        inputs: Files to read.
+    ``model`` is a checkpoint to load, or an export.
 
     Raises:
         ConfigError: The data module cannot read an input.
@@ -119,16 +117,6 @@ def write_predictions(output: Path, found: Table | list[Any]) -> None:
     except OSError as error:
         raise ConfigError(f"output={output}: cannot be written ({error.strerror}); choose another file") from error
     print(f"{count} predictions: {run_store().show(output)}")
-
-
-def open_export(folder: Path, export: str | None) -> Predictor | None:
-    """The export to use in place of a checkpoint; None if none was given.
-
-    Raises:
-        ConfigError: There is no such export, or the part that reads it is not installed.
-    """
-    found: Predictor | None = require("predictor", f"export={export}")(folder, export) if export else None
-    return found
 
 
 def _table(predictions: Tensor, names: list[str], classes: list[str], kind: str) -> Table | list[Any]:

@@ -12,12 +12,9 @@ from boltcutter.protocols import GeneratesTokens, NativeData
 
 
 def skip_reason(data: Any, task: L.LightningModule, split: str) -> str | None:
-    """Return why a split cannot be evaluated; None if it can.
+    """Return why ``train``, ``val`` or ``test`` cannot be evaluated; None if it can.
 
-    Args:
-        data: A data module, or None if the task defines its own dataloaders.
-        task: Any LightningModule.
-        split: ``train``, ``val`` or ``test``.
+    ``data`` is a data module, or None if the task defines its own dataloaders.
     """
     step = "validation_step" if uses_validation_step(data, split) else "test_step"
     if not is_overridden(step, task):

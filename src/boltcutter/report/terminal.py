@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from boltcutter.config.errors import printable
 from boltcutter.formatting import aligned, format_duration, format_number, supports_color
 from boltcutter.project import command
-from boltcutter.protocols import HasLocation, NativeData, find_model
+from boltcutter.protocols import NativeData, find_model
 from boltcutter.run.folder import read_record
 from boltcutter.run.store import run_store
 from boltcutter.topology import Topology
@@ -116,11 +116,9 @@ def _sizes(splits: Any) -> str:
 
 
 def _wandb(trainer: L.Trainer) -> str | None:
-    # The dummy logger of fast_dev_run has every attribute.
-    return next(
-        (log.location for log in trainer.loggers if isinstance(log, HasLocation) and isinstance(log.location, str)),
-        None,
-    )
+    # The dummy logger of fast_dev_run has every attribute, but no text.
+    locations = (getattr(logger, "location", None) for logger in trainer.loggers)
+    return next((location for location in locations if isinstance(location, str)), None)
 
 
 def _show(rows: Mapping[str, str | None]) -> None:

@@ -26,11 +26,11 @@ def load_initial_state(
     """Check the checkpoint storage, then read the state to resume from, or load the weights of ``init_from``.
 
     Args:
-        components: Trainer, data and task; changed.
+        components: Changed.
         cfg: The configuration of the run.
         checkpoint: Checkpoint to resume from; None for a new run.
-        ending: Callback that detects whether training had stopped early.
-        changes: Callback that applies overrides given together with ``resume=``.
+        ending: Detects whether training had stopped early.
+        changes: Applies overrides given together with ``resume=``.
 
     Raises:
         ConfigError: Checkpoints cannot be written, or ``checkpoint`` cannot be read or does not match.

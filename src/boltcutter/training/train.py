@@ -26,14 +26,7 @@ from boltcutter.environment.process import distributed_shutdown, is_rank_zero, t
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.splits import prediction_argument, skip_reason
 from boltcutter.project import Project, command
-from boltcutter.protocols import (
-    BuffersMetrics,
-    ClosesWithExitCode,
-    HasLocation,
-    NativeData,
-    PlannedExit,
-    handles_signals,
-)
+from boltcutter.protocols import BuffersMetrics, ClosesWithExitCode, NativeData, PlannedExit, handles_signals
 from boltcutter.report import terminal as summary
 from boltcutter.run import lineage
 from boltcutter.run.best import find_best, resumed_checkpoint
@@ -43,17 +36,12 @@ from boltcutter.run.log import capture_output
 from boltcutter.run.metrics import final_metrics
 from boltcutter.run.restart import check_start
 from boltcutter.run.store import join, run_store
-from boltcutter.training.best import BestRecorder
 from boltcutter.training.ending import EndOfTraining, unfinished_schedule
 from boltcutter.training.resume import load_initial_state
 
 
 def main(project: Project, overrides: list[str]) -> Path:
     """Compose the configuration, create or resume the run folder, and train.
-
-    Args:
-        project: Project whose configuration is used.
-        overrides: Overrides of the configuration, such as ``model=mlp``.
 
     Returns:
         The folder of the run.
@@ -104,17 +92,16 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
         Metrics of the test split; empty with ``test=false``.
     """
     checkpoint = resumed_checkpoint(cfg)
-    ending, changes, learning = EndOfTraining(cfg), SettingChanges(cfg), extend.find("learning_check")
-    checks = [learning(cfg)] if learning else []
-    components = assemble(cfg, [Recorder(cfg), BestRecorder(cfg), *checks, ending, changes, *extend.callbacks()])
+    ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
+    components = assemble(cfg, [Recorder(cfg), ending, changes, *extend.callbacks(cfg)])
     trainer, data, task = components.trainer, components.data, components.task
     if not handles_signals(trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
         signals.restore_handlers()  # no callback checks the flag
     # Data and checkpoint are read before Lightning launches ranks and before the run is recorded: a mistake in them is
     # reported once, in one line, and leaves no attempt behind.
-    if not checkpoint and is_rank_zero() and (check_fold := extend.find("check_fold")):
-        check_fold(cfg, trainer)
+    if not checkpoint and is_rank_zero():
+        extend.call("check_fold", cfg, trainer)
     with explain_errors(trainer):
         load_data(components)
     load_initial_state(components, cfg, checkpoint, ending, changes)
@@ -214,8 +201,7 @@ def write_report(folder: Path) -> None:
 
 def explain_errors(trainer: L.Trainer) -> AbstractContextManager[None]:
     """In this context, errors that a part knows are replaced by one line with their cause and a remedy."""
-    explain = extend.find("explain_errors")
-    return explain(trainer) if explain else nullcontext()
+    return extend.call("explain_errors", trainer) or nullcontext()
 
 
 def load_data(components: Components) -> None:
@@ -257,11 +243,7 @@ def close_loggers_at_exit(trainer: L.Trainer) -> Iterator[None]:
 
 
 class Recorder(Callback):
-    """Records what is known only once training starts, and adds the run's id and commit to each checkpoint.
-
-    Args:
-        cfg: The configuration of the run.
-    """
+    """Records what is known only once training starts, and adds the run's id and commit to each checkpoint."""
 
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
@@ -281,9 +263,8 @@ class Recorder(Callback):
         hyperparameters = redacted(self.cfg)
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)
-            # The dummy logger of fast_dev_run has every attribute.
-            if isinstance(logger, HasLocation) and isinstance(logger.location, str):
-                update_record(folder, wandb={"id": logger.version, "location": logger.location})
+            if isinstance(location := getattr(logger, "location", None), str):
+                update_record(folder, wandb={"id": logger.version, "location": location})
         summary.print_start(folder, trainer, pl_module)
 
     def _is_resumable(self) -> bool:

@@ -16,7 +16,7 @@ from boltcutter.assembly.precision import apply_precision
 from boltcutter.checkpoint.load import restore
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, one_line
-from boltcutter.protocols import GeneratesTokens, HasClasses, HasKind, HasStatistics, NativeData, find_model
+from boltcutter.protocols import GeneratesTokens, NativeData, find_model
 from boltcutter.run.best import find_checkpoint
 from boltcutter_data.image_io import read_image, read_image_shape
 from boltcutter_export.exported import ExportedModel
@@ -65,14 +65,14 @@ class Predictor:
         self.task.to(self.device).eval()
         self.name, self.run = str(cfg.name), folder.name
         self.shape = tuple(cfg.data.get("shape") or ())
-        self.classes = [str(name) for name in self.data.classes] if isinstance(self.data, HasClasses) else []
-        self.is_regression = isinstance(self.data, HasKind) and self.data.kind == "regression"
+        self.classes = [str(name) for name in getattr(self.data, "classes", ())]
+        self.is_regression = getattr(self.data, "kind", None) == "regression"
         self.form: Form = self._form()
 
     def _form(self) -> Form:
         if isinstance(self.task, GeneratesTokens):
             return "text"
-        if isinstance(self.data, HasStatistics) and "columns" in self.data.statistics:
+        if "columns" in getattr(self.data, "statistics", ()):
             return "row"
         return "image" if len(self.shape) == 3 and self.shape[0] in (1, 3) else "array"
 

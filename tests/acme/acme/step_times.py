@@ -2,6 +2,7 @@
 
 import csv
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,6 @@ class StepTimes(Callback):
                 csv.writer(file).writerows([("step", "ms"), *self._times])
 
 
-def for_each_run() -> list[Callback]:
+def for_each_run(cfg: Mapping[str, Any]) -> list[Callback]:
     """The callbacks of each run."""
     return [StepTimes()]

@@ -1,8 +1,6 @@
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
@@ -10,7 +8,6 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from third_party.gallery import DATA, HERE, overrides
 
 from boltcutter.assembly.assemble import Components, assemble, read_config
-from boltcutter.assembly.checks import check_optimizer
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 
@@ -127,19 +124,6 @@ def test_additional_config_groups(tmp_path: Path) -> None:
     }
     with pytest.raises(ConfigError, match=r"^head=wide: .*head"):
         read_config(Project.at(tmp_path), ["head=wide"])
-
-
-@pytest.mark.parametrize(("name", "refused"), [("optimizer", True), ("make", False)])
-def test_only_complete_optimizer_calls_are_checked(name: str, refused: bool) -> None:
-    """An optimizer is instantiated only if the parameters are its only missing argument."""
-    task: Any = L.LightningModule()
-    setattr(task, name, partial(torch.optim.SGD, lr=-1.0))
-    task.scheduler = partial(torch.optim.lr_scheduler.CosineAnnealingLR)  # T_max is known to the module
-    if refused:
-        with pytest.raises(ConfigError, match=r"^optimizer\.lr=-1\.0: .*learning rate"):
-            check_optimizer(task)
-        task.optimizer = partial(torch.optim.SGD, lr=1.0)
-    check_optimizer(task)
 
 
 def test_a_null_setting_of_the_data_is_named_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch._inductor.config as inductor
 from conftest import QUICK, Script
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from boltcutter.assembly.precision import check_precision, placeholder_precision, set_numerics, set_precision
+from boltcutter.assembly.precision import full_precision, placeholder_precision, set_numerics, set_precision
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.run.lineage import is_deterministic
@@ -38,62 +38,13 @@ def test_each_precision_trains_and_resumes(script: Script, tmp_path: Path, preci
     assert done.returncode == 0, done.stderr
 
 
-def config(device: str, precision: object, optimizer: str = "torch.optim.AdamW", **values: object) -> DictConfig:
-    trainer = {"accelerator": device, "precision": precision}
-    return DictConfig({"trainer": trainer, "optimizer": {"_target_": optimizer, **values}})
-
-
-@pytest.mark.parametrize(
-    ("cfg", "text"),
-    [
-        (config("cpu", "16-true"), "16-true: optimizer.eps=1e-08 is zero in float16; try +optimizer.eps=0.0001"),
-        (config("cpu", "transformer-engine"), "transformer-engine: FP8 needs a CUDA GPU"),
-        (
-            config("cpu", "float8"),
-            "float8: FP8 needs a CUDA GPU of compute capability 8.9 or higher; try bf16-m",
-        ),
-        (config("mps", "64-true"), "64-true: MPS does not support float64"),
-        (config("mps", "16-mixed"), "16-mixed: Lightning supports mixed precision only on CUDA and CPU"),
-    ],
-)
-def test_unsupported_precision_is_refused(cfg: DictConfig, text: str) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.precision=") as error:
-        check_precision(cfg)
-    assert text in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("capability", "native"), [((7, 5), False), ((8, 0), True)])
-def test_precision_is_checked_against_the_compute_capability(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], native: bool
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "T4")
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
-    for fp8 in ("transformer-engine", "float8"):
-        with pytest.raises(ConfigError, match=f"{fp8}: .*T4"):
-            check_precision(config("cuda", fp8))
-    if native:
-        assert check_precision(config("cuda", "bf16")) == "bf16-mixed"
-    else:
-        with pytest.raises(ConfigError, match=r"bf16-mixed: .*T4.*; try 16-mixed"):
-            check_precision(config("cuda", "bf16"))
-
-
-def test_fp8_is_set_on_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H100")
-    assert check_precision(config("cuda", "float8")) == "float8"
+def test_fp8_is_set_on_the_trainer() -> None:
     assert (placeholder_precision("float8", "cuda"), placeholder_precision("bf16-mixed", "cuda")) == ("32-true", None)
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     set_precision(trainer, "float8")
     assert (type(trainer.precision_plugin).__name__, trainer.precision) == ("Float8Precision", "float8")
     with pytest.raises(ConfigError, match=r"float8: .*; try bf16-true"):
         set_precision(L.Trainer(accelerator="cpu", devices=2, strategy=ModelParallelStrategy()), "float8")
-    with pytest.raises(
-        ConfigError, match="transformer_engine is not installed; pip install transformer_engine, or try"
-    ):
-        check_precision(config("cuda", "transformer-engine"))
 
 
 def test_fp8_is_a_valid_precision(script: Script) -> None:
@@ -102,13 +53,9 @@ def test_fp8_is_a_valid_precision(script: Script) -> None:
     assert "error: trainer.precision=float8: " in done.stderr
 
 
-def test_optimizers_without_eps_train_in_float16() -> None:
-    assert check_precision(config("cpu", "16-true", "torch.optim.SGD")) == "16-true"
-
-
 @pytest.mark.parametrize(("short", "full"), [(16, "16-mixed"), (32, "32-true"), (None, "32-true")])
 def test_short_names_are_understood(short: object, full: str) -> None:
-    assert check_precision(config("cpu", short)) == full
+    assert full_precision(DictConfig({"precision": short})) == full
 
 
 def test_invalid_matmul_precision_is_refused(script: Script) -> None:

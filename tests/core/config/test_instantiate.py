@@ -11,9 +11,9 @@ from typing import Any, Literal, Optional, Union
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from boltcutter.config.describe import describe
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import build, find_mistakes, locate, parameters
+from boltcutter_machine.describe import describe
 
 TOOLS = "tests_tools"
 OWN = "boltcutter.tests_own"

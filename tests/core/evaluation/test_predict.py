@@ -9,7 +9,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from boltcutter.evaluation.predict import _table
-from boltcutter.evaluation.table import MAX_COLUMNS, to_columns
+from boltcutter.evaluation.table import MAX_COLUMNS
+from boltcutter_logging.columns import to_columns
 
 
 @pytest.fixture

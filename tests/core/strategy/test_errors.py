@@ -1,6 +1,5 @@
-from boltcutter.protocols import HidesTraceback
 from boltcutter.strategy.errors import StrategyError
 
 
 def test_the_message_is_printed_without_a_traceback() -> None:
-    assert isinstance(StrategyError("trainer=dp: …"), HidesTraceback)
+    assert StrategyError("trainer=dp: …").hide_traceback

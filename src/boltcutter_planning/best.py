@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from boltcutter.callback.checkpoint import BestCheckpoint, LastCheckpoint
 from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.compose import DictConfig
-from boltcutter.protocols import HasMonitor
 from boltcutter.run.folder import read_record, update_record
 
 
@@ -76,7 +75,7 @@ def monitored_checkpoints(trainer: L.Trainer) -> list[ModelCheckpoint]:
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     owners = (trainer.lightning_module, *callbacks)
-    monitored = {o.monitor for o in owners if isinstance(o, HasMonitor) and not isinstance(o, ModelCheckpoint)}
+    monitored = {getattr(o, "monitor", None) for o in owners if not isinstance(o, ModelCheckpoint)}
     saved = [c for c in callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
     found = [c for c in saved if c.monitor is not None]
     if not found and not any(isinstance(c, LastCheckpoint) for c in callbacks):

@@ -4,8 +4,8 @@ from typing import Any, Literal
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from boltcutter.config.describe import describe
 from boltcutter.config.errors import ConfigError
+from boltcutter_machine.describe import describe
 
 
 class Tool:

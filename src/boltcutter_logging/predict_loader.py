@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from boltcutter import extend
 from boltcutter.assembly.assemble import Components
 from boltcutter.checkpoint.load import restore
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.evaluation.predict import SAMPLING, write_predictions
 from boltcutter.evaluation.splits import loader_owner
-from boltcutter.evaluation.table import Table, concatenate, count_rows, to_columns
+from boltcutter.evaluation.table import Table, count_rows
 from boltcutter.extend import Predictor
 from boltcutter.protocols import NativeData
 from boltcutter.run.best import find_checkpoint
 from boltcutter.run.store import run_store
+from boltcutter_logging.batches import count_samples
+from boltcutter_logging.columns import concatenate, to_columns
 
 
 def predict_loader(
@@ -86,7 +87,7 @@ def _plain(value: Any) -> Any:
 
 def _columns(loaders: list[list[Any]]) -> Table | None:
     """One row per sample, with the index of the loader if there are several; None if there are other outputs."""
-    parts, count_samples = [], extend.require("count_samples", "data")
+    parts = []
     for number, batches in enumerate(loaders):
         for batch in batches:
             count = count_samples(batch)

@@ -13,42 +13,25 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-ALIASES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
+from boltcutter.config.locate import SAME_PACKAGE
 
 
-def install() -> None:
+def install() -> AliasFinder:
     """Let the names of both packages refer to the same modules in this process.
 
     If ``pytorch_lightning`` has been imported already, as in a notebook, ``lightning.pytorch`` becomes the alias. Once
     both have been imported, nothing can be changed.
     """
-    if any(isinstance(finder, AliasFinder) for finder in sys.meta_path):
-        return
-    aliases = ALIASES
+    aliases = SAME_PACKAGE
     imported = sys.modules.get("pytorch_lightning")
     if imported and "lightning" not in sys.modules:
         from importlib.metadata import version  # takes longer to import than the rest
 
         if version("lightning") == imported.__version__:
-            aliases = {name: alias for alias, name in ALIASES.items()}
-    sys.meta_path.insert(0, AliasFinder(aliases))
-
-
-def canonical(path: str) -> str:
-    """The dotted path of a module or class with the name of the package ``lightning``."""
-    return _renamed(path, ALIASES) or path
-
-
-def remedy(kind: Any) -> str:
-    """What to do if a class derives from ``pytorch_lightning``, but this process uses ``lightning``; empty if not."""
-    bases = {base.__module__.partition(".")[0] for base in getattr(kind, "__mro__", ())}
-    same = sys.modules.get("pytorch_lightning") is sys.modules.get("lightning.pytorch")
-    return (
-        "; pytorch_lightning was imported before boltcutter, so its classes are not those of lightning: import "
-        "boltcutter first, or import lightning.pytorch instead of pytorch_lightning"
-        if "pytorch_lightning" in bases and not same
-        else ""
-    )
+            aliases = {name: alias for alias, name in SAME_PACKAGE.items()}
+    finder = AliasFinder(aliases)
+    sys.meta_path.insert(0, finder)
+    return finder
 
 
 def _renamed(path: str, names: dict[str, str]) -> str | None:

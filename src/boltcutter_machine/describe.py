@@ -13,8 +13,31 @@ from boltcutter.config.errors import ConfigError, hint
 from boltcutter.config.locate import is_left_out, locate, parameters
 from boltcutter.config.values import format_value, plain, resolve_reference, resolved
 from boltcutter.formatting import aligned
+from boltcutter.project import BUILTIN_CONFIGS, Project
 
+RUN = "boltcutter.assembly.assemble.Config"
 COLUMNS = (None, 44, 36, 110)  # maximum widths of key, value, type and documentation
+
+
+def print_keys(project: Project, cfg: DictConfig, prefix: str, root: Callable[..., Any] | None = None) -> None:
+    """Print a line for every key below ``prefix``, and the options of a group.
+
+    Args:
+        project: Whose options are listed.
+        cfg: Composed configuration.
+        prefix: Dotted key; empty for all.
+        root: Takes the top-level keys as arguments; by default those of training.
+
+    Raises:
+        ConfigError: There is no such key.
+    """
+    if root is None:
+        from boltcutter.assembly.assemble import Config  # imports torch
+
+        root = Config
+    print("\n".join(describe(cfg, root, prefix)))
+    if project.has_group(prefix):
+        print("", *project.help_lines(prefix), sep="\n")
 
 
 def describe(cfg: DictConfig, root: Callable[..., Any], prefix: str = "") -> Iterator[str]:
@@ -72,7 +95,10 @@ def _shorten(text: str, limit: int | None) -> str:
 
 
 def argument_texts(target: Callable[..., Any]) -> dict[str, str]:
-    """Parse the ``Args:`` sections of Google-style docstrings of a class and its bases, or of a function."""
+    """Parse the ``Args:`` sections of Google-style docstrings of a class and its bases, or of a function.
+
+    The settings of a run are explained in ``train.yaml``.
+    """
     sources = (
         [target, *(f for c in target.__mro__ for f in (vars(c).get("__init__"), c))]
         if inspect.isclass(target)
@@ -80,4 +106,6 @@ def argument_texts(target: Callable[..., Any]) -> dict[str, str]:
     )
     text = "\n".join(inspect.getdoc(source) or "" for source in sources)
     found = re.findall(r"^ {4}(\w+)(?: \([^\n]*?\))?:\s*((?:.|\n(?= {5,}|\n {5,}))*)", text, re.M)
+    if f"{target.__module__}.{target.__qualname__}" == RUN:
+        found += re.findall(r"^(?:  )?(\w+):.* # (.*)", (BUILTIN_CONFIGS / "train.yaml").read_text(), re.M)
     return {name: " ".join(text.split()) for name, text in reversed(found)}

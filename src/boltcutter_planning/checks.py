@@ -1,0 +1,145 @@
+"""Mistakes in how trainer, data and task are combined, which Lightning would report only later, or not at all."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch import strategies
+from lightning.pytorch.callbacks import Callback
+from torch import nn
+
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.config.instantiate import name_setting
+from boltcutter.config.locate import parameters
+from boltcutter.internals import BatchNorm
+from boltcutter.protocols import NativeTask
+from boltcutter_planning.guarantees import report_missing
+
+
+def check_combination(
+    cfg: DictConfig, trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, Callback] | None
+) -> None:
+    """Check trainer and task, and print what a training without some callbacks gives up.
+
+    Args:
+        cfg: The configuration that they were built from.
+        trainer: With all callbacks.
+        task: Any LightningModule.
+        callbacks: Callbacks of the configuration, by name; None if they were not built.
+
+    Raises:
+        ConfigError: A setting has no effect, or training would fail.
+    """
+    check_sync_batchnorm(cfg, trainer, task)
+    check_num_classes(cfg)
+    if callbacks is not None:
+        report_missing(cfg, trainer)
+    check_monitors(task, callbacks or {})
+    check_optimizer(task)
+
+
+def check_sync_batchnorm(cfg: DictConfig, trainer: L.Trainer, task: nn.Module) -> None:
+    """Check that BatchNorm is synchronized on GPUs, as torch requires, and by a strategy that does so.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    strategy, has_layers = trainer.strategy, any(isinstance(module, BatchNorm) for module in task.modules())
+    if not (cfg.trainer.get("sync_batchnorm") and has_layers):
+        return
+    if strategy.root_device.type == "cpu":
+        raise ConfigError("trainer.sync_batchnorm=true: torch synchronizes BatchNorm only on GPUs; set it to false")
+    kinds = strategies.DDPStrategy | strategies.FSDPStrategy | strategies.ModelParallelStrategy
+    is_parallel = isinstance(strategy, strategies.ParallelStrategy)
+    if isinstance(strategy, strategies.DeepSpeedStrategy) or (is_parallel and not isinstance(strategy, kinds)):
+        raise ConfigError(
+            f"trainer.sync_batchnorm=true: {type(strategy).__name__} does not synchronize BatchNorm; set it to false, "
+            "or use trainer=ddp"
+        )
+
+
+def check_kind(cfg: DictConfig, task: object, data: L.LightningDataModule) -> None:
+    """Check that the task, or its class, and the data have the same kind, such as classification.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    expected, actual = str(getattr(task, "kind", None)), str(getattr(data, "kind", None))
+    options = {"classification": "classification", "regression": "regression", "language_modeling": "language"}
+    if expected in options and actual in options and expected != actual:  # other classes may use `kind` differently
+        picked = cfg.choices
+        raise ConfigError(
+            f"task={picked.task} expects {expected} data, but data={picked.data} is {actual} data; "
+            f"try task={options[actual]}{f' or data.kind={expected}' if 'kind' in cfg.data else ''}"
+        )
+
+
+def check_num_classes(cfg: DictConfig) -> None:
+    """Check that ``num_classes`` of each metric equals that of the data.
+
+    Raises:
+        ConfigError: One does not.
+    """
+    num_classes, metrics = (cfg.get("data") or {}).get("num_classes"), cfg.task.get("metrics")
+    for name in map(str, metrics if isinstance(metrics, DictConfig) else ()):
+        metric = metrics[name]
+        classes = metric.get("num_classes") if isinstance(metric, DictConfig) else None
+        if isinstance(num_classes, int) and isinstance(classes, int) and classes != num_classes:
+            key = f"task.metrics.{name!s}.num_classes"
+            raise ConfigError(
+                f"{key}={classes}, but data.num_classes={num_classes}; set {key}={num_classes}, or remove it"
+            )
+
+
+def check_monitors(task: L.LightningModule, callbacks: Mapping[str, Callback]) -> None:
+    """Check that every monitored metric is logged, if the task lists what it logs.
+
+    Raises:
+        ConfigError: One is not logged; training would end without a checkpoint.
+    """
+    if not isinstance(task, NativeTask):
+        return
+    logged = task.logged_metrics
+    owners = {f"callback.{name}.monitor": callback for name, callback in callbacks.items()} | {"task.monitor": task}
+    for path, owner in owners.items():
+        metric = getattr(owner, "monitor", None)
+        if metric is not None and metric not in logged:
+            listed = ", ".join(sorted(logged))
+            near = hint(metric, logged)
+            rest = "" if near else "; correct it, or remove it"
+            raise ConfigError(f"{path}={metric} is never logged{near} (there are: {listed}){rest}")
+
+
+def _can_be_called(make: Callable[..., Any], argument: Any) -> bool:
+    """Whether ``make`` needs no further argument; a module may pass more."""
+    try:
+        inspect.signature(make).bind(argument)
+    except TypeError:
+        return False
+    return True
+
+
+def check_optimizer(task: L.LightningModule) -> None:
+    """Check the values of optimizer and scheduler by instantiating them for a dummy parameter.
+
+    Raises:
+        ConfigError: One refuses its values.
+    """
+    argument: Any = [nn.Parameter(torch.zeros(1))]
+    for name in ("optimizer", "scheduler"):
+        make = inspect.getattr_static(task, name, None)  # no property is evaluated
+        if not isinstance(make, partial) or not (isinstance(task, NativeTask) or _can_be_called(make, argument)):
+            return
+        needs_steps = "total_steps" in parameters(make.func) and make.keywords.get("total_steps") is None
+        try:
+            argument = make(argument, **({"total_steps": 100} if needs_steps else {}))
+        except (ValueError, TypeError, RuntimeError) as error:
+            text = one_line(error)
+            named = text if text.startswith(f"{name}.") else name_setting(name, make.func, make.keywords, text)
+            raise ConfigError(named) from error

@@ -1,0 +1,76 @@
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+from torch import nn
+
+from boltcutter.assembly.assemble import assemble, read_config
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError
+from boltcutter.project import Project
+from boltcutter_parallel.data_parallel import DataParallelStrategy
+from boltcutter_parallel.model_parallel import ModelParallelStrategy
+from boltcutter_planning.checks import check_num_classes, check_optimizer, check_sync_batchnorm
+
+PROJECT = Project.find(__file__)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_batch_norm_cannot_be_synchronized_on_cpus(devices: int, tmp_path: Path) -> None:
+    overrides = ["trainer.accelerator=cpu", f"trainer.devices={devices}", "+trainer.sync_batchnorm=true", "logger=null"]
+    for model, refused in (("resnet", True), ("linear", False)):
+        cfg = read_config(PROJECT, [*overrides, f"model={model}", f"folder={tmp_path}/run"])
+        with pytest.raises(ConfigError, match=r"trainer\.sync_batchnorm=true: ") if refused else nullcontext():
+            assemble(cfg)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "is_refused"),
+    [
+        (DDPStrategy(), False),
+        (ModelParallelStrategy(), False),
+        (SingleDeviceStrategy(), False),
+        (DataParallelStrategy(), True),
+        (DeepSpeedStrategy.__new__(DeepSpeedStrategy), True),
+    ],
+)
+def test_a_strategy_that_does_not_synchronize_batch_norm_is_refused(
+    monkeypatch: pytest.MonkeyPatch, strategy: Any, is_refused: bool
+) -> None:
+    monkeypatch.setattr(type(strategy), "root_device", torch.device("cuda"))
+    cfg = DictConfig({"trainer": {"sync_batchnorm": True}})
+    with pytest.raises(ConfigError, match=r"sync_batchnorm=true: .*trainer=ddp") if is_refused else nullcontext():
+        check_sync_batchnorm(cfg, SimpleNamespace(strategy=strategy), nn.BatchNorm1d(2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("classes", [9, 10, 11])
+def test_metrics_have_as_many_classes_as_the_data(classes: int) -> None:
+    cfg = read_config(PROJECT, [f"task.metrics.f1.num_classes={classes}"])
+    key = "task.metrics.f1.num_classes"
+    with (
+        nullcontext()
+        if classes == 10
+        else pytest.raises(
+            ConfigError, match=rf"^{key}={classes}, but data.num_classes=10; set {key}=10, or remove it$"
+        )
+    ):
+        check_num_classes(cfg)
+
+
+@pytest.mark.parametrize(("name", "refused"), [("optimizer", True), ("make", False)])
+def test_only_complete_optimizer_calls_are_checked(name: str, refused: bool) -> None:
+    """An optimizer is instantiated only if the parameters are its only missing argument."""
+    task: Any = L.LightningModule()
+    setattr(task, name, partial(torch.optim.SGD, lr=-1.0))
+    task.scheduler = partial(torch.optim.lr_scheduler.CosineAnnealingLR)  # T_max is known to the module
+    if refused:
+        with pytest.raises(ConfigError, match=r"^optimizer\.lr=-1\.0: .*learning rate"):
+            check_optimizer(task)
+        task.optimizer = partial(torch.optim.SGD, lr=1.0)
+    check_optimizer(task)
