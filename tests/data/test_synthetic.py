@@ -2,11 +2,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from boltcutter.lightning_alias import canonical
 from omegaconf import OmegaConf
 
 from boltcutter.config.instantiate import build
-from boltcutter.config.locate import locate
+from boltcutter.config.locate import canonical, locate
 from boltcutter.data.sampler import Batch
 from boltcutter.extend import current_path
 from boltcutter_data.synthetic import Synthetic
