@@ -21,8 +21,8 @@ from boltcutter.environment.process import distributed_rank
 from boltcutter.environment.signals import PreemptionError
 from boltcutter.environment.startup import restored_signals
 from boltcutter.environment.warnings import LOGGERS
+from boltcutter.extend import added
 from boltcutter.extend import load as load_target
-from boltcutter.extend import offers
 from boltcutter.project import Project, ProjectError
 from boltcutter.run import trust
 
@@ -195,7 +195,7 @@ def compare(run: Path | str, other: Path | str, *, ckpt: str = "last", project: 
         ConfigError: One of the folders holds no run.
     """
     given = (*_format(run=run, ckpt=ckpt), f"with={other}")
-    found: Comparison = _call(offers()["compare_runs"], project, given)
+    found: Comparison = _call(added("offers")["compare_runs"], project, given)
     return found
 
 
