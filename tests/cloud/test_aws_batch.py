@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from boltcutter.lightning_alias import canonical
 from botocore.session import Session
 from conftest import ROOT
 
-from boltcutter.config.locate import locate
+from boltcutter.config.locate import canonical, locate
 from boltcutter.extend import current_path
 from boltcutter_cloud import aws, aws_batch
 from boltcutter_cloud.aws_batch import AwsBatchLauncher
