@@ -16,11 +16,9 @@ from boltcutter.environment.process import is_rank_zero
 
 
 def find_newest(place: str | Path, warn: Callable[[str], None] = print) -> str | None:
-    """Find the valid checkpoint named ``last…`` with the largest step, or else a ``best…``; damaged files are reported.
+    """Find the valid checkpoint named ``last…`` with the largest step, or else a ``best…``.
 
-    Args:
-        place: Folder or URL.
-        warn: Called with a warning for each damaged file, and if a best checkpoint is used.
+    ``warn`` is called with a warning for each damaged file, and if a best checkpoint is used.
 
     Raises:
         CheckpointError: The storage at the URL cannot be reached.
@@ -110,9 +108,8 @@ def find_checkpoint(folder: str, which: str) -> str:
     try:
         known = list_names(folder)
         if which in ("best", "last"):
-            found = (find_best if which == "best" else find_newest)(
-                folder, print if is_rank_zero() else lambda text: None
-            )
+            find = find_best if which == "best" else find_newest
+            found = find(folder, print if is_rank_zero() else lambda text: None)
         else:
             found = f"{folder}/{which}" if which in known else which
         fault = find_damage(found) if found else "not found"

@@ -72,9 +72,8 @@ def check_writable(place: str | Path) -> None:
         store.pipe_file(path, b"probe")
         store.rm_file(path)
     except Exception as error:  # each storage raises its own exceptions
-        raise CheckpointError(
-            f"checkpoints={place}: cannot be written ({error_text(error)}); {remedy_for(place)}"
-        ) from error
+        text = f"checkpoints={place}: cannot be written ({error_text(error)}); {remedy_for(place)}"
+        raise CheckpointError(text) from error
 
 
 def is_url(path: str | Path) -> bool:
@@ -92,12 +91,7 @@ def resolve_filesystem(path: str | Path) -> tuple[Any, str]:
 
 
 def repeat(place: str | Path, call: Callable[[], T]) -> T:
-    """Return the result of a call of a storage at a URL, repeated if it fails for a while.
-
-    Args:
-        place: Path or URL of what is written or read.
-        call: The call.
-    """
+    """Return the result of a call that writes or reads ``place``; at a URL, it is repeated if it fails for a while."""
     end, delay = time.monotonic() + RETRY_SECONDS, 1.0
     while True:
         try:
@@ -115,12 +109,7 @@ def repeat(place: str | Path, call: Callable[[], T]) -> T:
 
 @contextmanager
 def open_file(path: str | Path, *, whole: bool = True) -> Iterator[IO[bytes] | None]:
-    """Open a file for reading; None if it does not exist.
-
-    Args:
-        path: Path or URL.
-        whole: Whether a file at a URL is downloaded as a whole, instead of the byte ranges that are read.
-    """
+    """Open a file for reading; None if it does not exist. One at a URL is downloaded, as a whole or as it is read."""
     store, place = resolve_filesystem(path)
     if not store.isfile(place):
         yield None

@@ -120,14 +120,8 @@ def _agree() -> str | None:
     is_server = is_rank_zero() and not agent_is_server
     address, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
     try:
-        store = TCPStore(
-            address,
-            port,
-            is_master=is_server,
-            wait_for_workers=False,
-            multi_tenant=True,
-            timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT),
-        )
+        timeout = timedelta(seconds=RENDEZVOUS_TIMEOUT)
+        store = TCPStore(address, port, None, is_server, timeout, wait_for_workers=False, multi_tenant=True)
     except RuntimeError as error:
         reason = str(error).splitlines()[0][:160]
         late = f"rank 0 did not respond within {RENDEZVOUS_TIMEOUT:.0f} s"

@@ -169,9 +169,7 @@ def current() -> Lease | None:
 def watch(inherited: Lease | None) -> None:
     """Detect a lost lease in a process that the holder started by ``fork`` or ``spawn``.
 
-    Args:
-        inherited: The result of ``current`` in the holder. A forked process has the lease already, but no heartbeat
-            thread.
+    A spawned process gets the result of ``current``; a forked one has the lease already, but no heartbeat thread.
     """
     global _held
     _held = _held or inherited

@@ -20,9 +20,7 @@ from boltcutter.run.folder import read_record
 def resumed_checkpoint(cfg: DictConfig, warn: Callable[[str], None] = print) -> str | None:
     """Find the checkpoint to resume from: the newest, or the one given with ``resume=``; None for a new run.
 
-    Args:
-        cfg: Configuration of the run, with its folder.
-        warn: Called with a warning for each damaged file, on rank zero.
+    ``warn`` is called with a warning for each damaged file, on rank zero.
 
     Raises:
         ConfigError: The given checkpoint does not exist or is damaged, or the storage cannot be reached, or holds only
@@ -43,17 +41,8 @@ def resumed_checkpoint(cfg: DictConfig, warn: Callable[[str], None] = print) -> 
 
 
 def find_checkpoint(cfg: DictConfig, which: str) -> str:
-    """Find a checkpoint of a run.
-
-    Args:
-        cfg: Configuration of the run, with its folder.
-        which: ``best``, ``last``, the name of a checkpoint of the run, a path or a URL.
-
-    Raises:
-        ConfigError: The checkpoint does not exist, or is damaged.
-    """
-    found = _recorded(cfg) if which == "best" else None
-    return found or select.find_checkpoint(cfg.checkpoints, which)
+    """Find a checkpoint of a run as ``select.find_checkpoint`` does; ``best`` may be in a folder of its own."""
+    return (_recorded(cfg) if which == "best" else None) or select.find_checkpoint(cfg.checkpoints, which)
 
 
 def find_best(cfg: DictConfig) -> str | None:

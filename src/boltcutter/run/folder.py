@@ -136,17 +136,12 @@ def save_config(cfg: DictConfig, **facts: Any) -> None:
 def create_folder(cfg: DictConfig, root: Path) -> None:
     """Create the run folder, unless a launcher has, and record code, packages and hardware; called on one process."""
     save_config(cfg)
-    folder = Path(cfg.folder)
-    record = read_record(folder)
+    record = read_record(folder := Path(cfg.folder))
     if "git" not in record:
         record_code(folder, lineage.git_state(root), lineage.library_state(root))
     if "packages" not in record:
-        update_record(
-            folder,
-            packages=lineage.packages(),
-            python=platform.python_version(),
-            hardware=lineage.hardware(),
-        )
+        facts = {"packages": lineage.packages(), "python": platform.python_version(), "hardware": lineage.hardware()}
+        update_record(folder, **facts)
 
 
 def record_code(folder: Path, project: dict[str, Any], library: dict[str, Any]) -> None:
@@ -173,13 +168,7 @@ def _write_patch(file: Path, state: dict[str, Any]) -> str | None:
 
 @contextmanager
 def record_attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None]:
-    """Record an attempt at the run: its start, its end and the reason for the end.
-
-    Args:
-        folder: Folder of the run.
-        writes: Whether this process writes the record.
-        facts: Further entries of the attempt.
-    """
+    """Record an attempt at the run, if this process writes the record: start, end, its reason, and further facts."""
     if not writes:
         yield
         return

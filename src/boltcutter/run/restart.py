@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -63,11 +64,9 @@ def check_start(cfg: DictConfig, *, given: bool) -> None:
 
 def has_trained(folder: Path) -> bool:
     """Return whether ``metrics.csv`` in a folder has at least one row."""
-    try:
-        with open(folder / "metrics.csv") as file:
-            return len(list(islice(file, 2))) == 2  # the header and a row
-    except FileNotFoundError:
-        return False
+    with suppress(FileNotFoundError), open(folder / "metrics.csv") as file:
+        return len(list(islice(file, 2))) == 2  # the header and a row
+    return False
 
 
 def _is_restart(record: dict[str, Any]) -> bool:
