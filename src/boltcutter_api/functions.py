@@ -194,9 +194,9 @@ def compare(run: Path | str, other: Path | str, *, ckpt: str = "last", project: 
     Raises:
         ConfigError: One of the folders holds no run.
     """
-    given = (*_format(run=run, ckpt=ckpt), f"with={other}")
-    found: Comparison = _call(added("offers")["compare_runs"], project, given)
-    return found
+    overrides = (*_format(run=run, ckpt=ckpt), f"with={other}")
+    differences: Comparison = _call(added("offers")["compare_runs"], project, overrides)
+    return differences
 
 
 def _format(**arguments: Path | str | None) -> tuple[str, ...]:

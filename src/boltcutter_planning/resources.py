@@ -32,9 +32,9 @@ class ResourceNotes(L.Callback):
 def available_memory() -> int:
     """Available memory of the host, in bytes; all of it where this is unknown."""
     with suppress(OSError):
-        found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
-        if found:
-            return int(found[1]) * 2**10
+        line = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
+        if line:
+            return int(line[1]) * 2**10
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
@@ -43,8 +43,8 @@ def describe_contention(trainer: L.Trainer) -> str | None:
     own, ranks, free = torch.get_num_threads(), Topology.of(trainer).num_processes, threads.free_cores
     if free is None or own == 1 or own * ranks <= free:
         return None
-    given = getattr(trainer.datamodule, "num_workers", 0)  # type: ignore[attr-defined]
-    workers = given * ranks if isinstance(given, int) else 0
+    per_rank = getattr(trainer.datamodule, "num_workers", 0)  # type: ignore[attr-defined]
+    workers = per_rank * ranks if isinstance(per_rank, int) else 0
     others = f" and {workers} loader workers" if workers else ""
     fewer = max(1, int(free - workers) // ranks)
     return (
@@ -55,8 +55,8 @@ def describe_contention(trainer: L.Trainer) -> str | None:
 
 def describe_shared_memory(trainer: L.Trainer) -> str | None:
     """Return a line for the user if the shared memory of this node may be too small for its DataLoader workers."""
-    given = getattr(trainer.datamodule, "num_workers", 0)  # type: ignore[attr-defined]
-    workers = given * Topology.of(trainer).num_devices if isinstance(given, int) else 0
+    per_rank = getattr(trainer.datamodule, "num_workers", 0)  # type: ignore[attr-defined]
+    workers = per_rank * Topology.of(trainer).num_devices if isinstance(per_rank, int) else 0
     try:
         size = shutil.disk_usage(SHARED_MEMORY).total / 2**20
     except OSError:  # not on Linux

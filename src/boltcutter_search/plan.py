@@ -330,12 +330,12 @@ def find_metric(cfg: DictConfig, default: tuple[str, Mode]) -> tuple[str, Mode]:
     logged = set(components.trainer.callback_metrics)
     if default[0] in logged or not logged:  # or it is logged in training only
         return default
-    found: tuple[str, Mode] | None = require("choose_monitor", "search.metric=null")(logged)
-    if found is None:
+    chosen: tuple[str, Mode] | None = require("choose_monitor", "search.metric=null")(logged)
+    if chosen is None:
         listed = ", ".join(sorted(logged))
         raise ConfigError(f"search.metric=null: {default[0]} is not logged; set search.metric to one of {listed}")
-    print(f"search.metric: {default[0]} is not logged; using {found[0]} ({found[1]}) instead, set it to change this")
-    return found
+    print(f"search.metric: {default[0]} is not logged; using {chosen[0]} ({chosen[1]}) instead, set it to change this")
+    return chosen
 
 
 def check_population(search: Search, cfg: DictConfig) -> None:

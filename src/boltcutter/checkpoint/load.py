@@ -81,7 +81,7 @@ def _unpickle(path: str | Path, source: Any, *, map_location: Any, mmap: bool = 
                 raise pickle.UnpicklingError("it is compressed")
         if not isinstance(source, str):
             source.seek(0)
-        found = read(source, map_location=map_location, mmap=mmap)
+        content = read(source, map_location=map_location, mmap=mmap)
     except (pickle.UnpicklingError, RuntimeError, *READ_ERRORS) as error:
         if isinstance(error, RuntimeError) and str(map_location) not in ("cpu", "meta"):
             why = str(error).split(". ")[0].split("\n")[0]
@@ -90,10 +90,10 @@ def _unpickle(path: str | Path, source: Any, *, map_location: Any, mmap: bool = 
             ) from None
         why = " ".join(str(error).split("\n")[-1].split()) or type(error).__name__
         raise CheckpointError(f"{path}: not loaded, because it would execute code or is damaged ({why})") from None
-    if not isinstance(found, dict):
-        what = found.name if hasattr(found, "built") else type(found).__name__  # a placeholder
+    if not isinstance(content, dict):
+        what = content.name if hasattr(content, "built") else type(content).__name__  # a placeholder
         raise CheckpointError(f"{path}: holds a {what}, not a checkpoint; use another file")
-    return found
+    return content
 
 
 def _read_plain_values(source: str | IO[bytes], *, map_location: Any, mmap: bool) -> Any:

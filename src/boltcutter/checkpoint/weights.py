@@ -23,23 +23,23 @@ TRAINING_STATE = ("state_dict", "optimizer_states", "lr_schedulers", "loops")  #
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
-def extract_weights(found: Mapping[str, Any]) -> dict[str, Tensor]:
+def extract_weights(content: Mapping[str, Any]) -> dict[str, Tensor]:
     """Extract the model's state dict from a checkpoint of any training program.
 
     Supports Lightning checkpoints, bare state dicts, ``{"model": …}`` and ``{"state_dict": …}``. Removes the prefixes
     added by DataParallel, ``torch.compile``, FSDP and a LightningModule's attribute ``model``.
     """
-    plain = _named(found)
+    plain = _named(content)
     for outer in ("module.", "model.", "module."):  # DataParallel around or inside a LightningModule
         if any(key.startswith(outer) for key in plain):
             plain = {key.removeprefix(outer): value for key, value in plain.items() if key.startswith(outer)}
     return plain
 
 
-def _named(found: Mapping[str, Any]) -> dict[str, Tensor]:
+def _named(content: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return all tensors of a checkpoint, by their names without those of wrappers."""
     keys = ("state_dict", "model", "model_state_dict")
-    inner = next((found[key] for key in keys if isinstance(found.get(key), Mapping)), found)
+    inner = next((content[key] for key in keys if isinstance(content.get(key), Mapping)), content)
     tensors = {key: value for key, value in inner.items() if isinstance(value, Tensor)}
     return {".".join(p for p in key.split(".") if p not in WRAPPERS): value for key, value in tensors.items()}
 

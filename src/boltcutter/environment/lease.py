@@ -103,8 +103,8 @@ class Holder:
 
 def read_holder(folder: Path) -> Holder | None:
     """The holder of the folder, alive or not; None if there is no lease."""
-    found = _read_file(folder / FILE)
-    return found[0] if found else None
+    entry = _read_file(folder / FILE)
+    return entry[0] if entry else None
 
 
 def successor_file(holder: Holder) -> str:
@@ -282,11 +282,11 @@ class Lease:
     def _chain(self) -> list[tuple[Holder, int]]:
         """The holder in ``.lease`` and its successors that have not replaced it yet, with their modification times."""
         chain: list[tuple[Holder, int]] = []
-        found = _read_file(self.path)
-        while found and found[0].token not in [holder.token for holder, _ in chain]:
-            holder, mtime = found
+        entry = _read_file(self.path)
+        while entry and entry[0].token not in [holder.token for holder, _ in chain]:
+            holder, mtime = entry
             chain.append((holder if holder.token else replace(holder, token=str(len(chain))), mtime))
-            found = _read_file(self.folder / successor_file(chain[-1][0]))
+            entry = _read_file(self.folder / successor_file(chain[-1][0]))
         return chain
 
     def _wait_for_heartbeat(self, holder: Holder, mtime: int) -> None:
@@ -321,7 +321,7 @@ class Lease:
         if not self._put_new(path.name):
             return False
         try:
-            *replaced, last = [found for found, _ in self._chain()] or [holder]
+            *replaced, last = [one for one, _ in self._chain()] or [holder]
             if last.token == self._holder.token:  # else the holder had been replaced, or has released the lease
                 # From the last to the first: if one that was replaced runs after all, it renames this process's file.
                 for earlier in [*map(successor_file, replaced[-2::-1]), FILE]:
