@@ -214,7 +214,8 @@ def test_without_the_part_nothing_of_somebody_else_is_opened(
 ) -> None:
     monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "key")
     offers = {"judge_record": "boltcutter.no_such_module:judge"} if fails else {}
-    monkeypatch.setattr(extend, "offers", lambda: offers)
+    added = extend.added
+    monkeypatch.setattr(extend, "added", lambda what: offers if what == "offers" else added(what))
     node = {"seed": 1}
     config = dict.fromkeys(folder.REQUIRED) | node
     (tmp_path / "record.json").write_text(json.dumps({"config": config}))
