@@ -180,12 +180,12 @@ def send(connection: Connection, answer: dict[str, Any], arrays: list[Array]) ->
     connection.send_bytes(content.getbuffer())
 
 
-def receive(connection: Connection) -> tuple[dict[str, Any], list[Array]]:
-    """Receive what ``send`` has sent; an empty dictionary if the other process has ended."""
+def receive(connection: Connection) -> tuple[dict[str, Any] | None, list[Array]]:
+    """Receive what ``send`` has sent; None if the other process has ended."""
     try:
         content = io.BytesIO(connection.recv_bytes())
     except (EOFError, ConnectionError):
-        return {}, []
+        return None, []
     with np.load(content, allow_pickle=False) as archive:
         header, *arrays = archive.values()
     answer: dict[str, Any] = json.loads(str(header))
@@ -211,7 +211,7 @@ def main(folder: Path, threads: int, connection: Connection) -> None:
     send(connection, {"modules": list(sys.modules)}, [])
     while True:
         request, inputs = receive(connection)
-        if not request:
+        if request is None:
             return
         send(connection, *answer(runner, request, inputs))
 

@@ -313,7 +313,7 @@ class Process:
 
     def _receive(self) -> tuple[dict[str, Any], list[Any]]:
         answer, arrays = runner.receive(self.connection)
-        if not answer:
+        if answer is None:
             status = self.process.wait()
             self.errors.seek(0)
             last = self.errors.read().decode(errors="replace").strip().split("\n")[-1] or f"exit status {status}"
