@@ -498,3 +498,9 @@ def test_an_untrusted_folder_is_not_executed(script: Script, untrusted: Path, na
     assert "refers to os.mkdir" in done.stderr
     assert "set trust=true" in done.stderr
     assert not (untrusted.parent / "evil").exists()
+
+
+def test_a_reference_that_cannot_be_parsed_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"correct the reference$") as error:
+        trust.check({"model": {"a": "${data.shape...x}"}}, "run=x", tmp_path, PROJECT)
+    assert "\n" not in str(error.value)

@@ -103,7 +103,11 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
 
 def resolved_texts(values: Any) -> Iterator[str]:
     """Yield each text with a reference in plain values as it is resolved now, unless it only names a variable."""
-    for _, node in leaves(DictConfig(values) if isinstance(values, dict) else None):
+    try:
+        cfg = DictConfig(values) if isinstance(values, dict) else None
+    except OmegaConfBaseException as error:  # a reference that cannot be parsed
+        raise ConfigError(f"{str(error).splitlines()[0][:200]}; correct the reference") from None
+    for _, node in leaves(cfg):
         if node is not None and node._is_interpolation() and not VARIABLE_REFERENCE.fullmatch(node._value()):
             with suppress(OmegaConfBaseException, RecursionError):
                 found = node._dereference_node()
