@@ -131,11 +131,12 @@ def test_the_core_works_without_the_parts(core_only: dict[str, str], tmp_path: P
         return done.stdout if ok else done.stderr
 
     commands = {line.split()[0] for line in call("--help").splitlines()[2:]}
-    assert commands == {"train", "evaluate", "predict"}
+    assert commands == {"train", "evaluate", "predict", "compare"}
     shown = call("train", "trainer.max_epochs=2", "folder=run")
     assert "Epoch 1" in shown  # by Lightning's progress bar; the default logger, W&B, is left out as well
     assert not (tmp_path / "run" / "wandb").exists()
     assert "reproduced: all" in call("train", "reproduce=run", "folder=again")
+    assert "bitwise identical" in call("compare", "run=run", "with=again")
     assert "Missing from this report" not in (tmp_path / "run" / "report.html").read_text()
     call("train", "resume=run", "trainer.max_epochs=3")
     call("evaluate", "run=run", "split=val")
@@ -143,8 +144,8 @@ def test_the_core_works_without_the_parts(core_only: dict[str, str], tmp_path: P
     call("train", *two, "trainer.max_epochs=1", "folder=ranks")
     # What a part is needed for is refused in one line.
     for arguments, remedy in {
-        ("launch", "launch=local"): "launch: no such command",
-        ("compare", "run=run", "with=again"): "compare: no such command",
+        ("launch", "launch=local"): "pip install boltcutter",
+        ("compare", "--metric", "val/loss"): "pip install boltcutter",
         ("train", "data=mnist"): "pip install boltcutter",
         ("train", "resume=s3://bucket/run"): "pip install boltcutter",
         ("predict", "run=run", "export=onnx", "input=x"): "pip install boltcutter",

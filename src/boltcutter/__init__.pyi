@@ -19,6 +19,7 @@ from boltcutter.model.convnet import ConvNet as ConvNet
 from boltcutter.model.linear import Linear as Linear
 from boltcutter.model.mlp import MLP as MLP
 from boltcutter.project import Project as Project
+from boltcutter.run.compare import Comparison as Comparison
 from boltcutter.task.base import Task as Task
 from boltcutter.task.classification import Classification as Classification
 from boltcutter.task.schedule import warmup_cosine as warmup_cosine
@@ -45,6 +46,5 @@ from boltcutter_logging.throughput import ThroughputMonitor as ThroughputMonitor
 from boltcutter_logging.wandb import WandbLogger as WandbLogger
 from boltcutter_parallel.ema import EMA as EMA
 from boltcutter_planning.profile import Profile as Profile
-from boltcutter_runs.equality import Comparison as Comparison
 
 __version__: str

@@ -21,7 +21,6 @@ from boltcutter.environment.process import distributed_rank
 from boltcutter.environment.signals import PreemptionError
 from boltcutter.environment.startup import restored_signals
 from boltcutter.environment.warnings import LOGGERS
-from boltcutter.extend import added
 from boltcutter.extend import load as load_target
 from boltcutter.project import Project, ProjectError
 from boltcutter.run import trust
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     import lightning as L
 
     from boltcutter.evaluation.table import Table
-    from boltcutter_runs.equality import Comparison
+    from boltcutter.run.compare import Comparison
 
 Location = Project | Path | str | None
 
@@ -195,7 +194,7 @@ def compare(run: Path | str, other: Path | str, *, ckpt: str = "last", project: 
         ConfigError: One of the folders holds no run.
     """
     overrides = (*_format(run=run, ckpt=ckpt), f"with={other}")
-    differences: Comparison = _call(added("offers")["compare_runs"], project, overrides)
+    differences: Comparison = _call("boltcutter.run.compare:compare", project, overrides)
     return differences
 
 

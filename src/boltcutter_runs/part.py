@@ -5,14 +5,6 @@ from boltcutter.extend import Command, Part
 PART = Part(
     name="boltcutter_runs",
     commands={
-        "compare": Command(
-            "boltcutter_runs.equality:main",
-            """Compare two runs bit by bit: boltcutter compare run=<folder> with=<folder> [ckpt=last|best|<name>]
-
-boltcutter compare --metric test/accuracy model=mlp model=resnet    # is the second group better, or was it luck?
-boltcutter compare --metric test/accuracy --help                    # --mode, --effect, --html and what a group is""",
-            by_flag={"--metric": "compare_groups"},
-        ),
         "runs": Command(
             "boltcutter_runs.command:main",
             """List runs: boltcutter runs ['<filter>'] [--sort <key>] [--columns <a,b>] [--limit <n>] [--json] [--csv]
@@ -30,10 +22,8 @@ A run is an id, the beginning of one, latest, or best:<metric>; so it is in run=
             is_plain=True,
         ),
     },
-    names={"Comparison": "boltcutter_runs.equality"},
     references="boltcutter_runs.references:resolve",
     offers={
-        "compare_runs": "boltcutter_runs.equality:compare",
         "compare_groups": "boltcutter_runs.comparison:main",
         "run_names": "boltcutter_runs.references:candidates",
     },

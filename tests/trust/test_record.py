@@ -21,7 +21,7 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import plain
 from boltcutter.project import Project
 from boltcutter.run import folder, trust
-from boltcutter_runs.equality import compare
+from boltcutter.run.compare import compare
 from boltcutter_trust import record
 
 PROJECT = Project.find(__file__)

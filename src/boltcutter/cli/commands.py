@@ -17,7 +17,7 @@ from boltcutter.config.errors import ConfigError, hint
 from boltcutter.config.foreign import foreign
 from boltcutter.environment.output import ignore_lost_readers
 from boltcutter.extend import Command, PartError, load
-from boltcutter.project import Project, ProjectError
+from boltcutter.project import LIBRARY, Project, ProjectError, install_command
 
 OVERRIDES = "[group=option …] [key=value …] [+key=value] [~key]"
 
@@ -41,6 +41,14 @@ boltcutter train reproduce=runs/…""",
     "predict": Command(
         "boltcutter.evaluation.predict:main",
         "Predict from files: boltcutter predict run=<folder> input=<files> [ckpt=best|last|path] [output=<file>]",
+    ),
+    "compare": Command(
+        "boltcutter.run.compare:main",
+        """Compare two runs bit by bit: boltcutter compare run=<folder> with=<folder> [ckpt=last|best|<name>]
+
+boltcutter compare --metric test/accuracy model=mlp model=resnet    # is the second group better, or was it luck?
+boltcutter compare --metric test/accuracy --help                    # --mode, --effect, --html and what a group is""",
+        by_flag={"--metric": "compare_groups"},
     ),
 }
 
@@ -119,6 +127,7 @@ def _run(name: str, arguments: list[str], start: str | None, program: str | None
         known = commands()
         if name not in known:
             near = f"; use {ours}" if (ours := foreign().COMMANDS.get(name)) else hint(name, known)
+            near = near if extend.parts() else f"; {install_command(LIBRARY)}"  # the core alone
             raise ConfigError(f"{name}: no such command{near} (there are: {', '.join(known)})")
         command, project = known[name], Project.find(start)
     project.use_vendored_library()

@@ -1,16 +1,132 @@
-"""Compare the metrics of two runs, of which one may be a reproduction of the other."""
+"""Compare two runs: settings, data, metrics and weights; one may be a reproduction of the other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from boltcutter.config.errors import printable
-from boltcutter.run.folder import read_record
+import torch
+
+from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.weights import extract_weights
+from boltcutter.config.errors import ConfigError, printable
+from boltcutter.config.values import plain, split_overrides
+from boltcutter.environment.warnings import filter_warnings
+from boltcutter.extend import NegativeResult
+from boltcutter.project import Project
+from boltcutter.run.best import find_checkpoint
+from boltcutter.run.folder import read_record, read_run_config
 from boltcutter.run.store import run_store
 
+LOCATION_SETTINGS = ("folder", "checkpoints", "resume", "reproduce", "runs")  # paths, which do not affect results
 IGNORED_METRICS = {"recompiles"}  # restarts from 0 in a resumed run
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The differences between two runs.
+
+    Args:
+        settings: Settings that differ, with both values.
+        data: Fingerprints of the data; None if they are equal.
+        metrics: Metrics that differ, with both values.
+        weights: How the weights differ.
+        identical: Whether metrics and weights are bitwise identical.
+        nondeterministic: Devices of attempts whose rounding varies, for lack of ``trainer.deterministic=true``.
+    """
+
+    settings: list[str]
+    data: str | None
+    metrics: list[str]
+    weights: str
+    identical: bool
+    nondeterministic: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [
+            *(f"setting   {line}" for line in self.settings),
+            *([f"data      {self.data}"] if self.data else []),
+            *(f"metric    {line}" for line in self.metrics or ["identical"]),
+            f"weights   {self.weights}",
+            *(f"rounding  varies on {device} without trainer.deterministic=true" for device in self.nondeterministic),
+        ]
+        return "\n".join(lines)
+
+
+def main(project: Project, overrides: list[str]) -> Comparison:
+    """Print the differences between two runs; the exit status is 1 if metrics or weights differ."""
+    found = compare(project, overrides)
+    print(printable(str(found)))
+    if not found.identical:
+        raise NegativeResult(found)
+    return found
+
+
+def compare(project: Project, overrides: list[str]) -> Comparison:
+    """Compare two runs.
+
+    Args:
+        project: Project whose configuration is used.
+        overrides: ``run=<folder> with=<folder>``, and ``ckpt=last|best|<name>``.
+
+    Raises:
+        ConfigError: One of the folders holds no run, or an override is not one of these.
+    """
+    filter_warnings()
+    special, rest = split_overrides(overrides, "run", "with", "ckpt")
+    if rest or not special.get("run") or not special.get("with"):
+        raise ConfigError(
+            f"{rest[0] if rest else 'run, with'}: expected run=<folder> with=<folder> [ckpt=last|best|<name>]"
+        )
+    cfgs = [read_run_config(project, Path(special[name]), setting=name, instantiates=False) for name in ("run", "with")]
+    records = [read_record(Path(special[name])) for name in ("run", "with")]
+    settings = list(setting_differences(plain(cfgs[0]), plain(cfgs[1])))
+    first, second = (record.get("data") for record in records)
+    metrics = list(metric_differences(*records))
+    checkpoints = [find_checkpoint(cfg, special.get("ckpt", "last")) for cfg in cfgs]
+    weights, equal = weight_difference(*(extract_weights(load(path)) for path in checkpoints))
+    data = None if first == second else f"{first} → {second}"
+    varying = nondeterministic_devices(*records)
+    return Comparison(settings, data, metrics, weights, identical=equal and not metrics, nondeterministic=varying)
+
+
+def setting_differences(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Describe each setting that differs, except paths of the runs."""
+    for key in dict.fromkeys([*first, *second]):
+        here, there, path = first.get(key), second.get(key), f"{prefix}{key}"
+        if isinstance(here, Mapping) and isinstance(there, Mapping):
+            yield from setting_differences(here, there, f"{path}.")
+        elif here != there and path not in LOCATION_SETTINGS:
+            yield f"{path}={here} → {there}"
+
+
+def weight_difference(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> tuple[str, bool]:
+    """Describe how two sets of weights differ, and whether they are bitwise identical."""
+    unmatched = list(first.keys() ^ second.keys())
+    unmatched += [name for name in first.keys() & second.keys() if first[name].shape != second[name].shape]
+    if unmatched:
+        return (
+            f"different models: {len(unmatched)} tensors have no counterpart ({', '.join(sorted(unmatched)[:3])} …)",
+            False,
+        )
+    count = sum(tensor.numel() for tensor in first.values())
+    unequal = [name for name in first if not bitwise_equal(first[name], second[name])]
+    if not unequal:
+        return f"{len(first)} tensors, {count:,} parameters, bitwise identical", True
+    largest = max(float((first[name].double() - second[name].double()).abs().max()) for name in unequal)
+    return (
+        f"{len(unequal)} of {len(first)} tensors differ, by at most {largest:.3g} ({', '.join(unequal[:3])} …)",
+        False,
+    )
+
+
+def bitwise_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors have the same dtype and bytes; NaN equals NaN."""
+    if first.dtype != second.dtype:
+        return False
+    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (first, second)))
 
 
 def report_reproduction(original: Path, reproduction: Path) -> None:
