@@ -424,7 +424,7 @@ def test_a_takeover_that_was_taken_for_dead_fails_if_it_goes_on(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", ["", json.dumps(DEAD | {"token": "killed"})])
+@pytest.mark.parametrize("content", ["", json.dumps(DEAD | {"token": "killed"})], ids=["empty", "written"])
 def test_a_takeover_that_was_killed_is_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
