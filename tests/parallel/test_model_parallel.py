@@ -233,11 +233,11 @@ def test_weights_are_gathered_in_bfloat16_and_gradients_reduced_in_float32(
 
 SYNCHRONIZED_NORMS = """
 import sys
-from boltcutter.assembly import assemble
 from boltcutter.project import Project
 from boltcutter.training.train import main
+from boltcutter_planning import checks
 
-assemble.check_sync_batchnorm = lambda *arguments: None  # torch synchronizes them on GPUs only
+checks.check_sync_batchnorm = lambda *arguments: None  # torch synchronizes them on GPUs only
 main(Project.find("scripts/train.py"), sys.argv[1:])
 """
 
