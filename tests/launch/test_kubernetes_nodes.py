@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import QUICK, Script, saved_weights
+from conftest import QUICK, ROOT, Script, saved_weights
+from new_project import run
+
+from boltcutter.config.values import last_of_each
 
 from .kubernetes_api import api_server
 from .nodes import Machine, Process, nodes
@@ -93,16 +96,21 @@ def whole(script: Script, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 @pytest.fixture
-def submitted(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
-    """The Job that is created on the cluster, and the files of its ConfigMap."""
+def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
+    """The Job that is created on the cluster, and the files of its ConfigMap, which the code of a project fits into."""
+    project = tmp_path / "project"
+    (project / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "train.py", project / "scripts")
+    (project / "pyproject.toml").write_text("[tool.boltcutter]\n")
+    run("git", "init", "-q", cwd=project)
+    run("git", "add", ".", cwd=project)
     with api_server(tmp_path) as (server, file):
         monkeypatch.setenv("KUBECONFIG", str(file))
         settings = ["launch=kubernetes", "launch.image=img:1", f"launch.storage={tmp_path}/volume", "name=digits"]
         settings += [f"launch.volumes={{runs: {tmp_path}/volume}}", f"launch.python={sys.executable}"]
         settings += ["launch.environment={OMP_NUM_THREADS: '1'}"]  # sums depend on the number of threads
         settings += ["trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", f"folder={tmp_path}/runs/run"]
-        done = script("launch", *settings, *OVERRIDES)
-        assert done.returncode == 0, done.stderr
+        run(sys.executable, "-m", "boltcutter", "launch", *last_of_each([*settings, *OVERRIDES]), cwd=project)
         job, _, config_map = (request.body for request in server.sent("POST"))
         yield job, {config_map["metadata"]["name"]: config_map["binaryData"]}
         assert next(yaml.safe_load_all((tmp_path / "runs/run/job.yaml").read_text())) == job
