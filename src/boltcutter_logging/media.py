@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.checkpoint.atomic import write, write_text
+from boltcutter.evaluation.table import as_cell
 from boltcutter.run import trust
 from boltcutter_logging.pixels import arrange, encode_png, to_pixels
 
@@ -51,7 +52,8 @@ def write_table(folder: Path, name: str, columns: Sequence[Any] | None, data: An
         columns, data = list(dataframe.columns), dataframe.to_numpy().tolist()
     text = io.StringIO()
     rows = [[cell.item() if getattr(cell, "ndim", None) == 0 else cell for cell in row] for row in data or ()]
-    csv.writer(text, lineterminator="\n").writerows([*([columns] if columns else []), *rows])
+    table = [*([list(columns)] if columns else []), *rows]
+    csv.writer(text, lineterminator="\n").writerows(map(as_cell, row) for row in table)
     write_text(_path(folder, name, f"{step}.csv"), text.getvalue())
 
 

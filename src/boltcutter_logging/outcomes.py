@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from boltcutter.evaluation.table import Table, count_rows, write_csv
+from boltcutter.evaluation.table import Table, as_cell, count_rows, write_csv
 from boltcutter.protocols import data_parallel, gather_objects
 from boltcutter_logging.batches import count_samples, first_tensor
 from boltcutter_logging.columns import concatenate, select_rows, to_columns, to_numpy
@@ -193,6 +193,6 @@ def _write_classes(folder: Path, targets: npt.NDArray[Any], predictions: npt.NDA
     write_csv(folder / "classes.csv", {"class": names, **scores, "samples": support})
     with open(folder / "confusion.csv", "w", newline="", encoding="utf-8") as file:  # names of classes may be equal
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["target", *names])
-        writer.writerows([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
+        writer.writerow(["target", *map(as_cell, names)])
+        writer.writerows([as_cell(name), *row] for name, row in zip(names, matrix.tolist(), strict=True))
     draw_confusion(folder / "confusion.svg", matrix, names)

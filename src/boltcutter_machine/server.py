@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from html import unescape
 from pathlib import Path
@@ -68,11 +69,11 @@ class Tools:
 
     async def list_runs(self, filter: str = "", sort: str = "") -> dict[str, Any]:
         """List runs with settings and metrics, such as filter="val/accuracy>0.9 and model=mlp", sort="val/loss"."""
-        return await self.run("runs", *([filter] if filter else []), *([f"--sort={sort}"] if sort else []))
+        return await self.run("runs", *([filter] if filter else []), options={"sort": sort} if sort else {})
 
     async def compare(self, metric: str, groups: list[str]) -> dict[str, Any]:
         """Say whether the second group of runs is better in a metric, or was lucky; groups are filters of runs."""
-        return await self.run("compare", "--metric", metric, *groups)
+        return await self.run("compare", *groups, options={"metric": metric})
 
     async def check(self, overrides: list[str]) -> dict[str, Any]:
         """Check a configuration without training; mistakes come with their corrections."""
@@ -83,6 +84,8 @@ class Tools:
 
         The test split is not read, unless the overrides have test=true.
         """
+        if not 0 < minutes < 1e6:
+            return _failed("failed", f"minutes={minutes} is not a time; use a positive number")
         seconds = max(round(minutes * 60), 1)
         limits = ["test=false", *overrides, f"trainer.max_time={format_limit(seconds)}"]
         return await self.run("train", *limits, seconds=seconds + self.grace)
@@ -102,13 +105,21 @@ class Tools:
             return _failed("failed", f"run={run}: its report cannot be read ({error})")
         return {"ok": True, "folder": str(report.parent), "text": text[:MAX_REPORT]}
 
-    async def run(self, *arguments: str, seconds: float | None = None) -> dict[str, Any]:
+    async def run(
+        self, *arguments: str, seconds: float | None = None, options: Mapping[str, str] = {}
+    ) -> dict[str, Any]:
         """Run a command.
 
         Args:
-            arguments: Of ``boltcutter``, without ``--json``.
+            arguments: Of ``boltcutter``, without ``--json``; none may be an option, which could write to any file, or
+                grant trust.
+            options: Options by name.
             seconds: After which it is asked to save and to end; it is killed if that takes longer than the grace.
         """
+        for argument in (*arguments, *options.values()):
+            if not argument.isprintable() or re.match(r"-|\+*trust=", argument):
+                return _failed("failed", f"{argument!a}: not an argument of this tool; leave it out")
+        arguments += tuple(f"--{name}={value}" for name, value in options.items())
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "boltcutter", *arguments, "--json"),
             cwd=self.root,

@@ -60,7 +60,10 @@ def main(project: Project, overrides: list[str]) -> None:
         raise ConfigError(_message(printed.stderr))
     cfg = yaml.safe_load(printed.stdout)
     unit = batch_unit(cfg["trainer"])
-    start = max(unit, cfg["data"]["batch_size"] // unit * unit)
+    size = cfg["data"].get("batch_size")
+    if type(size) is not int or size < 1:
+        raise ConfigError(f"data.batch_size={size} is not a number of samples to start with; try data.batch_size=64")
+    start = max(unit, size // unit * unit)
     with tempfile.TemporaryDirectory() as scratch:
         fits = partial(trial, train, overrides, limit, Path(scratch))
         best = search(start, unit, fits)

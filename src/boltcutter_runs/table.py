@@ -13,6 +13,7 @@ from typing import Any
 
 from boltcutter.config.errors import ConfigError, printable
 from boltcutter.config.values import format_value
+from boltcutter.evaluation.table import as_cell
 from boltcutter.formatting import format_duration, format_number
 from boltcutter.project import install_command
 from boltcutter_runs.query import FIELDS, UNITS, find_fault, value_of
@@ -24,7 +25,6 @@ NOT_COMPARED = (
 )
 MAX_SETTINGS = 6  # columns of settings that differ
 MAX_METRICS = 4
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would compute text that begins so, as =HYPERLINK(…)
 FIELD_ORDER = ("id", "name", "age", "status")  # before settings and metrics
 FIELDS_AFTER = ("devices", "time", "tag", "note")
 
@@ -194,5 +194,5 @@ def as_csv(runs: Sequence[Run], keys: Sequence[str]) -> str:
 
 def _csv_cell(value: Any) -> float | str:
     if isinstance(value, str):
-        return f"'{value}" if value.startswith(FORMULA) else value
+        return str(as_cell(value))
     return "" if value is None else value if isinstance(value, float) else format_value(value)

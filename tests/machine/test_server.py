@@ -30,6 +30,19 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "argument", ["--html=/tmp/x", "--live", "-h", "trust=true", "++trust=true", "a\nb", "a\0", "\ud800"]
+)
+def test_an_agent_passes_no_options_and_no_trust(argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", None)  # nothing is started
+    tools = Tools(ROOT)
+    calls = [tools.list_runs(argument), tools.compare("val/loss", ["a", argument]), tools.check([argument])]
+    for call in (*calls, tools.train([argument]), tools.train([], float("nan")), tools.train([], -1)):
+        found = asyncio.run(call)
+        assert (found["ok"], found["errors"][0]["code"]) == (False, "failed")
+
+
+@pytest.mark.timeout(60)
 def test_a_command_ends_at_its_time_limit() -> None:
     found = asyncio.run(Tools(ROOT, limit=0.05, grace=10).run("check"))
     assert (found["ok"], found["errors"][0]["code"]) == (False, "failed")

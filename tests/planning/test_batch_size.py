@@ -86,6 +86,10 @@ def test_search_under_a_memory_limit(tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("limit_gib=x", "error: limit_gib=x is not a number of GiB; try 4"),
+        *(
+            (f"data.batch_size={size}", "is not a number of samples to start with; try data.batch_size=64")
+            for size in ("0", "-1", "null", "abc", ".nan", "1e9", "[1,2]", "true")
+        ),
         ("trainer.max_epoch=3", "did you mean max_epochs"),
     ],
 )

@@ -18,6 +18,7 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from boltcutter import extend
 from boltcutter.checkpoint import atomic
 from boltcutter.checkpoint.load import find_damage, find_fault, find_objects, load
+from boltcutter.checkpoint.state import check_state
 from boltcutter.checkpoint.storage import CheckpointError as CheckpointError
 from boltcutter.checkpoint.storage import (
     error_text,
@@ -108,7 +109,8 @@ class AtomicCheckpointIO(CheckpointIO):
             lazy: Memory-map tensors, and do not load those in shards.
 
         Raises:
-            CheckpointError: The file does not exist, is damaged, holds more than data, or holds only weights.
+            CheckpointError: The file does not exist, is damaged, holds more than data, holds only weights, or its state
+                of training is not as Lightning writes it.
         """
         self.wait()
         if lazy and (fault := find_damage(path)):
@@ -118,6 +120,7 @@ class AtomicCheckpointIO(CheckpointIO):
             raise CheckpointError(
                 f"{path}: holds weights but no training state to resume; load them with init_from={path}"
             )
+        check_state(found, path)
         _remove_objects(found, path)
         _update_moved_paths(found, path)
         return found

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from boltcutter import extend
 from boltcutter.checkpoint.load import find_objects, load, read_metadata
+from boltcutter.checkpoint.state import check_state
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.protocols import NativeTask
 
@@ -83,8 +84,12 @@ def incompatibility(path: str | Path, task: nn.Module) -> str | None:
 
     Compares names and shapes of the weights, unless the task creates them later or loads them differently, and the
     settings that the optimizer stores in each parameter group. The whole training state must be plain values.
+
+    Raises:
+        CheckpointError: The file cannot be read, or its state of training has entries of other types.
     """
     found = read_metadata(path)
+    check_state(found, path)
     given, own = ({}, {}) if _has_own_loading(task) else (found.get("state_dict", {}), task.state_dict())
     kinds = {
         "weights are missing": [key for key in own if key not in given],
@@ -96,8 +101,8 @@ def incompatibility(path: str | Path, task: nn.Module) -> str | None:
     restored = {key: found[key] for key in TRAINING_STATE if key in found}
     kinds["values are objects, which are not loaded"] = find_objects(restored)
     make = task.optimizer if isinstance(task, NativeTask) else None
-    if make is not None and found.get("optimizer_states"):
-        then = found["optimizer_states"][0]["param_groups"][0].keys()  # including those added by schedulers
+    if make is not None and (states := found.get("optimizer_states")) and states[0]["param_groups"]:
+        then = states[0]["param_groups"][0].keys()  # including those added by schedulers
         now = make([nn.Parameter(torch.zeros(1))]).param_groups[0].keys()
         kinds["optimizer settings are missing"] = sorted(now - then)
     return "; ".join(f"{len(keys)} {kind} ({first_names(keys)})" for kind, keys in kinds.items() if keys) or None

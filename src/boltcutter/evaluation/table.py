@@ -13,6 +13,7 @@ import numpy.typing as npt
 Table = dict[str, npt.NDArray[Any]]  # columns of the same length, by name
 
 ROWS_AT_ONCE = 10_000
+FORMULA = ("=", "+", "-", "@", "\t", "\n")  # a spreadsheet would compute text that begins so, as =HYPERLINK(…)
 MAX_COLUMNS = 1000  # per entry of an output, in the tables of a test and of predictions
 
 
@@ -21,15 +22,24 @@ def count_rows(table: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> int:
     return len(next(iter(table.values()), ()))
 
 
+def as_cell(value: Any) -> Any:
+    """A value of CSV: text that a spreadsheet would compute is preceded by an apostrophe."""
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r", "\n")  # which the writer quotes; after a carriage return, a row would begin
+    return f"'{text}" if text.startswith(FORMULA) else text
+
+
 def write_csv(path: Path, table: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> None:
     """Write a table with a header; numbers have as many digits as their dtype needs."""
     columns = [np.asarray(column) for column in table.values()]
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(table)
+        writer.writerow(map(as_cell, table))
         for begin in range(0, count_rows(table), ROWS_AT_ONCE):
-            texts = (column[begin : begin + ROWS_AT_ONCE].astype(str) for column in columns)
+            parts = (column[begin : begin + ROWS_AT_ONCE] for column in columns)
+            texts = (map(as_cell, part) if part.dtype.kind in "OU" else part.astype(str) for part in parts)
             writer.writerows(zip(*texts, strict=True))
 
 

@@ -9,6 +9,7 @@ import lightning as L
 
 from boltcutter.assembly.assemble import Components
 from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.state import check_state
 from boltcutter.checkpoint.storage import CheckpointError, check_writable
 from boltcutter.checkpoint.weights import incompatibility, load_weights
 from boltcutter.config.compose import DictConfig
@@ -46,6 +47,7 @@ def load_initial_state(
                     f"{checkpoint} does not match the task: {fault}; use the same model, or start a new run"
                 )
             saved = load(checkpoint, lazy=True)
+            check_state(saved, checkpoint, resumes=True)
             reached_limit = check_limits(components.trainer, saved)
             for callback in components.trainer.callbacks:  # type: ignore[attr-defined]
                 state = saved.get("callbacks", {}).get(callback.state_key)

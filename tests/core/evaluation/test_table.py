@@ -1,3 +1,4 @@
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,17 @@ def test_numbers_are_read_back_exactly(tmp_path: Path) -> None:
     found = pd.read_csv(tmp_path / "new" / "table.csv", float_precision="round_trip")
     assert list(found) == list(table)
     assert all((found[name].to_numpy().astype(column.dtype) == column).all() for name, column in table.items())
+
+
+def test_text_of_data_is_no_formula(tmp_path: Path) -> None:
+    texts = ['=HYPERLINK("http://evil.example")', "+1", "-2", "@SUM(A1)", "\tx", "\rx", "plain=1", "a\r=1"]
+    for column in (texts, np.array(texts, dtype=object)):
+        write_csv(tmp_path / "table.csv", {"=name": column, "value": np.full(8, -0.5, np.float32)})
+        with open(tmp_path / "table.csv", newline="") as file:
+            header, *rows = csv.reader(file)
+        assert header == ["'=name", "value"]
+        assert [value for _, value in rows] == ["-0.5"] * 8
+        assert [name for name, _ in rows] == [*(f"'{text}" for text in texts[:5]), "'\nx", "plain=1", "a\n=1"]
 
 
 def test_texts_are_quoted(tmp_path: Path) -> None:
