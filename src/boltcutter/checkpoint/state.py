@@ -31,7 +31,7 @@ ENTRIES: dict[str, Any] = {  # written by Lightning 2.6
     "epoch": int,
     "global_step": int,
     "loops": {"fit_loop": FITTING, "validate_loop": EVALUATION, "test_loop": EVALUATION},
-    "callbacks": {ANY: {}},
+    "callbacks": {},
     "optimizer_states": [{"state": dict, "param_groups": [{"params": list}]}],
     "lr_schedulers": [{}],
 }
@@ -43,6 +43,9 @@ CALLBACK: dict[str, Any] = {
     "stopped_epoch": int,
     "patience": int,
 }
+
+# Callbacks with the state of Lightning's; those of others may be of any type.
+LIGHTNINGS = ("ModelCheckpoint", "BestCheckpoint", "LastCheckpoint", "EarlyStopping")
 
 
 def check_state(content: Mapping[str, Any], path: str | Path, *, resumes: bool = False) -> None:
@@ -60,8 +63,9 @@ def check_state(content: Mapping[str, Any], path: str | Path, *, resumes: bool =
     fault = next(_misfits(content, needed), None)
     callbacks = content["callbacks"] if fault is None and "callbacks" in content else {}
     for name, state in callbacks.items():
-        shape = {key: kind for key, kind in CALLBACK.items() if key in state}
-        fault = fault or next(_misfits(state, shape, f"callbacks.{name}."), None)
+        if name.startswith(LIGHTNINGS):
+            shape = {key: kind for key, kind in CALLBACK.items() if isinstance(state, Mapping) and key in state}
+            fault = fault or next(_misfits(state, shape, f"callbacks.{name}."), None)
     if fault:
         raise CheckpointError(f"{path}: {one_line(printable(fault), 300)}; use another checkpoint, or start a new run")
 
