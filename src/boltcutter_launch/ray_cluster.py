@@ -243,9 +243,10 @@ def _temp_folder() -> Iterator[Path]:
 def _descendants(pids: Collection[int]) -> list[int]:
     """Process IDs of all descendants; empty except on Linux."""
     children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for pid in _processes():
         with suppress(OSError):
-            children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(pid)
     found = [child for pid in pids for child in children.get(pid, [])]
     for pid in found:
         found += children.get(pid, [])
@@ -253,13 +254,18 @@ def _descendants(pids: Collection[int]) -> list[int]:
 
 
 def _servers(temp: Path) -> list[int]:
-    """Process IDs of what Ray has started with this folder; Linux only."""
+    """Process IDs of what Ray has started with this folder; empty except on Linux."""
     found = []
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
+    for pid in _processes():
         with suppress(OSError):
-            if os.fsencode(f"{temp}/") in command.read_bytes():
-                found.append(int(command.parent.name))
+            if os.fsencode(f"{temp}/") in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
     return found
+
+
+def _processes() -> list[int]:
+    """All process IDs; empty except on Linux. Not by glob, which fails if a process exits in the meantime."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc") else []
 
 
 def _start_times(pids: Collection[int]) -> dict[int, str]:

@@ -76,7 +76,7 @@ def _misfits(value: Any, shape: Any, name: str = "") -> Iterator[str]:
     label = name.removesuffix(".") or "it"
     if not isinstance(value, kind):
         yield f"{label} is a {type(value).__name__}, not a {'dict' if kind is Mapping else kind.__name__}"
-    elif kind is int and not 0 <= value < 2**63:
+    elif kind is int and not -1 <= value < 2**63:  # the epoch is -1 if max_steps ended the first one
         yield f"{label}={value:.3g} is no count"
     elif isinstance(shape, list):
         for number, item in enumerate(value):

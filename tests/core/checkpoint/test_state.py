@@ -17,7 +17,7 @@ MISFITS: list[tuple[tuple[Any, ...], Any, str]] = [
     (("epoch",), None, "epoch is missing"),
     (("epoch",), "1", "epoch is a str, not a int"),
     (("global_step",), float("inf"), "global_step is a float, not a int"),
-    (("global_step",), -1, "global_step=-1 is no count"),
+    (("global_step",), -2, "global_step=-2 is no count"),
     (("global_step",), 10**30, "global_step=1e+30 is no count"),
     (("loops",), None, "loops is missing"),
     (("loops",), 3, "loops is a int, not a dict"),
