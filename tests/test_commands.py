@@ -129,7 +129,7 @@ class Logs(MyModule):
     x = torch.rand(2, 3, 4, 4)
 """
 READ_LOGS = """
-run = boltcutter.train("logger=null", task=Logs(), data=MyDataModule(), max_epochs=1)
+run = boltcutter.train("logger=null", "trainer.max_epochs=1", task=Logs(), data=MyDataModule())
 assert [*run.glob("media/val/samples*/*.png")] and [*run.glob("media/val/words*/*.csv")]
 assert len(parameter_groups(torch.nn.Linear(2, 2))) == 2
 """

@@ -19,12 +19,10 @@ from boltcutter.model.convnet import ConvNet as ConvNet
 from boltcutter.model.linear import Linear as Linear
 from boltcutter.model.mlp import MLP as MLP
 from boltcutter.project import Project as Project
-from boltcutter.run.compare import Comparison as Comparison
 from boltcutter.task.base import Task as Task
 from boltcutter.task.classification import Classification as Classification
 from boltcutter.task.schedule import warmup_cosine as warmup_cosine
 from boltcutter_api.functions import Loaded as Loaded
-from boltcutter_api.functions import compare as compare
 from boltcutter_api.functions import evaluate as evaluate
 from boltcutter_api.functions import load as load
 from boltcutter_api.functions import predict as predict

@@ -1,4 +1,4 @@
-"""Train, evaluate, predict and compare from Python, as the commands of the same names do.
+"""Train, evaluate and predict from Python, as the commands of the same names do.
 
 Functions take the overrides of the command line as strings, and raise ``ConfigError`` where the command would print an
 error. They change the calling process only while they run: its signal handlers, warning filters and logging levels are
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import lightning as L
 
     from boltcutter.evaluation.table import Table
-    from boltcutter.run.compare import Comparison
 
 Location = Project | Path | str | None
 
@@ -41,23 +40,19 @@ class Loaded(NamedTuple):
     data: L.LightningDataModule
 
 
-def train(
-    *overrides: str, project: Location = None, task: Any = None, data: Any = None, trainer: Any = None, **settings: Any
-) -> Path:
+def train(*overrides: str, project: Location = None, task: Any = None, data: Any = None, trainer: Any = None) -> Path:
     """Train a model, test its best checkpoint and write the report.
 
     With ``task``, objects that were built in Python are trained in place of those of the configuration. To resume such
-    a run, pass ``resume=<folder>`` and the same objects, built anew.
+    a run, pass ``"resume=<folder>"`` and the same objects, built anew.
 
     Args:
         overrides: Overrides of the configuration, such as ``"model=mlp", "trainer.max_epochs=3"``;
             ``"resume=<folder>"`` continues a run.
         project: The project, or a file or folder in it; by default the project of the working directory.
         task: A LightningModule.
-        data: A LightningDataModule; a dataloader, a tuple of train, val and test dataloaders, or a dictionary of them;
-            None if the task has its own.
-        trainer: An ``L.Trainer``, or a dictionary of its arguments.
-        settings: Arguments of the trainer, or settings of the run such as ``folder``, ``resume`` and ``seed``.
+        data: A LightningDataModule; None if the task has its own dataloaders.
+        trainer: An ``L.Trainer``, which keeps its own callbacks and loggers besides those of the configuration.
 
     Returns:
         The folder of the run.
@@ -74,11 +69,10 @@ def train(
             "process, for example by the command `boltcutter train`"
         )
     with ExitStack() as stack:
-        if task is not None or data is not None or trainer is not None or settings:
+        if task is not None or data is not None or trainer is not None:
             from boltcutter_api.objects import registered  # slow import of Lightning
 
-            objects = {"task": task, "data": data, "trainer": trainer}
-            overrides = (*stack.enter_context(registered(objects, settings)), *overrides)
+            overrides = stack.enter_context(registered(task, data, trainer, overrides))
         folder: Path = _call("boltcutter.training.train:main", project, overrides)
     return folder
 
@@ -100,21 +94,20 @@ def load(
         ckpt: ``best``, ``last`` or the path of a checkpoint.
         device: Device of the task, such as ``cuda:0``.
         task: The task to load the weights into, if it was not built from a configuration.
-        data: Its data module, or dataloaders.
+        data: Its data module.
         project: The project, or a file or folder in it; by default the project of the working directory.
 
     Returns:
         The task in evaluation mode, and the data module after ``setup``.
 
     Raises:
-        ConfigError: The run does not exist, its objects were built in Python, or the device does not exist.
+        ConfigError: The run does not exist, or its objects were built in Python.
     """
-    from boltcutter_api.objects import lent, to_device  # slow import of Lightning
+    from boltcutter_api.objects import lent  # slow import of Lightning
 
-    given = (*overrides, *_format(run=run, ckpt=ckpt))
-    with lent({"task": task, "data": data}):
-        made = _call("boltcutter_api.load:main", project, given)
-    return Loaded(to_device(made.task, device), made.data)
+    with lent(task, data):
+        components = _call("boltcutter_api.load:main", project, (*overrides, *_format(run=run, ckpt=ckpt)))
+    return Loaded(components.task.to(device), components.data)
 
 
 def evaluate(
@@ -176,26 +169,6 @@ def predict(
     given = _format(run=run, input=input, ckpt=ckpt, output=output)
     found: Table | list[Any] | str = _call("boltcutter.evaluation.predict:main", project, (*overrides, *given))
     return found
-
-
-def compare(run: Path | str, other: Path | str, *, ckpt: str = "last", project: Location = None) -> Comparison:
-    """Compare settings, data, metrics and weights of two runs.
-
-    Args:
-        run: Folder of a run.
-        other: Folder of the other run.
-        ckpt: ``last``, ``best`` or the name of a checkpoint.
-        project: The project, or a file or folder in it; by default the project of the working directory.
-
-    Returns:
-        The differences.
-
-    Raises:
-        ConfigError: One of the folders holds no run.
-    """
-    overrides = (*_format(run=run, ckpt=ckpt), f"with={other}")
-    differences: Comparison = _call("boltcutter.run.compare:compare", project, overrides)
-    return differences
 
 
 def _format(**arguments: Path | str | None) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from boltcutter.extend import Part
 
-FUNCTIONS = ("Loaded", "compare", "evaluate", "load", "predict", "train")
+FUNCTIONS = ("Loaded", "evaluate", "load", "predict", "train")
 PART = Part(
     name="boltcutter_api",
     names=dict.fromkeys(FUNCTIONS, "boltcutter_api.functions"),

@@ -143,15 +143,6 @@ def test_predict_returns_columns(runs: list[Path], tmp_path: Path) -> None:
     assert (tmp_path / "out.csv").is_file()
 
 
-def test_compare_returns_the_differences(runs: list[Path]) -> None:
-    same, other = (boltcutter.compare(runs[0], run, project=ROOT) for run in runs[1:])
-    assert (same.identical, same.settings, same.metrics, same.data) == (True, [], [], None)
-    assert not other.identical
-    assert other.settings == ["seed=0 → 1"]
-    assert other.metrics
-    assert str(other).startswith("setting   seed=0 → 1\n")
-
-
 def test_mistakes_are_config_errors(runs: list[Path], tmp_path: Path) -> None:
     for overrides in (
         ["modle=mlp"],
@@ -166,8 +157,6 @@ def test_mistakes_are_config_errors(runs: list[Path], tmp_path: Path) -> None:
         boltcutter.evaluate(run=runs[0], split="tset", project=ROOT)
     with pytest.raises(boltcutter.ConfigError, match="run=nowhere"):
         boltcutter.predict(run="nowhere", input="x", project=ROOT)
-    with pytest.raises(boltcutter.ConfigError, match="run=nowhere"):
-        boltcutter.compare("nowhere", runs[0], project=ROOT)
     (tmp_path / "pyproject.toml").write_text("[tool.boltcutter]\npackage = 3\n")
     with pytest.raises(boltcutter.ConfigError, match="package"):
         boltcutter.train(project=tmp_path)

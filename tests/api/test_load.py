@@ -23,9 +23,8 @@ def test_the_task_is_trained_and_the_data_is_set_up(trained: Path) -> None:
 
 
 def test_a_mistake_is_one_line(trained: Path) -> None:
-    for given, expected in (({"device": "cuda:99"}, "device=cuda:99"), ({"ckpt": "worst"}, "ckpt=worst")):
-        with pytest.raises(boltcutter.ConfigError, match=expected):
-            boltcutter.load(trained, project=ROOT, **given)  # type: ignore[arg-type]
+    with pytest.raises(boltcutter.ConfigError, match="ckpt=worst"):
+        boltcutter.load(trained, project=ROOT, ckpt="worst")
     with pytest.raises(boltcutter.ConfigError, match="run=nowhere"):
         boltcutter.load("nowhere", project=ROOT)
 

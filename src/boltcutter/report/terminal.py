@@ -78,8 +78,7 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
             f"{command('train', f'resume={folder}')} trainer.{_limit(record)}=<more>",
         ]
         if "built_in_python" in (record.get("config", {}).get("task") or {}):  # which no command can build
-            given = f"task=…, data=…, {_limit(record)}=<more>"
-            commands = [f"boltcutter.train(resume={str(folder)!r}, {given})  # in Python"]
+            commands = [f"boltcutter.train({f'resume={folder}'!r}, task=…, data=…)  # in Python, for longer"]
         rows["next"] = "\n".join(filter(None, commands))
     _show(rows)
 
