@@ -17,14 +17,14 @@ from boltcutter_search.export import write_best
 from boltcutter_search.plan import Plan
 from boltcutter_search.report import Importances, write_report
 from boltcutter_search.results import Metrics, Result, format_trials, rank
-from boltcutter_search.statistics import format_runs, format_statistics, summarize_runs, write_statistics
+from boltcutter_search.statistics import format_runs, format_statistics, summarize_runs
 
 REPEATED = {"seed": "seed", "data.fold": "fold"}  # keys in which repeated runs differ
 NOT_AVERAGED = ("train/", "throughput/", "lr-", "epoch")  # prefixes of metrics
 
 
 def write_outcome(plan: Plan, results: Sequence[Result], importances: Importances = ()) -> None:
-    """Write ``trials.csv``, ``best.yaml`` or ``statistics.csv``, and ``report.html``, and print a summary.
+    """Write ``trials.csv``, ``best.yaml`` and ``report.html``, and print a summary.
 
     Args:
         plan: The search.
@@ -35,7 +35,7 @@ def write_outcome(plan: Plan, results: Sequence[Result], importances: Importance
     write_trials(folder / "trials.csv", results, plan.metrics)
     best = next(iter(rank(results, plan.metrics)), None)
     if averages:
-        statistics = summarize_groups(folder, results, plan.search.folds)
+        statistics = summarize_groups(results, plan.search.folds)
     print(statistics or format_trials(results, plan.metrics))
     if best and (not averages or plan.space.parameters):
         values = {key: value for key, value in best.values.items() if key not in (*REPEATED, "data.num_folds")}
@@ -61,12 +61,8 @@ def write_trials(path: Path, results: Sequence[Result], metrics: Metrics) -> Non
     write_text(path, file.getvalue())
 
 
-def summarize_groups(folder: Path, results: Sequence[Result], num_folds: int | None) -> str:
-    """Average the metrics over the runs that differ in seed or fold only; writes ``statistics.csv``, or one for each.
-
-    Returns:
-        The tables as text.
-    """
+def summarize_groups(results: Sequence[Result], num_folds: int | None) -> str:
+    """Tables of the metrics, averaged over the runs that differ in seed or fold only."""
     groups: dict[str, dict[str, dict[str, float]]] = {}
     for result in results:
         compared = {k: v for k, v in result.values.items() if k not in (*REPEATED, "data.num_folds")}
@@ -78,10 +74,9 @@ def summarize_groups(folder: Path, results: Sequence[Result], num_folds: int | N
             metric: value for metric, value in scores.items() if complete and not metric.startswith(NOT_AVERAGED)
         }
     lines = []
-    for index, (title, runs) in enumerate(groups.items()):
-        statistics = summarize_runs(runs, num_folds)
-        write_statistics(folder / (f"statistics-{index}.csv" if len(groups) > 1 else "statistics.csv"), statistics)
-        lines += [*([title] if title else []), format_runs(runs), "", format_statistics(statistics), ""]
+    for title, runs in groups.items():
+        statistics = format_statistics(summarize_runs(runs, num_folds))
+        lines += [*([title] if title else []), format_runs(runs), "", statistics, ""]
     return "\n".join(lines).rstrip()
 
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean, stdev
 
-from boltcutter.checkpoint.atomic import write_text
 from boltcutter.formatting import aligned
 from boltcutter_search.results import format_value
 
 Runs = Mapping[str, Mapping[str, float | None]]  # values of metrics, by run and metric
 STUDENT, CORRECTED = "95% interval (Student's t)", "95% interval (corrected for folds)"
-SINGLE = "one run has no standard deviation and no interval; repeat it"
 NO_SPREAD = (
     "exactly equal in all runs, which is suspicious; check that the data module uses num_folds and fold, and that "
     "weights and order depend on the seed"
@@ -38,8 +33,6 @@ class Statistics:
         interval: 95% confidence interval of the mean by Student's t, which assumes independent runs; None for fewer
             than two values.
         corrected: The same for folds, corrected for the overlap of their training samples; None without folds.
-        minimum: Smallest value.
-        maximum: Largest value.
         excluded: Runs without a finite value, and what they have instead: ``missing``, ``nan``, ``inf`` or ``-inf``.
     """
 
@@ -48,8 +41,6 @@ class Statistics:
     std: float | None = None
     interval: tuple[float, float] | None = None
     corrected: tuple[float, float] | None = None
-    minimum: float | None = None
-    maximum: float | None = None
     excluded: dict[str, str] = field(default_factory=dict)
 
 
@@ -65,14 +56,13 @@ def summarize(values: Mapping[str, float | None], num_folds: int | None = None) 
         for name, value in values.items()
         if value is None or not math.isfinite(value)
     }
-    found = [float(value) for value in values.values() if value is not None and math.isfinite(value)]
-    if len(found) < 2:
-        mean = found[0] if found else None
-        return Statistics(len(found), mean, minimum=mean, maximum=mean, excluded=excluded)
-    count, mean, std = len(found), fmean(found), stdev(found)
+    finite = [float(value) for value in values.values() if value is not None and math.isfinite(value)]
+    if len(finite) < 2:
+        return Statistics(len(finite), finite[0] if finite else None, excluded=excluded)
+    count, mean, std = len(finite), fmean(finite), stdev(finite)
     halves = half_width(std, count), half_width(std, count, num_folds)
     plain, corrected = ((mean - half, mean + half) for half in halves)
-    return Statistics(count, mean, std, plain, corrected if num_folds else None, min(found), max(found), excluded)
+    return Statistics(count, mean, std, plain, corrected if num_folds else None, excluded)
 
 
 def summarize_runs(runs: Runs, num_folds: int | None = None) -> dict[str, Statistics]:
@@ -116,28 +106,19 @@ def half_width(std: float, count: int, num_folds: int | None = None) -> float:
 def format_statistics(statistics: Mapping[str, Statistics]) -> str:
     """Format a table of all metrics, and list what is excluded from it."""
     has_folds = any(summary.corrected for summary in statistics.values())
-    rows = [["metric", "n", "mean ± std", "min", "max", STUDENT, *[CORRECTED] * has_folds]]
+    rows = [["metric", "n", "mean ± std", STUDENT, *[CORRECTED] * has_folds]]
     for name, summary in statistics.items():
-        digits = _decimals(summary)
-
-        def text(*values: float | None, sign: str, digits: int = digits) -> str:
-            return sign.join("–" if value is None else f"{value:.{digits}f}" for value in values)
-
-        mean = text(summary.mean, *[summary.std] * (summary.std is not None), sign=" ± ")
-        ends = [text(end, sign="") for end in (summary.minimum, summary.maximum)]
+        mean = " ± ".join(map(format_value, [summary.mean, *[summary.std] * (summary.std is not None)]))
         intervals = [summary.interval, *[summary.corrected] * has_folds]
-        shown = [text(*(interval or [None]), sign=" … ") for interval in intervals]
-        rows.append([name, str(summary.count), mean, *ends, *shown])
+        ends = [" … ".join(map(format_value, interval or [None])) for interval in intervals]
+        rows.append([name, str(summary.count), mean, *ends])
     lines = aligned(rows)
     for name, summary in statistics.items():
         if summary.excluded:
             listed = ", ".join(f"{run} ({reason})" for run, reason in summary.excluded.items())
             lines.append(f"{name} excludes {listed}")
-    if equal := [
-        name for name, summary in statistics.items() if summary.std is not None and summary.minimum == summary.maximum
-    ]:
+    if equal := [name for name, summary in statistics.items() if summary.std == 0]:
         lines.append(f"{', '.join(equal)}: {NO_SPREAD}")
-    lines += [SINGLE] * any(summary.count == 1 for summary in statistics.values())
     lines += [OVERLAP] * has_folds
     return "\n".join(lines)
 
@@ -147,25 +128,3 @@ def format_runs(runs: Runs) -> str:
     names = metric_names(runs)
     rows = [[run, *(format_value(values.get(name)) for name in names)] for run, values in runs.items()]
     return "\n".join(aligned([["run", *names], *rows]))
-
-
-def write_statistics(path: Path, statistics: Mapping[str, Statistics]) -> None:
-    """Write a CSV file with one row for each metric; undefined values are empty."""
-    header = "metric n mean std min max t95_low t95_high corrected95_low corrected95_high excluded"
-    rows: list[Sequence[object]] = [header.split()]
-    for name, summary in statistics.items():
-        intervals = (*(summary.interval or (None, None)), *(summary.corrected or (None, None)))
-        excluded = "; ".join(f"{run}: {reason}" for run, reason in summary.excluded.items())
-        spread = summary.std, summary.minimum, summary.maximum
-        rows.append([name, summary.count, summary.mean, *spread, *intervals, excluded])
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, file.getvalue())
-
-
-def _decimals(summary: Statistics) -> int:
-    """Decimals that show two significant digits of the standard deviation, or else five of the mean."""
-    mean = abs(summary.mean or 0.0)
-    scale, digits = (summary.std, 2) if summary.std and summary.std > 1e-9 * mean else (mean, 5)
-    return min(max(digits - 1 - math.floor(math.log10(scale)), 0), 12) if scale else 4
