@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, combinations
 from typing import Any, NamedTuple, cast
 
@@ -36,23 +35,6 @@ CHUNK = 64  # samples that are read together
 COVERAGE = 0.9  # of the samples, where windows or statistics of a fold change contents, so that only counts compare
 
 
-def check_accepts_folds(data_module: Callable[..., Any]) -> None:
-    """Check that a data module has the arguments of cross-validation.
-
-    Raises:
-        ValueError: ``num_folds`` or ``fold`` is missing.
-    """
-    parameters = inspect.signature(data_module).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    if missing := [name for name in ("num_folds", "fold") if name not in parameters]:
-        raise ValueError(
-            f"data: {data_module.__module__}.{data_module.__qualname__} has no argument {' and no '.join(missing)}, "
-            "which cross-validation needs; add num_folds: int | None = None and fold: int = 0, and pass them to "
-            "boltcutter.split_indices"
-        )
-
-
 def check_folds(cfg: DictConfig, trainer: L.Trainer, folds: Iterable[int]) -> None:
     """Load the data of some folds, one after the other, and compare their train and val splits.
 
@@ -73,9 +55,6 @@ def check_folds(cfg: DictConfig, trainer: L.Trainer, folds: Iterable[int]) -> No
             f"data.num_folds={cfg.data.num_folds}: {fault}; in {cfg.data._target_}, divide the samples by "
             "boltcutter.split_indices(…, num_folds=num_folds, fold=fold)"
         )
-    read = min(split.fraction for found in contents.values() for split in found)
-    if read < 1:
-        print(f"data.num_folds={cfg.data.num_folds}: the folds were compared by {read:.1%} of the samples of a split")
 
 
 def check_fold(cfg: DictConfig, trainer: L.Trainer) -> None:

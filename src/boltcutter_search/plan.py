@@ -256,7 +256,7 @@ def check(
     from boltcutter.assembly.assemble import assemble, read_config  # imports torch
     from boltcutter.environment.warnings import filter_warnings
     from boltcutter.protocols import NativeTask
-    from boltcutter_search.folds import check_accepts_folds, check_folds
+    from boltcutter_search.folds import check_folds
 
     filter_warnings()
     space = Space(search.space)
@@ -265,9 +265,6 @@ def check(
     if clash := next((p for p in space.parameters if p.key in given), None):
         raise ConfigError(f"{given[clash.key]}: {clash.key} is in the search space as well; remove one of the two")
     cfg = read_config(project, base)
-    if search.folds and cfg.data is not None:
-        with as_config_error():
-            check_accepts_folds(locate(cfg.data._target_))
     check_population(search, cfg)
     metrics = objectives(search, redacted(cfg))
     fixed = search.fixed(int(cfg.seed))
