@@ -1,8 +1,8 @@
-"""What the launchers of Amazon Web Services have in common: clients, credentials, regions, and errors on one line.
+"""What the launchers of Amazon Web Services have in common: requests, credentials, regions, and errors on one line.
 
-A launcher calls ``client("ec2", region)``, and uses the client inside ``with as_value_errors():``. What botocore raises
-there becomes a ``ValueError`` of one line with a remedy, or an ``UnreachableError`` if AWS does not answer or is busy.
-Endpoints, profiles and credentials come from botocore's own variables and files (AWS_PROFILE, AWS_ENDPOINT_URL, …).
+What botocore raises becomes a ``ValueError`` of one line with a remedy, or an ``UnreachableError`` if AWS does not
+answer or is busy. Endpoints, profiles and credentials come from botocore's own variables and files (AWS_PROFILE,
+AWS_ENDPOINT_URL, …).
 """
 
 from __future__ import annotations
@@ -11,38 +11,47 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from boltcutter.config.errors import one_line
 from boltcutter.project import install_command
+from boltcutter_launch.cloud import CloudLauncher
 from boltcutter_launch.job import NoAnswerError, UnreachableError
 
 LOGIN = "run `aws sso login` or `aws configure`, or set AWS_PROFILE"
 LIMITS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"mode": "standard", "total_max_attempts": 3}}
 REGION = r"[a-z]{2,4}(?:-[a-z]+)+-\d+"
-REGION_FORM = (REGION, "a region of AWS; try launch.region=us-east-1")
 ECR_IMAGE = re.compile(r"\d{12}\.dkr[.-]ecr(?:-fips)?\.([a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|on\.aws)/.+")
+BUSY = re.compile("Throttling|RequestLimitExceeded|TooManyRequests")
 # Error codes of the services, https://docs.aws.amazon.com/general/latest/gr/api-error-codes.html and of each API.
-NO_CREDENTIALS = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidClientTokenId", "AuthFailure"}
-NO_CREDENTIALS |= {"UnrecognizedClientException", "SignatureDoesNotMatch", "IncompleteSignature", "InvalidAccessKeyId"}
-NO_CREDENTIALS |= {"MissingAuthenticationToken", "TokenRefreshRequired", "IncompleteSignatureException"}
-BUSY = {"RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException"}
-FAULTY = {"InternalError", "InternalFailure", "InternalServerError", "503"}
-FAULTY |= {"ServiceUnavailable", "ServiceUnavailableException"}
-PERMISSION = "ask for this permission; docs/cloud.md has the policy"
-QUOTA = "request a higher quota at Service Quotas, or use fewer or smaller machines"
-REMEDIES = {
-    **dict.fromkeys(("AccessDenied", "AccessDeniedException", "UnauthorizedOperation"), PERMISSION),
-    **dict.fromkeys(("InstanceLimitExceeded", "MaxSpotInstanceCountExceeded"), QUOTA),
-    **dict.fromkeys(("ResourceLimitExceeded", "VcpuLimitExceeded"), QUOTA),
-    "InsufficientInstanceCapacity": "use launch=sky, which tries zones and regions in turn",
-    "OptInRequired": "enable the region or the service in the account",
-}
+REMEDIES = (
+    ("Expired|InvalidClientToken|AuthFailure|UnrecognizedClient|Signature|AccessKeyId|Token", LOGIN),
+    ("AccessDenied|UnauthorizedOperation", "ask for this permission; docs/cloud.md has the policy"),
+    ("LimitExceeded|CountExceeded", "request a higher quota, or use fewer or smaller machines"),
+    ("InsufficientInstanceCapacity", "use launch=sky, which tries zones and regions in turn"),
+    ("", "correct the settings of launch"),
+)
 
 
-def known_region(region: str | None) -> str | None:
-    """Return the region as far as it is known without boto3: that of the setting, else of the environment."""
-    return region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+@dataclass(kw_only=True, eq=False)
+class AwsLauncher(CloudLauncher):
+    """Base class of the launchers of AWS.
+
+    Args:
+        region: Region; null: that of AWS_REGION or of the AWS profile.
+        extra: Further fields of the request, as the API names them, such as {shareIdentifier: vision} of AWS Batch or
+            {SubnetId: subnet-0123} of EC2; they are merged into those of the launcher.
+    """
+
+    protocols = ("s3",)
+    forms: ClassVar = {"region": (REGION, "a region of AWS; try launch.region=us-east-1")}
+    region: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def check_credentials(self) -> None:
+        """Raise ValueError with the command to log in, if there are no valid credentials."""
+        call("sts", self.region, "get_caller_identity")
 
 
 def image_region(image: str) -> str | None:
@@ -67,26 +76,22 @@ def client(service: str, region: str | None, *, repeats: bool = True) -> Any:
     with as_value_errors():
         limits = LIMITS if repeats else LIMITS | {"retries": {"total_max_attempts": 1}}
         session = boto3.Session()
-        if not (region := known_region(region) or session.region_name):
+        if not (region := region or os.environ.get("AWS_REGION") or session.region_name):
             raise ValueError("launch.region: not set, and the AWS profile has none; try launch.region=us-east-1")
         return session.client(service, region_name=region, config=Config(**limits))
 
 
-def check_credentials(region: str | None) -> str:
-    """Check that there are credentials, and that AWS accepts them.
-
-    Args:
-        region: Region; None: that of the environment or of the profile.
-
-    Returns:
-        Number of the account.
-
-    Raises:
-        ValueError: There are none, or they have expired; the message has the command to log in.
-    """
-    caller = client("sts", region)
+def call(service: str, region: str | None, operation: str, **parameters: Any) -> dict[str, Any]:
+    """Send a request, and return the answer."""
     with as_value_errors():
-        return str(caller.get_caller_identity()["Account"])
+        return dict(getattr(client(service, region), operation)(**parameters))
+
+
+def pages(service: str, region: str | None, operation: str, key: str, **parameters: Any) -> Iterator[dict[str, Any]]:
+    """Yield the items below a key in all pages of an answer."""
+    with as_value_errors():
+        for page in client(service, region).get_paginator(operation).paginate(**parameters):
+            yield from page[key]
 
 
 def error_code(error: BaseException | None) -> str:
@@ -107,25 +112,19 @@ def as_value_errors() -> Iterator[None]:
     """
     from botocore import exceptions
 
-    missing: tuple[type[Exception], ...]
-    missing = (exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.CredentialRetrievalError)
-    missing += (exceptions.SSOError, exceptions.TokenRetrievalError, exceptions.ProfileNotFound)
-    missing += (getattr(exceptions, "LoginError", exceptions.SSOError),)  # since botocore 1.41
-    silent = (exceptions.ConnectionError, exceptions.HTTPClientError)
     try:
         yield
     except exceptions.ClientError as error:
         code, text = error_code(error), one_line(error.response.get("Error", {}).get("Message", error), 500)
-        if code in NO_CREDENTIALS:
-            raise ValueError(f"AWS does not accept the credentials ({code}: {text}); {LOGIN}") from error
-        if code in BUSY | FAULTY:
-            kind = UnreachableError if code in BUSY else NoAnswerError
-            raise kind(f"AWS is too busy for {error.operation_name} ({code}: {text}); try again") from error
-        remedy = REMEDIES.get(code, "correct the settings of launch")
-        raise ValueError(f"AWS rejected {error.operation_name} ({code}: {text}); {remedy}") from error
-    except missing as error:
-        raise ValueError(f"AWS credentials are missing or expired ({one_line(error)}); {LOGIN}") from error
-    except silent as error:
+        line = f"AWS rejected {error.operation_name} ({code}: {text})"
+        if BUSY.search(code):
+            raise UnreachableError(f"{line}; try again later") from error
+        if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500:
+            raise NoAnswerError(f"{line}; try again later") from error
+        raise ValueError(f"{line}; {next(remedy for form, remedy in REMEDIES if re.search(form, code))}") from error
+    except (exceptions.ConnectionError, exceptions.HTTPClientError) as error:
         raise NoAnswerError(f"AWS does not respond ({one_line(error)}); check the network and the region") from error
     except exceptions.BotoCoreError as error:
-        raise ValueError(f"AWS: {one_line(error)}; correct the settings of launch") from error
+        is_invalid = isinstance(error, exceptions.ParamValidationError)
+        remedy = "correct the settings of launch" if is_invalid else LOGIN
+        raise ValueError(f"AWS: {one_line(error)}; {remedy}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,19 +11,9 @@ from typing import Any, ClassVar
 
 from boltcutter.config.errors import one_line
 from boltcutter_cloud import aws
-from boltcutter_launch.cloud import CloudLauncher, drop_unset, next_name
-from boltcutter_launch.job import (
-    FINAL,
-    Job,
-    NoAnswerError,
-    State,
-    Status,
-    UnreachableError,
-    seconds,
-)
+from boltcutter_launch.cloud import drop_unset, merged, next_name
+from boltcutter_launch.job import FINAL, Job, NoAnswerError, State, Status, UnreachableError, seconds
 
-ARRAY_SIZES = range(2, 10001)  # https://docs.aws.amazon.com/batch/latest/userguide/array_jobs.html
-NAME = "a name or an ARN; correct it"
 STATES: dict[str, State] = {"RUNNING": "running", "SUCCEEDED": "ended", "FAILED": "ended"}  # others: pending
 # Rules of https://docs.aws.amazon.com/batch/latest/userguide/job_retries.html, of which the first that matches decides.
 ON_EXIT = [  # of one node: again after a lost or reclaimed host, and after SIGTERM from it
@@ -38,60 +27,44 @@ FIND_SECONDS = (0, 2, 5)  # before each search for a job whose submission was no
 
 
 @dataclass(kw_only=True, eq=False)
-class AwsBatchLauncher(CloudLauncher):
+class AwsBatchLauncher(aws.AwsLauncher):
     """Submit runs to a queue of AWS Batch; with several nodes, as a multi-node parallel job.
 
     Args:
-        region: Region; null: that of AWS_REGION or of the AWS profile.
         queue: Job queue, whose compute environment has the machines.
         job_definition: Job definition with the image, memory, CPUs and role; of type multinode for several nodes.
-        share_identifier: Share of a queue with a fair-share policy, which has to be given there.
         max_restarts: How often the run is started again: after its host is lost or reclaimed, and on several nodes
             after every failure but a mistake in the configuration.
         time: Time limit of each attempt, H:MM:SS or D-HH:MM:SS.
         array: Overrides in which the runs of an array differ, such as "seed=1,2;optimizer.lr=0.1,0.01".
     """
 
-    option, job_file, protocols = "aws_batch", "job.json", ("s3",)
+    option, job_file = "aws_batch", "job.json"
     # Region and ID, with the index in an array.
     id_form = r"arn:aws[a-z-]*:batch:([a-z0-9-]+):\d{12}:job/([a-z0-9-]+(?::\d+)?)", "the ARN of a job"
     index_variable = "AWS_BATCH_JOB_ARRAY_INDEX"
-    forms: ClassVar = {
-        "region": aws.REGION_FORM,
-        "queue": (r"arn:aws[a-z-]*:batch:[a-z0-9-]+:\d{12}:job-queue/[\w-]+|[\w-]{1,128}", NAME),
-        "job_definition": (
-            r"arn:aws[a-z-]*:batch:[a-z0-9-]+:\d{12}:job-definition/[\w-]+(:\d+)?|[\w-]{1,128}(:\d+)?",
-            NAME,
-        ),
-        "share_identifier": (r"[A-Za-z0-9]{1,255}", "a share, which has letters and digits only; correct it"),
-    }
-
     ranges: ClassVar = {"time": ("0:01:00", None), "max_restarts": (0, 9)}
 
-    region: str | None = None
     queue: str | None = None
     job_definition: str | None = None
-    share_identifier: str | None = None
     max_restarts: int = 9
     array: str | list[str] | None = None
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that AWS Batch cannot run, as far as can be known before submission."""
         super().check(job)
-        if job.array_size and job.array_size not in ARRAY_SIZES:
-            raise ValueError(f"launch.array: has {job.array_size} runs; AWS Batch takes 2 to 10000, so correct it")
         for name in ("queue", "job_definition"):
             self.check_set(name, "give the name of one; docs/cloud.md creates it")
 
     def render(self, job: Job) -> str:
         """Render the input of ``aws batch submit-job --cli-input-json file://job.json``."""
-        container = {
+        overrides = {
             "command": self.command(job),
             "environment": [{"name": name, "value": value} for name, value in self.variables(job).items()],
             "resourceRequirements": [{"type": "GPU", "value": str(job.devices)}] if job.gpus else None,
         }
-        of_nodes = {"targetNodes": "0:", "containerOverrides": (overrides := drop_unset(container))}
         is_one = job.nodes == 1
+        of_nodes = {"targetNodes": "0:", "containerOverrides": drop_unset(overrides)}
         request = {
             "jobName": next_name(job),
             "jobQueue": self.queue,
@@ -101,60 +74,47 @@ class AwsBatchLauncher(CloudLauncher):
                 "evaluateOnExit": ON_EXIT if is_one else ON_EXIT_OF_NODES,
             },
             "timeout": {"attemptDurationSeconds": seconds(self.time)},
-            "containerOverrides": overrides if is_one else None,
+            "containerOverrides": drop_unset(overrides) if is_one else None,
             "nodeOverrides": None if is_one else {"numNodes": job.nodes, "nodePropertyOverrides": [of_nodes]},
             "arrayProperties": {"size": job.array_size} if job.array_size else None,
-            "shareIdentifier": self.share_identifier,
             "tags": self.tags,
             "propagateTags": True if self.tags else None,  # to the task, whose machine is billed
         }
-        return json.dumps(drop_unset(request), indent=2) + "\n"
-
-    def check_credentials(self) -> None:
-        """Raise ValueError with the command to log in, if there are no credentials."""
-        aws.check_credentials(self.region)
+        return json.dumps(merged(request, self.extra), indent=2) + "\n"
 
     def create(self, job: Job, file: Path) -> str:
         """Submit the job; returns its ARN."""
-        request, client = json.loads(file.read_text()), aws.client("batch", self.region)
-        with aws.as_value_errors():
-            self._check_definition(client, job)
+        request = json.loads(file.read_text())
         try:
             with aws.as_value_errors():  # once, since SubmitJob has no token by which AWS would know a repeated request
                 return str(aws.client("batch", self.region, repeats=False).submit_job(**request)["jobArn"])
         except NoAnswerError:
-            if found := _find_job(client, request):
+            if found := self._find(request):
                 return found
             raise
 
-    def _check_definition(self, client: Any, job: Job) -> None:
-        """Check that the job definition exists, and is of the type that the job needs."""
-        name = str(self.job_definition)
-        by_revision = re.search(r":\d+$|^arn:", name)
-        query = {"jobDefinitions": [name]} if by_revision else {"jobDefinitionName": name}
-        pages = client.get_paginator("describe_job_definitions").paginate(**query, status="ACTIVE")
-        found = [definition for page in pages for definition in page["jobDefinitions"]]
-        if not found:
-            raise ValueError(f"launch.job_definition={name} does not exist in {client.meta.region_name}; register it")
-        latest = max(found, key=lambda definition: int(definition["revision"]))
-        if latest["type"] != (needed := "multinode" if job.nodes > 1 else "container"):
-            raise ValueError(
-                f"launch.job_definition={name} is of type {latest['type']}, but trainer.num_nodes={job.nodes} needs "
-                f"{needed}; choose another"
-            )
+    def _find(self, request: dict[str, Any]) -> str | None:
+        """Return the ARN of a job that was submitted although AWS did not answer; the name is unique to the run."""
+        query = {"jobQueue": request["jobQueue"], "filters": [{"name": "JOB_NAME", "values": [request["jobName"]]}]}
+        for delay in FIND_SECONDS:
+            time.sleep(delay)
+            with suppress(UnreachableError):
+                for job in aws.pages("batch", self.region, "list_jobs", "jobSummaryList", **query):
+                    if STATES.get(job["status"]) != "ended":
+                        return str(job["jobArn"])
+        return None
 
     def status(self, job_id: str) -> Status:
         """Return the status of a job."""
         region, number = self.split_id(job_id)
-        client = aws.client("batch", region)
-        with aws.as_value_errors():
-            found = client.describe_jobs(jobs=[number])["jobs"]
-            if not found:
-                return Status("unknown", f"job {number}: not found in {region}")
-            job = found[0]
-            if "nodeProperties" in job:  # the container is that of the main node
-                main = client.describe_jobs(jobs=[f"{number}#{job['nodeProperties']['mainNode']}"])["jobs"]
-                job = {**(main[0] if main else {}), **job}
+        found = aws.call("batch", region, "describe_jobs", jobs=[number])["jobs"]
+        if not found:
+            return Status("unknown", f"job {number}: not found in {region}")
+        job = found[0]
+        if "nodeProperties" in job:  # the container is that of the main node
+            main = f"{number}#{job['nodeProperties']['mainNode']}"
+            nodes = aws.call("batch", region, "describe_jobs", jobs=[main])["jobs"]
+            job = {**(nodes[0] if nodes else {}), **job}
         reasons = [job.get("statusReason"), job.get("container", {}).get("reason")]
         text = ": ".join([f"job {number}, {job['status']}", *map(one_line, filter(None, reasons))])
         return Status(STATES.get(job["status"], "pending"), text)
@@ -162,20 +122,5 @@ class AwsBatchLauncher(CloudLauncher):
     def cancel(self, job_id: str) -> None:
         """Terminate a job: AWS Batch sends SIGTERM, and SIGKILL after 30 seconds."""
         region, number = self.split_id(job_id)
-        if self.status(job_id).state in FINAL:
-            return
-        with aws.as_value_errors():
-            aws.client("batch", region).terminate_job(jobId=number, reason="canceled by the launcher")
-
-
-def _find_job(client: Any, request: dict[str, Any]) -> str | None:
-    """Return the ARN of a job that was submitted although AWS did not answer; the name is unique to the run."""
-    query = {"jobQueue": request["jobQueue"], "filters": [{"name": "JOB_NAME", "values": [request["jobName"]]}]}
-    for delay in FIND_SECONDS:
-        time.sleep(delay)
-        with suppress(UnreachableError), aws.as_value_errors():
-            pages = client.get_paginator("list_jobs").paginate(**query)
-            found = [job for page in pages for job in page["jobSummaryList"]]
-            if alive := [str(job["jobArn"]) for job in found if STATES.get(job["status"]) != "ended"]:
-                return alive[0]
-    return None
+        if self.status(job_id).state not in FINAL:
+            aws.call("batch", region, "terminate_job", jobId=number, reason="canceled by the launcher")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -16,7 +15,7 @@ from typing import Any, ClassVar
 import yaml
 
 from boltcutter_cloud.machines import check_devices, find_machine
-from boltcutter_launch.cloud import CloudLauncher, drop_unset, next_name, to_yaml
+from boltcutter_launch.cloud import CloudLauncher, drop_unset, next_name
 from boltcutter_launch.job import Job, State, Status, seconds
 from boltcutter_launch.rest_api import Api, connect_azure
 
@@ -28,11 +27,10 @@ JOB = (
     r"/subscriptions/[\w-]+/resourceGroups/[\w.()-]+/providers/Microsoft\.MachineLearningServices"
     r"/workspaces/[\w-]+/jobs/([\w-]+)"
 )
-# Part of a workspace's path: environment variables in the order of precedence, and its name in config.json.
-WORKSPACE = {
-    "subscription": (("AZURE_SUBSCRIPTION_ID",), "subscription_id"),
-    "resource_group": (("AZURE_RESOURCE_GROUP", "AZURE_DEFAULTS_GROUP"), "resource_group"),
-    "workspace": (("AZURE_ML_WORKSPACE", "AZURE_DEFAULTS_WORKSPACE"), "workspace_name"),
+WORKSPACE = {  # settings with the parts of a workspace's path, and environment variables with their defaults
+    "subscription": "AZURE_SUBSCRIPTION_ID",
+    "resource_group": "AZURE_RESOURCE_GROUP",
+    "workspace": "AZURE_ML_WORKSPACE",
 }
 ANONYMOUS = "CliV2AnonymousEnvironment"  # name that az ml gives to environments that only have an image
 ENVIRONMENT = re.compile(r"azureml:(?P<name>[\w.-]+):(?P<version>[\w.-]+)|azureml://registries/[^/]+/environments/.+")
@@ -48,9 +46,9 @@ class AzureMLLauncher(CloudLauncher):
     """Submit a run as a command job, on a compute cluster or on serverless compute.
 
     Args:
-        subscription: ID of the subscription; null: ``AZURE_SUBSCRIPTION_ID``, else that in ``config.json``.
-        resource_group: Resource group; null: ``AZURE_RESOURCE_GROUP``, else that in ``config.json``.
-        workspace: Name of the workspace; null: ``AZURE_ML_WORKSPACE``, else that in ``config.json``.
+        subscription: ID of the subscription; null: ``AZURE_SUBSCRIPTION_ID``.
+        resource_group: Resource group; null: ``AZURE_RESOURCE_GROUP``.
+        workspace: Name of the workspace; null: ``AZURE_ML_WORKSPACE``.
         image: Container image with Python, the library and the project's dependencies, or an environment of the
             workspace as azureml:<name>:<version>.
         compute: Compute cluster; null: serverless compute.
@@ -66,10 +64,7 @@ class AzureMLLauncher(CloudLauncher):
 
     option, protocols, notices = "azureml", ("abfss", "abfs", "az"), "azure"
     id_form = JOB, "/subscriptions/…/jobs/<name>"
-    forms: ClassVar = {
-        "compute": (r"[A-Za-z][\w-]+", "the name of a cluster; correct it"),
-        "shm_size": (r"[1-9]\d*[bkmg]", "a number with a unit; try launch.shm_size=16g"),
-    }
+    forms: ClassVar = dict.fromkeys((*WORKSPACE, "compute"), (r"[\w.()-]+", "a name in Azure; correct it"))
 
     subscription: str | None = None
     resource_group: str | None = None
@@ -85,6 +80,8 @@ class AzureMLLauncher(CloudLauncher):
 
     def __post_init__(self) -> None:
         self.resource_manager = self.resource_manager.rstrip("/")
+        for name, variable in WORKSPACE.items():
+            setattr(self, name, getattr(self, name) or os.environ.get(variable))
         super().__post_init__()
         for name in self.inputs:
             if not re.fullmatch(r"[A-Za-z]\w*", name):
@@ -102,39 +99,34 @@ class AzureMLLauncher(CloudLauncher):
                 f"launch.storage=abfss://{found['container'] if found else '<container>'}"
                 f"@<account>.dfs.core.windows.net/runs"
             )
+        for name, variable in WORKSPACE.items():
+            self.check_set(name, f"give launch.{name}=…, or export {variable}=…")
         self.check_set("image", "give the image of the nodes, launch.image=<registry>/<image>:<tag>")
-        if str(self.image).startswith("azureml:") and not ENVIRONMENT.fullmatch(str(self.image)):
-            raise ValueError(f"launch.image={self.image} has no version; try launch.image=azureml:<name>:<version>")
         if not self.instance_type:
             example = "Standard_NC24ads_A100_v4" if job.gpus else "Standard_D8s_v5"
             self.check_set("compute", f"give a cluster, or try launch.instance_type={example}")
-        for name in ("instance_type", "spot"):
-            if self.compute and (value := getattr(self, name)):
-                shown = str(value).lower() if name == "spot" else value
-                raise ValueError(f"launch.{name}={shown}: set by the cluster {self.compute}; remove one of them")
-        for name, path in self.inputs.items():
-            if not path.startswith(("azureml:", "abfss://", "wasbs://", "https://")):
-                example = f"launch.inputs.{name}=azureml://datastores/workspaceblobstore/paths/{name}"
-                raise ValueError(f"launch.inputs.{name}={path} is not in the cloud; try {example}")
-        _ = self._workspace
-        if self.instance_type:
+        elif self.compute:
+            raise ValueError(f"launch.instance_type={self.instance_type}: set by launch.compute; remove one of them")
+        else:
             check_devices("launch.instance_type", self.instance_type, find_machine("azure", self.instance_type), job)
+        if self.compute and self.spot:
+            raise ValueError("launch.spot=true: set by launch.compute; remove one of them")
 
     @property
     def _workspace(self) -> str:
-        return workspace_path({name: getattr(self, name) for name in WORKSPACE})
+        return (
+            f"/subscriptions/{self.subscription}/resourceGroups/{self.resource_group}"
+            f"/providers/Microsoft.MachineLearningServices/workspaces/{self.workspace}"
+        )
 
     def render(self, job: Job) -> str:
-        """Render the file for ``az ml job create``."""
-        _, _, subscription, _, group, *_, workspace = self._workspace.split("/")
-        where = ["--subscription", subscription, "--resource-group", group, "--workspace-name", workspace]
-        submit = f"  az ml job create --file {self.job_file} {shlex.join(where)}"
-        code = f"Each process reads the code from {self.remote_folder(job.folder)}, to which launch.py sends it."
-        title = "Command job of Azure Machine Learning; to submit it by hand:"
-        return to_yaml(self._content(job), title, "", submit, "", code)
+        """Render the file for ``az ml job create``.
 
-    def _content(self, job: Job) -> dict[str, Any]:
-        """Source: https://learn.microsoft.com/azure/machine-learning/reference-yaml-job-command."""
+        Source: https://learn.microsoft.com/azure/machine-learning/reference-yaml-job-command.
+        """
+        where = zip(("--subscription", "--resource-group", "--workspace-name"), WORKSPACE, strict=True)
+        place = [text for option, name in where for text in (option, str(getattr(self, name)))]
+        submit = shlex.join(["az", "ml", "job", "create", "--file", self.job_file, *place])
         # The identity of the cluster; adlfs would otherwise use the one of the machine.
         shell = ['[ -z "$DEFAULT_IDENTITY_CLIENT_ID" ] || export AZURE_CLIENT_ID="$DEFAULT_IDENTITY_CLIENT_ID"']
         variables = self.variables(job)
@@ -168,7 +160,7 @@ class AzureMLLauncher(CloudLauncher):
             "services": {"jupyter": {"type": "jupyter_lab"}} if self.jupyter else None,
             "tags": self.tags,
         }
-        return drop_unset(content)
+        return self.job_yaml(drop_unset(content), job, submit)
 
     @cached_property
     def _api(self) -> Api:
@@ -177,23 +169,9 @@ class AzureMLLauncher(CloudLauncher):
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         return self._api.call(method, f"{self.resource_manager}{path}?api-version={VERSION}", body)
 
-    def submit(self, job: Job, file: Path) -> list[str]:
-        """Check that workspace and compute exist, send code and record to the storage, and submit the job."""
-        place = self._workspace
-        if not self.compute:
-            self._call("GET", place)
-        else:
-            found = self._call("GET", f"{place}/computes/{self.compute}")["properties"]
-            facts = found.get("properties") or {}
-            if size := facts.get("vmSize"):
-                check_devices("launch.compute", f"{self.compute} ({size})", find_machine("azure", size), job)
-            most = (facts.get("scaleSettings") or {}).get("maxNodeCount")
-            if most is not None and job.nodes > most:
-                raise ValueError(
-                    f"trainer.num_nodes={job.nodes}: the cluster {self.compute} has at most {most} nodes; try {most} "
-                    f"or fewer, or az ml compute update --name {self.compute} --max-instances {job.nodes}"
-                )
-        return super().submit(job, file)
+    def check_credentials(self) -> None:
+        """Raise ValueError if there are no credentials, or the workspace or the cluster does not exist."""
+        self._call("GET", self._workspace + (f"/computes/{self.compute}" if self.compute else ""))
 
     def create(self, job: Job, file: Path) -> str:
         """Submit the job file; returns the path of the job in Azure."""
@@ -222,26 +200,6 @@ class AzureMLLauncher(CloudLauncher):
         """Cancel the job."""
         self.split_id(job_id)
         self._call("POST", f"{job_id}/cancel")
-
-
-def workspace_path(settings: Mapping[str, str | None]) -> str:
-    """Return the path of the workspace from the settings, the environment or the ``config.json`` of Azure ML."""
-    file = next(filter(Path.is_file, map(Path, ("config.json", ".azureml/config.json"))), None)
-    known = json.loads(file.read_text()) if file else {}
-    values = []
-    for name, (variables, key) in WORKSPACE.items():
-        value = settings[name] or next(filter(None, map(os.environ.get, variables)), None) or known.get(key)
-        if not value:
-            raise ValueError(
-                f"launch.{name}: not set; give launch.{name}=…, export {variables[0]}=…, or save the config.json of "
-                "the workspace here"
-            )
-        if not re.fullmatch(r"[\w.()-]+", value):
-            raise ValueError(f"launch.{name}={value} is not a name in Azure; correct it")
-        values.append(value)
-    return "/subscriptions/{}/resourceGroups/{}/providers/Microsoft.MachineLearningServices/workspaces/{}".format(
-        *values
-    )
 
 
 def request_body(content: Mapping[str, Any], workspace: str) -> dict[str, Any]:

@@ -11,19 +11,14 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, ClassVar
 
+import yaml
+
 from boltcutter.checkpoint.storage import resolve_filesystem, store_errors
 from boltcutter_cloud import aws
-from boltcutter_cloud.ec2_script import (
-    MAX_USER_DATA,
-    VENV,
-    check_requirements,
-    read_job,
-    render_job,
-    render_user_data,
-)
+from boltcutter_cloud.ec2_script import VENV, render_user_data
 from boltcutter_cloud.machines import check_devices, find_machine
 from boltcutter_launch import jupyter as notebook
-from boltcutter_launch.cloud import CloudLauncher, earlier_id, next_name, read
+from boltcutter_launch.cloud import earlier_id, merged, next_name, read
 from boltcutter_launch.job import Job, NoAnswerError, State, Status, first_output, seconds
 
 TAG = "boltcutter-job"  # of all that belongs to a job
@@ -34,11 +29,10 @@ ALIVE = ("pending", "running", "stopping", "stopped")
 
 
 @dataclass(kw_only=True, eq=False)
-class EC2Launcher(CloudLauncher):
+class EC2Launcher(aws.AwsLauncher):
     """Run on an instance that sets itself up, and terminates at the end.
 
     Args:
-        region: Region; null: that of AWS_REGION or of the AWS profile.
         instance_profile: Name or ARN of the instance profile with whose role the instance uses the storage.
         image: Container image with Python, the library and the project's dependencies; null: none is used.
         instance_type: Type of the instance, such as g5.12xlarge.
@@ -47,9 +41,6 @@ class EC2Launcher(CloudLauncher):
         disk_gb: Size of the root volume.
         ami: ID of the image of the machine, or a parameter of SSM that has it.
         root_device: Name of the root device of the AMI.
-        key_name: Key pair for SSH.
-        subnet: Subnet; null: one of the default network.
-        security_group: Security group; null: the default one of the network.
         install: Whether to create a virtual environment with the project's dependencies; not with an image.
         setup: Lines of shell that root runs at the first boot, before all else.
         jupyter: Whether to start JupyterLab with the project instead of training.
@@ -58,23 +49,10 @@ class EC2Launcher(CloudLauncher):
         time: Lifetime of the instance, which then terminates, D-HH:MM:SS or H:MM:SS.
     """
 
-    option, job_file, protocols = "ec2", "job.sh", ("s3",)
+    option = "ec2"
     id_form = rf"({aws.REGION})/([a-z0-9-]+)", "<region>/<tag of the job>"
-    forms: ClassVar = {
-        "region": aws.REGION_FORM,
-        "ami": (r"ami-[0-9a-f]{8}([0-9a-f]{9})?|/[\w./-]+", f"the ID of an AMI or a parameter of SSM, such as {AMI}"),
-        "instance_type": (r"[a-z0-9-]+\.[a-z0-9-]+", "an instance type; try one such as g5.xlarge"),
-        "subnet": (r"subnet-[0-9a-f]{8}([0-9a-f]{9})?", "the ID of a subnet; try one such as subnet-0123456789abcdef0"),
-        "security_group": (r"sg-[0-9a-f]{8}([0-9a-f]{9})?", "the ID of a group; try one such as sg-0123456789abcdef0"),
-        "instance_profile": (
-            r"[\w+=,.@-]+|arn:aws[a-z-]*:iam::\d{12}:instance-profile/\S+",
-            "the name or ARN of an instance profile; correct it",
-        ),
-    }
-
     ranges: ClassVar = {"time": ("0:06:00", None), "disk_gb": (8, None)}  # with the time to set the instance up
 
-    region: str | None = None
     instance_profile: str | None = None
     image: str | None = None
     instance_type: str | None = None
@@ -83,9 +61,6 @@ class EC2Launcher(CloudLauncher):
     disk_gb: int = 100
     ami: str = AMI
     root_device: str = "/dev/sda1"
-    key_name: str | None = None
-    subnet: str | None = None
-    security_group: str | None = None
     install: bool = True
     setup: list[str] = field(default_factory=list)
     jupyter: bool = False
@@ -96,8 +71,6 @@ class EC2Launcher(CloudLauncher):
         self.install = self.install and not self.image
         self.python = self.python or ("python" if self.image else "python3")
         super().__post_init__()
-        if TAG in self.tags:
-            raise ValueError(f"launch.tags.{TAG}: identifies the job; remove it")
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that EC2 cannot run, as far as can be known before submission."""
@@ -108,72 +81,60 @@ class EC2Launcher(CloudLauncher):
             )
         self.check_set("instance_type", f"try launch.instance_type={'g5.xlarge' if job.gpus else 'm7i.xlarge'}")
         self.check_set("instance_profile", "it gives access to the storage; docs/cloud.md shows how to create one")
-        if self.install and job.root:
-            check_requirements(job.root)
         machine = str(self.instance_type)
         check_devices("launch.instance_type", machine, find_machine("ec2", machine), job)
-        if (size := len(render_user_data(self, job).encode())) > MAX_USER_DATA:
-            raise ValueError(
-                f"launch.setup: the script of the instances has {size} bytes, and EC2 accepts {MAX_USER_DATA}; move "
-                "lines to a script of the project, or use launch.image"
-            )
 
     def command(self, job: Job) -> list[str]:
         """Return the command that the instance runs."""
         return [VENV if self.install else self.python, *super().command(job)[1:]]
 
     def render(self, job: Job) -> str:
-        """Render a shell script with the request for the instance and the script that it runs."""
-        return render_job(self, job, self._request(job))
-
-    def _request(self, job: Job) -> dict[str, Any]:
-        """Return arguments of RunInstances.
+        """Render the request for the instance, with the script that it runs.
 
         Source: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html.
         """
         token = next_name(job)
-        tags = [{"Key": "Name", "Value": token}, {"Key": TAG, "Value": token}]
-        tags += [{"Key": key, "Value": value} for key, value in self.tags.items()]
+        tags = {"Name": token, **self.tags, TAG: token}
         tagged = ["instance", "volume", *(["spot-instances-request"] if self.spot else [])]
         disk = {"VolumeSize": self.disk_gb, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
         profile = str(self.instance_profile)
-        # The token makes EC2 answer a repeated request with the instance of the first one.
-        request: dict[str, Any] = {"ClientToken": token, "MinCount": 1, "MaxCount": 1}
-        request |= {"ImageId": f"resolve:ssm:{self.ami}" if self.ami.startswith("/") else self.ami}
-        request |= {"InstanceType": self.instance_type}
-        request |= {"IamInstanceProfile": {"Arn" if profile.startswith("arn:") else "Name": profile}}
-        request |= {"KeyName": self.key_name} if self.key_name else {}
-        request |= {"SubnetId": self.subnet} if self.subnet else {}
-        request |= {"SecurityGroupIds": [self.security_group]} if self.security_group else {}
-        request |= {"MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required"}}  # IMDSv2 only
-        request |= {"BlockDeviceMappings": [{"DeviceName": self.root_device, "Ebs": disk}]}
-        request |= {"InstanceInitiatedShutdownBehavior": "terminate"}
-        if self.spot:  # a stopped instance keeps its address and its disk
-            options = {"SpotInstanceType": "persistent", "InstanceInterruptionBehavior": "stop"}
-            request |= {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": options}}
-        return request | {"TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in tagged]}
-
-    def check_credentials(self) -> None:
-        """Raise ValueError with the command to log in, if there are no valid credentials."""
-        aws.check_credentials(self.region)
+        # A stopped instance keeps its address and its disk.
+        options = {"SpotInstanceType": "persistent", "InstanceInterruptionBehavior": "stop"}
+        request = {
+            "ClientToken": token,  # EC2 answers a repeated request with the instance of the first one
+            "MinCount": 1,
+            "MaxCount": 1,
+            "ImageId": f"resolve:ssm:{self.ami}" if self.ami.startswith("/") else self.ami,
+            "InstanceType": self.instance_type,
+            "IamInstanceProfile": {"Arn" if profile.startswith("arn:") else "Name": profile},
+            "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required"},  # IMDSv2 only
+            "BlockDeviceMappings": [{"DeviceName": self.root_device, "Ebs": disk}],
+            "InstanceInitiatedShutdownBehavior": "terminate",
+            "InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": options} if self.spot else None,
+            "TagSpecifications": [
+                {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
+                for kind in tagged
+            ],
+            "UserData": render_user_data(self, job),
+        }
+        region = f" --region {self.region}" if self.region else ""
+        submit = f"aws ec2 run-instances{region} --cli-input-yaml file://{self.job_file}"
+        return self.job_yaml(merged(request, self.extra), job, submit)
 
     def create(self, job: Job, file: Path) -> str:
         """Start the instance; returns the region and the tag of the job."""
-        request = read_job(file.read_text())
+        request = yaml.safe_load(file.read_text())
         ec2 = aws.client("ec2", self.region)
         job_id = f"{ec2.meta.region_name}/{request['ClientToken']}"
-        if request["ImageId"].startswith("resolve:ssm:"):
-            request["ImageId"] = self._resolve(request["ImageId"].removeprefix("resolve:ssm:"))
-        self._check_root_device(ec2, request)
         if self.spot:  # from then on EC2 does not start it again
             limit = datetime.now(timezone.utc) + timedelta(seconds=seconds(self.time))
             request["InstanceMarketOptions"]["SpotOptions"]["ValidUntil"] = limit.replace(microsecond=0)
         if re.fullmatch(self.id_form[0], earlier := earlier_id(job)):
             self.cancel(earlier)  # it has ended, but may have left a stopped Spot Instance, whose disk is billed
-        made = self._run(ec2, request)
+        self._run(ec2.meta.region_name, request)
+        seen = {"Filters": _tagged(request["ClientToken"]), "WaiterConfig": {"Delay": 1, "MaxAttempts": 30}}
         with suppress(ValueError), aws.as_value_errors():  # until then, the status would be that of an ended job
-            numbers = [instance["InstanceId"] for instance in made]
-            ec2.get_waiter("instance_exists").wait(InstanceIds=numbers, WaiterConfig={"Delay": 1, "MaxAttempts": 30})
+            ec2.get_waiter("instance_exists").wait(**seen)
         return job_id
 
     def search_hint(self, job: Job) -> str:
@@ -181,50 +142,24 @@ class EC2Launcher(CloudLauncher):
         first = "cancel its Spot request, " if self.spot else ""  # or EC2 would replace it
         return f"look for an instance with the tag {TAG}={next_name(job)}, {first}and terminate it"
 
-    def _run(self, ec2: Any, request: dict[str, Any]) -> list[dict[str, Any]]:
+    def _run(self, region: str, request: dict[str, Any]) -> None:
         """Start the instance; its profile may not be visible to EC2 for some seconds after it was created.
 
         Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html, on eventual consistency.
         """
         for delay in (*PROFILE_SECONDS, None):
             try:
-                with aws.as_value_errors():
-                    return list(ec2.run_instances(**request)["Instances"])
+                aws.call("ec2", region, "run_instances", **request)
+                return
             except ValueError as error:
-                if isinstance(error, NoAnswerError) or "iamInstanceProfile" not in str(error):
+                if isinstance(error, NoAnswerError) or "iamInstanceProfile" not in str(error) or delay is None:
                     raise
-                if delay is not None:
-                    time.sleep(delay)
-        name = f"launch.instance_profile={self.instance_profile}"
-        raise ValueError(f"{name}: the account has no such instance profile; create it")
-
-    def _resolve(self, parameter: str) -> str:
-        """Return the AMI of a parameter of SSM."""
-        try:
-            with aws.as_value_errors():
-                found = aws.client("ssm", self.region).get_parameter(Name=parameter)
-        except ValueError as error:
-            if aws.error_code(error) != "ParameterNotFound":
-                raise
-            raise ValueError(f"launch.ami={parameter}: the region has no such parameter; correct it") from None
-        return str(found["Parameter"]["Value"])
-
-    def _check_root_device(self, ec2: Any, request: dict[str, Any]) -> None:
-        with aws.as_value_errors():
-            found = ec2.describe_images(ImageIds=[request["ImageId"]])["Images"]
-        device = found[0].get("RootDeviceName") if found else None
-        if device and device != self.root_device:
-            raise ValueError(
-                f"launch.root_device={self.root_device}: that of {request['ImageId']} is {device}; "
-                f"try launch.root_device={device}"
-            )
+                time.sleep(delay)
 
     def status(self, job_id: str) -> Status:
         """Return the status of the instance."""
         region, token = self.split_id(job_id)
-        ec2 = aws.client("ec2", region)
-        with aws.as_value_errors():
-            found, requests = _instances(ec2, token), _spot_requests(ec2, token)
+        found, requests = _instances(region, token), _spot_requests(region, token)
         states = [instance["State"]["Name"] for instance in found]
         alive = [state for state in states if state in ALIVE]
         waiting = [request for request in requests if request["State"] == "open"]
@@ -244,19 +179,16 @@ class EC2Launcher(CloudLauncher):
     def cancel(self, job_id: str) -> None:
         """Cancel the Spot request and terminate the instance, whose training saves while it shuts down."""
         region, token = self.split_id(job_id)
-        ec2 = aws.client("ec2", region)
-        with aws.as_value_errors():
-            requests = [request["SpotInstanceRequestId"] for request in _spot_requests(ec2, token)]
-            if requests:  # before the instance, which EC2 would replace
-                ec2.cancel_spot_instance_requests(SpotInstanceRequestIds=requests)
-            found = [one["InstanceId"] for one in _instances(ec2, token) if one["State"]["Name"] in ALIVE]
-            if found:
-                ec2.terminate_instances(InstanceIds=found)
+        requests = [request["SpotInstanceRequestId"] for request in _spot_requests(region, token)]
+        if requests:  # before the instance, which EC2 would replace
+            aws.call("ec2", region, "cancel_spot_instance_requests", SpotInstanceRequestIds=requests)
+        found = [one["InstanceId"] for one in _instances(region, token) if one["State"]["Name"] in ALIVE]
+        if found:
+            aws.call("ec2", region, "terminate_instances", InstanceIds=found)
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
-        """Yield the output of rank 0; without any, the log of the instance, or its console."""
-        own = super().logs(job_id, folder, follow=follow)
-        return first_output(own, self._instance_log(folder), self._console(job_id))
+        """Yield the output of rank 0; without any, the log of the instance."""
+        return first_output(super().logs(job_id, folder, follow=follow), self._instance_log(folder))
 
     def _instance_log(self, folder: Path) -> Iterator[str]:
         place = f"{self.remote_folder(folder)}/logs"
@@ -266,24 +198,17 @@ class EC2Launcher(CloudLauncher):
         for name in sorted(names):
             yield read(f"{place}/{name}").decode(errors="replace")
 
-    def _console(self, job_id: str) -> Iterator[str]:
-        region, token = self.split_id(job_id)
-        ec2 = aws.client("ec2", region)
-        with aws.as_value_errors():
-            for one in _instances(ec2, token):
-                yield str(ec2.get_console_output(InstanceId=one["InstanceId"]).get("Output") or "")
 
-
-def _filters(token: str) -> list[dict[str, Any]]:
+def _tagged(token: str) -> list[dict[str, Any]]:
     return [{"Name": f"tag:{TAG}", "Values": [token]}]
 
 
-def _instances(ec2: Any, token: str) -> list[dict[str, Any]]:
-    pages = ec2.get_paginator("describe_instances").paginate(Filters=_filters(token))
-    return [one for page in pages for group in page["Reservations"] for one in group["Instances"]]
+def _instances(region: str, token: str) -> list[dict[str, Any]]:
+    groups = aws.pages("ec2", region, "describe_instances", "Reservations", Filters=_tagged(token))
+    return [one for group in groups for one in group["Instances"]]
 
 
-def _spot_requests(ec2: Any, token: str) -> list[dict[str, Any]]:
+def _spot_requests(region: str, token: str) -> list[dict[str, Any]]:
     """Return the requests that can still start an instance."""
-    found = ec2.describe_spot_instance_requests(Filters=_filters(token))["SpotInstanceRequests"]
+    found = aws.call("ec2", region, "describe_spot_instance_requests", Filters=_tagged(token))["SpotInstanceRequests"]
     return [request for request in found if request["State"] in ("open", "active", "disabled")]

@@ -6,40 +6,27 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from boltcutter.config.errors import one_line
 from boltcutter_cloud import aws
-from boltcutter_cloud.machines import Machine, check_devices, find_machine
+from boltcutter_cloud.machines import check_devices, find_machine
 from boltcutter_launch import jupyter as jupyterlab
-from boltcutter_launch.cloud import CloudLauncher, drop_unset, next_name
-from boltcutter_launch.job import (
-    FINAL,
-    ForbiddenError,
-    Job,
-    NoAnswerError,
-    State,
-    Status,
-    UnreachableError,
-    seconds,
-)
+from boltcutter_launch.cloud import merged, next_name
+from boltcutter_launch.job import FINAL, ForbiddenError, Job, NoAnswerError, State, Status, UnreachableError, seconds
 
-# Limits of https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
-MAX_ARGUMENT, MAX_IMAGE, MAX_VALUE = 256, 255, 512  # characters
-ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/[\w+=,.@/-]+")
 NOT_FOUND = {"ResourceNotFound", "ValidationException"}
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"  # https://docs.aws.amazon.com/sagemaker/latest/dg/logging-cloudwatch.html
 WAITING = {"Starting", "Pending", "Downloading", "Interrupted", "Restarting"}  # secondary status before the run starts
 
 
 @dataclass(kw_only=True, eq=False)
-class SageMakerLauncher(CloudLauncher):
+class SageMakerLauncher(aws.AwsLauncher):
     """Submit runs to SageMaker; the number of instances is ``trainer.num_nodes``.
 
     Args:
-        region: Region; null: that of AWS_REGION or of the AWS profile.
         role: ARN of the role that the job has, which must be able to read the image and to write to ``storage``.
         image: Container image in Amazon ECR, in the region of the job.
         instance_type: Type of each instance, such as ml.g5.12xlarge.
@@ -47,37 +34,17 @@ class SageMakerLauncher(CloudLauncher):
         max_wait: Limit of the training time and of waiting for spot capacity together; null: ``time`` and one day.
         max_restarts: How often the job is started again after an internal error of SageMaker.
         disk_gb: Size of the disk of each instance; types with local disks have these instead, of a fixed size.
-        disk_kms_key: Key that encrypts this disk; objects on ``storage`` are encrypted as the bucket is configured.
-        training_plan: ARN of a training plan, which has reserved the instances.
-        keep_alive: Seconds for which the instances are retained, and paid, for a next job.
-        subnets: Subnets of a VPC.
-        security_groups: Security groups in this VPC, which must allow all traffic between their members.
         jupyter: Whether to start JupyterLab with the project instead of training.
         idle_minutes: Minutes without activity after which JupyterLab, and with it the job, ends.
         time: Time limit of all attempts together, after which the run saves and ends, D-HH:MM:SS or H:MM:SS.
     """
 
-    option, job_file, protocols = "sagemaker", "job.json", ("s3",)
+    option, job_file = "sagemaker", "job.json"
     # Region and name.
     id_form = r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):\d{12}:training-job/([a-zA-Z0-9-]+)", "the ARN of a training job"
-    forms: ClassVar = {
-        "region": aws.REGION_FORM,
-        "role": (ROLE.pattern, "the ARN of a role; try arn:aws:iam::<account>:role/<name>"),
-        "instance_type": (r"ml\..+", "a type of SageMaker, which begins with ml.; try ml.g5.xlarge"),
-        "subnets": (r"subnet-[0-9a-z]+", "the ID of one; expected subnet-0123456789abcdef0"),
-        "training_plan": (
-            r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:\d{12}:training-plan/.*",
-            "the ARN of a training plan; correct it",
-        ),
-        "security_groups": (r"sg-[0-9a-z]+", "the ID of one; expected sg-0123456789abcdef0"),
-    }
+    # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
+    ranges: ClassVar = {"max_restarts": (0, 30), "disk_gb": (1, 16384), "time": ("0:00:01", "28-00:00:00")}
 
-    ranges: ClassVar = {
-        **{"max_restarts": (0, 30), "keep_alive": (0, 21600), "disk_gb": (1, 16384)},
-        "time": ("0:00:01", "28-00:00:00"),
-    }
-
-    region: str | None = None
     role: str | None = None
     image: str | None = None
     instance_type: str = "ml.g5.xlarge"
@@ -85,82 +52,29 @@ class SageMakerLauncher(CloudLauncher):
     max_wait: str | None = None
     max_restarts: int = 10
     disk_gb: int = 50
-    disk_kms_key: str | None = None
-    training_plan: str | None = None
-    keep_alive: int = 0
-    subnets: list[str] = field(default_factory=list)
-    security_groups: list[str] = field(default_factory=list)
     jupyter: bool = False
     idle_minutes: float = 60
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_resources()
-        if self.max_wait is not None:
-            if not self.spot:
-                raise ValueError(f"launch.max_wait={self.max_wait} applies to spot instances; set launch.spot=true too")
-            if (wait := seconds(self.max_wait)) < seconds(self.time):
-                raise ValueError(f"launch.max_wait={self.max_wait}: {wait} s are less than launch.time; increase it")
-        if self.keep_alive and self.spot:
-            raise ValueError("launch.keep_alive: spot instances cannot be retained; remove it or launch.spot")
-        for name, value in self.environment.items():
-            if len(str(value)) > MAX_VALUE:
-                raise ValueError(f"launch.environment.{name} has more than {MAX_VALUE} characters; shorten it")
-
-    def _check_resources(self) -> None:
-        machine = self._machine()
-        if self.disk_kms_key and machine and machine.gpus:
-            raise ValueError(
-                f"launch.disk_kms_key: {self.instance_type} has local disks, which are always encrypted; remove it"
-            )
-        if bool(self.subnets) != bool(self.security_groups):
-            missing = "security_groups" if self.subnets else "subnets"
-            raise ValueError(f"launch.{missing}: not set, but a VPC needs subnets and security groups; set both")
-
-    def _machine(self) -> Machine | None:
-        return find_machine("ec2", self.instance_type.removeprefix("ml."))
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that SageMaker cannot run, as far as can be known before submission."""
         super().check(job)
         self.check_set("role", "give the ARN of the job's role, launch.role=arn:aws:iam::<account>:role/<name>")
-        self._check_image(aws.known_region(self.region))
-        check_devices("launch.instance_type", self.instance_type, self._machine(), job)
-        machine = self._machine()
+        self.check_set("image", "push it to Amazon ECR, and give its URI with the tag")
+        if self.max_wait and not self.spot:
+            raise ValueError(f"launch.max_wait={self.max_wait} applies to spot instances; set launch.spot=true too")
+        machine = find_machine("ec2", self.instance_type.removeprefix("ml."))
+        check_devices("launch.instance_type", self.instance_type, machine, job)
         if machine and machine.gpus and self.disk_gb != type(self).disk_gb:
             print(
                 f"note: launch.disk_gb={self.disk_gb}: {self.instance_type} has local disks, which SageMaker mounts "
                 "instead, and refuses a larger size",
                 file=sys.stderr,
             )
-        for argument in self.command(job):
-            if len(argument) > MAX_ARGUMENT:
-                raise ValueError(f"name: {argument} has more than {MAX_ARGUMENT} characters; shorten name or storage")
-
-    def _check_image(self, region: str | None) -> None:
-        self.check_set("image", "push it to Amazon ECR, and give its URI with the tag")
-        place = aws.image_region(str(self.image))
-        if not place or len(str(self.image)) > MAX_IMAGE:
-            raise ValueError(f"launch.image={self.image}: SageMaker starts images of Amazon ECR; push it there")
-        if region and place != region:
-            raise ValueError(
-                f"launch.image={self.image}: the image is in {place}, but the job in {region}; push it to {region}, or "
-                f"set launch.region={place}"
-            )
 
     def render(self, job: Job) -> str:
         """Render the input of ``aws sagemaker create-training-job --cli-input-json file://job.json``."""
         command, limit = self.command(job), seconds(self.time)
-        resources = {
-            "InstanceType": self.instance_type,
-            "InstanceCount": job.nodes,
-            "VolumeSizeInGB": self.disk_gb,
-            "VolumeKmsKeyId": self.disk_kms_key,
-            "TrainingPlanArn": self.training_plan,
-            "KeepAlivePeriodInSeconds": self.keep_alive or None,
-        }
         wait = seconds(self.max_wait) if self.max_wait else limit + 86400
-        network = {"Subnets": self.subnets, "SecurityGroupIds": self.security_groups}
         request = {
             "TrainingJobName": next_name(job),
             "RoleArn": self.role,
@@ -170,7 +84,11 @@ class SageMakerLauncher(CloudLauncher):
                 "ContainerEntrypoint": command[:3],
                 "ContainerArguments": command[3:],
             },
-            "ResourceConfig": drop_unset(resources),
+            "ResourceConfig": {
+                "InstanceType": self.instance_type,
+                "InstanceCount": job.nodes,
+                "VolumeSizeInGB": self.disk_gb,
+            },
             "StoppingCondition": {"MaxRuntimeInSeconds": limit} | ({"MaxWaitTimeInSeconds": wait} if self.spot else {}),
             "EnableManagedSpotTraining": self.spot,
             # No CheckpointConfig: it copies a local folder, but the run itself writes checkpoints to its URL.
@@ -178,32 +96,21 @@ class SageMakerLauncher(CloudLauncher):
             "EnableNetworkIsolation": False,  # the run writes to S3
             "Environment": self.variables(job),
             "Tags": [{"Key": key, "Value": value} for key, value in self.tags.items()],
-            "VpcConfig": drop_unset(network),
             # For sessions of AWS Systems Manager
             "RemoteDebugConfig": {"EnableRemoteDebug": True} if self.jupyter else None,
             "RetryStrategy": {"MaximumRetryAttempts": self.max_restarts} if self.max_restarts else None,
         }
-        return json.dumps(drop_unset(request), indent=2) + "\n"
-
-    def check_credentials(self) -> None:
-        """Raise ValueError with the command to log in, if there are no credentials."""
-        account, role = aws.check_credentials(self.region), ROLE.fullmatch(str(self.role))
-        if role and role[1] != account:
-            raise ValueError(
-                f"launch.role={self.role} is not in the account {account} of the credentials; choose another"
-            )
-        self._check_image(aws.client("sagemaker", self.region).meta.region_name)  # may be that of the profile
+        return json.dumps(merged(request, self.extra), indent=2) + "\n"
 
     def create(self, job: Job, file: Path) -> str:
         """Create the training job once; returns its ARN."""
-        request, client = json.loads(file.read_text()), aws.client("sagemaker", self.region)
+        request = json.loads(file.read_text())
         try:
-            with aws.as_value_errors():
-                return str(client.create_training_job(**request)["TrainingJobArn"])
+            return str(aws.call("sagemaker", self.region, "create_training_job", **request)["TrainingJobArn"])
         except ValueError as error:
             if not isinstance(error, NoAnswerError) and aws.error_code(error) != "ResourceInUse":
                 raise
-            created = _describe(client, request["TrainingJobName"])
+            created = _describe(self.region, request["TrainingJobName"])
             if created.get("TrainingJobStatus") not in ("InProgress", "Stopping"):
                 raise
             return str(created["TrainingJobArn"])  # of a request whose answer was lost
@@ -211,8 +118,7 @@ class SageMakerLauncher(CloudLauncher):
     def status(self, job_id: str) -> Status:
         """Return the status of a training job, with the reason of a failure."""
         region, name = self.split_id(job_id)
-        found = _describe(aws.client("sagemaker", region), name)
-        if not found:
+        if not (found := _describe(region, name)):
             return Status("unknown", f"training job {name}: not found in {region}")
         primary, secondary = found["TrainingJobStatus"], found.get("SecondaryStatus", "")
         state: State = "ended"
@@ -227,23 +133,19 @@ class SageMakerLauncher(CloudLauncher):
     def cancel(self, job_id: str) -> None:
         """Stop a training job: SageMaker sends SIGTERM, and SIGKILL after 120 seconds."""
         region, name = self.split_id(job_id)
-        if self.status(job_id).state in FINAL:
-            return
-        with aws.as_value_errors():
-            aws.client("sagemaker", region).stop_training_job(TrainingJobName=name)
+        if self.status(job_id).state not in FINAL:
+            aws.call("sagemaker", region, "stop_training_job", TrainingJobName=name)
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Return the output of all instances from CloudWatch."""
         region, name = self.split_id(job_id)
-        pages = aws.client("logs", region).get_paginator("filter_log_events")
         query = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{name}/algo-"}
 
         def read(since: float) -> Iterator[tuple[str, float, str]]:
             try:
-                with aws.as_value_errors():
-                    for page in pages.paginate(**query, startTime=max(0, int(1000 * since))):
-                        for event in page["events"]:
-                            yield event["eventId"], event["timestamp"] / 1000, _line(event, name)
+                start = max(0, int(1000 * since))
+                for event in aws.pages("logs", region, "filter_log_events", "events", **query, startTime=start):
+                    yield event["eventId"], event["timestamp"] / 1000, _line(event, name)
             except UnreachableError:
                 raise
             except ValueError as error:
@@ -254,11 +156,10 @@ class SageMakerLauncher(CloudLauncher):
         return self.follow_events(read, job_id, folder, follow=follow)
 
 
-def _describe(client: Any, name: str) -> dict[str, Any]:
+def _describe(region: str | None, name: str) -> dict[str, Any]:
     """Describe a training job; empty if it does not exist."""
     try:
-        with aws.as_value_errors():
-            return dict(client.describe_training_job(TrainingJobName=name))
+        return aws.call("sagemaker", region, "describe_training_job", TrainingJobName=name)
     except ValueError as error:
         if aws.error_code(error) in NOT_FOUND and re.search("not f(ind|ound)", str(error)):
             return {}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import configparser
 import os
-import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +15,10 @@ import yaml
 
 from boltcutter.config.errors import one_line
 from boltcutter_cloud.machines import check_devices, find_machine, read_machines
-from boltcutter_launch.cloud import CloudLauncher, drop_unset, to_yaml
+from boltcutter_launch.cloud import CloudLauncher, merged
 from boltcutter_launch.job import Job, State, Status, seconds
 from boltcutter_launch.rest_api import Api, connect_google, google_endpoint
 
-TAG = re.compile(r"[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}")
 # https://cloud.google.com/vertex-ai/docs/training/schedule-jobs-dws
 FLEX_START_GPUS = {"NVIDIA_L4", "NVIDIA_TESLA_A100", "NVIDIA_A100_80GB", "NVIDIA_H100_80GB", "NVIDIA_H100_MEGA_80GB"}
 FLEX_START_GPUS |= {"NVIDIA_H200_141GB", "NVIDIA_B200"}
@@ -40,8 +37,8 @@ class VertexLauncher(CloudLauncher):
     """Submit a run as a custom job: a worker pool for the first node, and one for all others.
 
     Args:
-        project: ID of the project; null: that of gcloud.
-        region: Region, such as us-central1; null: that of gcloud.
+        project: ID of the project; null: GOOGLE_CLOUD_PROJECT.
+        region: Region, such as us-central1; null: GOOGLE_CLOUD_REGION.
         image: Container image with Python, the library and the project's dependencies.
         worker_image: Image of all nodes but the first; null: the same.
         machine_type: Machine of each node, such as g2-standard-8 or n2-standard-8.
@@ -53,10 +50,9 @@ class VertexLauncher(CloudLauncher):
         max_restarts: 0: Vertex AI does not restart the job; null: as often as it decides, when a node fails, is
             preempted or moved.
         disk_gb: Size of the boot disk, which holds the image and the data that is downloaded.
-        disk_type: Type of the boot disk, such as pd-ssd.
         service_account: Account with which the nodes access the storage; null: the service agent of Vertex AI.
-        network: Network to which the nodes are peered, projects/<project number>/global/networks/<name>.
         tags: Labels of the job, which also appear in the bill.
+        extra: Further fields of the CustomJobSpec, such as {network: projects/123/global/networks/private}.
     """
 
     option, protocols, notices = "vertex", ("gs", "s3"), "gce"
@@ -66,20 +62,7 @@ class VertexLauncher(CloudLauncher):
     forms: ClassVar = {
         "project": (r"[a-z0-9.:-]+", "a project ID; try launch.project=my-project"),
         "region": (r"[a-z]+-[a-z]+\d+", "a region; try launch.region=us-central1"),
-        "service_account": (
-            r"[^@\s]+@[^@\s]+\.gserviceaccount\.com",
-            "the address of a service account; try launch.service_account=<name>@<project>.iam.gserviceaccount.com",
-        ),
-        "network": (
-            r"projects/\d+/global/networks/[a-z0-9-]+",
-            "the full name of a network; try launch.network=projects/<project number>/global/networks/<name>",
-        ),
-        "reservation": (
-            r"projects/[\w.:-]+/zones/[a-z0-9-]+/reservations/[a-z0-9-]+",
-            "the full name of a reservation; try projects/<project>/zones/<zone>/reservations/<name>",
-        ),
     }
-
     ranges: ClassVar = {"disk_gb": (100, None)}
 
     project: str | None = None
@@ -93,13 +76,12 @@ class VertexLauncher(CloudLauncher):
     reservation: str | None = None
     max_restarts: int | None = None
     disk_gb: int = 100
-    disk_type: str | None = None
     service_account: str | None = None
-    network: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.project = self.project or default_setting("core", "project", "GOOGLE_CLOUD_PROJECT")
-        self.region = self.region or default_setting("ai", "region", "GOOGLE_CLOUD_REGION")
+        self.project = self.project or os.environ.get("GOOGLE_CLOUD_PROJECT")
+        self.region = self.region or os.environ.get("GOOGLE_CLOUD_REGION")
         super().__post_init__()
         if self.max_restarts:
             raise ValueError(f"launch.max_restarts={self.max_restarts}: Vertex AI decides how often; use null or 0")
@@ -108,51 +90,28 @@ class VertexLauncher(CloudLauncher):
             raise ValueError(f"launch.max_wait: not possible with launch.{other}; remove one of them")
         if self.max_wait and seconds(self.time) > FLEX_START_DAYS * 86400:
             raise ValueError(f"launch.time={self.time}: at most {FLEX_START_DAYS} days with launch.max_wait; reduce it")
-        for key, value in self.tags.items():
-            if not TAG.fullmatch(f"{key}={value}"):
-                raise ValueError(
-                    f"launch.tags.{key}={value}: labels have up to 63 lower-case letters, digits, - and _, and names "
-                    "begin with a letter; correct it"
-                )
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that Vertex AI cannot run, as far as can be known before submission."""
-        for name, known in (("project", "project"), ("region", "ai/region")):
-            self.check_set(name, f"give launch.{name}=…, or run gcloud config set {known} …")
+        for name in ("project", "region"):
+            self.check_set(name, f"give launch.{name}=…, or export GOOGLE_CLOUD_{name.upper()}=…")
         super().check(job)
         example = f"{self.region}-docker.pkg.dev/{self.project}/<repository>/<image>:<tag>"
         self.check_set("image", f"give the image of the nodes, launch.image={example}")
         self.check_set("machine_type", f"try launch.machine_type={'g2-standard-8' if job.gpus else 'n2-standard-8'}")
-        self._check_machine(job)
-
-    def _check_machine(self, job: Job) -> None:
         name, gpu = str(self.machine_type), self.gpu_type
-        machine, attachable = find_machine("vertex", name), name.startswith("n1-")
+        machine = find_machine("vertex", name)
         if self.max_wait and (found := self.gpus(job)) and found[0] not in FLEX_START_GPUS:
             raise ValueError(
                 f"launch.max_wait: not possible with {found[0]}; remove it, or choose g2, a2 or a3 machines"
             )
-        if gpu and not job.gpus:
-            raise ValueError(f"launch.gpu_type={gpu}: the run does not use it; remove it or trainer.accelerator=cpu")
-        if gpu and machine and not attachable and gpu != machine.gpu_type:
-            has = f"has {machine.gpus} {machine.gpu_type}" if machine.gpus else "takes no GPUs"
-            raise ValueError(f"launch.gpu_type={gpu}: {self.machine_type} {has}; remove it, or choose an n1 machine")
-        if not gpu or not attachable:
+        if gpu and (not job.gpus or (machine and not name.startswith("n1-"))):
+            raise ValueError(f"launch.gpu_type={gpu}: only for n1 machines of runs that use GPUs; remove it")
+        if not gpu:
             check_devices("launch.machine_type", name, machine, job)
-            return
-        known: dict[str, dict[int, int]] = read_machines("vertex")["attachable"]
-        if not (counts := known.get(gpu)):
-            raise ValueError(f"launch.gpu_type={gpu}: n1 machines take {', '.join(known)}; choose one")
-        if job.devices not in counts:
-            remedy = max((count for count in counts if count < job.devices), default=1)
+        elif job.devices not in (counts := read_machines("vertex")["attachable"].get(gpu, [job.devices])):
             raise ValueError(
-                f"trainer.devices={job.devices}: {self.machine_type} takes {', '.join(map(str, counts))} {gpu}; "
-                f"try trainer.devices={remedy}"
-            )
-        if int(re.sub(r"^n1|\D", "", name) or 0) > counts[job.devices]:
-            raise ValueError(
-                f"launch.machine_type={self.machine_type}: with {job.devices} {gpu}, a machine has at most "
-                f"{counts[job.devices]} CPUs; choose a smaller machine or more devices"
+                f"trainer.devices={job.devices}: {name} takes {', '.join(map(str, counts))} {gpu}; try one"
             )
 
     def gpus(self, job: Job) -> tuple[str, int] | None:
@@ -164,14 +123,10 @@ class VertexLauncher(CloudLauncher):
 
     def render(self, job: Job) -> str:
         """Render the file for ``--config`` of gcloud."""
-        place = [f"--project={self.project}", f"--region={self.region}"]
-        title = "Custom job of Vertex AI; to submit it again by hand:"
-        command = ["ai", "custom-jobs", "create", *place, f"--display-name={job.name}"]
-        if self.tags:
-            command.append(f"--labels={','.join(f'{key}={value}' for key, value in self.tags.items())}")
-        submit = f"  gcloud {shlex.join([*command, f'--config={job.folder / self.job_file}'])}"
-        code = f"Each node reads the code from {self.remote_folder(job.folder)}, to which launch.py sends it."
-        return to_yaml(self._custom_job_spec(job), title, "", submit, "", code)
+        place = [f"--project={self.project}", f"--region={self.region}", f"--display-name={job.name}"]
+        labels = [f"--labels={','.join(f'{key}={value}' for key, value in self.tags.items())}"] if self.tags else []
+        submit = shlex.join(["gcloud", "ai", "custom-jobs", "create", *place, *labels, f"--config={self.job_file}"])
+        return self.job_yaml(self._custom_job_spec(job), job, submit)
 
     def _custom_job_spec(self, job: Job) -> dict[str, Any]:
         """Source: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec."""
@@ -182,11 +137,14 @@ class VertexLauncher(CloudLauncher):
             key, kind = "compute.googleapis.com/reservation-name", "SPECIFIC_RESERVATION"
             machine["reservationAffinity"] = {"reservationAffinityType": kind, "key": key, "values": [self.reservation]}
         variables = [{"name": name, "value": value} for name, value in self.variables(job).items()]
-        container = drop_unset({"command": self.command(job), "env": variables})
+        container = {"command": self.command(job), **({"env": variables} if variables else {})}
         pools = []
-        disk = drop_unset({"bootDiskType": self.disk_type, "bootDiskSizeGb": self.disk_gb})
         for replicas, image in ((1, self.image), (job.nodes - 1, self.worker_image or self.image)):
-            pool = {"machineSpec": dict(machine), "replicaCount": replicas, "diskSpec": disk}
+            pool = {
+                "machineSpec": dict(machine),
+                "replicaCount": replicas,
+                "diskSpec": {"bootDiskSizeGb": self.disk_gb},
+            }
             pools.append({**pool, "containerSpec": {"imageUri": image, **container}})
         # Without the restart of the whole job, a node that fails would be restarted alone, and the others wait for it.
         restart = {"restartJobOnWorkerRestart": True} if self.max_restarts is None else {"disableRetries": True}
@@ -196,7 +154,7 @@ class VertexLauncher(CloudLauncher):
         elif self.max_wait:
             scheduling |= {"strategy": "FLEX_START", "maxWaitDuration": f"{seconds(self.max_wait)}s"}
         spec = {"workerPoolSpecs": [pool for pool in pools if pool["replicaCount"]], "scheduling": scheduling}
-        return spec | drop_unset({"serviceAccount": self.service_account, "network": self.network})
+        return merged(spec | {"serviceAccount": self.service_account}, self.extra)
 
     @cached_property
     def _api(self) -> Api:
@@ -251,18 +209,6 @@ def _log_text(entry: Mapping[str, Any]) -> str:
     node = entry.get("resource", {}).get("labels", {}).get("task_name", "")
     text = str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message", "")).rstrip("\n")
     return "".join(f"{node}: {line}\n" if node else f"{line}\n" for line in text.split("\n"))
-
-
-def default_setting(section: str, name: str, variable: str) -> str | None:
-    """Return a property of gcloud's configuration, unless one of its two environment variables is set."""
-    if found := os.environ.get(variable) or os.environ.get(f"CLOUDSDK_{section}_{name}".upper()):
-        return found
-    folder = Path(os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud").expanduser()
-    active = folder / "active_config"
-    chosen = os.environ.get("CLOUDSDK_ACTIVE_CONFIG_NAME") or (active.read_text().strip() if active.is_file() else "")
-    parser = configparser.ConfigParser(interpolation=None)
-    parser.read(folder / "configurations" / f"config_{chosen or 'default'}")
-    return parser.get(section, name, fallback=None)
 
 
 def log_entries(api: Api, project: str, query: str) -> Iterator[dict[str, Any]]:

@@ -236,6 +236,11 @@ class CloudLauncher(StoredRuns):
         """Return the environment variables of the run."""
         return {name: str(value) for name, value in {**job.environment, **self.environment}.items()}
 
+    def job_yaml(self, content: Mapping[str, Any], job: Job, submit: str) -> str:
+        """Return a job file in YAML, which begins with the command that submits it by hand."""
+        code = f"The nodes read the code from {self.remote_folder(job.folder)}, to which launch.py sends it."
+        return to_yaml(content, "To submit it by hand:", "", f"  {submit}", "", code)
+
     def submit(self, job: Job, file: Path) -> list[str]:
         """Send the code and the record to the storage, and submit the job; returns its id."""
         self.check_credentials()
@@ -355,6 +360,15 @@ def as_text(values: Mapping[str, Any] | None) -> dict[str, str]:
 def drop_unset(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a job that have a value."""
     return {name: value for name, value in values.items() if value not in (None, "", [], {})}
+
+
+def merged(values: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a job that have a value, with further ones, which are merged at every depth."""
+    found = drop_unset(values)
+    for name, value in extra.items():
+        is_nested = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
+        found[name] = merged(found[name], value) if is_nested else value
+    return found
 
 
 def job_name(job: Job, *, limit: int = 63, pattern: str = r"[^a-z0-9-]+") -> str:

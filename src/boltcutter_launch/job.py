@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import jinja2
 
-from boltcutter.config.redaction import find_secret_text, looks_secret
+from boltcutter.config.redaction import find_secret_text, find_secrets
 
 State = Literal["pending", "running", "ended", "unknown"]
 FINAL = ("ended", "unknown")  # states that do not change
@@ -239,8 +239,8 @@ def check_settings(settings: Mapping[str, Any], ranges: Mapping[str, Range] = Ma
         for name in settings.get(setting, ()):
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
                 raise ValueError(f"launch.{setting}.{name!r} is not a valid variable name; use letters, digits and _")
-    for name in filter(looks_secret, settings["environment"]):
-        raise ValueError(f"launch.environment.{name}: secrets must not be written to the job script; {remedy}")
+    for place, _ in find_secrets({"launch": dict(settings)}):
+        raise ValueError(f"{place}: secrets must not be written to the job script; {remedy}")
     for name, value in settings.items():
         if name == "setup":
             value = [str(line).replace("\n", "") for line in value]

@@ -25,6 +25,10 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+def check_credentials(region: str | None) -> None:
+    AwsBatchLauncher(region=region).check_credentials()
+
+
 class Rejecting(BaseHTTPRequestHandler):
     """Answers each request with the error whose code is the name of the region."""
 
@@ -60,26 +64,27 @@ def rejecting(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Rejecting]]:
     server.server_close()
 
 
-def test_valid_credentials_give_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     with aws_server() as variables:
         monkeypatch.setenv("AWS_ENDPOINT_URL", variables["AWS_ENDPOINT_URL"])
-        assert aws.check_credentials(None) == ACCOUNT
+        check_credentials(None)
+        assert aws.call("sts", None, "get_caller_identity")["Account"] == ACCOUNT
 
 
 def test_missing_credentials_give_the_login_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    with pytest.raises(ValueError, match=r"^AWS credentials are missing.* `aws configure`"):
-        aws.check_credentials("us-east-1")
+    with pytest.raises(ValueError, match=r"^AWS: .* `aws configure`"):
+        check_credentials("us-east-1")
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(ValueError, match=r"nobody.* `aws configure`"):
-        aws.check_credentials("us-east-1")
+        check_credentials("us-east-1")
 
 
 @pytest.mark.parametrize("code", ["ExpiredToken", "InvalidClientTokenId"])
 def test_expired_credentials_give_the_login_command(rejecting: type[Rejecting], code: str) -> None:
     rejecting.code = code
     with pytest.raises(ValueError, match=rf"{code}: No\).* `aws sso login`") as error:
-        aws.check_credentials(None)
+        check_credentials(None)
     assert "\n" not in str(error.value)
     assert aws.error_code(error.value) == code
 
@@ -87,15 +92,15 @@ def test_expired_credentials_give_the_login_command(rejecting: type[Rejecting], 
 def test_a_rejected_request_gives_its_reason_on_one_line(rejecting: type[Rejecting]) -> None:
     rejecting.code, rejecting.message = "ResourceLimitExceeded", "The limit is 0\n  instances."
     rejected = r"StopTrainingJob .*The limit is 0 instances\); request"
-    with pytest.raises(ValueError, match=rejected), aws.as_value_errors():
-        aws.client("sagemaker", None).stop_training_job(TrainingJobName="job")
+    with pytest.raises(ValueError, match=rejected):
+        aws.call("sagemaker", None, "stop_training_job", TrainingJobName="job")
     assert len(rejecting.calls) == 1
 
 
 def test_a_throttled_request_is_tried_again(rejecting: type[Rejecting]) -> None:
     rejecting.code = "ThrottlingException"
-    with pytest.raises(UnreachableError, match="too busy for StopTrainingJob"), aws.as_value_errors():
-        aws.client("sagemaker", None).stop_training_job(TrainingJobName="job")
+    with pytest.raises(UnreachableError, match=r"StopTrainingJob .*try again"):
+        aws.call("sagemaker", None, "stop_training_job", TrainingJobName="job")
     assert len(rejecting.calls) == 3
 
 
@@ -105,16 +110,16 @@ def test_an_endpoint_that_does_not_answer_is_unreachable(monkeypatch: pytest.Mon
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
         start = time.monotonic()
         with pytest.raises(UnreachableError, match=r"^AWS does not respond .*; check the network"):
-            aws.check_credentials(None)
+            check_credentials(None)
     assert time.monotonic() - start < 20
     with pytest.raises(UnreachableError):  # nothing listens there now
-        aws.check_credentials(None)
+        check_credentials(None)
 
 
 def test_no_region_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     with pytest.raises(ValueError, match=r"^launch\.region: not set.*us-east-1"):
-        aws.check_credentials(None)
+        check_credentials(None)
     (tmp_path / "config").write_text("[default]\nregion = eu-west-3\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     assert aws.client("sts", None).meta.region_name == "eu-west-3"

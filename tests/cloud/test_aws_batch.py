@@ -19,7 +19,6 @@ from boltcutter_cloud.aws_batch import AwsBatchLauncher
 from boltcutter_launch.job import Job, NoAnswerError
 
 from ..launch.aws_server import ACCOUNT, CREDENTIALS, AwsAnswers, aws_answers, check_request
-from ..launch.test_library import git
 from .golden import check_job_file
 
 NUMBER = "0a1b2c3d-0000-1111-2222-333344445555"
@@ -64,7 +63,7 @@ def job(root: Path = Path("/p"), **facts: Any) -> Job:
 NODES: dict[str, Any] = {"nodes": 4, "devices": 8, "trusted": True}
 OF_NODES: dict[str, Any] = {
     **{"time": "2:00:00", "environment": {"NCCL_SOCKET_IFNAME": "eth0"}, "job_definition": "train:3"},
-    "share_identifier": "vision",
+    "extra": {"shareIdentifier": "vision"},
 }
 
 
@@ -77,7 +76,7 @@ def test_the_job_file() -> None:
         check_request("batch", "SubmitJob", json.loads(text))
 
 
-def test_an_array_has_a_job_for_each_run(answers: AwsAnswers, tmp_path: Path) -> None:
+def test_an_array_has_a_job_for_each_run(answers: AwsAnswers) -> None:
     """https://docs.aws.amazon.com/batch/latest/userguide/array_jobs.html: the jobs are <id>:<index>."""
     array, own = job(array_size=3), launcher(array="seed=1,2,3")
     request = json.loads(own.render(array))
@@ -93,9 +92,6 @@ def test_an_array_has_a_job_for_each_run(answers: AwsAnswers, tmp_path: Path) ->
     answers.replies = [(200, {"jobs": [{"status": "RUNNING"}]})]
     assert own.status(one).text == f"job {NUMBER}:2, RUNNING"
     assert answers.requests[0][1] == {"jobs": [f"{NUMBER}:2"]}
-    git(tmp_path, "init", "-q")
-    with pytest.raises(ValueError, match=r"^launch\.array: has 1 runs; AWS Batch takes 2 to 10000"):
-        own.check(job(tmp_path, array_size=1))
 
 
 # What the documentation says of an attempt that ends, and whether another one starts.
@@ -128,9 +124,6 @@ def test_an_attempt_that_another_one_follows(end: dict[str, str], of_one: bool, 
         ({"region": "us-east-1a"}, r"launch\.region=us-east-1a .*; try launch\.region=us-east-1$"),
         ({"time": "0:00:30"}, r"launch\.time=0:00:30 .*try launch\.time=0:01:00"),
         ({"max_restarts": 10}, r"launch\.max_restarts=10 .*try launch\.max_restarts=9"),
-        ({"share_identifier": "team/vision"}, r"launch\.share_identifier=team/vision "),
-        ({"queue": "a queue"}, r"launch\.queue=a queue "),
-        ({"job_definition": "a:b"}, r"launch\.job_definition=a:b "),
         ({"queue": None}, r"launch\.queue: not set"),
         ({"job_definition": None}, r"launch\.job_definition: not set"),
         ({"storage": "/mnt/runs"}, r"launch\.storage=/mnt/runs: .*s3://"),
@@ -143,46 +136,29 @@ def test_settings_are_checked(settings: dict[str, Any], fault: str, tmp_path: Pa
     assert "\n" not in str(error.value)
 
 
-def definitions(kind: str) -> tuple[int, dict[str, Any]]:
-    other = {"container": "multinode", "multinode": "container"}[kind]
-    found = [{"type": kind, "revision": 10, "status": "ACTIVE"}, {"type": other, "revision": 9, "status": "ACTIVE"}]
-    return 200, {"jobDefinitions": found}
-
-
-@pytest.mark.parametrize(
-    ("given", "query"),
-    [
-        ("train", {"jobDefinitionName": "train"}),
-        ("train:3", {"jobDefinitions": ["train:3"]}),
-    ],
-)
-def test_the_job_file_is_what_is_sent(answers: AwsAnswers, given: str, query: dict[str, Any], tmp_path: Path) -> None:
-    answers.replies = [definitions("multinode"), SUBMITTED]
+def test_the_job_file_is_what_is_sent(answers: AwsAnswers, tmp_path: Path) -> None:
+    answers.replies = [SUBMITTED]
     file = tmp_path / "job.json"
     file.write_text(text := launcher(**OF_NODES).render(job(**NODES)))
-    assert launcher(job_definition=given).create(job(nodes=4), file) == ARN
-    described, submitted = answers.requests
-    assert described == ("/v1/describejobdefinitions", {**query, "status": "ACTIVE"})
-    assert submitted == ("/v1/submitjob", json.loads(text))
+    assert launcher().create(job(nodes=4), file) == ARN
+    assert answers.requests == [("/v1/submitjob", json.loads(text))]
 
 
 @pytest.mark.parametrize(
     ("replies", "kind", "fault"),
     [
-        ([definitions("container")], ValueError, "is of type container, but trainer.num_nodes=4 needs multinode"),
-        ([(200, {"jobDefinitions": []})], ValueError, "launch.job_definition=train does not exist in us-east-1"),
         (
-            [definitions("multinode"), (400, {"__type": "ClientException", "message": "JobQueue gpus not found."})],
+            [(400, {"__type": "ClientException", "message": "JobQueue gpus not found."})],
             ValueError,
             "SubmitJob .*JobQueue gpus not found",
         ),
         (
-            [definitions("multinode"), SILENT, NO_JOBS, NO_JOBS],
+            [SILENT, NO_JOBS, NO_JOBS],
             NoAnswerError,
             "AWS does not respond",
         ),
     ],
-    ids=["type", "definition", "queue", "silent"],
+    ids=["queue", "silent"],
 )
 def test_a_job_that_is_not_created(
     answers: AwsAnswers,
@@ -213,10 +189,10 @@ def test_a_submission_without_an_answer_is_one_job(
     file.write_text(launcher(**OF_NODES).render(job(**NODES)))
     earlier = {"jobArn": ARN.replace("0a1b", "9999"), "status": "FAILED"}  # of the same run
     found = (200, {"jobSummaryList": [earlier, {"jobArn": ARN, "status": "SUBMITTED"}]})
-    answers.replies = [definitions("multinode"), SILENT, NO_JOBS, found]
+    answers.replies = [SILENT, NO_JOBS, found]
     assert launcher().create(job(**NODES), file) == ARN
     paths = [path for path, _ in answers.requests]
-    assert paths == ["/v1/describejobdefinitions", "/v1/submitjob", "/v1/listjobs", "/v1/listjobs"]
+    assert paths == ["/v1/submitjob", "/v1/listjobs", "/v1/listjobs"]
     name = json.loads(file.read_text())["jobName"]
     query = {"jobQueue": "gpus", "filters": [{"name": "JOB_NAME", "values": [name]}]}
     assert answers.requests[-1][1] == query
@@ -274,7 +250,7 @@ def test_the_documented_policy_has_the_actions_that_are_used() -> None:
     section = (ROOT / "docs" / "cloud.md").read_text().partition("## AWS Batch\n")[2].partition("\n## ")[0]
     found = re.findall(r'"batch:(\w+)"', section)
     assert set(found) <= set(Session().get_service_model("batch").operation_names)
-    used = {"SubmitJob", "TagResource", "TerminateJob", "DescribeJobDefinitions", "DescribeJobs", "ListJobs"}
+    used = {"SubmitJob", "TagResource", "TerminateJob", "DescribeJobs", "ListJobs"}
     assert used == set(found)
 
 

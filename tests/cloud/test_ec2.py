@@ -14,13 +14,13 @@ from typing import Any
 import boto3
 import fsspec
 import pytest
+import yaml
 from botocore.awsrequest import AWSResponse
 from conftest import require
 
 from boltcutter_cloud import aws
 from boltcutter_cloud import ec2 as ec2_launcher
 from boltcutter_cloud.ec2 import AMI, TAG, EC2Launcher
-from boltcutter_cloud.ec2_script import read_job
 from boltcutter_launch.bundle import BUNDLE
 from boltcutter_launch.job import Job, UnclearSubmissionError
 
@@ -121,18 +121,18 @@ def bucket() -> str:
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "ec2.sh": ({}, {}),
-    "ec2-spot.sh": (
+    "ec2.yaml": ({}, {}),
+    "ec2-spot.yaml": (
         {
             **{"instance_type": "g5.12xlarge", "spot": True, "region": "eu-west-1", "time": "1:30:00"},
-            **{"key_name": "mine", "subnet": "subnet-0123456789abcdef0", "security_group": "sg-0123456789abcdef0"},
+            "extra": {"KeyName": "mine", "SubnetId": "subnet-0123456789abcdef0"},
             **{"ami": "ami-0123456789abcdef0", "disk_gb": 500, "root_device": "/dev/xvda", "max_restarts": 3},
             **{"tags": {"project": "digits"}, "environment": {"A": "it's 1"}, "setup": ["dnf install -y git"]},
             **{"python": "python3.12", "instance_profile": "arn:aws:iam::123456789012:instance-profile/train"},
         },
         {"gpus": True, "devices": 4, "environment": {"WANDB_MODE": "offline"}},
     ),
-    "ec2-image.sh": (
+    "ec2-image.yaml": (
         {"instance_type": "g5.xlarge", "image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1.0"},
         {"gpus": True},
     ),
@@ -144,7 +144,7 @@ def test_job_files(name: str, tmp_path: Path) -> None:
     settings, facts = CASES[name]
     own = launcher(**settings)
     own.check(job(tmp_path, **facts))
-    check_job_file(own.render(job(**facts)), name, None if name == "ec2.sh" else "ec2.sh")
+    check_job_file(own.render(job(**facts)), name, None if name == "ec2.yaml" else "ec2.yaml")
 
 
 @pytest.mark.parametrize(
@@ -154,20 +154,14 @@ def test_job_files(name: str, tmp_path: Path) -> None:
         ({"storage": "gs://bucket/runs"}, {}, r"launch\.storage=gs://bucket/runs: .*use s3://"),
         ({"storage": "/mnt/runs"}, {}, r"launch\.storage=/mnt/runs: .*use s3://"),
         ({"instance_type": None}, {"gpus": True}, r"launch\.instance_type: not set; .*g5\.xlarge"),
-        ({"instance_type": "large"}, {}, r"launch\.instance_type=large is not an instance type"),
         ({"instance_type": "g5.xlarge"}, {"gpus": True, "devices": 8}, r"trainer\.devices=8: .* has 1 A10G"),
         ({}, {"gpus": True}, r"launch\.instance_type=m5\.xlarge has no GPUs"),
         ({"instance_profile": None}, {}, r"launch\.instance_profile: not set"),
-        ({"instance_profile": "a b"}, {}, r"launch\.instance_profile=a b is not the name or ARN"),
         ({"region": "us-east-1a"}, {}, r"launch\.region=us-east-1a .*try launch\.region=us-east-1"),
-        ({"ami": "ubuntu"}, {}, r"launch\.ami=ubuntu is not the ID of an AMI or a parameter of SSM"),
-        ({"subnet": "10.0.0.0/8"}, {}, r"launch\.subnet=10\.0\.0\.0/8 is not the ID of a subnet"),
         ({"time": "0:05:00"}, {}, r"launch\.time=0:05:00 is less than 0:06:00; try launch\.time=0:06:00"),
         ({"disk_gb": 1}, {}, r"launch\.disk_gb=1 is less than 8"),
         ({"idle_minutes": 0}, {}, r"launch\.idle_minutes=0 is less than 1; try launch\.idle_minutes=1"),
-        ({"tags": {TAG: "x"}}, {}, r"launch\.tags\.boltcutter-job: identifies the job; remove it"),
         ({}, {"nodes": 2}, r"trainer\.num_nodes=2: launch=ec2 starts one instance; use launch=sky or launch=aws_"),
-        ({"setup": ["x" * 16000]}, {}, r"launch\.setup: the script of the instances has \d+ bytes, and EC2 accepts"),
         ({"setup": ["echo\x07"]}, {}, r"launch\.setup='echo\\x07' has the control character"),
     ],
     ids=str,
@@ -185,13 +179,13 @@ def test_a_job_is_submitted_and_cancelled(requests: Requests, project: Path, pro
     (job_id,) = own.submit(submitted, file)
     assert job_id == f"us-east-1/{TOKEN}"
     stored = {path.rpartition("/")[2] for path in fsspec.filesystem("s3").ls(f"bucket/runs/digits/{ID}")}
-    assert stored == {BUNDLE, "job.sh", "record.json"}
+    assert stored == {BUNDLE, "job.yaml", "record.json"}
 
     names = [name for name, _ in requests]
-    assert names[:2] == ["DescribeImages", "RunInstances"]
-    assert set(names[2:]) <= {"DescribeInstances"}  # until it is visible
+    assert names[0] == "RunInstances"
+    assert set(names[1:]) <= {"DescribeInstances"}  # until it is visible
     sent = dict(requests)
-    expected = read_job(file.read_text())
+    expected = yaml.safe_load(file.read_text())
     assert sent["RunInstances"] == expected
     reservations = ec2.describe_instances(Filters=[{"Name": f"tag:{TAG}", "Values": [TOKEN]}])["Reservations"]
     instances = [one for found in reservations for one in found["Instances"]]
@@ -231,11 +225,8 @@ def test_spot_requests_end_with_the_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ec2 = boto3.client("ec2")
-    parameter = "/golden/ami"
-    boto3.client("ssm").put_parameter(Name=parameter, Value=image(ec2)["ImageId"], Type="String", Overwrite=True)
-    own = launcher(ami=parameter, spot=True, time="2:00:00")
+    own = launcher(ami=image(ec2)["ImageId"], spot=True, time="2:00:00")
     submitted, file = write_job(project, own)
-    assert read_job(file.read_text())["ImageId"] == f"resolve:ssm:{parameter}"
     begin = datetime.now(timezone.utc)
     job_id = own.create(submitted, file)
     sent = dict(requests)["RunInstances"]
@@ -403,13 +394,10 @@ def test_a_rejected_job_leaves_nothing(
 @pytest.mark.slow
 def test_what_ec2_does_not_have_is_named(project: Path, profile: str, bucket: str) -> None:
     ec2 = boto3.client("ec2")
-    other = next(one for one in ec2.describe_images()["Images"] if one["RootDeviceName"] == "/dev/xvda")
     for settings, fault in (
-        ({"ami": "ami-0123456789abcdef0"}, r"AWS rejected DescribeImages \(InvalidAMIID\.NotFound"),
-        ({"ami": "/nowhere"}, r"launch\.ami=/nowhere: the region has no such parameter"),
-        ({"ami": other["ImageId"]}, r"launch\.root_device=/dev/sda1: .* is /dev/xvda; try launch\.root_device=/dev/xv"),
+        ({"ami": "ami-0123456789abcdef0"}, r"AWS rejected RunInstances \(InvalidAMIID\.NotFound"),
         (
-            {"ami": image(ec2)["ImageId"], "subnet": "subnet-0123456789abcdef0"},
+            {"ami": image(ec2)["ImageId"], "extra": {"SubnetId": "subnet-0123456789abcdef0"}},
             r"AWS rejected RunInstances \(InvalidSubn",
         ),
         ({"ami": image(ec2)["ImageId"], "instance_type": "m5.tiny"}, r"AWS rejected RunInstances \(InvalidInstanceTy"),
@@ -423,11 +411,11 @@ def test_what_ec2_does_not_have_is_named(project: Path, profile: str, bucket: st
 def test_each_launch_of_a_run_has_its_own_token(project: Path) -> None:
     own = launcher()
     submitted = job(project)
-    first = read_job(own.render(submitted))["ClientToken"]
+    first = yaml.safe_load(own.render(submitted))["ClientToken"]
     assert first == TOKEN
-    assert read_job(own.render(submitted))["ClientToken"] == first
+    assert yaml.safe_load(own.render(submitted))["ClientToken"] == first
     (submitted.folder / "record.json").write_text(json.dumps({"attempts": [], "launch": {"id": f"us-east-1/{first}"}}))
-    second = read_job(own.render(submitted))["ClientToken"]
+    second = yaml.safe_load(own.render(submitted))["ClientToken"]
     assert second.startswith(f"{TOKEN}-")
     assert len(second) <= 64
 
@@ -437,13 +425,14 @@ def test_the_job_file_can_be_run_by_hand(project: Path, profile: str) -> None:
     ec2 = boto3.client("ec2")
     own = launcher(ami=image(ec2)["ImageId"], spot=True)
     _, file = write_job(project, own)
-    tools = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    request = json.dumps(yaml.safe_load(text := file.read_text()))  # --cli-input-yaml needs version 2 of the AWS CLI
+    (command,) = re.findall(r"^#   (aws .*) --cli-input-yaml file://job\.yaml$", text, re.M)
     done = subprocess.run(
-        ["bash", str(file)],
+        [*command.split(), "--cli-input-json", request],
         env={
             **CREDENTIALS,
             "AWS_ENDPOINT_URL": boto3.client("ec2").meta.endpoint_url,
-            "PATH": f"{tools}:/usr/bin:/bin",
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
         },
         capture_output=True,
         text=True,
@@ -455,7 +444,7 @@ def test_the_job_file_can_be_run_by_hand(project: Path, profile: str) -> None:
     assert {one["ClientToken"] for one in found} == {TOKEN}
     for one in found:
         given = ec2.describe_instance_attribute(InstanceId=one["InstanceId"], Attribute="userData")
-        assert base64.b64decode(given["UserData"]["Value"]).decode() == read_job(file.read_text())["UserData"]
+        assert base64.b64decode(given["UserData"]["Value"]).decode() == yaml.safe_load(file.read_text())["UserData"]
 
 
 def test_logs_of_a_set_up_that_failed(project: Path, profile: str, bucket: str) -> None:
@@ -463,8 +452,7 @@ def test_logs_of_a_set_up_that_failed(project: Path, profile: str, bucket: str) 
     own = launcher(ami=image(ec2)["ImageId"])
     submitted, file = write_job(project, own)
     job_id = own.create(submitted, file)
-    console = "".join(own.logs(job_id, submitted.folder, follow=False))
-    assert "Linux" in console or not console
+    assert not list(own.logs(job_id, submitted.folder, follow=False))
     store = fsspec.filesystem("s3")
     store.pipe_file(f"bucket/runs/digits/{ID}/logs/ec2-i-1.log", b"set-up failed\n")
     assert "".join(own.logs(job_id, submitted.folder, follow=False)) == "set-up failed\n"
@@ -476,7 +464,7 @@ def test_jupyter_is_reached_by_a_tunnel(project: Path, profile: str, bucket: str
     ec2 = boto3.client("ec2")
     own = launcher(ami=image(ec2)["ImageId"], jupyter=True, idle_minutes=15)
     submitted, file = write_job(project, own)
-    user_data = read_job(file.read_text())["UserData"]
+    user_data = yaml.safe_load(file.read_text())["UserData"]
     assert " ./bundle/code s3fs jupyterlab ipykernel\n" in user_data
     assert f"launch.node s3://bucket/runs/digits/{ID} trust=true --jupyter 15" in user_data
     job_id = own.create(submitted, file)
@@ -489,4 +477,4 @@ def test_jupyter_is_reached_by_a_tunnel(project: Path, profile: str, bucket: str
 
 def test_the_default_ami_is_a_public_parameter() -> None:
     assert AMI.startswith("/aws/service/")
-    assert f"resolve:ssm:{AMI}" == read_job(launcher().render(job()))["ImageId"]
+    assert f"resolve:ssm:{AMI}" == yaml.safe_load(launcher().render(job()))["ImageId"]

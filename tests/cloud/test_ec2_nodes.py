@@ -11,9 +11,8 @@ import boto3
 import fsspec
 import pytest
 import torch
+import yaml
 from conftest import QUICK, Script, saved_weights
-
-from boltcutter_cloud.ec2_script import read_job
 
 from ..launch.aws_server import aws_server
 from ..launch.nodes import Machine, nodes
@@ -108,7 +107,7 @@ class Job:
         (self.folder,) = (folder / "digits").iterdir()
         self.store = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
         self.place = f"bucket/runs/digits/{self.folder.name}"
-        self.user_data = read_job((self.folder / "job.sh").read_text())["UserData"]
+        self.user_data = yaml.safe_load((self.folder / "job.yaml").read_text())["UserData"]
 
     def read(self, name: str) -> bytes:
         return self.store.cat_file(f"{self.place}/{name}")  # type: ignore[no-any-return]
@@ -143,7 +142,7 @@ def test_a_set_up_that_fails_terminates_the_instance(script: Script, tmp_path: P
         assert script("launch", "cancel", f"run={job.folder}").returncode == 0
         again = script("launch", f"resume={job.folder}", "launch.time=3:00:00")
         assert again.returncode == 0, again.stderr
-        request = read_job((job.folder / "job.sh").read_text())
+        request = yaml.safe_load((job.folder / "job.yaml").read_text())
         assert request["ClientToken"].startswith(f"digits-{job.folder.name}-")
         assert request["InstanceType"] == "m5.large"
         assert "+ 10800)) >deadline" in request["UserData"]
@@ -164,7 +163,7 @@ def test_an_instance_always_terminates(server: dict[str, str]) -> None:
             instance.machine.write("/behaviour", behaviour)
             instance.machine.run("rm", "-f", "/run/shutdown", LOG)
             if is_first:
-                instance.boot(read_job(own.render(job_without_folder()))["UserData"])
+                instance.boot(yaml.safe_load(own.render(job_without_folder()))["UserData"])
             else:
                 instance.machine.run("systemctl", "start")
 

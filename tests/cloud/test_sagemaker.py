@@ -57,9 +57,9 @@ GOLDEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "spot": True,
             "max_wait": "10:00:00",
             "disk_gb": 200,
-            "disk_kms_key": f"arn:aws:kms:us-east-1:{ACCOUNT}:key/1234abcd-12ab-34cd-56ef-1234567890ab",
-            "subnets": ["subnet-0123456789abcdef0"],
-            "security_groups": ["sg-0123456789abcdef0"],
+            "extra": {
+                "VpcConfig": {"Subnets": ["subnet-0123456789abcdef0"], "SecurityGroupIds": ["sg-0123456789abcdef0"]}
+            },
             "tags": {"team": "vision"},
             "environment": {"OMP_NUM_THREADS": "4"},
             "max_restarts": 0,
@@ -68,8 +68,10 @@ GOLDEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"nodes": 2, "devices": 4, "gpus": False, "trusted": True},
     ),
     "sagemaker_jupyter": ({"jupyter": True, "idle_minutes": 30}, {}),
-    "sagemaker_keep_alive": ({"keep_alive": 1800, "instance_type": "ml.p5.48xlarge"}, {"nodes": 4, "devices": 8}),
-    "sagemaker_plan": ({"training_plan": PLAN}, {}),
+    "sagemaker_plan": (
+        {"extra": {"ResourceConfig": {"TrainingPlanArn": PLAN}}, "instance_type": "ml.p5.48xlarge"},
+        {"nodes": 4, "devices": 8},
+    ),
 }
 
 
@@ -108,23 +110,13 @@ def test_a_long_name_fits() -> None:
     ("settings", "fault"),
     [
         ({"region": "us-east-1a"}, r"launch\.region=us-east-1a .*; try launch\.region=us-east-1$"),
-        ({"instance_type": "g5.xlarge"}, r"launch\.instance_type=g5\.xlarge is not a type .*; try ml\.g5"),
         ({"time": "30-00:00:00"}, r"launch\.time=30-00:00:00 is more than 28-00:00:00;"),
         ({"time": "0:00:00"}, r"launch\.time=0:00:00 is less than"),
-        ({"max_wait": "2-00:00:00"}, r"launch\.max_wait=2-00:00:00 .* set launch\.spot=true"),
-        ({"spot": True, "max_wait": "1:00:00"}, r"launch\.max_wait=1:00:00: .*less than launch\.time"),
         ({"spot": True, "max_wait": "soon"}, r"launch\.max_wait=soon is not a time limit"),
-        ({"spot": True, "keep_alive": 60}, r"launch\.keep_alive: .*remove it"),
-        ({"keep_alive": 30_000}, r"launch\.keep_alive=30000 is more than 21600; try launch\.keep_alive=21600"),
         ({"max_restarts": 31}, r"launch\.max_restarts=31 is more than 30; try launch\.max_restarts=30"),
-        ({"training_plan": "plan"}, r"launch\.training_plan=plan is not the ARN of a training plan"),
         ({"disk_gb": 0}, r"launch\.disk_gb=0 is less than 1;"),
-        ({"disk_kms_key": "alias/key"}, r"launch\.disk_kms_key: ml\.g5\.xlarge has local disks.*; remove it"),
-        ({"subnets": ["subnet-1"]}, r"launch\.security_groups: not set"),
-        ({"security_groups": ["sg-1"]}, r"launch\.subnets: not set"),
-        ({"subnets": ["vpc-1"], "security_groups": ["sg-1"]}, r"launch\.subnets=vpc-1 .*expected subnet-"),
-        ({"environment": {"A": "b" * 513}}, r"launch\.environment\.A has more than 512 characters"),
         ({"environment": {"API_KEY": "b"}}, r"launch\.environment\.API_KEY: secrets"),
+        ({"extra": {"Environment": {"API_KEY": "b"}}}, r"launch\.extra\.Environment\.API_KEY: secrets"),
     ],
     ids=str,
 )
@@ -140,12 +132,9 @@ def test_settings_are_checked(settings: dict[str, Any], fault: str) -> None:
         ({"storage": None}, {}, r"launch\.storage: not set; .*s3://"),
         ({"storage": "gs://bucket/runs"}, {}, r"launch\.storage=gs://bucket/runs: .*s3://"),
         ({"storage": "/mnt/runs"}, {}, r"launch\.storage=/mnt/runs: .*s3://"),
-        ({"storage": "s3://bucket/" + "a" * 256}, {}, r"name: .*more than 256 characters; shorten"),
         ({"role": None}, {}, r"launch\.role: not set; .*arn:aws:iam"),
-        ({"role": "train"}, {}, r"launch\.role=train is not the ARN"),
+        ({"max_wait": "2-00:00:00"}, {}, r"launch\.max_wait=2-00:00:00 .* set launch\.spot=true"),
         ({"image": None}, {}, r"launch\.image: not set; push"),
-        ({"image": "docker.io/team/train:1"}, {}, r"launch\.image=docker\.io/team/train:1: .*push it there"),
-        ({"region": "eu-west-1"}, {}, r"launch\.image=.* is in us-east-1, but the job in eu-west-1; push it"),
         (
             {"instance_type": "ml.g5.12xlarge"},
             {"devices": 8},
@@ -160,15 +149,6 @@ def test_jobs_are_checked(settings: dict[str, Any], facts: dict[str, Any], fault
     with pytest.raises(ValueError, match=f"^{fault}") as error:
         launcher(**settings).check(job(tmp_path, **facts))
     assert "\n" not in str(error.value)
-
-
-def test_the_region_of_the_environment_is_compared_with_that_of_the_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launcher().check(job(tmp_path))
-    monkeypatch.setenv("AWS_REGION", "us-west-2")
-    with pytest.raises(ValueError, match=r"in us-east-1, but the job in us-west-2; .*launch\.region=us-east-1"):
-        launcher(region=None).check(job(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -231,23 +211,6 @@ def test_jupyterlab_is_reached_by_a_session_of_systems_manager(answers: AwsAnswe
     session = f"aws ssm start-session --target sagemaker-training-job:{NAME}_algo-1 --region us-east-1 "
     assert session in own.status(ARN).text  # which is printed after the submission, too
     assert "ssm" not in own.status(ARN).text
-
-
-def test_a_role_of_another_account_is_refused(requests: list[object]) -> None:
-    with pytest.raises(ValueError, match=rf"^launch\.role=.*999999999999.* not in the account {ACCOUNT}"):
-        launcher(role=ROLE.replace(ACCOUNT, "9" * 12)).check_credentials()
-    assert not requests
-
-
-def test_the_image_is_compared_with_the_region_of_the_profile(
-    requests: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("AWS_DEFAULT_REGION")
-    (tmp_path / "config").write_text("[default]\nregion = eu-west-3\n")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    launcher(region=None).check(job(tmp_path))
-    with pytest.raises(ValueError, match="is in us-east-1, but the job in eu-west-3"):
-        launcher(region=None).check_credentials()
 
 
 def test_the_output_of_all_instances_is_read_from_cloudwatch(
@@ -328,14 +291,14 @@ def test_a_job_is_created_once(answers: AwsAnswers, replies: list[Answer], expec
         (
             [(400, {"__type": "ResourceLimitExceeded", "message": "The account-level limit is 0 Instances."})],
             ValueError,
-            r"CreateTrainingJob .*limit is 0 Instances\); request a higher quota",
+            r"CreateTrainingJob .*limit is 0 Instances\.?\); request a higher quota",
         ),
         ([(400, {"__type": "AccessDeniedException", "message": "no iam:PassRole"})], ValueError, "PassRole.*; ask for"),
         ([(400, {"__type": "ExpiredTokenException", "message": "expired"})], ValueError, "`aws sso login`"),
-        ([BUSY], ValueError, "too busy.*; try again"),
+        ([BUSY], ValueError, "Rate exceeded.*; try again"),
         ([SILENT, NOT_FOUND], NoAnswerError, "does not respond"),
         ([SILENT, SILENT], NoAnswerError, "does not respond"),
-        ([IN_USE, BUSY], ValueError, "too busy"),
+        ([IN_USE, BUSY], ValueError, "Rate exceeded"),
         ([IN_USE, described("Stopped")], ValueError, "must be unique"),
     ],
     ids=["quota", "permission", "expired", "busy", "silent", "unclear", "in-use", "name"],
