@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import lzma
-import re
 import sys
 from base64 import b64encode
 from collections.abc import Iterator
@@ -27,9 +26,7 @@ MAX_CONFIG_MAP = 1024 * 1024  # bytes
 RESERVED = {"containers", "restartPolicy", "volumes", "subdomain", "terminationGracePeriodSeconds"}
 # https://karpenter.sh/docs/concepts/disruption/#pod-level-controls, and the FAQ of the Cluster Autoscaler
 KEEP = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
-NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
-A_NAME = "a name; use lower-case letters, digits and -"
-QUANTITY = re.compile(r"\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?")
+NAME = r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -43,25 +40,21 @@ class KubernetesLauncher(CloudLauncher):
         namespace: Namespace; null: that of the context.
         runtime: Training runtime of a trainjob.
         image: Container image with Python, the library and the project's dependencies.
-        image_pull_secrets: Secrets to pull the image.
         cpus: CPUs of each node; null: one for each process plus one for each dataloader worker.
         memory: Memory of each node with its unit, such as 64Gi; null: unlimited.
         shm_size: Limit of the shared memory of each node, such as 8Gi; it is part of its memory.
         gpu_resource: Name of the resource that is one GPU.
         resources: Further resources of each node, such as {"rdma/hca": 1}.
-        node_selector: Labels that nodes must have.
-        tolerations: Taints of nodes to tolerate, such as ["nvidia.com/gpu:NoSchedule", "team=vision:NoSchedule"].
         max_restarts: How often the run is started again after a failure; preemptions do not count.
         grace: Seconds between SIGTERM, on which the run saves, and SIGKILL.
         time: Time limit of the job, H:MM:SS or D-HH:MM:SS; null: none.
-        keep_days: Days after which an ended job is deleted on the cluster; the run stays.
         volumes: Persistent volume claims or folders of the nodes, and where each is mounted: {"runs": "/mnt/runs"}.
-        service_account: Service account of the pods, which may give access to the storage.
         secrets: Environment variables that hold secrets, and where each is: <secret>/<key> of the namespace, such as
             {"WANDB_API_KEY": "wandb/key"}, or a secret of a cloud, which each node reads by its own identity.
         user: User and group ID of the processes; null: those of the image.
         annotations: Annotations of the pods; by default, autoscalers do not evict them to save nodes.
-        pod: Further fields of the pod specification, such as {"priorityClassName": "low"}.
+        pod: Further fields of the pod specification, such as {"serviceAccountName": "train", "nodeSelector": {"gpu":
+            "h200"}, "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}.
         tags: Labels of objects and pods, such as a queue of Kueue.
         array: Overrides in which the runs of an array differ, such as "seed=1,2;optimizer.lr=0.1,0.01".
         max_parallel: Maximum number of runs of an array at the same time.
@@ -69,12 +62,9 @@ class KubernetesLauncher(CloudLauncher):
 
     option, takes_path, index_variable = "kubernetes", True, "JOB_COMPLETION_INDEX"
     # Namespace, name, index in an array, and context.
-    id_form = rf"({NAME.pattern})/({NAME.pattern})(?::(\d+))?@(.*)", "<namespace>/<name>@<context>"
+    id_form = rf"({NAME})/({NAME})(?::(\d+))?@(.*)", "<namespace>/<name>@<context>"
     own_secret, secret_example = r"[a-z0-9.-]+/[\w.-]+", "<secret>/<key>"
-    forms: ClassVar = {
-        **dict.fromkeys(("namespace", "service_account", "image_pull_secrets"), (NAME.pattern, A_NAME)),
-        **dict.fromkeys(("memory", "shm_size"), (QUANTITY.pattern, "a quantity; try 64Gi")),
-    }
+    forms: ClassVar = dict.fromkeys(("memory", "shm_size"), (r"[\d.]+[KMGTPE]i?", "a size with its unit; try 64Gi"))
     ranges: ClassVar = {"grace": (30, None)}  # time to save
 
     kind: Literal["job", "trainjob", "rayjob"] = "job"
@@ -82,20 +72,15 @@ class KubernetesLauncher(CloudLauncher):
     namespace: str | None = None
     runtime: str = "torch-distributed"
     image: str | None = None
-    image_pull_secrets: list[str] = field(default_factory=list)
     cpus: float | None = None
     memory: str | None = None
     shm_size: str | None = None
     gpu_resource: str = "nvidia.com/gpu"
     resources: dict[str, Any] = field(default_factory=dict)
-    node_selector: dict[str, str] = field(default_factory=dict)
-    tolerations: list[str] = field(default_factory=list)
     max_restarts: int = 10
     grace: int = 120
     time: str | None = None  # type: ignore[assignment]
-    keep_days: float = 7
     volumes: dict[str, str] = field(default_factory=dict)
-    service_account: str | None = None
     user: int | None = 1000
     annotations: dict[str, str] = field(default_factory=lambda: dict(KEEP))
     pod: dict[str, Any] = field(default_factory=dict)
@@ -103,19 +88,9 @@ class KubernetesLauncher(CloudLauncher):
     max_parallel: int | None = None
 
     def __post_init__(self) -> None:
-        self.resources, self.node_selector = as_text(self.resources), as_text(self.node_selector)
-        self.annotations = as_text(self.annotations)
+        self.resources, self.annotations = as_text(self.resources), as_text(self.annotations)
         super().__post_init__()
         self._connect = cache(kubernetes_cluster.Cluster)  # which renews credentials that expire by itself
-        if wrong := [name for name in self.volumes if not name.startswith("/") and not NAME.fullmatch(name)]:
-            raise ValueError(f"launch.volumes: {wrong[0]} is not {A_NAME}")
-        for name, quantity in self.resources.items():
-            if not QUANTITY.fullmatch(quantity):
-                raise ValueError(f"launch.resources.{name}={quantity} is not a quantity; try 1")
-        if self.memory and self.memory.isdigit():
-            raise ValueError(f"launch.memory={self.memory} has no unit; try launch.memory={self.memory}Gi")
-        if wrong := [path for path in self.volumes.values() if not path.startswith("/")]:
-            raise ValueError(f"launch.volumes: {wrong[0]} is not an absolute path; try /{wrong[0]}")
         if wrong := sorted(RESERVED & self.pod.keys()):
             raise ValueError(f"launch.pod.{wrong[0]}: set by launch and trainer; remove it")
 

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -19,19 +18,14 @@ from boltcutter_launch.kubernetes_manifest import API, INSTANCE, Manifest
 TIMEOUT = (5, 30)  # seconds to connect, and to wait for an answer
 GATEWAY_TIMEOUT = 504  # the request may have had an effect
 LOG_TIMEOUT = (5, 24 * 3600)  # a training may be silent for long
-POD_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in a pod, such as a notebook of Kubeflow
 ENDED = {"Complete", "Completed", "Succeeded", "Failed"}  # conditions of the kinds of jobs
 RAY_ENDED = {"Complete", "Failed", "ValidationFailed"}  # JobDeploymentStatus of KubeRay's rayjob_types.go
 STARTING = {"ContainerCreating", "PodInitializing"}
-WORDS = {
-    "Unschedulable": "no node has room for it",
-    "ImagePullBackOff": "its image cannot be pulled",
-    "ErrImagePull": "its image cannot be pulled",
-    "InvalidImageName": "its image has an invalid name",
-    "CreateContainerConfigError": "a secret or volume is missing",
-    "CrashLoopBackOff": "it fails at each start",
-    "OOMKilled": "it needs more memory; raise launch.memory",
-    "Error": "it failed; its log has the reason",
+REMEDIES = {
+    401: "log in again",
+    403: "ask for the role, or choose another launch.namespace",
+    404: "correct launch.namespace, or install the operator of launch.kind",
+    409: "delete it, or launch the run in another folder",
 }
 
 
@@ -40,7 +34,7 @@ class Cluster:
 
     Args:
         kind: Kind of the jobs.
-        context: Context of the kubeconfig file; None: the current one, or the cluster of this pod.
+        context: Context of the kubeconfig file; None: the current one.
         namespace: Namespace; None: that of the context.
 
     Raises:
@@ -54,21 +48,16 @@ class Cluster:
             raise ValueError(
                 f"launch=kubernetes: kubernetes is not installed; {install_command('kubernetes')}"
             ) from None
-        self.group, self.version, self.plural, self.kind = API[kind]
-        settings, self.context, default = client.Configuration(), context or "", "default"
-        file = os.environ.get("KUBECONFIG")
+        group, version, plural, _ = API[kind]
+        settings, file = client.Configuration(), os.environ.get("KUBECONFIG")
         try:
-            if not context and not file and POD_FOLDER.is_dir():
-                config.load_incluster_config(client_configuration=settings)
-                default = (POD_FOLDER / "namespace").read_text().strip()
-            else:
-                known, current = config.list_kube_config_contexts(file)
-                found = current if not context else next((one for one in known if one["name"] == context), None)
-                if not found:
-                    names = ", ".join(one["name"] for one in known)
-                    raise ValueError(f"launch.context={context} is not in the kubeconfig file; choose from {names}")
-                self.context, default = found["name"], found["context"].get("namespace", default)
-                config.load_kube_config(file, self.context, settings)
+            known, current = config.list_kube_config_contexts(file)
+            found = current if not context else next((one for one in known if one["name"] == context), None)
+            if not found:
+                names = ", ".join(one["name"] for one in known)
+                raise ValueError(f"launch.context={context} is not in the kubeconfig file; choose from {names}")
+            self.context, default = found["name"], found["context"].get("namespace", "default")
+            config.load_kube_config(file, self.context, settings)
         except (config.ConfigException, OSError, KeyError, TypeError, yaml.YAMLError) as error:
             raise ValueError(
                 f"launch=kubernetes: no cluster is configured ({one_line(error)}); log in, for example with aws eks "
@@ -78,10 +67,7 @@ class Cluster:
         settings.retries = False
         self._client, self._error = client.ApiClient(settings), client.ApiException
         self._core, self._jobs = client.CoreV1Api(self._client), client.CustomObjectsApi(self._client)
-
-    @property
-    def _place(self) -> tuple[str, str, str, str]:
-        return self.group, self.version, self.namespace, self.plural
+        self._place = group, version, self.namespace, plural
 
     def create(self, body: Manifest) -> Manifest:
         """Create a job and return it."""
@@ -172,7 +158,7 @@ class Cluster:
                 return None
             if status != GATEWAY_TIMEOUT:
                 raise ValueError(f"launch=kubernetes: {self._explain(error)}") from error
-            fault = f"launch=kubernetes: the API server of {self.context or 'this cluster'} does not respond"
+            fault = f"launch=kubernetes: the API server of {self.context} does not respond"
             if "field_validation" in options and not isinstance(error, NewConnectionError):
                 raise NoAnswerError(fault) from error
             raise UnreachableError(f"{fault} ({one_line(error)}); check the network or the VPN") from error
@@ -180,21 +166,11 @@ class Cluster:
     def _explain(self, error: Any) -> str:
         """Describe an error of the API server, with its remedy."""
         try:
-            answer = json.loads(error.body)
-        except (TypeError, ValueError):
-            answer = {}
-        message = one_line(answer.get("message") or error.reason)
-        if error.status == 401:
-            return "the API server does not accept the credentials; log in again"
-        if error.status == 403:
-            return f"not permitted: {message}; ask for the role, or choose another launch.namespace"
-        if error.status == 409:
-            return f"{message}; delete it, or launch the run in another folder"
-        if error.status == 404 and (answer.get("details") or {}).get("kind") == "namespaces":
-            return f"launch.namespace={self.namespace} does not exist; create or correct it"
-        if error.status == 404 and "details" not in answer:
-            return f"the cluster has no {self.kind}s of {self.group}; install its operator, or use launch.kind=job"
-        return f"the API server rejected the request: {message}"
+            message = json.loads(error.body)["message"]
+        except (KeyError, TypeError, ValueError):
+            message = error.reason
+        remedy = REMEDIES.get(error.status, "correct the setting that the message names")
+        return f"{error.status} {one_line(message)}; {remedy}"
 
 
 def summarize(job: Manifest, pods: list[Manifest], index: str | None = None) -> tuple[State, str]:
@@ -235,8 +211,7 @@ def describe(pod: Manifest) -> str | None:
             faults.append({"message": f"exit status {ended['exitCode']}"} | ended)
     if not faults:
         return None
-    reason, message = faults[-1].get("reason", ""), faults[-1].get("message", "")
-    return f"pod {name}: {WORDS.get(reason, 'it failed')} ({': '.join(filter(None, (reason, message)))})"
+    return f"pod {name}: " + ": ".join(filter(None, (faults[-1].get("reason"), faults[-1].get("message"))))
 
 
 def has_index(pod: Manifest, index: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ CODE = "/etc/boltcutter"  # where a pod finds the packed code if the storage is 
 BUNDLE = "job.tar.xz"  # name of the packed code there
 INSTANCE = "app.kubernetes.io/instance"  # label of all objects and pods of a job
 PORT = 29500
+KEEP_SECONDS = 7 * 86400  # after which the cluster deletes an ended job
 RAY_TIMEOUT = 1800  # seconds to wait for the nodes of a RayJob, which an autoscaler may have to add
 PREEMPTED, INVALID = 143, 2  # exit statuses of the training: saved after SIGTERM, a mistake in the configuration
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -39,7 +41,7 @@ Manifest = dict[str, Any]
 def render(launcher: KubernetesLauncher, job: Job) -> str:
     """Render the manifests of a job as one YAML file."""
     name = object_name(job)
-    space = f" -n {launcher.namespace}" if launcher.namespace else ""
+    space = f" -n {shlex.quote(launcher.namespace)}" if launcher.namespace else ""
     steps = [f"kubectl{space} apply -f {launcher.job_file}"]
     if launcher.code_in_config_map:
         steps.insert(0, f"kubectl{space} create configmap {name} --from-file={BUNDLE}")
@@ -112,7 +114,7 @@ def _job(launcher: KubernetesLauncher, job: Job) -> Manifest:
         "podFailurePolicy": {"rules": rules},
         "template": _template(launcher, job, pod | _pod(launcher, job, ranks)),
         **_time_limit(launcher),
-        "ttlSecondsAfterFinished": int(86400 * launcher.keep_days),
+        "ttlSecondsAfterFinished": KEEP_SECONDS,
     }
 
 
@@ -212,11 +214,7 @@ def _pod(launcher: KubernetesLauncher, job: Job, ranks: list[Manifest]) -> Manif
     pod: Manifest = {
         "terminationGracePeriodSeconds": launcher.grace,
         "enableServiceLinks": False,  # a service named "master" would set MASTER_PORT
-        "serviceAccountName": launcher.service_account,
-        "automountServiceAccountToken": None if launcher.service_account else False,
-        "imagePullSecrets": [{"name": name} for name in launcher.image_pull_secrets],
-        "nodeSelector": launcher.node_selector,
-        "tolerations": [_toleration(text) for text in launcher.tolerations],
+        "automountServiceAccountToken": False,
         "securityContext": user,
         "containers": [drop_unset(container)],
         "volumes": volumes,
@@ -242,14 +240,6 @@ def _resources(launcher: KubernetesLauncher, job: Job) -> Manifest:
         limits[launcher.gpu_resource] = job.devices
     cpus = f"{launcher.cpus or job.devices * (1 + job.num_workers):g}"
     return {"requests": {"cpu": cpus} | limits} | ({"limits": limits} if limits else {})
-
-
-def _toleration(text: str) -> Manifest:
-    """Convert a taint such as nvidia.com/gpu:NoSchedule or team=vision:NoSchedule to a toleration."""
-    taint, _, effect = text.partition(":")
-    key, equals, value = taint.partition("=")
-    found = {"key": key} | ({"operator": "Equal", "value": value} if equals else {"operator": "Exists"})
-    return found | ({"effect": effect} if effect else {})
 
 
 def _volumes(launcher: KubernetesLauncher, job: Job) -> tuple[list[Manifest], list[Manifest]]:

@@ -20,20 +20,20 @@ TIMEOUT = 30.0  # seconds to wait for an answer
 RETRIES = 3  # of a request that can be repeated
 BUSY = (429, 500, 502, 503, 504)  # statuses after which it is
 RENEWAL_SECONDS = 300  # before a token expires
-GOOGLE_LOGIN = "run gcloud auth application-default login"
 GOOGLE_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
-GOOGLE_REMEDIES = {
-    401: GOOGLE_LOGIN,
-    403: "enable the API, or ask for the role that the message names",
-    404: "correct launch.project or launch.region",
-    429: "request more quota at https://console.cloud.google.com/iam-admin/quotas, or try regions by launch=sky",
-}
-AZURE_LOGIN = "run az login"
-AZURE_REMEDIES = {
-    401: AZURE_LOGIN,
-    403: "ask for the role AzureML Data Scientist on the workspace",
-    429: "try again later",
-    409: "cancel the earlier job, or choose another name",
+REMEDIES = {  # what to do about an HTTP status
+    "vertex": {
+        401: "run gcloud auth application-default login",
+        403: "enable the API, or ask for the role that the message names",
+        404: "correct launch.project or launch.region",
+        429: "request more quota at https://console.cloud.google.com/iam-admin/quotas, or try regions by launch=sky",
+    },
+    "azureml": {
+        401: "run az login",
+        403: "ask for the role AzureML Data Scientist on the workspace",
+        429: "try again later",
+        409: "cancel the earlier job, or choose another name",
+    },
 }
 
 
@@ -42,25 +42,45 @@ class Api:
 
     Args:
         option: Of ``launch=``, for messages.
-        remedies: What to do about an HTTP status.
         authorize: Returns headers with a valid token.
+        rejected: What it raises if there are no credentials, or they are rejected.
+        silent: What it raises if there is no answer.
+
+    Raises:
+        ValueError: There are no valid credentials.
+        UnreachableError: There is no answer.
     """
 
-    def __init__(self, option: str, remedies: Mapping[int, str], authorize: Callable[[], dict[str, str]]) -> None:
+    def __init__(
+        self,
+        option: str,
+        authorize: Callable[[], dict[str, str]],
+        rejected: tuple[type[Exception], ...],
+        silent: type[Exception],
+    ) -> None:
         import requests
         from requests.adapters import HTTPAdapter
         from urllib3 import Retry
 
-        def add_token(request: requests.PreparedRequest) -> requests.PreparedRequest:
-            request.headers.update(authorize())
+        def add_token(request: Any) -> Any:
+            try:
+                request.headers.update(authorize())
+            except rejected as error:
+                text = str(error.args[0])  # others of google-auth have the whole answer
+                found = re.search(r"\w+Credential: Authentication failed.*", text)  # of those that azure-identity tries
+                reason = one_line(found[0] if found else text, 400)
+                raise ValueError(f"launch={option}: no valid credentials ({reason}); {REMEDIES[option][401]}") from None
+            except silent as error:
+                line = f"launch={option}: no answer to the login ({one_line(error, 400)})"
+                raise UnreachableError(f"{line}; check the network and try again") from None
             return request
 
-        self._option, self._remedies, self._session = option, remedies, requests.Session()
+        self._option, self._session = option, requests.Session()
         self._session.auth = add_token
         retry = Retry(RETRIES, backoff_factor=0.5, status_forcelist=BUSY, raise_on_status=False)  # not of POST
         for protocol in ("https://", "http://"):
             self._session.mount(protocol, HTTPAdapter(max_retries=retry))
-        authorize()  # missing credentials are found at once
+        add_token(requests.Request())  # missing credentials are found at once
 
     def call(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send a request; returns the answer.
@@ -89,7 +109,9 @@ class Api:
         if answer.status_code >= 500:
             raise NoAnswerError(f"{line}; try again later")
         kind = {403: ForbiddenError, 429: UnreachableError}.get(answer.status_code, ValueError)
-        raise kind(f"{line}; {self._remedies.get(answer.status_code, 'correct the setting that the message names')}")
+        raise kind(
+            f"{line}; {REMEDIES[self._option].get(answer.status_code, 'correct the setting that the message names')}"
+        )
 
 
 def google_endpoint(service: str, prefix: str = "") -> str:
@@ -99,50 +121,32 @@ def google_endpoint(service: str, prefix: str = "") -> str:
 
 
 def connect_google() -> Api:
-    """Return the APIs of Google Cloud with the Application Default Credentials.
-
-    Raises:
-        ValueError: There are none, or they are rejected.
-        UnreachableError: Google does not respond.
-    """
+    """Return the APIs of Google Cloud with the Application Default Credentials; raises as ``Api`` does."""
     try:
         import google.auth
-        from google.auth import exceptions
+        from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
         from google.auth.transport.requests import Request
     except ModuleNotFoundError:
         raise ValueError(f"launch=vertex: google-auth is not installed; {install_command('google-auth')}") from None
-    try:
-        credentials, _ = google.auth.default(scopes=GOOGLE_SCOPES)
-    except exceptions.DefaultCredentialsError as error:
-        line = f"launch=vertex: no valid credentials of Google Cloud ({one_line(error, 400)})"
-        raise ValueError(f"{line}; {GOOGLE_LOGIN}") from None
+    credentials: Any = None
 
     def authorize() -> dict[str, str]:
-        try:
-            if not credentials.valid:
-                credentials.refresh(lambda *args, **kwargs: Request()(*args, **{"timeout": TIMEOUT, **kwargs}))
-        except exceptions.RefreshError as error:
-            reason = one_line(error.args[0], 400)  # google-auth adds the whole answer
-            raise ValueError(f"launch=vertex: Google rejected the credentials ({reason}); {GOOGLE_LOGIN}") from None
-        except exceptions.TransportError as error:
-            line = f"launch=vertex: no answer from Google ({one_line(error, 400)})"
-            raise UnreachableError(f"{line}; check the network and try again") from None
+        nonlocal credentials
+        if credentials is None:
+            credentials, _ = google.auth.default(scopes=GOOGLE_SCOPES)
+        if not credentials.valid:
+            credentials.refresh(lambda *args, **kwargs: Request()(*args, **{"timeout": TIMEOUT, **kwargs}))
         headers: dict[str, str] = {}
         credentials.apply(headers)
         return headers
 
-    return Api("vertex", GOOGLE_REMEDIES, authorize)
+    return Api("vertex", authorize, (DefaultCredentialsError, RefreshError), TransportError)
 
 
 def connect_azure(endpoint: str) -> Api:
-    """Return an API of Azure with the credentials of az login, of the environment or of this machine.
+    """Return the API of Azure at an address, with the credentials of az login, of the environment or of this machine.
 
-    Args:
-        endpoint: Its address.
-
-    Raises:
-        ValueError: There are none, or they are rejected.
-        UnreachableError: Azure does not respond.
+    Raises as ``Api`` does.
     """
     try:
         from azure.core.exceptions import AzureError, ClientAuthenticationError
@@ -153,17 +157,8 @@ def connect_azure(endpoint: str) -> Api:
 
     def authorize() -> dict[str, str]:
         nonlocal token
-        try:
-            if token is None or token.expires_on < time.time() + RENEWAL_SECONDS:
-                token = credential.get_token(f"{endpoint}/.default")
-        except ClientAuthenticationError as error:
-            text = str(error.message)
-            found = re.search(r"\w+Credential: Authentication failed.*", text)
-            reason = one_line(found[0] if found else text.partition("\n")[0], 400)
-            raise ValueError(f"launch=azureml: no valid credentials of Azure ({reason}); {AZURE_LOGIN}") from None
-        except AzureError as error:
-            line = f"launch=azureml: no answer from Azure ({one_line(error, 400)})"
-            raise UnreachableError(f"{line}; check the network and try again") from None
+        if token is None or token.expires_on < time.time() + RENEWAL_SECONDS:
+            token = credential.get_token(f"{endpoint}/.default")
         return {"Authorization": f"Bearer {token.token}"}
 
-    return Api("azureml", AZURE_REMEDIES, authorize)
+    return Api("azureml", authorize, (ClientAuthenticationError,), AzureError)

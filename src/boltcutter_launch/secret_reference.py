@@ -15,24 +15,20 @@ from boltcutter.checkpoint.storage import error_text
 from boltcutter.config.errors import ConfigError
 from boltcutter_launch.job import UnreachableError
 
-# Secrets Manager, with a key of JSON as ECS writes it, or a parameter of Systems Manager:
+# With a key of JSON as ECS writes it:
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/secrets-envvar-secrets-manager.html
-AWS = re.compile(
-    r"(arn:aws[a-z-]*:(secretsmanager|ssm):([a-z0-9-]+):\d{12}:(?:secret:[\w/+=.@-]+|parameter/[\w./-]+))(?::([^:]+)::)?"
-)
+AWS = re.compile(r"(arn:aws[a-z-]*:secretsmanager:([a-z0-9-]+):\d{12}:secret:[\w/+=.@-]+)(?::([^:]+)::)?")
 EXAMPLE = "arn:aws:secretsmanager:us-east-1:123456789012:secret:wandb-a1b2c3"
 
 
 def read_aws(reference: str) -> str:
-    """Read a secret of AWS Secrets Manager, or a parameter of AWS Systems Manager."""
+    """Read a secret of AWS Secrets Manager."""
     from botocore.session import get_session  # of s3fs, as nodes may not have boto3
 
     found = AWS.fullmatch(reference)
     assert found
-    arn, service, region, key = found.groups()
-    client = get_session().create_client(service, region_name=region)
-    if service == "ssm":
-        return str(client.get_parameter(Name=arn, WithDecryption=True)["Parameter"]["Value"])
+    arn, region, key = found.groups()
+    client = get_session().create_client("secretsmanager", region_name=region)
     text = str(client.get_secret_value(SecretId=arn)["SecretString"])
     return str(json.loads(text)[key]) if key else text
 

@@ -257,7 +257,7 @@ def test_nothing_is_sent_to_a_cluster_that_does_not_exist(
         submit(server, job, SERVERLESS | {"workspace": "other"})
     monkeypatch.setenv("MSI_SECRET", "wrong")
     monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "ManagedIdentityCredential")
-    with pytest.raises(ValueError, match=r"^launch=azureml: no valid credentials of Azure \(.*\); run az login"):
+    with pytest.raises(ValueError, match=r"^launch=azureml: no valid credentials \(.*\); run az login"):
         submit(server, job, CLUSTER)
     assert {method for method, *_ in server.requests} == {"GET"}
     assert not storage.blobs

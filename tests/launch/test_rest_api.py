@@ -51,7 +51,7 @@ def test_missing_and_rejected_credentials_name_the_command_to_log_in(
 ) -> None:
     server.answers["POST /token"] = [(400, {"error": "invalid_grant", "error_description": "Invalid\nJWT."})]
     with pytest.raises(
-        ValueError, match=r"rejected the credentials \(.*Invalid JWT.*; run gcloud auth app"
+        ValueError, match=r"no valid credentials \(.*Invalid JWT.*; run gcloud auth app"
     ) as rejected:
         connect_google()
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
@@ -206,7 +206,7 @@ def test_missing_credentials_of_azure_are_one_line_with_the_command_to_log_in(
     monkeypatch.setenv("MSI_SECRET", "wrong")
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "ManagedIdentityCredential")
-    with pytest.raises(ValueError, match=r"^launch=azureml: no valid credentials of Azure \(.*\); run az login$"):
+    with pytest.raises(ValueError, match=r"^launch=azureml: no valid credentials \(.*\); run az login$"):
         connect_azure(azure_manager.url)
     monkeypatch.delenv("AZURE_TOKEN_CREDENTIALS")
     for name in ("CLIENT_ID", "TENANT_ID", "CLIENT_SECRET"):  # of a service principal

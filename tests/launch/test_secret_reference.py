@@ -29,7 +29,7 @@ def server() -> Iterator[dict[str, str]]:
 def credentials(monkeypatch: pytest.MonkeyPatch, server: dict[str, str]) -> None:
     for name, value in (CREDENTIALS | server).items():
         monkeypatch.setenv(name, value)
-    for name in ("WANDB_API_KEY", "HF_TOKEN", "DB_PASSWORD"):
+    for name in ("WANDB_API_KEY", "HF_TOKEN"):
         monkeypatch.setenv(name, "")  # set again by the test; restored afterwards
 
 
@@ -37,12 +37,10 @@ def test_a_node_reads_secrets_by_its_identity() -> None:
     manager = boto3.client("secretsmanager")
     plain = manager.create_secret(Name="wandb", SecretString="w-1")["ARN"]
     keys = manager.create_secret(Name="keys", SecretString=json.dumps({"hub": "h-1"}))["ARN"]
-    boto3.client("ssm").put_parameter(Name="/db/password", Value="d-1", Type="SecureString")
-    parameter = boto3.client("ssm").get_parameter(Name="/db/password")["Parameter"]["ARN"]
-    given = arguments({"WANDB_API_KEY": plain, "HF_TOKEN": f"{keys}:hub::", "DB_PASSWORD": parameter})
+    given = arguments({"WANDB_API_KEY": plain, "HF_TOKEN": f"{keys}:hub::"})
     assert given[0] == f"--secret=WANDB_API_KEY={plain}"
     export([pair.removeprefix("--secret=") for pair in given])
-    assert [os.environ[name] for name in ("WANDB_API_KEY", "HF_TOKEN", "DB_PASSWORD")] == ["w-1", "h-1", "d-1"]
+    assert [os.environ[name] for name in ("WANDB_API_KEY", "HF_TOKEN")] == ["w-1", "h-1"]
 
 
 def test_a_secret_that_does_not_exist_is_one_line() -> None:
@@ -113,7 +111,6 @@ def test_a_secret_of_azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "https://team.vault.usgovcloudapi.net/secrets/wandb/0123456789abcdef0123456789abcdef",
         "arn:aws:secretsmanager:us-east-1:123456789012:secret:team/wandb-a1b2c3",
         "arn:aws-cn:secretsmanager:cn-north-1:123456789012:secret:wandb-a1b2c3:key::",
-        "arn:aws:ssm:us-east-1:123456789012:parameter/team/wandb",
     ],
 )
 def test_references(reference: str) -> None:
