@@ -103,12 +103,6 @@ class RayLauncher(StoredRuns, LocalLauncher):
             unusable_gpus = extend.find("unusable_gpus")  # imports torch
             if unusable_gpus and (fault := unusable_gpus()):  # Ray would hide the GPUs, and the run train on the CPU
                 raise ValueError(f"trainer.accelerator=auto: {fault}; install a build that fits the driver")
-        present, each = os.cpu_count() or 1, self.cpus(job)
-        if job.devices * each > present:
-            raise ValueError(
-                f"trainer.devices={job.devices}: {each:g} CPUs each (launch.cpus_per_task) are more than the {present} "
-                f"of this machine; try launch.cpus_per_task={int(100 * present / job.devices) / 100:g}"
-            )
 
     def render(self, job: Job) -> str:
         """Render a shell script that starts the driver; also for ``ray job submit -- bash <script>``."""

@@ -17,14 +17,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from boltcutter.config.errors import one_line
-from boltcutter.environment.process import start_time
 from boltcutter.project import install_command
 from boltcutter_launch.job import UnreachableError
 
@@ -112,10 +111,13 @@ def _embedded(setting: str, options: Mapping[str, Any]) -> Iterator[None]:
     with ExitStack() as stack:
         temp = stack.enter_context(_temp_folder())
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(temp / "token")
-        processes: dict[int, str] = {}
+        import psutil  # of Ray
+
+        processes = set[Any]()
         stack.callback(_end, processes)
         stack.callback(ray.shutdown)
-        others = set(_descendants([os.getpid()]))
+        this = psutil.Process()
+        others = _descendants([this])
         try:
             found = ray.init(
                 address="local", _temp_dir=str(temp / "r"), object_store_memory=OBJECT_STORE_BYTES, **QUIET, **options
@@ -126,10 +128,10 @@ def _embedded(setting: str, options: Mapping[str, Any]) -> Iterator[None]:
                 f"busy, or start a cluster with `ray start --head`, and set {setting}.address=auto"
             ) from error
         finally:
-            processes.update(_start_times(set(_descendants([os.getpid()])) - others))
+            processes.update(_descendants([this]) - others)
         if options["include_dashboard"]:
             print(f"note: Ray's dashboard is at http://{found.dashboard_url}; its token is in {temp}/token")
-        stack.callback(lambda: processes.update(_start_times(_descendants(list(processes)))))  # before the shutdown
+        stack.callback(lambda: processes.update(_descendants(processes)))  # before the shutdown
         yield
 
 
@@ -142,7 +144,7 @@ def remove_stale_clusters() -> None:
                 continue
             with lock.open() as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _end(_start_times(_servers(temp)), timeout=0)
+                _end(_servers(temp), timeout=0)
                 _remove(temp)
         except OSError:  # in use, or just removed
             continue
@@ -240,43 +242,28 @@ def _temp_folder() -> Iterator[Path]:
         _remove(temp)
 
 
-def _descendants(pids: Collection[int]) -> list[int]:
-    """Process IDs of all descendants; empty except on Linux."""
-    children: dict[int, list[int]] = {}
-    for pid in _processes():
-        with suppress(OSError):
-            stat = Path(f"/proc/{pid}/stat").read_text()
-            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(pid)
-    found = [child for pid in pids for child in children.get(pid, [])]
-    for pid in found:
-        found += children.get(pid, [])
+def _descendants(processes: Iterable[Any]) -> set[Any]:
+    import psutil  # of Ray
+
+    found = set[Any]()
+    for process in processes:
+        with suppress(psutil.Error):  # it has exited
+            found.update(process.children(recursive=True))
     return found
 
 
-def _servers(temp: Path) -> list[int]:
-    """Process IDs of what Ray has started with this folder; empty except on Linux."""
-    found = []
-    for pid in _processes():
-        with suppress(OSError):
-            if os.fsencode(f"{temp}/") in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found
+def _servers(temp: Path) -> list[Any]:
+    """Return what Ray has started with this folder."""
+    import psutil  # of Ray
+
+    every = psutil.process_iter(["cmdline"])
+    return [process for process in every if f"{temp}/" in " ".join(process.info["cmdline"] or ())]
 
 
-def _processes() -> list[int]:
-    """All process IDs; empty except on Linux. Not by glob, which fails if a process exits in the meantime."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc") else []
+def _end(processes: Iterable[Any], timeout: float = EXIT_TIMEOUT) -> None:
+    """Wait for processes to exit, and kill those that do not."""
+    import psutil  # of Ray
 
-
-def _start_times(pids: Collection[int]) -> dict[int, str]:
-    return {pid: start for pid in pids if (start := start_time(pid))}
-
-
-def _end(processes: Mapping[int, str], timeout: float = EXIT_TIMEOUT) -> None:
-    """Wait for processes, by their start times, to exit, and kill those that do not."""
-    end, alive = time.monotonic() + timeout, list(processes)
-    while (alive := [pid for pid in alive if start_time(pid) == processes[pid]]) and time.monotonic() < end:
-        time.sleep(0.05)
-    for pid in alive:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    for process in psutil.wait_procs(list(processes), timeout)[1]:
+        with suppress(psutil.Error):
+            process.kill()

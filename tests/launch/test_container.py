@@ -37,7 +37,7 @@ EVERYTHING: dict[str, Any] = {
 }
 RENDERED: dict[str, dict[str, Any]] = {
     "container-docker.sh": {"engine": "docker", "options": ["--network=host"], "torchrun": True},
-    "container-podman.sh": {"engine": "podman", "user": "1000:1000"},
+    "container-podman.sh": {"engine": "podman"},
     "container-apptainer.sh": {"engine": "apptainer", "image": "docker://registry.example/my-project:1"},
 }
 # What a training does with signals, without the time to import torch.
@@ -266,16 +266,13 @@ def test_a_training_in_a_container_saves_and_resumes(podman: Podman, tmp_path: P
     ("settings", "message"),
     [
         ({"shm_size": "lots"}, "launch.shm_size=lots is not a size; try launch.shm_size=8g"),
-        ({"engine": "apptainer", "user": "0:0"}, "launch.user=0:0: apptainer runs as the user who launches; remove it"),
         ({"pass_environment": ["A=b"]}, "launch.pass_environment.'A=b' is not a valid variable name"),
         ({"environment": {"WANDB_API_KEY": "x"}}, "launch.environment.WANDB_API_KEY: secrets must not be written"),
         ({"image": "a\nb"}, "launch.image=.* has the control character"),
         ({"image": None}, "launch.image: not set; build one from the project's Dockerfile: docker build"),
         ({"engine": "apptainer", "image": "/no/x.sif"}, "launch.image=/no/x.sif: no such file; run apptainer build"),
         ({"mounts": ["/no/data"]}, "launch.mounts=/no/data: no such file or folder"),
-        ({"mounts": ["data"]}, f"launch.mounts=data: not an absolute path; try {os.getcwd()}/data"),
-        ({"mounts": ["/usr:/p"]}, "launch.mounts=/p: the project and the run are mounted already; remove it"),
-        ({"mounts": ["/usr:/data:rx"]}, "launch.mounts=/usr:/data:rx: rx is not known; write source, source:target"),
+        ({"mounts": ["data"]}, "launch.mounts=data: no such file or folder; give its absolute path"),
     ],
 )
 def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -290,10 +287,7 @@ def test_jobs_that_do_not_fit_are_refused(programs: Path) -> None:
     with pytest.raises(ValueError, match=r"/a:b/p: engines cannot mount a path with :; rename the folder"):
         launcher.check(replace(JOB, root=Path("/a:b/p")))
     gpus(programs, 1)
-    with pytest.raises(ValueError, match=r"trainer\.devices=2: this machine has 1 GPU; try trainer\.devices=1"):
-        launcher.check(JOB)
-    launcher.check(replace(JOB, gpus=False))
-    assert container.count_gpus() == 1
+    assert "--gpus" in launcher.render(JOB)
     assert "--gpus" not in launcher.render(replace(JOB, gpus=False))
 
 
@@ -312,8 +306,6 @@ def test_engines_that_cannot_start_are_reported(
     with pytest.raises(ValueError, match=r"launch\.engine=docker is not installed; install it"):
         ContainerLauncher(image="x").submit(JOB, file)
     program(programs, "podman", "#!/bin/sh\necho 'Cannot connect' >&2\necho now >&2\nexit 1\n")
-    with pytest.raises(ValueError, match=r"launch\.engine=docker is not installed; try launch\.engine=podman"):
-        ContainerLauncher(image="x").submit(JOB, file)
     with pytest.raises(ValueError, match=r"launch\.engine=podman does not work: Cannot connect.*; start it first"):
         ContainerLauncher(image="x", engine="podman").submit(JOB, file)
 

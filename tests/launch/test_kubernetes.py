@@ -163,9 +163,7 @@ def test_a_job_is_submitted_as_a_whole_or_not_at_all(server: ApiServer, launch: 
         403,
         status(403, "Forbidden", "configmaps is forbidden", kind="configmaps"),
     )
-    with pytest.raises(
-        ConfigError, match="launch=kubernetes: 403 configmaps is forbidden; ask for the role"
-    ):
+    with pytest.raises(ConfigError, match="launch=kubernetes: 403 configmaps is forbidden; ask for the role"):
         launch(*ARGUMENTS, f"folder={tmp_path}/run")
     assert len(server.sent("DELETE")) == 1
     assert not (tmp_path / "run").exists()

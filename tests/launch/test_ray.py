@@ -76,11 +76,6 @@ def test_gpus_with_a_driver_that_is_too_old_are_not_hidden(tmp_path: Path, monke
 
 
 def test_a_job_that_cannot_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cpus = os.cpu_count() or 1
-    with pytest.raises(
-        ValueError, match=rf"^trainer\.devices={cpus + 1}: 1 CPUs each .* try launch\.cpus_per_task=0\."
-    ):
-        RayLauncher().check(job(tmp_path, devices=cpus + 1))
     with pytest.raises(ValueError, match=r"^trainer\.num_nodes=2: a Ray of its own has one node"):
         RayLauncher().check(job(tmp_path, nodes=2))
     for address in ("127.0.0.1:9", "http://127.0.0.1:9"):

@@ -50,9 +50,7 @@ def test_missing_and_rejected_credentials_name_the_command_to_log_in(
     server: GoogleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.answers["POST /token"] = [(400, {"error": "invalid_grant", "error_description": "Invalid\nJWT."})]
-    with pytest.raises(
-        ValueError, match=r"no valid credentials \(.*Invalid JWT.*; run gcloud auth app"
-    ) as rejected:
+    with pytest.raises(ValueError, match=r"no valid credentials \(.*Invalid JWT.*; run gcloud auth app") as rejected:
         connect_google()
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
     with pytest.raises(ValueError, match=r"none\.json.*; run gcloud auth application-default login$") as no_file:
