@@ -22,7 +22,7 @@ from boltcutter_launch import slurm_tasks
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LAUNCHERS = {"TORCHELASTIC_RUN_ID", "JSM_NAMESPACE_RANK", "HOROVOD_RANK"}  # set by launchers that set all ranks
-POOLS = ("workerpool0", "chief", "master", "workerpool1", "worker")  # worker pools that train, in the order of ranks
+POOLS = ("workerpool0", "workerpool1")  # worker pools that train, in the order of ranks
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,9 @@ def export_torchrun_env(env: MutableMapping[str, str] = os.environ) -> None:
     if env.keys() & LAUNCHERS or in_slurm_step(env):
         return
     if int(env.get("OMPI_COMM_WORLD_SIZE", 1)) > 1:
-        if info.platform != "azureml" or env.get("OMPI_COMM_WORLD_LOCAL_SIZE") != "1":
-            if info.master_addr:
-                env.setdefault("MASTER_ADDR", info.master_addr)
-            return  # processes of mpirun, each with its rank
-        for name in [name for name in env if name.startswith(("OMPI_", "PMIX_"))]:
-            del env[name]  # one process on each node: Lightning starts the others, not MPI
+        if info.master_addr:
+            env.setdefault("MASTER_ADDR", info.master_addr)
+        return  # processes of mpirun, each with its rank
     if info.num_nodes > 1 and not (info.master_addr or env.get("MASTER_ADDR")):
         raise PlatformError(
             f"MASTER_ADDR is not set, and {info.platform} does not specify the address of the first of its "
@@ -164,22 +161,22 @@ def _local_world_size(env: MutableMapping[str, str], info: NodeInfo) -> int | No
 
 
 def _vertex(env: Env) -> NodeInfo | None:
-    """Google's Vertex AI and AI Platform: ``RANK`` and ``WORLD_SIZE`` count nodes there.
+    """Google's Vertex AI: ``RANK`` and ``WORLD_SIZE`` count nodes there.
 
     Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training (``CLUSTER_SPEC``, pools);
-    https://cloud.google.com/ai-platform/training/docs/distributed-pytorch (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``);
-    https://cloud.google.com/ai-platform/training/docs/distributed-training-details (``TF_CONFIG``).
+    https://cloud.google.com/ai-platform/training/docs/distributed-pytorch (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``).
     """
-    name = "CLUSTER_SPEC" if "CLUSTER_SPEC" in env else "TF_CONFIG"
-    if name not in env or (name == "TF_CONFIG" and "CLOUD_ML_JOB_ID" not in env):
+    if "CLUSTER_SPEC" not in env:
         return None
-    spec = _json(name, env[name], "cluster", "task")
+    spec = _json("CLUSTER_SPEC", env["CLUSTER_SPEC"], "cluster", "task")
     pools, task = spec["cluster"], spec["task"]
     hosts = [(pool, number, host) for pool in POOLS for number, host in enumerate(pools.get(pool, ()))]
     part, index = str(task.get("type", "")), int(task.get("index", 0))
     node = next((node for node, host in enumerate(hosts) if host[:2] == (part, index)), 0 if not pools else None)
     if node is None:
-        raise PlatformError(f"{name}: {part} {index} is not in a worker pool that trains; do not start training there")
+        raise PlatformError(
+            f"CLUSTER_SPEC: {part} {index} is in no worker pool that trains; do not start training there"
+        )
     address, _, port = hosts[0][2].partition(":") if hosts else ("", "", "")
     ids = [env.get("CLOUD_ML_JOB_ID"), task.get("trial")]
     known = "-".join(str(part) for part in ids if part) if ids[0] else None
@@ -210,27 +207,18 @@ def _sagemaker(env: Env) -> NodeInfo | None:
 
 
 def _azureml(env: Env) -> NodeInfo | None:
-    """Azure Machine Learning, ``distribution: pytorch`` or ``mpi``, one process on each node or one for each device.
+    """Azure Machine Learning, ``distribution: pytorch``, one process on each node or one for each device.
 
     Source: https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu (``NODE_RANK``, ``RANK``,
-    ``process_count_per_instance``); https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables
-    (``AZ_BATCH_MASTER_NODE``, ``AZ_BATCH_HOST_LIST``).
+    ``process_count_per_instance``).
     """
     if "AZUREML_RUN_ID" not in env:
         return None
-    hosts = re.findall("[^,;]+", env.get("AZ_BATCH_HOST_LIST") or env.get("AZ_BATCH_NODE_LIST", ""))
-    node, nodes = 0, len(hosts)
-    if mpi := "OMPI_COMM_WORLD_RANK" in env:
-        each = _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE")
-        node, nodes = _number(env, "OMPI_COMM_WORLD_RANK") // each, _number(env, "OMPI_COMM_WORLD_SIZE") // each
-    elif "NODE_RANK" in env:
-        node = _number(env, "NODE_RANK")
-    if "AZUREML_NODE_COUNT" in env and not mpi:
-        nodes = _number(env, "AZUREML_NODE_COUNT")
-    if not nodes and "NODE_RANK" in env:
-        return None  # every process has its rank, which is sufficient
-    first = env.get("AZ_BATCH_MASTER_NODE") or env.get("AZ_BATCHAI_MPI_MASTER_NODE", "")
-    return NodeInfo("azureml", node, nodes or 1, first.partition(":")[0] or None, job=env["AZUREML_RUN_ID"])
+    if "AZUREML_NODE_COUNT" not in env:
+        # With NODE_RANK, every process has its rank, which is sufficient.
+        return None if "NODE_RANK" in env else NodeInfo("azureml", job=env["AZUREML_RUN_ID"])
+    node = _number(env, "NODE_RANK") if "NODE_RANK" in env else 0
+    return NodeInfo("azureml", node, _number(env, "AZUREML_NODE_COUNT"), job=env["AZUREML_RUN_ID"])
 
 
 def _kubeflow(env: Env) -> NodeInfo | None:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from boltcutter.config.errors import one_line
 from boltcutter_launch.bundle import BUNDLE
-from boltcutter_launch.cloud import CloudLauncher, drop_unset, next_name, to_yaml
+from boltcutter_launch.cloud import CloudLauncher, drop_unset, next_name
 from boltcutter_launch.job import (
     Job,
     NoAnswerError,
@@ -68,8 +68,6 @@ class SkyLauncher(CloudLauncher):
         network_tier: Network between several nodes; best: EFA, InfiniBand or GPUDirect where there is one.
         disk_gb: Size of the disk of each node.
         grace: Seconds that a cancelled run has to save.
-        remote_identity: By cloud, as whom nodes access it, such as {"aws": "my-role"}; the rest is SERVICE_ACCOUNT for
-            clouds in infra and NO_UPLOAD for others. SkyPilot's own default copies your keys to all nodes.
         secrets: Environment variables that hold secrets, and where each node reads its value; env: from the variable
             of this name here, whose value SkyPilot sends.
         time: Time limit of each attempt, H:MM:SS or D-HH:MM:SS.
@@ -80,10 +78,7 @@ class SkyLauncher(CloudLauncher):
     own_secret, secret_example = "env", "env"
     forms: ClassVar = {
         "infra": (r"[a-z0-9]+(/[^\s/*]+)*", "a place; try launch.infra=[aws/us-east-1]"),
-        "cpus": (r"\d+\+?", "a number of CPUs; try launch.cpus=16+"),
-        "memory": (r"\d+\+?", "a number of GB; try launch.memory=64+"),
     }
-
     ranges: ClassVar = {"grace": (30, None), "disk_gb": (1, None)}
 
     infra: list[str] = field(default_factory=list)
@@ -99,15 +94,10 @@ class SkyLauncher(CloudLauncher):
     network_tier: Literal["standard", "best"] = "best"
     disk_gb: int = 100
     grace: int = 120
-    remote_identity: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.install = self.install and not self.image
         super().__post_init__()
-        if unknown := self.remote_identity.keys() - set(IDENTITIES):
-            raise ValueError(
-                f"launch.remote_identity.{min(unknown)}: SkyPilot has it for {', '.join(IDENTITIES)}; remove it"
-            )
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that SkyPilot cannot run, as far as can be known before submission."""
@@ -162,9 +152,7 @@ class SkyLauncher(CloudLauncher):
             "run": render_template(HERE / "sky_run.sh.j2", command=shlex.join(self.command(job)), **limit),
             "config": {"hooks": [hook]},
         }
-        submit = f"  {shlex.join(self._launch_command(str(job.folder / self.job_file)))}"
-        code = f"Each node reads the code from {self.remote_folder(job.folder)}, to which launch.py sends it."
-        return to_yaml(drop_unset(task), "Managed job of SkyPilot; to submit it by hand:", "", submit, "", code)
+        return self.job_yaml(drop_unset(task), job, shlex.join(self._launch_command(self.job_file)))
 
     def _resources(self, job: Job) -> dict[str, Any]:
         kinds = self.gpu_type if isinstance(self.gpu_type, list) else [self.gpu_type] if self.gpu_type else []
@@ -187,10 +175,9 @@ class SkyLauncher(CloudLauncher):
 
     def _launch_command(self, file: str) -> list[str]:
         own = {place.partition("/")[0].replace("k8s", "kubernetes") for place in self.infra}
-        identities = {cloud: "SERVICE_ACCOUNT" if cloud in own else "NO_UPLOAD" for cloud in IDENTITIES}
         command = ["sky", "jobs", "launch", "--yes", "--detach-run"]
-        for cloud, identity in (identities | self.remote_identity).items():
-            command += ["--config", f"{cloud}.remote_identity={identity}"]
+        for cloud in IDENTITIES:  # by default, SkyPilot copies your keys for all clouds to the nodes
+            command += ["--config", f"{cloud}.remote_identity={'SERVICE_ACCOUNT' if cloud in own else 'NO_UPLOAD'}"]
         for name in self._sent:
             command += ["--secret", name]
         return [*command, file]

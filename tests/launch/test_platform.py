@@ -35,13 +35,6 @@ def vertex_pytorch(node: int, port: str = "2222") -> Env:
     return vertex(node, RANK=str(node), WORLD_SIZE="2", MASTER_ADDR=FIRST, MASTER_PORT=port)
 
 
-def ai_platform(node: int, port: str = "2222") -> Env:
-    # https://cloud.google.com/ai-platform/training/docs/distributed-training-details
-    cluster = {"master": [f"{FIRST}:{port}"], "worker": [f"{SECOND}:{port}"], "ps": ["127.0.0.3:1"]}
-    config = {"cluster": cluster, "task": {"type": ("master", "worker")[node], "index": 0}, "environment": "cloud"}
-    return {"TF_CONFIG": json.dumps(config), "CLOUD_ML_JOB_ID": "job_1"}
-
-
 def sagemaker(node: int, port: str = "") -> Env:
     # https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md
     hosts = {"SM_HOSTS": json.dumps([SECOND, FIRST]), "SM_CURRENT_HOST": (FIRST, SECOND)[node]}
@@ -53,13 +46,6 @@ def azureml_by_node(node: int, port: str = "6105") -> Env:
     ranks = {"NODE_RANK": str(node), "RANK": str(node), "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
     rendezvous = {"MASTER_ADDR": FIRST, "MASTER_PORT": port}
     return {"AZUREML_RUN_ID": "jolly_fig_1", "AZUREML_NODE_COUNT": "2", **ranks, **rendezvous}
-
-
-def azureml_mpi(node: int, port: str = "") -> Env:
-    # https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables, and Open MPI's own
-    mpi = {"OMPI_COMM_WORLD_RANK": str(node), "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-    batch = {"AZ_BATCH_MASTER_NODE": f"{FIRST}:6000", "AZ_BATCH_HOST_LIST": f"{FIRST},{SECOND}"}
-    return {"AZUREML_RUN_ID": f"mpi_{port}", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", **mpi, **batch}
 
 
 def pytorchjob(node: int, port: str = "23456") -> Env:
@@ -94,7 +80,7 @@ def skypilot(node: int, port: str = "") -> Env:
     return {**nodes, "SKYPILOT_NUM_GPUS_PER_NODE": "2", "SKYPILOT_TASK_ID": f"sky-2026-11-21_gpt_{port}"}
 
 
-BY_NODE: list[Callable[..., Env]] = [vertex, vertex_pytorch, ai_platform, sagemaker, azureml_by_node, azureml_mpi]
+BY_NODE: list[Callable[..., Env]] = [vertex, vertex_pytorch, sagemaker, azureml_by_node]
 BY_NODE += [pytorchjob, trainjob, pods, aws_batch, skypilot]
 
 
@@ -172,7 +158,7 @@ def test_the_resource_config_of_sagemaker_is_read(tmp_path: Path) -> None:
         ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1", "TRAINING_JOB_NAME": "b"}, "sagemaker-b"),
         ({"AZUREML_RUN_ID": "c"}, "azureml-c"),
         ({"AWS_BATCH_JOB_ID": "d:3", "AWS_BATCH_JOB_ATTEMPT": "2"}, "aws-batch-d-3"),
-        ({"TF_CONFIG": '{"cluster": {}, "task": {"trial": "7"}}', "CLOUD_ML_JOB_ID": "e"}, "vertex-e-7"),
+        ({"CLUSTER_SPEC": '{"cluster": {}, "task": {"trial": "7"}}', "CLOUD_ML_JOB_ID": "e"}, "vertex-e-7"),
     ],
 )
 def test_a_single_node_has_the_job_id_and_no_rendezvous(env: Env, name: str) -> None:
@@ -257,7 +243,7 @@ def test_manually_set_ranks_are_not_changed() -> None:
         ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "SM_CURRENT_HOST=algo-2 is not in SM_HOSTS="),
         ({"SM_HOSTS": "algo-1"}, "SM_HOSTS: cannot be read as JSON"),
         ({"CLUSTER_SPEC": "{}"}, "CLUSTER_SPEC: cannot be read as JSON (expected cluster, task)"),
-        (vertex(3), "CLUSTER_SPEC: workerpool3 0 is not in a worker pool that trains"),
+        (vertex(3), "CLUSTER_SPEC: workerpool3 0 is in no worker pool that trains"),
     ],
 )
 def test_contradicting_variables_are_refused(env: Env, message: str) -> None:
