@@ -59,7 +59,6 @@ class SlurmLauncher(Launcher):
         container: Container image for the processes of the run; for edf the name or file of the environment.
         container_engine: Container runtime; edf: ``srun --environment``, whose file has the mounts.
         container_mounts: Folders to mount besides those of the project and the run.
-        interface: Network interface between nodes, if host names resolve to the wrong one.
         environment: Environment variables of the run.
         sbatch: Further options of sbatch, such as ["--mail-type=END"].
         srun: Further options of srun, such as ["--cpu-bind=cores", "--mpi=pmix"].
@@ -93,7 +92,6 @@ class SlurmLauncher(Launcher):
     container: str | None = None
     container_engine: Literal["apptainer", "pyxis", "edf"] = "apptainer"
     container_mounts: list[str] = field(default_factory=list)
-    interface: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     sbatch: list[str] = field(default_factory=list)
     srun: list[str] = field(default_factory=list)

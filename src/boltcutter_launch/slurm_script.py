@@ -86,8 +86,6 @@ def _variables(slurm: SlurmLauncher, job: Job) -> list[str]:
     variables = {"OMP_NUM_THREADS": str(cpus)}
     # Since SLURM 22.05, srun does not inherit --cpus-per-task from sbatch.
     variables["SRUN_CPUS_PER_TASK"] = str(cpus * job.devices if slurm.torchrun or job.search else cpus)
-    if slurm.interface:
-        variables |= {"GLOO_SOCKET_IFNAME": slurm.interface, "NCCL_SOCKET_IFNAME": slurm.interface}
     return [*assignments({**variables, **job.environment, **slurm.environment}), *code_path(job)]
 
 

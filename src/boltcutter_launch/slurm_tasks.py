@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, MutableMapping
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.environment.process import is_rank_zero
 from boltcutter.topology import Topology
 
 INTERACTIVE_JOB_NAMES = ("bash", "interactive")  # as Lightning detects an interactive shell
@@ -57,18 +56,13 @@ def tasks_per_node(env: Env) -> list[int]:
 
 
 def check(topology: Topology) -> None:
-    """Check that the tasks of SLURM match the trainer, and note if most of them are idle.
+    """Check that the tasks of SLURM match the trainer.
 
     Raises:
         ConfigError: They do not.
     """
     if fault := mismatch(topology):
         raise ConfigError(fault)
-    tasks = _tasks_of_job(os.environ) if "SLURM_STEP_ID" not in os.environ and "LOCAL_RANK" not in os.environ else 0
-    if topology.num_processes == 1 and tasks > 1 and is_rank_zero():
-        print(
-            f"note: trainer.devices=1: the job has {tasks} tasks, but this run uses only one, as srun did not start it"
-        )
 
 
 def mismatch(topology: Topology, env: Env = os.environ) -> str | None:
@@ -83,24 +77,15 @@ def mismatch(topology: Topology, env: Env = os.environ) -> str | None:
     nodes, processes = topology.num_nodes, topology.num_processes
     options = f"--nodes={nodes} --ntasks-per-node={processes}"
     if "SLURM_STEP_ID" not in env:
-        tasks = _tasks_of_job(env)
-        if nodes > 1:
-            return f"{topology}: python was started without srun, on one node; start it with srun {options} python …"
-        if processes > 1 and tasks == processes:
-            return f"{topology}: the job has {tasks} tasks, but python was started without srun; put srun before python"
-        if processes > 1 and tasks:
-            return f"{topology}: the job has {_count(tasks, 'task')}; request {options}, and put srun before python"
+        if nodes > 1 or (processes > 1 and _tasks_of_job(env)):
+            return f"{topology}: python was started without srun; request {options}, and put srun before python"
         return None
     counts = tasks_per_node(env)
-    on, total = _count(len(counts), "node"), _count(sum(counts), "task")
-    if len(set(counts)) > 1:
-        return f"{topology}: srun started {total} on {on}, unevenly ({counts}); start them with srun {options}"
-    if (counts[0], len(counts)) == (processes, nodes):
+    if counts == [processes] * nodes:
         return None
-    overrides = (
-        f"trainer.devices={counts[0]} trainer.num_nodes={len(counts)}, or " if topology.num_devices == processes else ""
-    )
-    return f"{topology}: srun started {total} on {on}; try {overrides}srun {options}"
+    is_even = len(set(counts)) == 1 and topology.num_devices == processes
+    overrides = f"trainer.devices={counts[0]} trainer.num_nodes={len(counts)}, or " if is_even else ""
+    return f"{topology}: srun started {counts} tasks on its nodes; try {overrides}srun {options}"
 
 
 def _tasks_of_job(env: Env) -> int:
@@ -115,7 +100,3 @@ def _in_terminal(env: Env) -> bool:
     if "SLURM_PTY_PORT" not in env or env.get("SLURM_TASK_PID") == str(os.getpid()):
         return False
     return any(os.isatty(number) for number in (0, 1, 2))
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -59,8 +59,8 @@ def unnested(values: dict[str, Any]) -> dict[str, Any]:
     return values["fit"] if isinstance(values.get("fit"), dict) else values
 
 
-def read_script(script: Path, folder: Path) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """The model and data class that a script passes to Lightning CLI, as dotted paths, and its links of arguments."""
+def read_script(script: Path, folder: Path) -> tuple[dict[str, str], list[str]]:
+    """The model and data class that a script passes to Lightning CLI, as dotted paths, and what it links arguments to."""
     tree = ast.parse(script.read_text())
     own = ".".join(script.relative_to(folder).with_suffix("").parts)
     places = {node.name: f"{own}.{node.name}" for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
@@ -70,14 +70,13 @@ def read_script(script: Path, folder: Path) -> tuple[dict[str, str], list[tuple[
         elif isinstance(node, ast.Import):
             places |= {alias.asname or alias.name: alias.name for alias in node.names}
     classes: dict[str, str] = {}
-    links: list[tuple[str, str]] = []
+    links: list[str] = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func).rpartition(".")[2]
         if name == "link_arguments" and all(isinstance(argument, ast.Constant) for argument in node.args[:2]):
-            is_plain = len(node.args) == 2 and not node.keywords
-            links.append((ast.literal_eval(node.args[0]) if is_plain else "", ast.literal_eval(node.args[1])))
+            links.append(ast.literal_eval(node.args[1]))
         elif name.endswith("CLI"):
             given = dict(zip(("model", "data"), node.args, strict=False))
             given |= {str(k.arg).removesuffix("_class").replace("datamodule", "data"): k.value for k in node.keywords}
@@ -89,7 +88,7 @@ def read_script(script: Path, folder: Path) -> tuple[dict[str, str], list[tuple[
 
 
 def convert_file(
-    values: dict[str, Any], classes: dict[str, str], links: list[tuple[str, str]], file: Path
+    values: dict[str, Any], classes: dict[str, str], links: list[str], file: Path
 ) -> tuple[dict[str, Any], str]:
     """One file as an experiment, and a note about what is left to do by hand."""
     found: dict[str, Any] = {key: with_targets(values[key]) for key in SECTIONS if values.get(key) is not None}
@@ -98,7 +97,6 @@ def convert_file(
             found[key] = {"_target_": classes[key], **found.get(key, {})}
     if "_target_" not in found.get("model", {}):
         raise ConfigError(f"{file}: model has no class_path, and no script names its class; add class_path to the file")
-    notes = []
     trainer = found.get("trainer", {})
     experiment: dict[str, Any] = {"defaults": {"data": "imported", "task": "imported", "trainer": "imported"}}
     if "data" not in found:
@@ -106,24 +104,13 @@ def convert_file(
     seed = values.get("seed_everything")
     experiment |= {"seed": int(seed)} if type(seed) is int else {}
     task = found["model"]
-    in_task = ""
     if "optimizer" in found or "lr_scheduler" in found:
-        in_task = ".module"
         task = {"_target_": TASK, "module": task, "optimizer": None, "scheduler": None}
         for key, ours in (("optimizer", "optimizer"), ("lr_scheduler", "scheduler")):
             task[ours] = {**found[key], "_partial_": True} if key in found else None
     experiment["task"] = task
     experiment |= {"data": found["data"]} if "data" in found else {}
-    for source, end in links:
-        theirs, ours = (re.sub(r"\.init_args\b", "", key) for key in (source, end))
-        group, _, key = ours.partition(".")
-        holder = {"model": found["model"], "data": found.get("data")}.get(group)
-        section, _, name = theirs.partition(".")
-        is_set = name in {**found.get(section, {})}
-        if not source or "." in key or not isinstance(holder, dict) or not is_set:
-            notes.append(f"link_arguments to {end}: set it by hand")
-        else:
-            holder[key] = "${" + re.sub(r"^model\b", f"task{in_task}", theirs) + "}"
+    notes = [f"link_arguments to {end}: set it by hand" for end in links]
     experiment["trainer"] = {key: value for key, value in trainer.items() if key not in SET_ELSEWHERE}
     for key, group in (("callbacks", "callback"), ("logger", "logger")):
         made = trainer.get(key) if isinstance(trainer.get(key), list) else [trainer.get(key)]

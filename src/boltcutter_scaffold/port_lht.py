@@ -10,11 +10,11 @@ import yaml
 
 from boltcutter.config.compose import OVERLAYS
 from boltcutter.config.errors import ConfigError
-from boltcutter.project import BUILTIN_CONFIGS
 
-GROUPS = {"model": "task", "datamodule": "data", "callbacks": "callback", "hparams_search": "search"}
+GROUPS = {"model": "task", "datamodule": "data", "callbacks": "callback"}
 NOT_USED = {
     "extras": "left out: nothing reads it",
+    "hparams_search": "left out: write the space in configs/search, see docs/search.md",
     "hydra": "left out: each run has a folder, a log and a record of its own",
     "local": "left out: write configs/local.yaml",
 }
@@ -25,7 +25,6 @@ REFERENCES = {
     r"\$\{hydra:\s*(runtime\.output_dir|run\.dir)\}": lambda match: "${folder}",
     r"\$\{hydra:\s*runtime\.cwd\}|\$\{oc\.env:\s*PROJECT_ROOT\}": lambda match: ".",
 }
-SPACES = {"interval": "uniform", "choice": "choice", "range": "int"}
 
 Rows = list[tuple[str, str, str]]  # file, what it became, and a note
 
@@ -59,8 +58,6 @@ def convert(configs: Path, target: Path) -> Rows:
         if file == main:
             new, text, note = Path("train.yaml"), main_file(text, constants, own), ", ".join({*own} - {*constants})
             note = note and f"without {note}"
-        elif name == "search":
-            text, note = search_file(text), "the space, metric and number of trials; see docs/search.md"
         elif name == "callback":
             text, note = (
                 callback_file(text, file.stem, included),
@@ -197,21 +194,3 @@ def trainer_file(text: str) -> str:
     text = without(text, "default_root_dir", "logger", "callbacks")
     is_complete = re.search(r"^_target_:", text, re.M) and not re.search(r"^plugins:", text, re.M)
     return text.rstrip("\n") + ("\n\nplugins:\n  - ${checkpoint_io}\n" if is_complete else "\n")
-
-
-def search_file(text: str) -> str:
-    """Convert a search by Hydra's plugin for Optuna."""
-    values = yaml.safe_load(text) or {}
-    sweeper = (values.get("hydra") or {}).get("sweeper") or {}
-    inherited = yaml.safe_load((BUILTIN_CONFIGS / "search" / "optuna.yaml").read_text())["space"]
-    space: dict[str, Any] = dict.fromkeys(inherited)
-    for key, text_of in (sweeper.get("params") or {}).items():
-        group, dot, rest = key.partition(".")
-        kind, _, arguments = re.sub(r"^(tag\(log,\s*|int\()(.*)\)$", r"\2", str(text_of)).partition("(")
-        kind = "int" if str(text_of).startswith("int(") else SPACES.get(kind, kind)
-        kind = f"log{kind}" if str(text_of).startswith("tag(log") else kind
-        space[f"{GROUPS.get(group, group)}{dot}{rest}"] = f"{kind}({arguments}"
-    found = {"defaults": "optuna", "space": space, "metric": values.get("optimized_metric")}
-    found["mode"] = str(sweeper.get("direction", "minimize"))[:3]
-    limits = {"n_trials": "num_trials", "n_jobs": "max_parallel"}
-    return dump(found | {limits[key]: sweeper[key] for key in limits if key in sweeper})

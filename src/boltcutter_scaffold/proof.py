@@ -24,44 +24,30 @@ PROGRAM = "boltcutter"
 
 
 class Steps(Callback):
-    """Records what the first steps depend on, and their losses.
+    """Records the losses of the first steps.
 
     Args:
-        file: Where the records are written when training ends.
+        file: Where they are written when training ends.
     """
 
     def __init__(self, file: Path) -> None:
-        self.file, self.found = file, dict[str, Any]()
+        self.file, self.losses = file, list[float | None]()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Record the state before the first step."""
+        """Let schedules be stepped without the metrics of validation, which does not run."""
         for schedule in trainer.lr_scheduler_configs:
-            schedule.strict = False  # no validation computes its metric
-        optimizer = trainer.optimizers[0] if trainer.optimizers else None
-        defaults = {key: str(value) for key, value in (optimizer.defaults if optimizer else {}).items()}
-        self.found = {
-            "initial weights": _checksum(pl_module),
-            "optimizer": f"{type(optimizer).__name__} {defaults}",
-            "gradient clipping": str(trainer.gradient_clip_val or None),
-            "precision": str(trainer.precision),
-            "accumulation of gradients": trainer.accumulate_grad_batches,
-            "losses": [],
-        }
+            schedule.strict = False
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record the loss of a step."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        self.found["losses"].append(None if loss is None else float(loss))
+        self.losses.append(None if loss is None else float(loss))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write all records."""
-        self.file.write_text(json.dumps(self.found | {"final weights": _checksum(pl_module)}))
-
-
-def _checksum(module: L.LightningModule) -> float:
-    return sum(float(parameter.detach().double().abs().sum()) for parameter in module.parameters())
+        """Write the losses."""
+        self.file.write_text(json.dumps(self.losses))
 
 
 def main(file: str, steps: str, seed: str, script: str, *arguments: str) -> None:

@@ -22,7 +22,7 @@ FLAGS = {
     **dict.fromkeys(("--config", "-c", "--config-name", "-cn"), "experiment={}"),
     **dict.fromkeys(("--config-path", "-cp", "--config-dir", "-cd"), "experiment=<path of a YAML file>"),
 }
-SEVERAL = re.compile(r"^[^=]+=(range|glob|choice)\(.*\)$", re.S)
+SEVERAL = re.compile(r"^[^=]+=(range|glob)\(.*\)$", re.S)
 SWEEP = re.compile(r"(range|glob|choice|interval|tag|shuffle|sort|int|float)\((.*)\)", re.S)
 
 
@@ -142,25 +142,12 @@ def _swept_values(project: Project, key: str, text: str) -> list[str] | None:
         values = split_values(text)
         return values if len(values) > 1 else None
     kind, inner = found.groups()
-    values = split_values(inner)
-    if kind == "choice":
-        return values
     if kind == "glob":
-        given = {"include": "", "exclude": ""}
-        for value in values:
-            name, equals, pattern = value.rpartition("=")
-            given[name.strip() if equals else "include"] = pattern
-        patterns = {name: split_values(pattern.strip(" []")) for name, pattern in given.items()}
-        options = [
-            option
-            for option in project.groups().get(key, {})
-            if any(fnmatchcase(option, p) for p in patterns["include"])
-            and not any(fnmatchcase(option, p) for p in patterns["exclude"])
-        ]
+        options = [option for option in project.groups().get(key, {}) if fnmatchcase(option, inner)]
         if options:
             return options
         raise ConfigError(f"{key}={text}: matches no option{project.list_options(key)}")
-    numbers = [parse(key, value.partition("=")[2] or value) for value in values]
+    numbers = [parse(key, value) for value in split_values(inner)]
     if kind != "range" or not 1 <= len(numbers) <= 3 or not all(isinstance(n, int | float) for n in numbers):
         raise ConfigError(
             f"{key}={text}: not a list of values; use boltcutter search search=optuna "

@@ -1,6 +1,5 @@
 """Import of small projects, whose entry scripts need neither Hydra nor jsonargparse."""
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -270,9 +269,7 @@ def test_a_template_project_trains_alike(make: Make, capsys: pytest.CaptureFixtu
     debugged = resolved(compose(project, ["debug=fdr", "folder=x"]))
     assert (debugged["trainer"]["fast_dev_run"], debugged["trainer"]["max_epochs"]) == (True, 1)
     assert (debugged["callback"], debugged["logger"], "extras" in debugged) == (None, None, False)
-    search = resolved(compose(project, ["search=own"], base=compose(project, ["experiment=fast"])))["search"]
-    assert search["space"]["task.optimizer.lr"] == "loguniform(0.001, 0.1)"
-    assert (search["metric"], search["mode"], search["num_trials"]) == ("val/loss", "min", 7)
+    assert "| configs/hparams_search/own.yaml | – | left out: " in out
 
 
 @pytest.mark.slow
@@ -281,7 +278,7 @@ def test_the_first_difference_is_named(make: Make, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as caught:
         main(["import", str(source), "--from", "lht"])
     assert caught.value.code == 1
-    assert "train.yaml: optimizer differs: AdamW {'lr': '0.02'" in capsys.readouterr().err
+    assert "train.yaml: the loss of step 2 differs: " in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -292,12 +289,11 @@ def test_configurations_of_lightning_cli_train_alike(make: Make, capsys: pytest.
     out = capsys.readouterr().out
     for name in ("plain", "callbacks", "optimizer"):
         assert f"{name}.yaml: the same losses in 20 steps from the same seed" in out
-    assert "link_arguments to model.net.init_args.size: set it by hand" in out
+    assert "link_arguments to model.batch_size: set it by hand" in out
     configs = Path(f"{source}-boltcutter") / "configs" / "experiment"
     plain, callbacks, optimizer = (
         yaml.safe_load((configs / f"{name}.yaml").read_text()) for name in ("plain", "callbacks", "optimizer")
     )
-    assert plain["task"]["batch_size"] == "${data.batch_size}"
     assert plain["seed"] == 3
     assert callbacks["callback"].keys() == {"best", "early_stopping"}
     assert optimizer["task"]["optimizer"] == {"_target_": "torch.optim.AdamW", "lr": 0.01, "_partial_": True}
@@ -363,9 +359,8 @@ def test_fifos_devices_and_loops_of_links_are_not_copied(tmp_path: Path) -> None
 
 
 def test_first_difference() -> None:
-    one = {"optimizer": "SGD", "losses": [1.0, 0.5], "final weights": 3.0}
-    assert first_difference(one, json.loads(json.dumps(one))) is None
-    assert first_difference(one, one | {"losses": [1.0, 0.6]}) == (
+    assert first_difference([1.0, 0.5], [1.0, 0.5]) is None
+    assert first_difference([1.0, 0.5], [1.0, 0.6]) == (
         "the loss of step 2 differs: 0.5 in the original, 0.6 in the import"
     )
-    assert first_difference(one, one | {"losses": [1.0]}) is not None
+    assert first_difference([1.0, 0.5], [1.0]) is not None

@@ -20,7 +20,7 @@ def test_classes_and_links_of_a_script(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(SCRIPT)
     classes, links = read_script(tmp_path / "main.py", tmp_path)
     assert classes == {"model": "pkg.models.Net", "data": "pkg.data.Own"}
-    assert links == [("a.b", "model.c")]
+    assert links == ["model.c"]
 
 
 def test_settings_below_a_subcommand() -> None:
