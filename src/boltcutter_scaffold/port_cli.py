@@ -60,7 +60,7 @@ def unnested(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_script(script: Path, folder: Path) -> tuple[dict[str, str], list[str]]:
-    """The model and data class that a script passes to Lightning CLI, as dotted paths, and what it links arguments to."""
+    """The dotted paths of the model and data class that a script passes to Lightning CLI, and what it links to."""
     tree = ast.parse(script.read_text())
     own = ".".join(script.relative_to(folder).with_suffix("").parts)
     places = {node.name: f"{own}.{node.name}" for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}

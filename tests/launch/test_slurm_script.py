@@ -71,7 +71,6 @@ def test_site_setup_comes_before_the_run(tmp_path: Path) -> None:
         purge_modules=True,
         setup=["ulimit -n 4096"],
         environment={"A": "b c"},
-        interface="ib0",
         sbatch=["--mail-type=END"],
         python=None,
     )
@@ -84,7 +83,7 @@ def test_site_setup_comes_before_the_run(tmp_path: Path) -> None:
     ]
     lines += [f"source {tmp_path}/bin/activate", "ulimit -n 4096", "set +e", "trap - ERR", ""]
     lines += ["export OMP_NUM_THREADS=4"]
-    lines += ["export SRUN_CPUS_PER_TASK=4", "export GLOO_SOCKET_IFNAME=ib0", "export NCCL_SOCKET_IFNAME=ib0"]
+    lines += ["export SRUN_CPUS_PER_TASK=4"]
     assert "\n".join([*lines, "export A='b c'"]) in text
     assert "--mail-type=END" in directives(text)
     assert "--export=ALL python /p/" in command(text)
