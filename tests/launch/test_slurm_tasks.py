@@ -76,7 +76,7 @@ def test_processes_of_other_launchers_are_not_changed() -> None:
         (task_of(2), (2, 1, 1), r"\[2\] tasks .*; try srun --nodes=1 --ntasks-per-node=1"),
         (script_of(2), (2, 2, 1), "without srun; .* put srun before python"),
         (script_of(1), (2, 2, 1), "without srun; .* --nodes=1 --ntasks-per-node=2, and put srun"),
-        (script_of(2, SLURM_JOB_NAME="interactive"), (1, 1, 2), "srun --nodes=2 --ntasks-per-node=1"),
+        (script_of(2, SLURM_JOB_NAME="interactive"), (1, 1, 2), "--nodes=2 --ntasks-per-node=1, and put srun"),
         (task_of(2), (2, 2, 1), None),
         (task_of(2, 2, 2), (2, 2, 3), None),
         (script_of(1), (1, 1, 1), None),
