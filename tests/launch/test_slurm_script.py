@@ -82,7 +82,7 @@ def test_site_setup_comes_before_the_run(tmp_path: Path) -> None:
         "conda activate 'my env'",
     ]
     lines += [f"source {tmp_path}/bin/activate", "ulimit -n 4096", "set +e", "trap - ERR", ""]
-    lines += ["export OMP_NUM_THREADS=4"]
+    lines += ["# Since SLURM 22.05, srun does not inherit --cpus-per-task from sbatch.", "export OMP_NUM_THREADS=4"]
     lines += ["export SRUN_CPUS_PER_TASK=4"]
     assert "\n".join([*lines, "export A='b c'"]) in text
     assert "--mail-type=END" in directives(text)
