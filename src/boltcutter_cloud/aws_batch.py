@@ -11,18 +11,10 @@ from typing import Any, ClassVar
 
 from boltcutter.config.errors import one_line
 from boltcutter_cloud import aws
-from boltcutter_launch.cloud import drop_unset, merged, next_name
-from boltcutter_launch.job import FINAL, Job, NoAnswerError, State, Status, UnreachableError, seconds
+from boltcutter_launch.job import FINAL, Job, NoAnswerError, State, Status, UnreachableError
 
 STATES: dict[str, State] = {"RUNNING": "running", "SUCCEEDED": "ended", "FAILED": "ended"}  # others: pending
-# Rules of https://docs.aws.amazon.com/batch/latest/userguide/job_retries.html, of which the first that matches decides.
-ON_EXIT = [  # of one node: again after a lost or reclaimed host, and after SIGTERM from it
-    {"onStatusReason": "Host EC2*", "action": "RETRY"},
-    {"onExitCode": "143", "action": "RETRY"},
-    {"onReason": "*", "action": "EXIT"},
-]
-# Of several only the main node decides, and it fails with 1 when another host is lost. What no rule matches is retried.
-ON_EXIT_OF_NODES = [{"onExitCode": "0", "action": "EXIT"}, {"onExitCode": "2", "action": "EXIT"}]
+TEMPLATE = Path(__file__).with_name("aws_batch.yaml.j2")
 FIND_SECONDS = (0, 2, 5)  # before each search for a job whose submission was not answered
 
 
@@ -58,29 +50,7 @@ class AwsBatchLauncher(aws.AwsLauncher):
 
     def render(self, job: Job) -> str:
         """Render the input of ``aws batch submit-job --cli-input-json file://job.json``."""
-        overrides = {
-            "command": self.command(job),
-            "environment": [{"name": name, "value": value} for name, value in self.variables(job).items()],
-            "resourceRequirements": [{"type": "GPU", "value": str(job.devices)}] if job.gpus else None,
-        }
-        is_one = job.nodes == 1
-        of_nodes = {"targetNodes": "0:", "containerOverrides": drop_unset(overrides)}
-        request = {
-            "jobName": next_name(job),
-            "jobQueue": self.queue,
-            "jobDefinition": self.job_definition,
-            "retryStrategy": {
-                "attempts": 1 + self.max_restarts,
-                "evaluateOnExit": ON_EXIT if is_one else ON_EXIT_OF_NODES,
-            },
-            "timeout": {"attemptDurationSeconds": seconds(self.time)},
-            "containerOverrides": drop_unset(overrides) if is_one else None,
-            "nodeOverrides": None if is_one else {"numNodes": job.nodes, "nodePropertyOverrides": [of_nodes]},
-            "arrayProperties": {"size": job.array_size} if job.array_size else None,
-            "tags": self.tags,
-            "propagateTags": True if self.tags else None,  # to the task, whose machine is billed
-        }
-        return json.dumps(merged(request, self.extra), indent=2) + "\n"
+        return json.dumps(self.fill(TEMPLATE, job), indent=2) + "\n"
 
     def create(self, job: Job, file: Path) -> str:
         """Submit the job; returns its ARN."""

@@ -15,13 +15,11 @@ from typing import Any, ClassVar
 import yaml
 
 from boltcutter_cloud.machines import check_devices, find_machine
-from boltcutter_launch.cloud import CloudLauncher, drop_unset, next_name
-from boltcutter_launch.job import Job, State, Status, seconds
+from boltcutter_launch.cloud import CloudLauncher
+from boltcutter_launch.job import Job, State, Status, render_yaml
 from boltcutter_launch.rest_api import Api, connect_azure
 
-SCHEMA = "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json"
 VERSION = "2024-10-01"  # of the REST API
-INPUT = "INPUT_"  # prefix of the variables with the folders of inputs
 STORAGE = re.compile(r"\w+://(?P<container>[a-z0-9-]{3,63})(@(?P<account>[a-z0-9]{3,24})\.(dfs|blob)\.[\w.]+)?(/.*)?")
 JOB = (
     r"/subscriptions/[\w-]+/resourceGroups/[\w.()-]+/providers/Microsoft\.MachineLearningServices"
@@ -86,7 +84,7 @@ class AzureMLLauncher(CloudLauncher):
         for name in self.inputs:
             if not re.fullmatch(r"[A-Za-z]\w*", name):
                 raise ValueError(f"launch.inputs.{name}: not a valid name; use letters, digits and _")
-        variables = [f"{INPUT}{name.upper()}" for name in self.inputs]
+        variables = map(variable_of, self.inputs)
         self.environment = self.environment | {name: f"${name}" for name in variables}  # set only in the job
 
     def check(self, job: Job) -> None:
@@ -127,40 +125,24 @@ class AzureMLLauncher(CloudLauncher):
         where = zip(("--subscription", "--resource-group", "--workspace-name"), WORKSPACE, strict=True)
         place = [text for option, name in where for text in (option, str(getattr(self, name)))]
         submit = shlex.join(["az", "ml", "job", "create", "--file", self.job_file, *place])
+        account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+        content = self.fill(
+            Path(__file__).with_name("azureml.yaml.j2"),
+            job,
+            display_name=f"{job.name}/{job.folder.name}",
+            experiment=re.sub(r"[^\w-]+", "-", job.name),
+            shell=self._shell(job),
+            account={"AZURE_STORAGE_ACCOUNT_NAME": account} if account else {},
+            inputs={variable_of(name): name for name in self.inputs},
+        )
+        return self.job_yaml(content, job, submit)
+
+    def _shell(self, job: Job) -> str:
         # The identity of the cluster; adlfs would otherwise use the one of the machine.
-        shell = ['[ -z "$DEFAULT_IDENTITY_CLIENT_ID" ] || export AZURE_CLIENT_ID="$DEFAULT_IDENTITY_CLIENT_ID"']
-        variables = self.variables(job)
-        for name in self.inputs:
-            del variables[variable := f"{INPUT}{name.upper()}"]
-            shell.append(f'export {variable}="${{{{inputs.{name}}}}}"')
+        lines = ['[ -z "$DEFAULT_IDENTITY_CLIENT_ID" ] || export AZURE_CLIENT_ID="$DEFAULT_IDENTITY_CLIENT_ID"']
+        lines += [f'export {variable_of(name)}="${{{{inputs.{name}}}}}"' for name in self.inputs]
         command = shlex.join(self.command(job))  # the platform starts JupyterLab in the working directory
-        shell.append(f"{command} && exec sleep infinity" if self.jupyter else f"exec {command}")
-        if account := os.environ.get("AZURE_STORAGE_ACCOUNT_NAME"):
-            variables.setdefault("AZURE_STORAGE_ACCOUNT_NAME", account)
-        content = {
-            "$schema": SCHEMA,
-            "type": "command",
-            "name": next_name(job),  # unique, so that a second submission of this file is not a second job
-            "display_name": f"{job.name}/{job.folder.name}",
-            "experiment_name": re.sub(r"[^\w-]+", "-", job.name),
-            "command": "; ".join(shell),
-            "environment": self.image if str(self.image).startswith("azureml:") else {"image": self.image},
-            "distribution": {"type": "pytorch", "process_count_per_instance": 1 if self.jupyter else job.devices},
-            "resources": drop_unset(
-                {"instance_count": job.nodes, "shm_size": self.shm_size, "instance_type": self.instance_type}
-            ),
-            "limits": {"timeout": seconds(self.time)},
-            "identity": {"type": "managed"},
-            "environment_variables": variables,
-            "compute": f"azureml:{self.compute}" if self.compute else None,
-            "queue_settings": None if self.compute else {"job_tier": "spot" if self.spot else "standard"},
-            "inputs": {
-                name: {"type": "uri_folder", "path": path, "mode": "ro_mount"} for name, path in self.inputs.items()
-            },
-            "services": {"jupyter": {"type": "jupyter_lab"}} if self.jupyter else None,
-            "tags": self.tags,
-        }
-        return self.job_yaml(drop_unset(content), job, submit)
+        return "; ".join([*lines, f"{command} && exec sleep infinity" if self.jupyter else f"exec {command}"])
 
     @cached_property
     def _api(self) -> Api:
@@ -202,12 +184,17 @@ class AzureMLLauncher(CloudLauncher):
         self._call("POST", f"{job_id}/cancel")
 
 
+def variable_of(name: str) -> str:
+    """Return the variable with the folder of an input."""
+    return f"INPUT_{name.upper()}"
+
+
 def request_body(content: Mapping[str, Any], workspace: str) -> dict[str, Any]:
     """Convert a job file to what Azure Resource Manager expects, as ``az ml job create`` does.
 
     Source: https://learn.microsoft.com/rest/api/azureml/jobs/create-or-update#commandjob.
     """
-    environment, compute, distribution = content["environment"], content.get("compute"), content["distribution"]
+    environment, compute = content["environment"], content.get("compute")
     if isinstance(environment, dict):
         version = hashlib.sha256(environment["image"].encode()).hexdigest()
         environment_id = f"{workspace}/environments/{ANONYMOUS}/versions/{version}"
@@ -215,33 +202,11 @@ def request_body(content: Mapping[str, Any], workspace: str) -> dict[str, Any]:
         environment_id = f"{workspace}/environments/{found['name']}/versions/{found['version']}"
     else:
         environment_id = environment
-    resources = {"instanceCount": content["resources"]["instance_count"], "shmSize": content["resources"]["shm_size"]}
-    if not compute:
-        resources["instanceType"] = content["resources"]["instance_type"]
-    body = {
-        "jobType": "Command",
-        "displayName": content["display_name"],
-        "experimentName": content["experiment_name"],
-        "command": content["command"],
-        "environmentId": environment_id,
-        "environmentVariables": content.get("environment_variables", {}),
-        "distribution": {
-            "distributionType": "PyTorch",
-            "processCountPerInstance": distribution["process_count_per_instance"],
-        },
-        "resources": resources,
-        "limits": {"jobLimitsType": "Command", "timeout": f"PT{content['limits']['timeout']}S"},
-        "identity": {"identityType": "Managed"},
-        "inputs": {
-            name: {"jobInputType": value["type"], "uri": value["path"], "mode": "ReadOnlyMount"}
-            for name, value in content.get("inputs", {}).items()
-        },
-        "tags": content.get("tags", {}),
-    }
-    if compute:
-        body["computeId"] = f"{workspace}/computes/{compute.removeprefix('azureml:')}"
-    else:
-        body["queueSettings"] = {"jobTier": content["queue_settings"]["job_tier"].capitalize()}
-    if "services" in content:
-        body["services"] = {name: {"jobServiceType": "JupyterLab"} for name in content["services"]}
-    return body
+    return dict(
+        render_yaml(
+            Path(__file__).with_name("azureml_request.yaml.j2"),
+            content=content,
+            environment_id=environment_id,
+            compute=f"{workspace}/computes/{compute.removeprefix('azureml:')}" if compute else None,
+        )
+    )

@@ -18,7 +18,7 @@ from boltcutter_cloud import aws
 from boltcutter_cloud.ec2_script import VENV, render_user_data
 from boltcutter_cloud.machines import check_devices, find_machine
 from boltcutter_launch import jupyter as notebook
-from boltcutter_launch.cloud import earlier_id, merged, next_name, read
+from boltcutter_launch.cloud import earlier_id, next_name, read
 from boltcutter_launch.job import Job, NoAnswerError, State, Status, first_output, seconds
 
 TAG = "boltcutter-job"  # of all that belongs to a job
@@ -93,33 +93,12 @@ class EC2Launcher(aws.AwsLauncher):
 
         Source: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html.
         """
-        token = next_name(job)
-        tags = {"Name": token, **self.tags, TAG: token}
-        tagged = ["instance", "volume", *(["spot-instances-request"] if self.spot else [])]
-        disk = {"VolumeSize": self.disk_gb, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
-        profile = str(self.instance_profile)
-        # A stopped instance keeps its address and its disk.
-        options = {"SpotInstanceType": "persistent", "InstanceInterruptionBehavior": "stop"}
-        request = {
-            "ClientToken": token,  # EC2 answers a repeated request with the instance of the first one
-            "MinCount": 1,
-            "MaxCount": 1,
-            "ImageId": f"resolve:ssm:{self.ami}" if self.ami.startswith("/") else self.ami,
-            "InstanceType": self.instance_type,
-            "IamInstanceProfile": {"Arn" if profile.startswith("arn:") else "Name": profile},
-            "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required"},  # IMDSv2 only
-            "BlockDeviceMappings": [{"DeviceName": self.root_device, "Ebs": disk}],
-            "InstanceInitiatedShutdownBehavior": "terminate",
-            "InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": options} if self.spot else None,
-            "TagSpecifications": [
-                {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
-                for kind in tagged
-            ],
-            "UserData": render_user_data(self, job),
-        }
+        request = self.fill(
+            Path(__file__).with_name("ec2.yaml.j2"), job, user_data=render_user_data(self, job), tag=TAG
+        )
         region = f" --region {self.region}" if self.region else ""
         submit = f"aws ec2 run-instances{region} --cli-input-yaml file://{self.job_file}"
-        return self.job_yaml(merged(request, self.extra), job, submit)
+        return self.job_yaml(request, job, submit)
 
     def create(self, job: Job, file: Path) -> str:
         """Start the instance; returns the region and the tag of the job."""

@@ -14,9 +14,9 @@ from boltcutter.config.errors import one_line
 from boltcutter_cloud import aws
 from boltcutter_cloud.machines import check_devices, find_machine
 from boltcutter_launch import jupyter as jupyterlab
-from boltcutter_launch.cloud import merged, next_name
-from boltcutter_launch.job import FINAL, ForbiddenError, Job, NoAnswerError, State, Status, UnreachableError, seconds
+from boltcutter_launch.job import FINAL, ForbiddenError, Job, NoAnswerError, State, Status, UnreachableError
 
+TEMPLATE = Path(__file__).with_name("sagemaker.yaml.j2")
 NOT_FOUND = {"ResourceNotFound", "ValidationException"}
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"  # https://docs.aws.amazon.com/sagemaker/latest/dg/logging-cloudwatch.html
 WAITING = {"Starting", "Pending", "Downloading", "Interrupted", "Restarting"}  # secondary status before the run starts
@@ -73,34 +73,7 @@ class SageMakerLauncher(aws.AwsLauncher):
 
     def render(self, job: Job) -> str:
         """Render the input of ``aws sagemaker create-training-job --cli-input-json file://job.json``."""
-        command, limit = self.command(job), seconds(self.time)
-        wait = seconds(self.max_wait) if self.max_wait else limit + 86400
-        request = {
-            "TrainingJobName": next_name(job),
-            "RoleArn": self.role,
-            "AlgorithmSpecification": {
-                "TrainingImage": self.image,
-                "TrainingInputMode": "File",
-                "ContainerEntrypoint": command[:3],
-                "ContainerArguments": command[3:],
-            },
-            "ResourceConfig": {
-                "InstanceType": self.instance_type,
-                "InstanceCount": job.nodes,
-                "VolumeSizeInGB": self.disk_gb,
-            },
-            "StoppingCondition": {"MaxRuntimeInSeconds": limit} | ({"MaxWaitTimeInSeconds": wait} if self.spot else {}),
-            "EnableManagedSpotTraining": self.spot,
-            # No CheckpointConfig: it copies a local folder, but the run itself writes checkpoints to its URL.
-            "OutputDataConfig": {"S3OutputPath": f"{self.remote_folder(job.folder)}/sagemaker"},
-            "EnableNetworkIsolation": False,  # the run writes to S3
-            "Environment": self.variables(job),
-            "Tags": [{"Key": key, "Value": value} for key, value in self.tags.items()],
-            # For sessions of AWS Systems Manager
-            "RemoteDebugConfig": {"EnableRemoteDebug": True} if self.jupyter else None,
-            "RetryStrategy": {"MaximumRetryAttempts": self.max_restarts} if self.max_restarts else None,
-        }
-        return json.dumps(merged(request, self.extra), indent=2) + "\n"
+        return json.dumps(self.fill(TEMPLATE, job), indent=2) + "\n"
 
     def create(self, job: Job, file: Path) -> str:
         """Create the training job once; returns its ARN."""

@@ -15,7 +15,7 @@ import yaml
 
 from boltcutter.config.errors import one_line
 from boltcutter_cloud.machines import check_devices, find_machine, read_machines
-from boltcutter_launch.cloud import CloudLauncher, merged
+from boltcutter_launch.cloud import CloudLauncher
 from boltcutter_launch.job import Job, State, Status, seconds
 from boltcutter_launch.rest_api import Api, connect_google, google_endpoint
 
@@ -122,39 +122,15 @@ class VertexLauncher(CloudLauncher):
         return (self.gpu_type, job.devices) if self.gpu_type else None
 
     def render(self, job: Job) -> str:
-        """Render the file for ``--config`` of gcloud."""
+        """Render the file for ``--config`` of gcloud.
+
+        Source: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec.
+        """
         place = [f"--project={self.project}", f"--region={self.region}", f"--display-name={job.name}"]
         labels = [f"--labels={','.join(f'{key}={value}' for key, value in self.tags.items())}"] if self.tags else []
         submit = shlex.join(["gcloud", "ai", "custom-jobs", "create", *place, *labels, f"--config={self.job_file}"])
-        return self.job_yaml(self._custom_job_spec(job), job, submit)
-
-    def _custom_job_spec(self, job: Job) -> dict[str, Any]:
-        """Source: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec."""
-        machine: dict[str, Any] = {"machineType": self.machine_type}
-        if gpus := self.gpus(job):
-            machine |= {"acceleratorType": gpus[0], "acceleratorCount": gpus[1]}
-        if self.reservation:
-            key, kind = "compute.googleapis.com/reservation-name", "SPECIFIC_RESERVATION"
-            machine["reservationAffinity"] = {"reservationAffinityType": kind, "key": key, "values": [self.reservation]}
-        variables = [{"name": name, "value": value} for name, value in self.variables(job).items()]
-        container = {"command": self.command(job), **({"env": variables} if variables else {})}
-        pools = []
-        for replicas, image in ((1, self.image), (job.nodes - 1, self.worker_image or self.image)):
-            pool = {
-                "machineSpec": dict(machine),
-                "replicaCount": replicas,
-                "diskSpec": {"bootDiskSizeGb": self.disk_gb},
-            }
-            pools.append({**pool, "containerSpec": {"imageUri": image, **container}})
-        # Without the restart of the whole job, a node that fails would be restarted alone, and the others wait for it.
-        restart = {"restartJobOnWorkerRestart": True} if self.max_restarts is None else {"disableRetries": True}
-        scheduling: dict[str, Any] = {"timeout": f"{seconds(self.time)}s", **restart}
-        if self.spot:
-            scheduling["strategy"] = "SPOT"
-        elif self.max_wait:
-            scheduling |= {"strategy": "FLEX_START", "maxWaitDuration": f"{seconds(self.max_wait)}s"}
-        spec = {"workerPoolSpecs": [pool for pool in pools if pool["replicaCount"]], "scheduling": scheduling}
-        return merged(spec | {"serviceAccount": self.service_account}, self.extra)
+        spec = self.fill(Path(__file__).with_name("vertex.yaml.j2"), job, gpus=self.gpus(job))
+        return self.job_yaml(spec, job, submit)
 
     @cached_property
     def _api(self) -> Api:

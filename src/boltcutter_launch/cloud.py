@@ -32,6 +32,7 @@ from boltcutter_launch.job import (
     first_output,
     follow,
     match_job_id,
+    render_yaml,
     seconds,
 )
 from boltcutter_remote.store import fetch, publish
@@ -164,6 +165,7 @@ class CloudLauncher(StoredRuns):
     price_per_hour: float | None = None
     max_cost: float | None = None
     # Settings of some platforms
+    extra: dict[str, Any] = field(default_factory=dict, init=False)
     max_restarts: int | None = field(default=None, init=False)
     max_wait: str | None = field(default=None, init=False)
     jupyter: bool = field(default=False, init=False)
@@ -235,6 +237,13 @@ class CloudLauncher(StoredRuns):
     def variables(self, job: Job) -> dict[str, str]:
         """Return the environment variables of the run."""
         return {name: str(value) for name, value in {**job.environment, **self.environment}.items()}
+
+    def fill(self, template: Path, job: Job, **values: object) -> dict[str, Any]:
+        """Return the fields of the job file that have a value: those of its template, and those of ``extra``."""
+        values |= {"name": next_name(job), "command": self.command(job), "variables": self.variables(job)}
+        values["pairs"] = [{"name": name, "value": value} for name, value in self.variables(job).items()]
+        values |= {"folder": self.remote_folder(job.folder), "seconds": seconds}
+        return merged(render_yaml(template, own=self, job=job, **values), self.extra)
 
     def job_yaml(self, content: Mapping[str, Any], job: Job, submit: str) -> str:
         """Return a job file in YAML, which begins with the command that submits it by hand."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
 
 import jinja2
+import yaml
 
 from boltcutter.config.redaction import find_secret_text, find_secrets
 
@@ -183,16 +185,22 @@ def run(*command: str, timeout: float, env: Mapping[str, str] | None = None) -> 
         return subprocess.CompletedProcess(command, 1, "", f"no response in {timeout} seconds")
 
 
-def render_template(file: Path, **values: object) -> str:
-    """Render a template."""
+def render_template(file: Path, finalize: Callable[[Any], str] | None = None, **values: object) -> str:
+    """Render a template; ``finalize`` converts each value that is inserted."""
     environment = jinja2.Environment(  # noqa: S701 - of shell scripts and manifests
         loader=jinja2.FileSystemLoader(file.parent),
         undefined=jinja2.StrictUndefined,
+        finalize=finalize,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
     return environment.get_template(file.name).render(values)
+
+
+def render_yaml(file: Path, **values: object) -> Any:
+    """Render a template of YAML, in which each value is inserted as JSON, and return its content."""
+    return yaml.safe_load(render_template(file, lambda value: json.dumps(value, ensure_ascii=False), **values))
 
 
 def assignments(environment: Mapping[str, str]) -> list[str]:
