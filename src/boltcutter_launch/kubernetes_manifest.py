@@ -1,16 +1,16 @@
-"""Manifests of Kubernetes: the objects of a job, one renderer for each kind of job."""
+"""Manifests of Kubernetes: the objects of a job, from the templates ``kubernetes_spec`` and ``kubernetes_pod``."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from boltcutter_launch.cloud import drop_unset, next_name, to_yaml
-from boltcutter_launch.job import Job, seconds
+from boltcutter_launch.cloud import next_name, to_yaml
+from boltcutter_launch.job import Job, render_yaml, seconds
 from boltcutter_launch.ray_driver import PLAN, Plan
 from boltcutter_launch.secret_reference import find_reader
 
@@ -21,9 +21,7 @@ CODE = "/etc/boltcutter"  # where a pod finds the packed code if the storage is 
 BUNDLE = "job.tar.xz"  # name of the packed code there
 INSTANCE = "app.kubernetes.io/instance"  # label of all objects and pods of a job
 PORT = 29500
-KEEP_SECONDS = 7 * 86400  # after which the cluster deletes an ended job
 RAY_TIMEOUT = 1800  # seconds to wait for the nodes of a RayJob, which an autoscaler may have to add
-PREEMPTED, INVALID = 143, 2  # exit statuses of the training: saved after SIGTERM, a mistake in the configuration
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 # Characters: operators append up to 15, and the name of a host has at most 63. Of a RayJob it is 47:
 # https://github.com/ray-project/kuberay, MaxRayJobNameLength of ray-operator/controllers/ray/utils/constant.go.
@@ -33,7 +31,6 @@ API = {  # group, version, plural and kind
     "trainjob": ("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob"),
     "rayjob": ("ray.io", "v1", "rayjobs", "RayJob"),
 }
-CONTAINERS = {"trainjob": "node"}  # name that the operator expects
 
 Manifest = dict[str, Any]
 
@@ -45,8 +42,15 @@ def render(launcher: KubernetesLauncher, job: Job) -> str:
     steps = [f"kubectl{space} apply -f {launcher.job_file}"]
     if launcher.code_in_config_map:
         steps.insert(0, f"kubectl{space} create configmap {name} --from-file={BUNDLE}")
-    first, *others = manifests(launcher, job)
-    return "---\n".join([to_yaml(first, *steps), *map(to_yaml, others)])
+    group, version, _, kind = API[launcher.kind]
+    metadata: Manifest = {"name": name} | ({"namespace": launcher.namespace} if launcher.namespace else {})
+    metadata["labels"] = labels(launcher, job)
+    found = [{"apiVersion": f"{group}/{version}", "kind": kind, "metadata": metadata, "spec": _spec(launcher, job)}]
+    if launcher.kind == "job" and job.nodes > 1:
+        # A restarted pod is found before it is ready, as it becomes ready only when all have found each other.
+        service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {INSTANCE: name}}
+        found.append({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service})
+    return "---\n".join([to_yaml(found[0], *steps), *map(to_yaml, found[1:])])
 
 
 def object_name(job: Job) -> str:
@@ -55,100 +59,13 @@ def object_name(job: Job) -> str:
     return name if name[0].isalpha() else f"run-{name}"
 
 
-def manifests(launcher: KubernetesLauncher, job: Job) -> list[Manifest]:
-    """Return the objects of a job, the job itself first."""
-    name = object_name(job)
-    spec = {"job": _job, "trainjob": _train_job, "rayjob": _ray_job}[launcher.kind]
-    found = [_object(launcher, job, *API[launcher.kind], spec(launcher, job))]
-    if launcher.kind == "job" and job.nodes > 1:
-        # A restarted pod is found before it is ready, as it becomes ready only when all have found each other.
-        service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {INSTANCE: name}}
-        found.append(_object(launcher, job, "", "v1", "services", "Service", service))
-    return found
-
-
-def _object(
-    launcher: KubernetesLauncher, job: Job, group: str, version: str, _: str, kind: str, spec: Manifest
-) -> Manifest:
-    metadata: Manifest = {"name": object_name(job)}
-    if launcher.namespace:
-        metadata["namespace"] = launcher.namespace
-    metadata["labels"] = labels(launcher, job)
-    return {"apiVersion": f"{group}/{version}".lstrip("/"), "kind": kind, "metadata": metadata, "spec": spec}
-
-
 def labels(launcher: KubernetesLauncher, job: Job) -> dict[str, str]:
     """Return the labels of the objects and pods of a job."""
     return {"app.kubernetes.io/name": "boltcutter", INSTANCE: object_name(job)} | launcher.tags
 
 
-def _job(launcher: KubernetesLauncher, job: Job) -> Manifest:
-    """An Indexed Job: a pod that fails is replaced by one with the same index, rank and host name.
-
-    The processes of the other pods then fail or exit too, as the ranks of a run wait for each other, so that all are
-    replaced. Each of them counts, unless the run was preempted. In an array, each index is a run, whose failure does
-    not end the others.
-
-    Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/#backoff-limit-per-index.
-    """
-    name, size = object_name(job), job.array_size
-    rules: list[Manifest] = [
-        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "Ignore", "onExitCodes": _exit_status(PREEMPTED)},
-        {"action": "FailIndex" if size else "FailJob", "onExitCodes": _exit_status(INVALID)},
-    ]
-    ranks: list[Manifest] = []
-    pod: Manifest = {"restartPolicy": "Never"}
-    if job.nodes > 1:
-        pod["subdomain"] = name
-        ranks = [
-            {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": INDEX}}},
-            *_variables({"WORLD_SIZE": job.nodes, "MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": PORT}),
-        ]
-    restarts = launcher.max_restarts
-    return {
-        "completionMode": "Indexed",
-        "completions": size or job.nodes,
-        "parallelism": min(launcher.max_parallel or size, size) or job.nodes,
-        **({"backoffLimitPerIndex": restarts} if size else {"backoffLimit": restarts * job.nodes}),
-        "podFailurePolicy": {"rules": rules},
-        "template": _template(launcher, job, pod | _pod(launcher, job, ranks)),
-        **_time_limit(launcher),
-        "ttlSecondsAfterFinished": KEEP_SECONDS,
-    }
-
-
-def _exit_status(status: int) -> Manifest:
-    return {"containerName": "train", "operator": "In", "values": [status]}
-
-
-def _train_job(launcher: KubernetesLauncher, job: Job) -> Manifest:
-    """A TrainJob of Kubeflow Trainer, as a patch of a training runtime that the cluster has."""
-    pod = _pod(launcher, job, [])
-    (container,) = pod["containers"]
-    trainer = {name: container.pop(name) for name in ("image", "command", "env", "resources") if name in container}
-    trainer |= {"numNodes": job.nodes, "numProcPerNode": job.devices, "resourcesPerNode": trainer.pop("resources")}
-    for name in ("enableServiceLinks", "automountServiceAccountToken"):
-        pod.pop(name, None)  # not part of a patch
-    jobs = [{"name": "node", "template": {"spec": {"template": _template(launcher, job, pod)}}}]
-    patch = {"manager": "boltcutter/launch", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
-    return _time_limit(launcher) | {
-        "runtimeRef": {"name": launcher.runtime},
-        "trainer": trainer,
-        "runtimePatches": [patch],
-    }
-
-
-def _ray_job(launcher: KubernetesLauncher, job: Job) -> Manifest:
-    """A RayJob of KubeRay: a head without resources, on which the driver runs, and a worker for each node of the run.
-
-    Source: https://ray-project.github.io/kuberay/reference/api/ (RayJobSpec, RayClusterSpec); the driver gets its plan
-    from the runtime environment, as the entrypoint is split into words by several programs.
-    """
-    pod = _pod(launcher, job, [])
-    (container,) = pod["containers"]
-    container.pop("command")
-    cpus, gpus = float(container["resources"]["requests"]["cpu"]), job.devices if job.gpus else 0
+def _spec(launcher: KubernetesLauncher, job: Job) -> Manifest:
+    cpus = launcher.cpus or job.devices * (1 + job.num_workers)
     plan = Plan(
         folder=launcher.remote_folder(job.folder),
         command=launcher.command(job),
@@ -160,70 +77,49 @@ def _ray_job(launcher: KubernetesLauncher, job: Job) -> Manifest:
         timeout=RAY_TIMEOUT,
         address="auto",
     )
-    head = pod | {"containers": [container | {"resources": {"requests": {"cpu": "1"}}}]}
-    workers = {
-        "groupName": "nodes",
-        **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), job.nodes),
-        "rayStartParams": {"num-cpus": str(max(1, int(cpus))), "num-gpus": str(gpus)},
-        "template": _template(launcher, job, pod),
-    }
-    return {
-        "entrypoint": f"{launcher.python} -m boltcutter_launch.ray_driver",
-        "runtimeEnvYAML": to_yaml({"env_vars": {PLAN: json.dumps(asdict(plan))}}),
-        "shutdownAfterJobFinishes": True,
-        **_time_limit(launcher),
-        "rayClusterSpec": {
-            "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": _template(launcher, job, head)},
-            "workerGroupSpecs": [workers],
-        },
-    }
-
-
-def _time_limit(launcher: KubernetesLauncher) -> Manifest:
-    return {"activeDeadlineSeconds": seconds(launcher.time)} if launcher.time else {}
-
-
-def _template(launcher: KubernetesLauncher, job: Job, pod: Manifest) -> Manifest:
-    # A sidecar of Istio, as in namespaces of Kubeflow, intercepts the connections between ranks and never ends.
-    metadata: Manifest = {"labels": {"sidecar.istio.io/inject": "false"} | labels(launcher, job)}
-    return {"metadata": metadata | ({"annotations": launcher.annotations} if launcher.annotations else {}), "spec": pod}
-
-
-def _pod(launcher: KubernetesLauncher, job: Job, ranks: list[Manifest]) -> Manifest:
-    volumes, mounts = _volumes(launcher, job)
-    user: Manifest = {"seccompProfile": {"type": "RuntimeDefault"}}
-    environment = launcher.variables(job)
-    if launcher.user is not None:
-        user |= {"runAsNonRoot": True, "runAsUser": launcher.user, "runAsGroup": launcher.user}
-        user |= {"fsGroup": launcher.user, "fsGroupChangePolicy": "OnRootMismatch"}
-        environment = {"HOME": "/tmp", "USER": "boltcutter"} | environment  # noqa: S108 - of an image that may not have this user
-    own = {name: place.split("/") for name, place in launcher.secrets.items() if not find_reader(place)}
-    keys = [{"name": name, "valueFrom": {"secretKeyRef": {"name": of, "key": key}}} for name, (of, key) in own.items()]
-    capabilities: Manifest = {"drop": ["ALL"]}
-    if any(re.search(r"rdma|efa|hca|infiniband", name) for name in launcher.resources):
-        capabilities["add"] = ["IPC_LOCK"]  # to register memory with the network adapter
-    container: Manifest = {
-        "name": CONTAINERS.get(launcher.kind, "train"),
-        "image": launcher.image,
+    # CPUs are requested but not limited, since a limit slows processes down; the rest is both.
+    limits: Manifest = dict(launcher.resources)
+    limits |= {"memory": launcher.memory} if launcher.memory else {}
+    limits |= {launcher.gpu_resource: job.devices} if job.gpus else {}
+    values = {
+        "own": launcher,
+        "job": job,
+        "name": object_name(job),
+        "labels": labels(launcher, job),
         "command": [_literal(text) for text in launcher.command(job)],
-        "env": [*_variables(environment), *keys, *ranks],
-        "resources": _resources(launcher, job),
-        "volumeMounts": mounts,
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": capabilities},
+        "env": _environment(launcher, job),
+        "resources": {"requests": {"cpu": f"{cpus:g}"} | limits} | ({"limits": limits} if limits else {}),
+        "rdma": any(re.search(r"rdma|efa|hca|infiniband", name) for name in launcher.resources),
+        "volumes": _volumes(launcher, job),
+        "runtime": to_yaml({"env_vars": {PLAN: json.dumps(asdict(plan))}}),
+        "cpus": max(1, int(cpus)),
+        "seconds": seconds,
     }
-    pod: Manifest = {
-        "terminationGracePeriodSeconds": launcher.grace,
-        "enableServiceLinks": False,  # a service named "master" would set MASTER_PORT
-        "automountServiceAccountToken": False,
-        "securityContext": user,
-        "containers": [drop_unset(container)],
-        "volumes": volumes,
-    }
-    return drop_unset(pod) | launcher.pod
+    pod, head = (_pod(**values | more) for more in ({}, {"resources": {"requests": {"cpu": "1"}}}))
+    return dict(render_yaml(Path(__file__).with_name("kubernetes_spec.yaml.j2"), pod=pod, head=head, **values))
 
 
-def _variables(values: Mapping[str, object]) -> list[Manifest]:
-    return [{"name": name, "value": _literal(str(value))} for name, value in values.items()]
+def _pod(**values: Any) -> Manifest:
+    pod: Manifest = render_yaml(Path(__file__).with_name("kubernetes_pod.yaml.j2"), **values)
+    return pod | {"spec": pod["spec"] | values["own"].pod}
+
+
+def _environment(launcher: KubernetesLauncher, job: Job) -> list[Manifest]:
+    """The variables of a container: of the run, of secrets of the namespace, and of the ranks of a job."""
+    values: dict[str, object] = {**launcher.variables(job)}
+    if launcher.user is not None:
+        values = {"HOME": "/tmp", "USER": "boltcutter"} | values  # noqa: S108 - of an image that may not have this user
+    own = {name: place.split("/") for name, place in launcher.secrets.items() if not find_reader(place)}
+    found = [{"name": name, "value": _literal(str(value))} for name, value in values.items()]
+    found += [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": of, "key": key}}} for name, (of, key) in own.items()
+    ]
+    if launcher.kind != "job" or job.nodes == 1:
+        return found
+    name = object_name(job)
+    ranks = {"WORLD_SIZE": job.nodes, "MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": PORT}
+    found.append({"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": INDEX}}})
+    return found + [{"name": name, "value": str(value)} for name, value in ranks.items()]
 
 
 def _literal(text: str) -> str:
@@ -231,19 +127,8 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _resources(launcher: KubernetesLauncher, job: Job) -> Manifest:
-    """CPUs are requested but not limited, since a limit slows processes down; the rest is both."""
-    limits: Manifest = dict(launcher.resources)
-    if launcher.memory:
-        limits["memory"] = launcher.memory
-    if job.gpus:
-        limits[launcher.gpu_resource] = job.devices
-    cpus = f"{launcher.cpus or job.devices * (1 + job.num_workers):g}"
-    return {"requests": {"cpu": cpus} | limits} | ({"limits": limits} if limits else {})
-
-
-def _volumes(launcher: KubernetesLauncher, job: Job) -> tuple[list[Manifest], list[Manifest]]:
-    """The volumes of a pod, and where its container mounts them."""
+def _volumes(launcher: KubernetesLauncher, job: Job) -> list[tuple[str, str, Manifest]]:
+    """The volumes of a pod: the name of each, where it is mounted, and what it is."""
     shared: Manifest = {"medium": "Memory"} | ({"sizeLimit": launcher.shm_size} if launcher.shm_size else {})
     found: list[tuple[str, str, Manifest]] = [("shm", "/dev/shm", {"emptyDir": shared})]  # noqa: S108 - of a container
     if launcher.code_in_config_map:
@@ -252,6 +137,4 @@ def _volumes(launcher: KubernetesLauncher, job: Job) -> tuple[list[Manifest], li
         is_claim = not place.startswith("/")
         source = {"persistentVolumeClaim": {"claimName": place}} if is_claim else {"hostPath": {"path": place}}
         found.append((f"volume-{number}", path, source))
-    return [{"name": name, **source} for name, _, source in found], [
-        {"name": name, "mountPath": path} for name, path, _ in found
-    ]
+    return found
