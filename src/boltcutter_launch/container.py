@@ -12,7 +12,7 @@ from typing import Literal
 
 from boltcutter.config.errors import one_line
 from boltcutter_launch.cloud import job_name
-from boltcutter_launch.job import Job, assignments, run
+from boltcutter_launch.job import Job, assignments, render_template, run
 from boltcutter_launch.local import LocalLauncher
 
 ANSWER_SECONDS = 60  # that the engine has
@@ -71,27 +71,22 @@ class ContainerLauncher(LocalLauncher):
 
     def render(self, job: Job) -> str:
         """Render a shell script with the command of the engine, an option on each line."""
-        root, gpus = job.mounts[0], job.gpus and shutil.which("nvidia-smi")
-        variables = {"PYTHONPATH": f"{job.code or root}/src", **job.environment, **self.environment}
-        mounts = [f"{folder}:{folder}" for folder in _outermost(job.mounts)]
-        mounts += [mount if ":" in mount else f"{mount}:{mount}" for mount in self.mounts]
-        if self.engine == "apptainer":
-            lines, option = assignments(variables), "--bind"
-            command = ["apptainer exec", *(["--nv"] if gpus else []), f"--pwd {shlex.quote(root)}"]
-        else:
-            lines, option = [], "--volume"
-            is_mapped = self.engine == "podman" and os.getuid() != 0
-            user = "--userns keep-id" if is_mapped else f"--user {os.getuid()}:{os.getgid()}"
-            command = [f"{self.engine} run --rm", f"--name {job_name(job)}", user, f"--workdir {shlex.quote(root)}"]
-            command += [f"--shm-size {self.shm_size}", f"--stop-timeout {self.grace}"]
-            if gpus:
-                command.append("--gpus all" if self.engine == "docker" else "--device nvidia.com/gpu=all")
-            variables = {"HOME": "/tmp", "USER": os.environ.get("USER", "user"), **variables}  # noqa: S108 - of a container
-            command += [f"--env {shlex.quote(f'{name}={value}')}" for name, value in variables.items()]
-            command += [f"--env {name}" for name in self.pass_environment]
-        command += [f"{option} {shlex.quote(mount)}" for mount in mounts]
-        command += [*map(shlex.quote, self.options), shlex.quote(str(self.image)), shlex.join(self.command(job))]
-        return "\n".join(["#!/bin/bash", *lines, "exec " + " \\\n  ".join(command)]) + "\n"
+        root = job.mounts[0]
+        is_mapped = self.engine == "podman" and os.getuid() != 0
+        return render_template(
+            Path(__file__).with_name("container.sh.j2"),
+            own=self,
+            quote=shlex.quote,
+            assignments=assignments,
+            root=root,
+            gpus=job.gpus and shutil.which("nvidia-smi"),
+            name=job_name(job),
+            user="--userns keep-id" if is_mapped else f"--user {os.getuid()}:{os.getgid()}",
+            login=os.environ.get("USER", "user"),
+            variables={"PYTHONPATH": f"{job.code or root}/src", **job.environment, **self.environment},
+            mounts=[mount if ":" in mount else f"{mount}:{mount}" for mount in (*_outermost(job.mounts), *self.mounts)],
+            command=shlex.join(self.command(job)),
+        )
 
     def submit(self, job: Job, file: Path) -> list[str]:
         """Start the container; its output is written to the folder of the run, and the engine removes it at its end."""

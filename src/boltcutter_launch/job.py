@@ -185,8 +185,7 @@ def run(*command: str, timeout: float, env: Mapping[str, str] | None = None) -> 
         return subprocess.CompletedProcess(command, 1, "", f"no response in {timeout} seconds")
 
 
-def render_template(file: Path, finalize: Callable[[Any], str] | None = None, **values: object) -> str:
-    """Render a template; ``finalize`` converts each value that is inserted."""
+def _template(file: Path, finalize: Callable[[Any], str] | None = None) -> jinja2.Template:
     environment = jinja2.Environment(  # noqa: S701 - of shell scripts and manifests
         loader=jinja2.FileSystemLoader(file.parent),
         undefined=jinja2.StrictUndefined,
@@ -195,12 +194,17 @@ def render_template(file: Path, finalize: Callable[[Any], str] | None = None, **
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template(file.name).render(values)
+    return environment.get_template(file.name)
+
+
+def render_template(file: Path, **values: object) -> str:
+    """Render a template."""
+    return _template(file).render(values)
 
 
 def render_yaml(file: Path, **values: object) -> Any:
     """Render a template of YAML, in which each value is inserted as JSON, and return its content."""
-    return yaml.safe_load(render_template(file, lambda value: json.dumps(value, ensure_ascii=False), **values))
+    return yaml.safe_load(_template(file, lambda value: json.dumps(value, ensure_ascii=False)).render(values))
 
 
 def assignments(environment: Mapping[str, str]) -> list[str]:
