@@ -240,10 +240,11 @@ class CloudLauncher(StoredRuns):
 
     def fill(self, template: Path, job: Job, **values: object) -> dict[str, Any]:
         """Return the fields of the job file that have a value: those of its template, and those of ``extra``."""
-        values |= {"name": next_name(job), "command": self.command(job), "variables": self.variables(job)}
-        values["pairs"] = [{"name": name, "value": value} for name, value in self.variables(job).items()]
-        values |= {"folder": self.remote_folder(job.folder), "seconds": seconds}
-        return merged(render_yaml(template, own=self, job=job, **values), self.extra)
+        variables = self.variables(job)
+        values |= {"own": self, "job": job, "name": next_name(job), "folder": self.remote_folder(job.folder)}
+        values |= {"command": self.command(job), "variables": variables, "seconds": seconds}
+        values["pairs"] = [{"name": name, "value": value} for name, value in variables.items()]
+        return merged(render_yaml(template, **values), self.extra)
 
     def job_yaml(self, content: Mapping[str, Any], job: Job, submit: str) -> str:
         """Return a job file in YAML, which begins with the command that submits it by hand."""
@@ -291,11 +292,7 @@ class CloudLauncher(StoredRuns):
     ) -> Iterator[str]:
         """Yield the events of the platform's log service, each once; without any, the output of rank 0.
 
-        Args:
-            read: Yields id, time in seconds and text of the events since a time.
-            job_id: The job.
-            folder: Folder of the run on this machine.
-            follow: Whether to wait for further events until the job has ended.
+        ``read`` yields id, time in seconds and text of the events since a time.
         """
         events = self._events(read, job_id if follow else None)
         return first_output(events, StoredRuns.logs(self, job_id, folder, follow=follow))
@@ -366,14 +363,9 @@ def as_text(values: Mapping[str, Any] | None) -> dict[str, str]:
     }
 
 
-def drop_unset(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a job that have a value."""
-    return {name: value for name, value in values.items() if value not in (None, "", [], {})}
-
-
 def merged(values: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a job that have a value, with further ones, which are merged at every depth."""
-    found = drop_unset(values)
+    found = {name: value for name, value in values.items() if value not in (None, "", [], {})}
     for name, value in extra.items():
         is_nested = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
         found[name] = merged(found[name], value) if is_nested else value

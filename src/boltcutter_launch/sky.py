@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from boltcutter.config.errors import one_line
 from boltcutter_launch.bundle import BUNDLE
-from boltcutter_launch.cloud import CloudLauncher, drop_unset, next_name
+from boltcutter_launch.cloud import CloudLauncher, merged, next_name
 from boltcutter_launch.job import (
     Job,
     NoAnswerError,
@@ -71,6 +71,7 @@ class SkyLauncher(CloudLauncher):
         secrets: Environment variables that hold secrets, and where each node reads its value; env: from the variable
             of this name here, whose value SkyPilot sends.
         time: Time limit of each attempt, H:MM:SS or D-HH:MM:SS.
+        extra: Further fields of the task, such as {"resources": {"ports": 8080}}.
     """
 
     option, protocols = "sky", ("s3", "gs")
@@ -94,6 +95,7 @@ class SkyLauncher(CloudLauncher):
     network_tier: Literal["standard", "best"] = "best"
     disk_gb: int = 100
     grace: int = 120
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.install = self.install and not self.image
@@ -152,7 +154,7 @@ class SkyLauncher(CloudLauncher):
             "run": render_template(HERE / "sky_run.sh.j2", command=shlex.join(self.command(job)), **limit),
             "config": {"hooks": [hook]},
         }
-        return self.job_yaml(drop_unset(task), job, shlex.join(self._launch_command(self.job_file)))
+        return self.job_yaml(merged(task, self.extra), job, shlex.join(self._launch_command(self.job_file)))
 
     def _resources(self, job: Job) -> dict[str, Any]:
         kinds = self.gpu_type if isinstance(self.gpu_type, list) else [self.gpu_type] if self.gpu_type else []
@@ -171,7 +173,7 @@ class SkyLauncher(CloudLauncher):
             "labels": self.tags,
             "job_recovery": {"max_restarts_on_errors": self.max_restarts, "recover_on_exit_codes": [PREEMPTED]},
         }
-        return drop_unset(resources)
+        return merged(resources, {})
 
     def _launch_command(self, file: str) -> list[str]:
         own = {place.partition("/")[0].replace("k8s", "kubernetes") for place in self.infra}
