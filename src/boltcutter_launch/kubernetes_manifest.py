@@ -21,6 +21,10 @@ BUNDLE = "job.tar.xz"  # name of the packed code there
 INSTANCE = "app.kubernetes.io/instance"  # label of all objects and pods of a job
 PORT = 29500
 RAY_TIMEOUT = 1800  # seconds to wait for the nodes of a RayJob, which an autoscaler may have to add
+RAY_PROBE = {  # the port is that of Ray's agent on each node; training may occupy all CPUs
+    "httpGet": {"path": "/api/local_raylet_healthz", "port": 52365},
+    **{"initialDelaySeconds": 10, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 120},
+}
 PREEMPTED, INVALID = 143, 2  # exit statuses of the training: saved after SIGTERM, a mistake in the configuration
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 # Characters: operators append up to 15, and the name of a host has at most 63. Of a RayJob it is 47:
@@ -140,12 +144,15 @@ def _train_job(launcher: KubernetesLauncher, job: Job) -> Manifest:
 def _ray_job(launcher: KubernetesLauncher, job: Job) -> Manifest:
     """A RayJob of KubeRay: a head without resources, on which the driver runs, and a worker for each node of the run.
 
-    Source: https://ray-project.github.io/kuberay/reference/api/ (RayJobSpec, RayClusterSpec); the driver gets its plan
-    from the runtime environment, as the entrypoint is split into words by several programs.
+    KubeRay submits the run by HTTP: otherwise, a pod without these settings runs `ray job submit` in a shell. It also
+    checks nodes by wget, which the image may lack, unless they have probes (issue 2063 of KubeRay).
+
+    Source: https://ray-project.github.io/kuberay/reference/api/ (RayJobSpec, RayClusterSpec).
     """
     pod = _pod(launcher, job, [])
     (container,) = pod["containers"]
     container.pop("command")
+    container |= dict.fromkeys(("livenessProbe", "readinessProbe"), RAY_PROBE)
     cpus, gpus = float(container["resources"]["requests"]["cpu"]), job.devices if job.gpus else 0
     plan = Plan(
         folder=launcher.remote_folder(job.folder),
@@ -166,6 +173,7 @@ def _ray_job(launcher: KubernetesLauncher, job: Job) -> Manifest:
         "template": _template(launcher, job, pod),
     }
     return {
+        "submissionMode": "HTTPMode",
         "entrypoint": f"{launcher.python} -m boltcutter_launch.ray_driver",
         "runtimeEnvYAML": to_yaml({"env_vars": {PLAN: json.dumps(asdict(plan))}}),
         "shutdownAfterJobFinishes": True,
