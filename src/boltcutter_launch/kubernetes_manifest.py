@@ -145,7 +145,7 @@ def _ray_job(launcher: KubernetesLauncher, job: Job) -> Manifest:
     """A RayJob of KubeRay: a head without resources, on which the driver runs, and a worker for each node of the run.
 
     KubeRay submits the run by HTTP: otherwise, a pod without these settings runs `ray job submit` in a shell. It also
-    checks nodes by wget, which the image may lack, unless they have probes (issue 2063 of KubeRay).
+    checks nodes by wget, which images may lack: https://github.com/ray-project/kuberay/issues/2063.
 
     Source: https://ray-project.github.io/kuberay/reference/api/ (RayJobSpec, RayClusterSpec).
     """
