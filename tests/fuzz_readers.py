@@ -321,8 +321,8 @@ class Readers:
                 (self.scratch / name).write_bytes(content)
             for call in (
                 lambda: NpyShard(self.scratch / "inputs.npy").rows(np.arange(1)),
-                lambda: open_tokens(self.scratch / "inputs.npy", "uint16", 0),
-                lambda: open_tokens(self.scratch / "tokens.bin", "uint16", 0),
+                lambda: open_tokens(self.scratch / "inputs.npy", "uint16"),
+                lambda: open_tokens(self.scratch / "tokens.bin", "uint16"),
             ):
                 try:
                     call()
