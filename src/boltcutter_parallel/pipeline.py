@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from boltcutter.internals import BatchNorm, foreach_norm
 from boltcutter.protocols import ComputesLosses, NativeTask, SplitsIntoStages, gather_objects
 from boltcutter.strategy.errors import StrategyError
-from boltcutter_parallel.ema import FULL_MODEL, averages_full_model
 from boltcutter_parallel.internals import move_some
 from boltcutter_parallel.stage import LocalStage
 
@@ -61,11 +60,7 @@ class PipelineStrategy(strategies.DDPStrategy):
         return {"num_replicas": 1, "rank": 0}
 
     def setup(self, trainer: L.Trainer) -> None:
-        """Split the model, and replace its ``forward`` by one that runs all stages.
-
-        Raises:
-            StrategyError: The model cannot be split, or the training uses an unsupported feature.
-        """
+        """Split the model, and replace its ``forward`` by one that runs all stages."""
         task: Any = self.lightning_module
         model: Any = getattr(task, self.module, None)
         for text, holds in _refused(trainer, task, model, self.num_microbatches, self.world_size).items():
@@ -289,7 +284,6 @@ def _refused(trainer: L.Trainer, task: Any, model: Any, microbatches: int, stage
         "task.compile=true: stages are not compiled; set it to false": bool(
             getattr(model, "_compiled_call_impl", None)
         ),
-        FULL_MODEL: averages_full_model(trainer),
         "trainer.precision=16-mixed: loss scaling is not supported; try bf16-mixed": (
             getattr(trainer.precision_plugin, "scaler", None) is not None
         ),
