@@ -24,7 +24,7 @@ def test_names_stay_inside_the_folder(tmp_path: Path) -> None:
 
 def test_a_step_is_replaced_and_later_ones_are_discarded(tmp_path: Path) -> None:
     for step in (0, 5, 10, 15):
-        write_images(tmp_path, "a", torch.full((2, 2), step / 15), step, captions=["text"])
+        write_images(tmp_path, "a", torch.full((2, 2), step / 15), step)
         write_table(tmp_path, "b", ["x"], [[step]], None, step)
     write_images(tmp_path, "a", torch.ones(4, 4), 5)
     discard_after(tmp_path, 10)
