@@ -98,11 +98,7 @@ class ShardedDataset:
         return self.part[1] - self.part[0]
 
     def __getitems__(self, batch: Batch) -> Pair:
-        """Inputs and targets of the samples in ``batch``.
-
-        Raises:
-            ValueError: A sample is damaged, has another shape, or an unknown class.
-        """
+        """Inputs and targets of the samples in ``batch``."""
         rows = self._global_indices(batch.indices)
         inputs, targets = self._read(0, rows) if len(self.shards) == 1 else self._gather(rows)
         x = torch.from_numpy(inputs.reshape(-1, *self.shape))

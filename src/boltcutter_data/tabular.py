@@ -202,11 +202,7 @@ class Tabular(DataModule):
 
 
 def read_table(path: Path, text: Sequence[str] = ()) -> pd.DataFrame:
-    """Read a CSV or Parquet file with at least one row; of CSV, the columns ``text`` as text, even if all are numbers.
-
-    Raises:
-        ValueError: The file is missing, damaged, empty or of another format.
-    """
+    """Read a CSV or Parquet file with at least one row; of CSV, the columns ``text`` as text."""
     if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
         raise ValueError(f"{path}: expected a file name that ends in .csv, .csv.gz or .parquet")
     try:
@@ -270,9 +266,6 @@ def encode_features(table: pd.DataFrame, statistics: dict[str, Any], name: str) 
 
     Returns:
         Shape (N, F), float32.
-
-    Raises:
-        ValueError: A column is missing, or has text instead of numbers.
     """
     missing = [column for column in statistics["columns"] if column not in table]
     if missing:

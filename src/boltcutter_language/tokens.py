@@ -75,11 +75,7 @@ class TokenWindows:
         return int(self.ends[-1])
 
     def __getitems__(self, batch: Batch) -> Pair:
-        """Inputs and targets (N, T) in the file's integer dtype.
-
-        Raises:
-            ValueError: A token is not in the vocabulary.
-        """
+        """Inputs and targets (N, T) in the file's integer dtype."""
         begin = _window_offset(self.num_offsets, batch.seed, batch.epoch)
         chosen = batch.indices
         if len(self.sequences) == 1:
@@ -154,11 +150,7 @@ class TokenDataModule(DataModule):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Tokenizer of these tokens.
-
-        Raises:
-            ValueError: It is unknown.
-        """
+        """Tokenizer of these tokens."""
         if "tokenizer" not in self.statistics:
             self.setup("predict")
         if "tokenizer" not in self.statistics:
@@ -228,10 +220,8 @@ class Tokens(TokenDataModule):
                 continue
             found = files.get(name, [])
             if name in fractions:
-                parts = [
-                    (*consecutive_ranges(fractions, len(tokens))[name], tokens, path) for tokens, path in files["train"]
-                ]
-                found = [(tokens[begin:end], path) for begin, end, tokens, path in parts]
+                ranges = [slice(*consecutive_ranges(fractions, len(tokens))[name]) for tokens, _ in files["train"]]
+                found = [(tokens[part], path) for part, (tokens, path) in zip(ranges, files["train"], strict=True)]
             splits[name] = TokenWindows(found, self.shape[0], self.vocab_size, random_offset=name == "train")
         return Splits(**splits)
 

@@ -32,11 +32,7 @@ RETRY_DELAY = 0.2  # seconds after which a signal is sent again to a process wit
 
 
 def check_fork(start_method: str, devices: Sequence[torch.device]) -> None:
-    """Check that no process with an initialized CUDA context is forked, as CUDA does not work in the child.
-
-    Raises:
-        ValueError: CUDA is initialized, and the ranks are to be forked and train on GPUs.
-    """
+    """Check that no process with an initialized CUDA context is forked, as CUDA does not work in the child."""
     used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if start_method == "fork" and any(d.type == "cuda" for d in devices) and used:
         raise ValueError(

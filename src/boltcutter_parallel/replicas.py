@@ -109,11 +109,7 @@ def _chunk(arguments: Any, sizes: list[int], index: int, device: torch.device) -
 
 
 def gather(results: Sequence[Any], device: torch.device) -> Any:
-    """Concatenate tensors, also those in tuples, lists and dictionaries, in the order of the batch.
-
-    Raises:
-        TypeError: An output is of another type.
-    """
+    """Concatenate tensors, also those in tuples, lists and dictionaries, in the order of the batch."""
     first = results[0]
     if isinstance(first, Tensor):
         return torch.cat([result.to(device) for result in results])

@@ -32,9 +32,6 @@ def check_combination(
         trainer: With all callbacks.
         task: Any LightningModule.
         callbacks: Callbacks of the configuration, by name; None if they were not built.
-
-    Raises:
-        ConfigError: A setting has no effect, or training would fail.
     """
     check_sync_batchnorm(cfg, trainer, task)
     check_num_classes(cfg)
@@ -45,11 +42,7 @@ def check_combination(
 
 
 def check_sync_batchnorm(cfg: DictConfig, trainer: L.Trainer, task: nn.Module) -> None:
-    """Check that BatchNorm is synchronized on GPUs, as torch requires, and by a strategy that does so.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Check that BatchNorm is synchronized on GPUs, as torch requires, and by a strategy that does so."""
     strategy, has_layers = trainer.strategy, any(isinstance(module, BatchNorm) for module in task.modules())
     if not (cfg.trainer.get("sync_batchnorm") and has_layers):
         return
@@ -65,11 +58,7 @@ def check_sync_batchnorm(cfg: DictConfig, trainer: L.Trainer, task: nn.Module) -
 
 
 def check_kind(cfg: DictConfig, task: object, data: L.LightningDataModule) -> None:
-    """Check that the task, or its class, and the data have the same kind, such as classification.
-
-    Raises:
-        ConfigError: They do not.
-    """
+    """Check that the task, or its class, and the data have the same kind, such as classification."""
     expected, actual = str(getattr(task, "kind", None)), str(getattr(data, "kind", None))
     options = {"classification": "classification", "regression": "regression", "language_modeling": "language"}
     if expected in options and actual in options and expected != actual:  # other classes may use `kind` differently
@@ -81,11 +70,7 @@ def check_kind(cfg: DictConfig, task: object, data: L.LightningDataModule) -> No
 
 
 def check_num_classes(cfg: DictConfig) -> None:
-    """Check that ``num_classes`` of each metric equals that of the data.
-
-    Raises:
-        ConfigError: One does not.
-    """
+    """Check that ``num_classes`` of each metric equals that of the data."""
     num_classes, metrics = (cfg.get("data") or {}).get("num_classes"), cfg.task.get("metrics")
     for name in map(str, metrics if isinstance(metrics, DictConfig) else ()):
         metric = metrics[name]
@@ -98,11 +83,7 @@ def check_num_classes(cfg: DictConfig) -> None:
 
 
 def check_monitors(task: L.LightningModule, callbacks: Mapping[str, Callback]) -> None:
-    """Check that every monitored metric is logged, if the task lists what it logs.
-
-    Raises:
-        ConfigError: One is not logged; training would end without a checkpoint.
-    """
+    """Check that every monitored metric is logged, if the task lists what it logs."""
     if not isinstance(task, NativeTask):
         return
     logged = task.logged_metrics
@@ -126,11 +107,7 @@ def _can_be_called(make: Callable[..., Any], argument: Any) -> bool:
 
 
 def check_optimizer(task: L.LightningModule) -> None:
-    """Check the values of optimizer and scheduler by instantiating them for a dummy parameter.
-
-    Raises:
-        ConfigError: One refuses its values.
-    """
+    """Check the values of optimizer and scheduler by instantiating them for a dummy parameter."""
     argument: Any = [nn.Parameter(torch.zeros(1))]
     for name in ("optimizer", "scheduler"):
         make = inspect.getattr_static(task, name, None)  # no property is evaluated

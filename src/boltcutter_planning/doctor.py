@@ -63,9 +63,6 @@ def main(project: Project, overrides: list[str]) -> list[dict[str, str]] | None:
 
     Returns:
         The rows of ``--test``.
-
-    Raises:
-        ConfigError: There are mistakes.
     """
     if "--test" in overrides:
         return device_test.main(overrides)

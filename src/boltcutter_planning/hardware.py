@@ -23,21 +23,13 @@ EPS = 1e-4  # non-zero in float16, also when added to a small number
 
 
 def check_hardware(cfg: DictConfig) -> None:
-    """Check devices and precision, before the trainer is built.
-
-    Raises:
-        ConfigError: The machine lacks one.
-    """
+    """Check devices and precision, before the trainer is built."""
     check_devices(cfg.trainer)
     check_precision(cfg)
 
 
 def check_devices(trainer: DictConfig) -> None:
-    """Check that the machine has the devices that settings of the trainer request.
-
-    Raises:
-        ConfigError: It does not.
-    """
+    """Check that the machine has the devices that settings of the trainer request."""
     accelerator, devices = str(trainer.get("accelerator", "auto")), trainer.get("devices", "auto")
     gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
     wanted = count_devices(trainer)
@@ -81,11 +73,7 @@ def check_devices(trainer: DictConfig) -> None:
 
 
 def check_precision(cfg: DictConfig) -> None:
-    """Check that device and optimizer support the precision.
-
-    Raises:
-        ConfigError: The device or the optimizer does not support it.
-    """
+    """Check that device and optimizer support the precision."""
     precision, device = full_precision(cfg.trainer), device_type(str(cfg.trainer.get("accelerator", "auto")))
     setting = f"trainer.precision={precision}"
     if device == "mps" and precision.endswith("-mixed"):
