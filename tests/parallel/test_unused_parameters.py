@@ -54,3 +54,40 @@ def test_the_graph_of_a_loss_lists_its_parameters() -> None:
     used, unused = nn.Linear(2, 2), nn.Linear(2, 2)
     assert reachable(used(torch.ones(1, 2)).sum()) == set(used.parameters())
     assert not reachable(unused(torch.ones(1, 2)).sum().detach())
+
+
+TWO_LOSSES = """
+import lightning as L, torch, torch.distributed as dist
+
+class Losses(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.generator, self.discriminator = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
+
+    def training_step(self, batch, batch_idx):
+        made = self.generator(torch.randn(8, 4))
+        generator, discriminator = self.optimizers()
+        for optimizer, inputs in ((generator, made), (discriminator, made.detach())):
+            optimizer.zero_grad()
+            self.manual_backward(self.discriminator(inputs).square().mean())
+            optimizer.step()
+        sums = [torch.zeros(()) for _ in range(2)]
+        dist.all_gather(sums, sum(p.detach().sum() for p in self.parameters()))
+        assert sums[0] == sums[1], sums
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(module.parameters(), lr=0.1) for module in (self.generator, self.discriminator)]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", ["true", "false"])
+def test_a_second_loss_of_the_first_step_may_leave_out_parameters(script: Script, tmp_path: Path, memory: str) -> None:
+    (tmp_path / "losses.py").write_text(TWO_LOSSES)
+    (tmp_path / "task.yaml").write_text("# Two losses.\n_target_: losses.Losses\n")
+    settings = [f"task={tmp_path}/task.yaml", "callback=null", "trainer.gradient_clip_val=null", *QUICK, *TWO]
+    settings += [f"trainer.strategy.shared_memory={memory}", f"folder={tmp_path}/run"]
+    done = script("train", *settings, ranks=2, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert "(generator.weight, generator.bias)" in done.stdout
