@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map as tree_map  # optree would be one more dependency
+from torch.utils._pytree import tree_map_only as tree_map_only
 
 USED = {  # by name: the file that uses it, and why
     "_foreach_lerp_": "ema: one kernel for all weights",
@@ -29,7 +31,6 @@ USED = {  # by name: the file that uses it, and why
     "_op_dispatcher": "model_parallel: torch has no fused SGD for DTensor",
     "_custom_op_handlers": "model_parallel: the same",
     "_fused_sgd_": "model_parallel: the same",
-    "_pytree": "model_parallel: tree_map_only; the public alternative, optree, would be one more dependency",
     "_C": "mpi: has _create_work_from_future",
     "_distributed_c10d": "mpi: the same",
     "_create_work_from_future": "mpi: what collectives of a process group in Python return",

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
 
 from boltcutter.protocols import NativeTask, SavesShards, ShardsWeights
 from boltcutter.strategy.errors import StrategyError
-from boltcutter_parallel.internals import move_some
+from boltcutter_parallel.internals import move_some, tree_map_only
 from boltcutter_parallel.sharded_checkpoint import WEIGHTS
 from boltcutter_parallel.units import fully_shard_units
 
