@@ -72,12 +72,9 @@ def test_all_splits_can_come_from_one_pair_of_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bytes])
-@pytest.mark.parametrize("mark", ["-idx", ".idx"])
-def test_uncompressed_and_differently_named_files_are_read(
-    tmp_path: Path, pack: Callable[[bytes], bytes], mark: str
-) -> None:
+def test_files_are_read_compressed_or_not(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     end = ".gz" if pack is gzip.compress else ""
-    write(tmp_path, "t10k", 100, pack, images=f"t10k-images{mark}3-ubyte{end}", labels=f"t10k-labels{mark}1-ubyte{end}")
+    write(tmp_path, "t10k", 100, pack, images=f"t10k-images-idx3-ubyte{end}", labels=f"t10k-labels-idx1-ubyte{end}")
     assert len(splits(MNIST(folder=tmp_path, train="t10k"))[0][0]) == 80
 
 
@@ -113,7 +110,7 @@ def test_missing_files_are_downloaded_and_verified(folder: Path, mirror: str, tm
     assert len(parts[2][0]) == 100
     (data.folder / NAMES[0]).unlink()
     wrong = MNIST(folder=data.folder, mirrors=[mirror], checksums=sums | {NAMES[0]: f"sha256:{'0' * 64}"})
-    with pytest.raises(OSError, match=r"train-images-idx3-ubyte.gz: not downloaded .*its sha256 is"):
+    with pytest.raises(OSError, match=r"train-images-idx3-ubyte.gz: not downloaded .*it is sha256:"):
         wrong.prepare_data()
     assert not (data.folder / NAMES[0]).exists()
 
