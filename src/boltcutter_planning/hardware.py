@@ -37,14 +37,11 @@ def check_devices(trainer: DictConfig) -> None:
         raise ConfigError(
             f"trainer.devices={devices} is not a number of devices; try trainer.devices=1, or auto for all"
         )
-    if accelerator == "tpu":
-        if find_spec("torch_xla") is None:
-            raise ConfigError(
-                "trainer.accelerator=tpu: torch_xla is not installed, which Lightning needs for TPUs; on a TPU host "
-                "pip install 'torch_xla[tpu]' and its version of torch; otherwise try trainer=default"
-            )
-        if not XLAAccelerator.is_available():
-            raise ConfigError("trainer.accelerator=tpu: this machine has no TPU; try trainer=default")
+    if accelerator == "tpu" and not XLAAccelerator.is_available():
+        raise ConfigError(
+            "trainer.accelerator=tpu: this machine has no TPU, or torch_xla is not installed (pip install "
+            "'torch_xla[tpu]' and its version of torch); try trainer=default"
+        )
     if accelerator in ("auto", "cuda", "gpu") and (fault := unusable_gpus()):
         raise ConfigError(
             f"trainer.accelerator={accelerator}: {fault}; install a build that fits the driver, such as "
