@@ -222,24 +222,20 @@ def logged_in() -> bool:
 
 def is_reachable(url: str) -> bool:
     """Whether a server responds within ``TIMEOUT``; in a thread, because DNS lookups have no time limit."""
-    found: list[bool] = []
-    known = threading.Event()
+    reachable = threading.Event()
 
     def request() -> None:
-        found.append(_request(url))
-        known.set()
+        try:
+            urllib.request.urlopen(url, timeout=TIMEOUT).close()  # noqa: S310 - the server of W&B
+        except urllib.error.HTTPError as error:
+            error.close()  # an error response is a response
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            # W&B may accept a certificate that Python rejects.
+            if not isinstance(getattr(error, "reason", None), ssl.SSLError):
+                return
+        reachable.set()
 
-    threading.Thread(target=request, daemon=True).start()
-    return known.wait(TIMEOUT) and found[0]
-
-
-def _request(url: str) -> bool:
-    try:
-        urllib.request.urlopen(url, timeout=TIMEOUT).close()  # noqa: S310 - the server of W&B
-    except urllib.error.HTTPError as error:
-        error.close()  # an error response is a response
-    except urllib.error.URLError as error:
-        return isinstance(error.reason, ssl.SSLError)  # W&B may accept a certificate that Python rejects
-    except (OSError, ValueError, http.client.HTTPException):
-        return False
-    return True
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT)
+    return reachable.is_set()
