@@ -148,6 +148,12 @@ def test_files_that_have_changed_are_refused(
             registry.resolve(project, use)
         shutil.rmtree(place)
         shutil.copytree(tmp_path / "kept", place)
+    lineage = json.loads((place / registry.LINEAGE).read_text())
+    outside = {"checkpoints/../record.json": lineage["files"]["record.json"]}
+    (place / registry.LINEAGE).write_text(json.dumps(lineage | {"files": lineage["files"] | outside}))
+    with pytest.raises(ConfigError, match=r"checkpoints/\.\./record\.json is not the file"):
+        registry.resolve(project, use)
+    (place / registry.LINEAGE).write_text(json.dumps(lineage))
     (place / "checkpoints" / "best.ckpt").unlink()
     with pytest.raises(ConfigError, match=r"checkpoints/best\.ckpt is not the file"):
         registry.resolve(project, use)
@@ -172,18 +178,27 @@ def test_a_checkpoint_that_is_replaced_with_its_digest_is_refused(project: Proje
     assert registry.resolve(project, ["run=registry:digits@v1"]) == [f"run={place}"]
 
 
+DAMAGED = [
+    (b"[[]]", b'"min"', b"1.0"),
+    (b'"a"', b"[]", b"1.0"),
+    (b'"a"', b'"min"', b"[]"),
+    (b'"a"', b'"min"', b"9" * 400),
+]
+
+
 @pytest.mark.parametrize(
     "content",
     [
         *(b"", b"[]", b"{}", b"[" * 10**5, b'{"files": {}, "best": {"score": 1}}', b"\xff"),
-        b'{"files": {}, "best": {"monitor": [[]], "mode": "min", "score": 1.0}}',
+        *(b'{"files": {}, "best": {"monitor": %s, "mode": %s, "score": %s}}' % facts for facts in DAMAGED),
+        b'{"files": [], "best": {"monitor": "a", "mode": "min", "score": 1.0}}',
     ],
 )
 def test_a_damaged_lineage_ends_in_one_line(project: Project, trained: Path, content: bytes) -> None:
     add(project, trained)
     (project.root / "registry" / "digits" / "v1" / registry.LINEAGE).write_bytes(content)
     for which in ("@best", "@v1"):
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(ConfigError, match=r"v1: registered\.json is damaged; use another version.*$") as error:
             registry.resolve(project, [f"run=registry:digits{which}"])
         assert "\n" not in str(error.value)
 
