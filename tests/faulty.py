@@ -41,6 +41,8 @@ PLACES = {
     "exit": Place("boltcutter.environment.process", "_destroy_process_group", 1),
 }
 
+SETUP = Place("boltcutter.callback.preemption", "Preemption.setup", 1)  # a signal ends the process at once before it
+
 
 def fail(fault: str) -> None:
     """Raise the exception, or send the signal."""
@@ -91,10 +93,13 @@ def write_half(trigger: Callable[[], None]) -> None:
 
 
 def main(fault: str, name: str) -> None:
-    """Inject the fault."""
+    """Inject the fault at a place, or at another call of its function, such as ``validation@5``."""
     trigger = functools.partial(fail, fault)
     writes = name == "checkpoint" and os.environ.get("RANK", "0") == "0"
-    inject(PLACES[name], functools.partial(write_half, trigger) if writes else trigger)
+    known, _, call = name.partition("@")
+    place = SETUP if known == "setup" else PLACES[known]
+    place = place._replace(call=int(call)) if call else place
+    inject(place, functools.partial(write_half, trigger) if writes else trigger)
 
 
 if __name__ == "__main__":

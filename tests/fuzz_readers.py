@@ -1,4 +1,4 @@
-"""Give a reader random changes of valid files: ``python fuzz_readers.py <reader> <scratch> <seconds>``.
+"""Give a reader random changes of valid files: ``python fuzz_readers.py <reader> <scratch> <seconds> [<seed>]``.
 
 A reader may return, or raise an error that its callers report in one line. It must not import, execute, write or
 contact anything, nor use a gigabyte. Prints the number of files that were read, and what was found, as JSON.
@@ -321,8 +321,8 @@ class Readers:
                 (self.scratch / name).write_bytes(content)
             for call in (
                 lambda: NpyShard(self.scratch / "inputs.npy").rows(np.arange(1)),
-                lambda: open_tokens(self.scratch / "inputs.npy", "uint16", 0),
-                lambda: open_tokens(self.scratch / "tokens.bin", "uint16", 0),
+                lambda: open_tokens(self.scratch / "inputs.npy", "uint16"),
+                lambda: open_tokens(self.scratch / "tokens.bin", "uint16"),
             ):
                 try:
                     call()
@@ -382,7 +382,7 @@ class Readers:
 EXPECTED = (ConfigError, CheckpointError, ValueError)
 
 
-def main(name: str, scratch: Path, seconds: float) -> None:
+def main(name: str, scratch: Path, seconds: float, first: int = 0) -> None:
     """Read changed files for some seconds."""
     warnings.simplefilter("ignore")
     trust.KEY_FILE = scratch / "key"
@@ -420,7 +420,7 @@ def main(name: str, scratch: Path, seconds: float) -> None:
         while time.monotonic() < end and not faults:
             options: Any = {"max_examples": 50, "deadline": None, "database": None, "phases": [Phase.generate]}
             options |= {"suppress_health_check": list(HealthCheck)}
-            seed(count)(settings(**options)(given(changes)(check)))()
+            seed(first + count)(settings(**options)(given(changes)(check)))()
         before = before or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     growth = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     if growth > MAX_GROWTH:
@@ -429,4 +429,4 @@ def main(name: str, scratch: Path, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), *map(int, sys.argv[4:]))

@@ -142,3 +142,4 @@ NOT_REPAIRED = (
     "reproduce=/tmp",
     "resume=/tmp reproduce=/tmp",
 )
+FILES_NOT_REPAIRED = ("_target_: needy.Optimizer",)  # whose package is to be installed

@@ -192,6 +192,35 @@ def test_a_run_survives_each_fault(forks: ForkServer, uninterrupted: dict[int, P
     assert not list((folder / "checkpoints").glob(".*")), "a partial checkpoint remains"
 
 
+def test_a_rank_that_waits_for_one_that_a_signal_has_ended_ends_by_the_signal(
+    forks: ForkServer, tmp_path: Path
+) -> None:
+    """Both get it while they connect, one of them shortly before it saves on signals, the other one shortly after."""
+    overrides = ["scripts/train.py", *OVERRIDES, "trainer.devices=2", f"folder={tmp_path}/run"]
+    first, second = rank_variables(2)
+    with open(tmp_path / "errors", "wb") as errors, ExitStack() as stack:
+        output = errors.fileno(), errors.fileno()
+        late = ["tests/faulty.py", "SIGINT", "setup", *overrides]
+        waiting = stack.enter_context(forks.start(overrides, environment(**first), *output))
+        assert stack.enter_context(forks.start(late, environment(**second), *output)).wait(LIMIT) == 128 + signal.SIGINT
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(LIMIT) == 128 + signal.SIGINT, (tmp_path / "errors").read_text()
+
+
+def test_a_validation_that_was_restarted_is_not_run_again(
+    forks: ForkServer, uninterrupted: dict[int, Path], tmp_path: Path
+) -> None:
+    """The run is interrupted in it, and again before the next step, from which Lightning would run a part of it."""
+    folder, runs = tmp_path / "run", Runs(forks, tmp_path / "errors")
+    overrides = [*OVERRIDES, "trainer.devices=1", f"folder={folder}"]
+    for arguments, call in ((overrides, 2 + 5 + 3), ([f"resume={folder}"], 5)):
+        row = Row(f"validation@{call}", 1, "SIGTERM", [0])
+        assert runs.attempt(arguments, 1, row) == [128 + signal.SIGTERM], runs.read_errors()
+    runs.finish(folder, overrides, 1)
+    assert lines(folder) == lines(uninterrupted[1])
+    assert record(folder)["metrics"] == record(uninterrupted[1])["metrics"]
+
+
 SPY = """
 import json, os
 from pathlib import Path

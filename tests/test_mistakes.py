@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from repairs import LEFT_OUT, NOT_REPAIRED, REPAIRED
+from repairs import FILES_NOT_REPAIRED, LEFT_OUT, NOT_REPAIRED, REPAIRED
 
 from boltcutter.cli.main import main
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.startup import restored_signals
 from boltcutter.extend import Command
 from boltcutter.project import Project
+from boltcutter_machine.file_fix import locate
 from boltcutter_machine.mistake import explain
 
 PROJECT = Project.find(__file__)
@@ -22,6 +23,8 @@ DDP = "trainer=ddp trainer.accelerator=cpu trainer.devices=2"
 THIRD_PARTY = Path(__file__).parent / "third_party" / "configs"
 GAN = f"task={THIRD_PARTY}/task/gan.yaml data={THIRD_PARTY}/data/digits.yaml"
 MINE = "configs/experiment/mine.yaml: "
+MLP = "_target_: boltcutter.model.mlp.MLP\ninput_shape: ${data.shape}\nnum_classes: ${data.num_classes}\n"
+AS_LIST = "".join(f"- {line}\n" for line in MLP.splitlines())
 STOPPING = "callback=[default,early_stopping]"
 Refusal = Callable[..., list[str]]
 Script = Callable[..., subprocess.CompletedProcess[str]]
@@ -214,14 +217,20 @@ WITHOUT = {*LEFT_OUT, f"{GAN} model=mlp", f"{GAN} optimizer.lr=0.1", f"{GAN[: GA
 UNREPAIRED = {*NOT_REPAIRED, f"{GAN} task._target_=third_party.libraries.tinynet"}
 # The same for a file of the project and its contents.
 FILES = [
-    ("model/mlp", "hidden: [1", "model=mlp", "configs/model/mlp.yaml:2: ", ""),
-    ("model/mlp", "a: 1\n\tb: 2", "model=mlp", "configs/model/mlp.yaml:2: ", ""),
-    ("model/mlp", "a: 1\na: 2", "model=mlp", "configs/model/mlp.yaml:2: ", "duplicate key a"),
-    ("model/mlp", "- 1", "model=mlp", "configs/model/mlp.yaml: ", "keys with values"),
-    ("model/mlp", "a: ${b", "model=mlp", "configs/model/mlp.yaml: ", ""),
-    ("model/mlp", "defaults: mlp", "model=mlp", "configs/model/mlp.yaml: ", "correct its defaults"),
+    ("model/mlp", f"{MLP}hidden_sizes: [1", "model=mlp", "configs/model/mlp.yaml:5: ", ""),
+    ("model/mlp", f"{MLP}hidden_sizes:\n\t- 2", "model=mlp", "configs/model/mlp.yaml:5: ", ""),
+    ("model/mlp", f"{MLP}dropout: 0\ndropout: 0.5", "model=mlp", "configs/model/mlp.yaml:5: ", "duplicate key dropout"),
+    ("model/mlp", AS_LIST, "model=mlp", "configs/model/mlp.yaml: ", "keys with values"),
+    ("model/mlp", f"{MLP}dropout: ${{b", "model=mlp", "configs/model/mlp.yaml: ", ""),
+    ("model/mlp", f"defaults: mlp\n{MLP}", "model=mlp", "configs/model/mlp.yaml: ", "correct its defaults"),
     ("model/mlp", "hidden: [3]", "model=mlp", "model={hidden: [3]}: ", "Module"),
-    ("optimizer/adamw", "_target_: torch.optim.AdamW\nlr: 1", "", "optimizer.params: ", "AdamW"),
+    (
+        "optimizer/adamw",
+        "_target_: torch.optim.AdamW\nlr: 1",
+        "",
+        "optimizer.params: ",
+        "write optimizer._partial_=true",
+    ),
     (
         "optimizer/adamw",
         "_target_: torch.optim.AdamW\n_partial_: true\nlr: ???",
@@ -242,8 +251,22 @@ FILES = [
         "trainer.max_epoch: ",
         "did you mean max_epochs?",
     ),
-    ("logger/csv", "api_key: abc", "logger=csv", "logger.api_key: ", "${oc.env:API_KEY}"),
+    (
+        "logger/csv",
+        "csv:\n  _target_: lightning.pytorch.loggers.CSVLogger\n  save_dir: ${runs}\n  api_key: abc",
+        "logger=csv",
+        "logger.csv.api_key: ",
+        "${oc.env:API_KEY}",
+    ),
 ]
+
+
+def with_file(folder: Path, name: str, contents: str) -> Project:
+    """A project with the built-in options, of which one has other contents."""
+    configs = shutil.copytree(PROJECT.root / "configs", folder / "configs")
+    (configs / f"{name}.yaml").write_text(f"{contents}\n")
+    (folder / "needy.py").write_text("import no_such_package\n")
+    return Project(folder, None, (configs,))
 
 
 @pytest.fixture
@@ -282,7 +305,9 @@ def test_a_mistake_in_overrides_is_one_line(overrides: str, setting: str, remedy
 
 def test_programs_can_repair_nine_of_ten_mistakes() -> None:
     assert {*REPAIRED, *WITHOUT, *UNREPAIRED} == {overrides for overrides, _, _ in MISTAKES}
+    repaired = [contents for _, contents, *_ in FILES if contents not in FILES_NOT_REPAIRED]
     assert len({*REPAIRED, *WITHOUT}) >= 0.9 * len(MISTAKES)
+    assert len({*REPAIRED, *WITHOUT, *repaired}) >= 0.9 * (len(MISTAKES) + len(FILES))
 
 
 @pytest.mark.parametrize(("name", "contents", "overrides", "setting", "remedy"), FILES)
@@ -296,12 +321,16 @@ def test_a_mistake_in_a_file_is_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    configs = shutil.copytree(PROJECT.root / "configs", tmp_path / "configs")
-    (configs / f"{name}.yaml").write_text(f"{contents}\n")
-    (tmp_path / "needy.py").write_text("import no_such_package\n")
+    project = with_file(tmp_path, name, contents)
     monkeypatch.syspath_prepend(tmp_path)
-    lines = refusal(*overrides.split(), project=Project(tmp_path, None, (configs,)))
+    lines = refusal(*overrides.split(), project=project)
     assert_one_line([line.replace(f"{tmp_path}/", "") for line in lines], setting, remedy)
+    arguments = overrides.split()
+    mistake = locate(explain(lines[0].removeprefix("error: "), arguments), project, arguments)
+    assert bool(mistake.fix or mistake.replaces) == (contents not in FILES_NOT_REPAIRED)
+    if mistake.file:
+        assert mistake.file == f"{tmp_path}/configs/{name}.yaml"
+        assert mistake.line
 
 
 def test_each_of_several_mistakes_has_its_line(refusal: Refusal) -> None:

@@ -17,7 +17,10 @@ from benchmarks import harness
 from benchmarks.harness import ROOT, TRAIN, BenchmarkError, Process
 from boltcutter.project import Project
 
-MPIRUN = ["--allow-run-as-root", "--oversubscribe", "-np", "2"]
+STARTERS = {  # commands that start the processes, by an override
+    "trainer=mpi": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"],
+    "trainer=horovod": ["horovodrun", "-np", "2"],
+}
 # SGD, since Adam's first steps depend on the sign of the gradient and so amplify rounding errors.
 WORK = ["optimizer=sgd", "logger=null", "report=false", "trainer.accelerator=cpu"]
 ROWS: dict[str, list[str]] = {
@@ -31,8 +34,8 @@ ROWS: dict[str, list[str]] = {
     "ddp, spawn": ["trainer=ddp", "trainer.devices=2", "trainer.strategy.start_method=spawn"],
     "mpirun, 2 ranks": ["trainer=mpi"],
     "mpirun, MPI's collectives": ["trainer=mpi", "trainer.strategy.process_group_backend=mpi4py"],
-    "horovod, 2 ranks": ["trainer=horovod", "trainer.devices=2"],
-    "horovod, fp16 gradients": ["trainer=horovod", "trainer.devices=2", "trainer.strategy.compress=fp16"],
+    "horovodrun, 2 ranks": ["trainer=horovod"],
+    "horovodrun, fp16 gradients": ["trainer=horovod", "trainer.strategy.compress=fp16"],
     "fsdp2, 2 ranks": ["trainer=fsdp2", "trainer.devices=2"],
     "tensor parallel, 2 ranks": ["trainer=fsdp2", "trainer.devices=2", "trainer.strategy.tensor_parallel_size=2"],
     "fsdp2 × tensor parallel, 4 ranks": [
@@ -114,9 +117,9 @@ def trained(overrides: list[str]) -> Result:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
         command = [str(TRAIN.relative_to(ROOT)), *overrides, f"folder={folder}"]
-        if "trainer=mpi" in overrides:
-            start = f"import os; os.execvp('mpirun', {['mpirun', *MPIRUN, sys.executable, *command]!r})"
-            command = ["-c", start]  # mpirun in place of Python
+        for starter in (words for override, words in STARTERS.items() if override in overrides):
+            start = f"import os; os.execvp({starter[0]!r}, {[*starter, sys.executable, *command]!r})"
+            command = ["-c", start]  # mpirun or horovodrun in place of Python
         Process(command, harness.cores(2), threads=1).wait()
         state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
         record = json.loads((folder / "record.json").read_text())

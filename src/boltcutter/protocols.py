@@ -24,10 +24,10 @@ if TYPE_CHECKING:  # this module is also imported by commands that do not need t
 
 @runtime_checkable
 class ShardsWeights(Protocol):
-    """A model that shards itself in ``trainer=fsdp2``, rather than by blocks; tensor parallelism requires it."""
+    """A model that says how its matrices are sharded, as tensor parallelism in ``trainer=fsdp2`` requires."""
 
     def shard(self, mesh: DeviceMesh) -> None:
-        """Shard all weights in place; options of ``fully_shard``, such as ``mp_policy``, are passed if it has them.
+        """Shard matrices over ``mesh["tensor_parallel"]``; all weights are then sharded by blocks, unless it does so.
 
         The attribute ``row_permutations`` has, by parameter name, how it reorders rows; checkpoints have the old order.
         """

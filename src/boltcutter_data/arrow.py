@@ -179,11 +179,7 @@ def _image_source(value: Any, column: str, row: int) -> tuple[Path, io.BytesIO |
 
 
 def number_chunks(dataset: Any, name: str, dtype: str) -> list[Array]:
-    """View the chunks of a column of numbers as arrays (N, width).
-
-    Raises:
-        ValueError: Values are missing, differ in length, or are not numbers.
-    """
+    """View the chunks of a column of numbers as arrays (N, width)."""
     try:
         chunks = [view_array(chunk, dtype) for chunk in arrow_column(dataset, name).chunks if len(chunk)]
         _check_equal(np.array([chunk.shape[1] for chunk in chunks]), "numbers")
@@ -222,11 +218,7 @@ def class_names(dataset: Any, name: str, num_classes: int | None) -> list[str]:
 
 
 def class_indices(dataset: Any, name: str, names: list[str]) -> Tensor:
-    """Return the class index of each row, shape (N,).
-
-    Raises:
-        ValueError: A class is missing or unknown.
-    """
+    """Return the class index of each row, shape (N,)."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.types as types
@@ -245,11 +237,7 @@ def class_indices(dataset: Any, name: str, names: list[str]) -> Tensor:
 
 
 def view_array(column: Any, dtype: str = "uint8") -> Array:
-    """View an Arrow array of numbers, lists or bytes of ``dtype`` as an array (N, …), without a copy where possible.
-
-    Raises:
-        ValueError: Values are missing, differ in length, or are not numbers.
-    """
+    """View an Arrow array of numbers, lists or bytes of ``dtype`` as an array (N, …), without a copy where possible."""
     import pyarrow as pa
     import pyarrow.types as types
 

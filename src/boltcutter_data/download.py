@@ -1,6 +1,6 @@
 """Download files: verified by checksum, and visible only when complete."""
 
-# torch.hub.download_url_to_file has no timeout, and knows neither MD5 nor mirrors.
+# torch.hub.download_url_to_file has neither a timeout nor mirrors.
 
 from __future__ import annotations
 
@@ -27,15 +27,11 @@ def download_file(name: str, mirrors: Sequence[str], target: Path, checksum: str
         name: File name on the mirrors.
         mirrors: Base URLs, tried in order.
         target: Path to save the file to; an existing file is not downloaded again.
-        checksum: ``sha256:…`` or ``md5:…`` of the file; None skips verification.
+        checksum: ``sha256:…`` of the file; None skips verification.
 
     Raises:
         OSError: No mirror delivered the file.
-        ValueError: The checksum's algorithm is unknown.
     """
-    algorithm, _, expected = (checksum or "sha256:").partition(":")
-    if algorithm not in ("sha256", "md5"):
-        raise ValueError(f"data.checksums: {checksum} of {name} is neither sha256:… nor md5:…; correct or remove it")
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -44,12 +40,12 @@ def download_file(name: str, mirrors: Sequence[str], target: Path, checksum: str
         part = Path(folder) / target.name
         for mirror in [*mirrors] * TRIES:
             try:
-                digest = _receive(f"{mirror.rstrip('/')}/{name}", part, algorithm)
+                digest = _receive(f"{mirror.rstrip('/')}/{name}", part)
             except (OSError, http.client.HTTPException) as error:
                 reasons[mirror] = " ".join(str(error).split()) or type(error).__name__
                 continue
-            if expected and digest != expected.lower():
-                reasons[mirror] = f"its {algorithm} is {digest}, expected {expected}"
+            if checksum and digest != checksum.lower():
+                reasons[mirror] = f"it is {digest}, expected {checksum}"
                 continue
             os.replace(part, target)  # another process may have been first, with the same contents
             return target
@@ -57,9 +53,9 @@ def download_file(name: str, mirrors: Sequence[str], target: Path, checksum: str
     raise OSError(f"{name}: not downloaded ({tried}); put it into data.folder={target.parent} by hand")
 
 
-def _receive(url: str, part: Path, algorithm: str) -> str:
-    """Write what a URL returns to a file, and return its digest."""
-    digest = hashlib.new(algorithm, usedforsecurity=False)
+def _receive(url: str, part: Path) -> str:
+    """Write what a URL returns to a file, and return its checksum."""
+    digest = hashlib.sha256()
     request = urllib.request.Request(url, headers={"User-Agent": "boltcutter", "Accept-Encoding": "identity"})  # noqa: S310 - https mirrors
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response, open(part, "wb") as file:  # noqa: S310
         total = int(response.headers.get("Content-Length") or 0)
@@ -69,4 +65,4 @@ def _receive(url: str, part: Path, algorithm: str) -> str:
                 digest.update(chunk)
         if file.tell() < total:  # http.client treats a dropped connection as the end of the file
             raise http.client.HTTPException(f"broke off after {file.tell()} of {total} bytes")
-    return digest.hexdigest()
+    return f"sha256:{digest.hexdigest()}"

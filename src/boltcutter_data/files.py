@@ -16,11 +16,7 @@ BLOCK_BYTES, NUM_BLOCKS = 4096, 16  # blocks of each file that are hashed into a
 
 
 def find_files(pattern: str, setting: str, suffixes: tuple[str, ...] = (".bin", ".npy")) -> list[Path]:
-    """Return the files of a path, a folder (those with ``suffixes``) or a glob pattern, sorted by name.
-
-    Raises:
-        ValueError: There are none.
-    """
+    """Return the files of a path, a folder (those with ``suffixes``) or a glob pattern, sorted by name."""
     path = Path(pattern)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.name.endswith(suffixes))
@@ -34,11 +30,7 @@ def find_files(pattern: str, setting: str, suffixes: tuple[str, ...] = (".bin", 
 
 
 def map_npy(path: Path, missing: str = "give an existing file") -> npt.NDArray[Any]:
-    """Memory-map a ``.npy`` file.
-
-    Raises:
-        ValueError: The file is missing or damaged.
-    """
+    """Memory-map a ``.npy`` file."""
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except FileNotFoundError:

@@ -57,7 +57,7 @@ class LoaderPreparation:
         position: EpochState
         is_stream = not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset)
         if not is_stream:
-            prepared, position = shard_loader(loader, cycles=self._cycles_loaders, **shard)
+            prepared, position = shard_loader(loader, **shard)
         elif world_size == 1 and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
             return loader  # Lightning saves and restores its position
         else:
@@ -71,10 +71,6 @@ class LoaderPreparation:
                     "the stream is deterministic"
                 )
         return prepared
-
-    def _cycles_loaders(self) -> bool:
-        """Whether shorter loaders are cycled until the longest ends."""
-        return getattr(self.trainer.fit_loop._combined_loader, "_mode", None) == "max_size_cycle"
 
     def _print_once(self, text: str) -> None:
         if self.trainer.is_global_zero and text not in self._printed:
@@ -143,7 +139,6 @@ class RankBatches(EpochState, Sampler[Any]):
             Otherwise each is yielded exactly once.
         is_grouped: Whether to shard the samples of ``source``, torch's ``BatchSampler``, before they are grouped.
         in_process: Whether this process reads the samples, not a worker.
-        cycles: Returns whether the loader is cycled, so that ``start`` may exceed its length.
     """
 
     source: Any
@@ -154,7 +149,6 @@ class RankBatches(EpochState, Sampler[Any]):
     training: bool
     is_grouped: bool = False
     in_process: bool = True
-    cycles: Callable[[], bool] = bool
 
     def __post_init__(self) -> None:
         self.batch_size = getattr(self.source, "batch_size", None)
@@ -173,8 +167,6 @@ class RankBatches(EpochState, Sampler[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         first, self.start = self.start, 0
-        if first and self.cycles() and (length := sized_len(self)):
-            first %= length
         entries = self._shard(first * self.entries_per_batch)
         batches = BatchSampler(entries, self.entries_per_batch, self.drop_last) if self.is_grouped else entries
         for number, batch in enumerate(batches, first):

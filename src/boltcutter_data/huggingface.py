@@ -144,7 +144,7 @@ class HuggingFace(DataModule):
             existing,
             num_folds=self.num_folds,
             fold=self.fold,
-            groups=self._group_indices(train),
+            groups=self._groups(train),
             num_val=len(train) - count,
         )
         splits = {}
@@ -229,17 +229,13 @@ class HuggingFace(DataModule):
                     raise ValueError(f"data.{split}: the split {chosen} of {self.path} has no samples; choose another")
         return found
 
-    def _group_indices(self, dataset: Any) -> Indices | None:
+    def _groups(self, dataset: Any) -> Indices | None:
         """Index of the group of each row."""
         if self.group is None:
             return None
-        import pyarrow.compute as pc
+        from boltcutter_data.tabular import group_indices  # with pandas and scikit-learn, which others do not need
 
-        column = arrow_column(dataset, self.group)
-        if column.null_count:
-            raise ValueError(f"data.group={self.group}: {column.null_count} rows have no group; remove them")
-        numbers: Indices = pc.index_in(column, pc.unique(column)).to_numpy().astype(np.int64)
-        return numbers
+        return group_indices(arrow_column(dataset, self.group).to_pandas().rename(self.group))
 
     def _check_columns(self, dataset: Any, columns: list[str], setting: str) -> None:
         if missing := [column for column in columns if column not in dataset.column_names]:

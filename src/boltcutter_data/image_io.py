@@ -52,11 +52,7 @@ def read_image(path: Path, shape: tuple[int, int, int], contents: BinaryIO | Non
 
 
 def read_image_shape(path: Path, contents: BinaryIO | None = None) -> tuple[int, int, int]:
-    """Return channels (1 or 3), height and width of an image without decoding it.
-
-    Raises:
-        ValueError: The image is damaged, or Pillow is not installed.
-    """
+    """Return channels (1 or 3), height and width of an image without decoding it."""
     with _open(path, contents) as image:
         return 1 if image.mode[0] in "1LI" else 3, image.height, image.width
 
@@ -82,9 +78,6 @@ def read_images(paths: Sequence[Path], shape: tuple[int, int, int]) -> tuple[Ten
 
     Returns:
         Images of shape (N, C, H, W), and their paths.
-
-    Raises:
-        ValueError: There are none, or one is missing or damaged.
     """
     files: list[Path] = []
     for path in paths:
@@ -100,11 +93,7 @@ def read_images(paths: Sequence[Path], shape: tuple[int, int, int]) -> tuple[Ten
 
 
 def check_image_shape(shape: tuple[int, ...]) -> None:
-    """Check the shape of an image, and that images can be read.
-
-    Raises:
-        ValueError: There are not 1 or 3 channels, height or width is below 1, or Pillow is not installed.
-    """
+    """Check the shape of an image, and that images can be read."""
     _import_pillow()
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
         raise ValueError(f"data.shape={list(shape)} must be channels (1 or 3), height and width; try [3, 64, 64]")

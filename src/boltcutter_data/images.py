@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -53,7 +51,7 @@ class ImageFolderDataset:
 
 
 class Images(DataModule):
-    r"""PNG and JPEG images of any size, in ``folder/<class>`` or in ``folder/{train,val,test}/<class>``.
+    """PNG and JPEG images of any size, in ``folder/<class>`` or in ``folder/{train,val,test}/<class>``.
 
     Args:
         folder: Folder with one folder per class; or with ``train``, and optionally ``val`` and ``test``, that have
@@ -61,8 +59,6 @@ class Images(DataModule):
         shape: Channels (1 or 3), height and width to resize and crop each image to.
         num_classes: Number of classes; None: the number of class folders.
         split: Fractions of train, val and test, stratified by class, for splits without a folder.
-        group: Regular expression that finds the group of an image, such as the patient, in its file name, as its first
-            parenthesized part: ``^(patient\d+)_``. No group is in two folds, or in two splits of the same folder.
         augment: Random transform of training images.
         options: Arguments of ``DataModule``, such as ``batch_size``.
     """
@@ -74,7 +70,6 @@ class Images(DataModule):
         shape: tuple[int, int, int] = (3, 64, 64),
         num_classes: int | None = None,
         split: tuple[float, float, float] = (0.7, 0.15, 0.15),
-        group: str | None = None,
         augment: Augment | None = None,
         **options: Any,
     ) -> None:
@@ -82,7 +77,7 @@ class Images(DataModule):
         check_image_shape(shape)
         self.folder, self.shape, self.num_classes = folder, shape, num_classes
         check_split(split)
-        self.split, self.augment, self.group = split, augment, group
+        self.split, self.augment = split, augment
 
     def infer_settings(self) -> dict[str, Any]:
         """Return ``num_classes``, the number of class folders."""
@@ -111,7 +106,6 @@ class Images(DataModule):
             own,
             num_folds=self.num_folds,
             fold=self.fold,
-            groups=find_groups(files, self.group),
             num_val=len(labels) - count,
         )
 
@@ -161,29 +155,6 @@ class Images(DataModule):
         if not files:
             raise ValueError(f"{folder}: no PNG or JPEG image in its class folders; add some or remove it")
         return files, np.asarray(labels, np.int64)
-
-
-def find_groups(files: Sequence[Path], pattern: str | None) -> npt.NDArray[np.str_] | None:
-    """Return the group of each file: what the first parenthesized part of ``pattern`` matches in its name.
-
-    Raises:
-        ValueError: The pattern is not valid, has no such part, or does not match a name.
-    """
-    if pattern is None:
-        return None
-    try:
-        expression = re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"data.group={pattern} is not a regular expression ({error}); try '^(.+)_'") from None
-    if not expression.groups:
-        raise ValueError(f"data.group={pattern} has no parentheses around the group; try '({pattern})'")
-    groups = []
-    for file in files:
-        found = expression.search(file.name)
-        if found is None or found[1] is None:
-            raise ValueError(f"data.group={pattern} finds no group in {file.name} ({file}); correct it")
-        groups.append(found[1])
-    return np.array(groups)
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -27,7 +27,7 @@ class MNIST(DataModule):
     Args:
         folder: Folder of the IDX files, compressed (``.gz``) or not.
         mirrors: Base URLs to download the files from.
-        checksums: File name to ``sha256:…`` or ``md5:…`` of the compressed file; verified after a download.
+        checksums: File name to ``sha256:…`` of the compressed file; verified after a download.
         class_names: Class names by class index.
         train: Prefix of the files to take the train and val splits from.
         test: Prefix of the files to test on; if it equals ``train``, the test split is split off the same images.
@@ -120,10 +120,9 @@ def _names(prefix: Prefix) -> list[str]:
 
 
 def find_idx(folder: Path, name: str) -> Path | None:
-    """Return the file ``name``, compressed or not, also with a dot before ``idx`` as some archivers write it."""
-    plain = name.removesuffix(".gz")
-    names = (name, plain, name.replace("-idx", ".idx"), plain.replace("-idx", ".idx"))
-    return next((folder / n for n in names if (folder / n).is_file()), None)
+    """Return the file ``name``, compressed or not."""
+    files = (folder / name, folder / name.removesuffix(".gz"))
+    return next(filter(Path.is_file, files), None)
 
 
 def read_idx(path: Path, ndim: int) -> Tensor:

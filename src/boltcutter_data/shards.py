@@ -16,10 +16,9 @@ from torch import Tensor
 from boltcutter.data.loader import Pair
 from boltcutter.data.module import DataModule, Kind, Splits
 from boltcutter.data.sampler import Batch
-from boltcutter.data.splits import Indices, check_split, split_indices
+from boltcutter.data.splits import Indices, check_split
 from boltcutter_data.augment import Augment
 from boltcutter_data.files import PAGE_BYTES, consecutive_ranges, find_files, map_npy, sampled_hash
-from boltcutter_data.folds import fold_indices
 from boltcutter_data.image_io import read_images
 
 Array = npt.NDArray[Any]
@@ -64,7 +63,6 @@ class ShardedDataset:
         num_classes: Number of classes; of target columns for regression.
         part: Range of this split in a random permutation of all samples; None: all samples in their order. Of more
             than a million samples, neighbours are permuted together, so that the permutation takes little memory.
-        indices: Indices of this split into all samples, instead of ``part``.
         seed: Seed of that permutation.
         augment: Random transform of a batch of inputs.
 
@@ -80,34 +78,27 @@ class ShardedDataset:
         num_classes: int,
         *,
         part: tuple[int, int] | None = None,
-        indices: Indices | None = None,
         seed: int = 0,
         augment: Callable[[Tensor, Batch], Tensor] | None = None,
     ) -> None:
         self.shards, self.shape, self.kind, self.num_classes = list(shards), shape, kind, num_classes
         self.ends = np.cumsum([len(shard) for shard in shards]).tolist()
-        self.part, self.indices, self.augment = part or (0, self.ends[-1]), indices, augment
+        self.part, self.augment = part or (0, self.ends[-1]), augment
         self.order: Indices | None = None
+        self.indices: Indices | None = None
         self.neighbours = -(-self.ends[-1] // MAX_PERMUTATION)  # samples that are permuted together
         self.identity = repr((self.part, part is None)).encode()  # of the samples that this split has
         if part:
             self.order = np.random.default_rng(seed).permutation(self.ends[-1] // self.neighbours)
             if self.neighbours == 1:
                 self.indices = self.order[slice(*part)]
-        elif indices is not None:
-            self.part = (0, len(indices))
-            self.identity = repr((self.part, True)).encode() + indices.tobytes()
         self.read_bytes = 2 * PAGE_BYTES  # of inputs and targets
 
     def __len__(self) -> int:
         return self.part[1] - self.part[0]
 
     def __getitems__(self, batch: Batch) -> Pair:
-        """Inputs and targets of the samples in ``batch``.
-
-        Raises:
-            ValueError: A sample is damaged, has another shape, or an unknown class.
-        """
+        """Inputs and targets of the samples in ``batch``."""
         rows = self._global_indices(batch.indices)
         inputs, targets = self._read(0, rows) if len(self.shards) == 1 else self._gather(rows)
         x = torch.from_numpy(inputs.reshape(-1, *self.shape))
@@ -167,16 +158,13 @@ class ShardedDataset:
 class Shards(DataModule):
     """Arrays in ``.npy`` files, which are read on demand, whatever their size.
 
-    ``inputs*.npy`` of shape (N, …) and ``targets*.npy`` of shape (N,) or (N, T) are memory-mapped. For
-    cross-validation, the indices of all train and val samples are kept in memory.
+    ``inputs*.npy`` of shape (N, …) and ``targets*.npy`` of shape (N,) or (N, T) are memory-mapped.
 
     Args:
         path: A file, a folder, or a glob pattern such as ``data/inputs-*.npy``.
         val: Files of the val split, like ``path``; None: a random fraction of ``path``.
         test: Files of the test split, like ``path``; None: a random fraction of ``path``.
         split: Fractions of train, val and test, for splits without files.
-        group: Beginning of the names of files of groups, such as patients, which replaces ``inputs``: ``groups`` for
-            ``groups-0.npy``, of shape (N,). No group is in two folds, or in two splits of the same files.
         kind: ``classification`` (class indices) or ``regression`` (float targets).
         augment: Random transform of training images.
         shape: Shape of one input.
@@ -191,7 +179,6 @@ class Shards(DataModule):
         val: str | None = None,
         test: str | None = None,
         split: tuple[float, float, float] = (0.9, 0.05, 0.05),
-        group: str | None = None,
         kind: Kind = "classification",
         augment: Augment | None = None,
         shape: tuple[int, ...],
@@ -201,7 +188,7 @@ class Shards(DataModule):
         super().__init__(**options)
         check_split(split)
         self.paths = {"train": path, "val": val, "test": test}
-        self.split, self.group = split, group
+        self.split = split
         self.kind: Kind = kind
         self.augment, self.shape, self.num_classes = augment, shape, num_classes
         if kind == "classification":
@@ -210,8 +197,6 @@ class Shards(DataModule):
     def load(self) -> Splits:
         """Open all shards."""
         shards = {name: self._open(name, pattern) for name, pattern in self.paths.items() if pattern}
-        if self.num_folds or self.group:
-            return self._load_chosen(shards)
         # Of the splits that are taken from data.path.
         fractions = {n: f for n, f in zip(self.paths, self.split, strict=True) if n == "train" or n not in shards}
         parts: dict[str, tuple[int, int]] = {}
@@ -222,8 +207,12 @@ class Shards(DataModule):
         for name, files in used.items():
             if not sum(map(len, files)) or (name in parts and parts[name][0] == parts[name][1]):
                 raise ValueError(f"data.split={list(self.split)}: the {name} split is empty; set data.{name} to files")
-        options = {name: {"part": parts.get(name), "seed": self.seed} for name in used}
-        return Splits(**{name: self._dataset(name, files, **options[name]) for name, files in used.items()})
+        splits = {}
+        for name, files in used.items():
+            augment = self.augment if name == "train" else None
+            settings: Any = {"part": parts.get(name), "seed": self.seed, "augment": augment}
+            splits[name] = ShardedDataset(files, self.shape, self.kind, self.num_classes, **settings)
+        return Splits(**splits)
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
         """Read images, or ``.npy`` files of one sample each."""
@@ -234,42 +223,12 @@ class Shards(DataModule):
             raise ValueError(f"input={paths[0]}: data.shape={list(self.shape)} is not an image shape; give .npy files")
         return read_images(paths, (self.shape[0], self.shape[1], self.shape[2]))
 
-    def _load_chosen(self, shards: dict[str, list[NpyShard]]) -> Splits:
-        """Divide the samples into folds, or into splits by group."""
-        train, existing = shards["train"], set(shards)
-        count = sum(map(len, train))
-        pool = [*train, *shards.pop("val", [])] if self.num_folds else train
-        labels = np.concatenate([_labels(shard) for shard in pool]) if self.kind == "classification" else None
-        if self.group:
-            settings: Any = {"num_folds": self.num_folds, "fold": self.fold, "num_val": sum(map(len, pool)) - count}
-            groups = np.concatenate([_groups(shard, self.group) for shard in pool])
-            chosen = split_indices(count, self.split, self.seed, labels, existing, groups=groups, **settings)
-        else:
-            fractions = {n: f for n, f in zip(self.paths, self.split, strict=True) if n not in existing - {"train"}}
-            end = consecutive_ranges(fractions, count)["test"][0] if "test" in fractions else count
-            both, test = (self._dataset("", train, part=part, seed=self.seed) for part in ((0, end), (end, count)))
-            rest = [both._global_indices(np.arange(end)), np.arange(count, sum(map(len, pool)))]
-            settings = (self.num_folds, self.fold, self.seed, labels)
-            chosen = *fold_indices(np.concatenate(rest), *settings), test._global_indices(np.arange(count - end))
-        splits = {}
-        for name, indices in zip(self.paths, chosen, strict=True):
-            if name in shards and name != "train":
-                splits[name] = self._dataset(name, shards[name])
-            elif len(indices):
-                splits[name] = self._dataset(name, pool, indices=indices)
-        return Splits(**splits)
-
-    def _dataset(self, name: str, shards: list[NpyShard], **selection: Any) -> ShardedDataset:
-        augment = self.augment if name == "train" else None
-        return ShardedDataset(shards, self.shape, self.kind, self.num_classes, augment=augment, **selection)
-
     def _open(self, name: str, pattern: str) -> list[NpyShard]:
         setting = "data.path" if name == "train" else f"data.{name}"
         files = find_files(pattern, setting, (".npy",))
         if others := [file for file in files if file.suffix != ".npy"]:
             raise ValueError(f"{setting}={others[0]} is not a .npy file; data=huggingface reads other formats")
-        beside = ("targets", self.group) if self.group else ("targets",)
-        shards = [NpyShard(file) for file in files if not file.name.startswith(beside)]
+        shards = [NpyShard(file) for file in files if not file.name.startswith("targets")]
         return [shard for shard in shards if len(shard)]
 
 
@@ -277,19 +236,3 @@ def take_rows(rows: Array, chosen: Indices) -> Array:
     """Copy some rows; ``take`` needs half the time of indexing, but would copy an array that is not C-contiguous."""
     found: Array = rows.take(chosen, axis=0) if rows.flags.c_contiguous else rows[chosen]
     return found
-
-
-def _labels(shard: NpyShard) -> Indices:
-    """Class index of each sample."""
-    return shard.targets.reshape(len(shard), -1)[:, 0].astype(np.int64)
-
-
-def _groups(shard: NpyShard, name: str) -> Array:
-    """Group of each sample."""
-    file = shard.path.with_name(shard.path.name.replace("inputs", name))
-    if not file.is_file():
-        raise ValueError(f"data.group={name}: there is no {file}; each inputs*.npy needs a {name}*.npy")
-    groups = map_npy(file)
-    if groups.shape != (len(shard),):
-        raise ValueError(f"{file}: shape {list(groups.shape)}, but [{len(shard)}] is needed; write it again")
-    return groups

@@ -88,7 +88,8 @@ class Tabular(DataModule):
             "regression" if all(map(_is_number, map(targets.get, targets))) else "classification"
         )
         labels = self._labels(targets) if self.kind == "classification" else None
-        settings: Any = {"num_folds": self.num_folds, "fold": self.fold, "groups": self._group_indices(table)}
+        groups = group_indices(table[self.groups[0]]) if self.groups else None
+        settings: Any = {"num_folds": self.num_folds, "fold": self.fold, "groups": groups}
         splits = split_indices(len(table), self.split, self.seed, labels, **settings)
         features = table.drop(columns=[*self.targets, *self.ignore, *self.groups])
         self._check_finite(features, self._name)
@@ -163,15 +164,6 @@ class Tabular(DataModule):
             raise ValueError(f"{self._name}: {self.targets[0]} has only one class; at least two are needed")
         return numbers.astype(np.int64)
 
-    def _group_indices(self, table: pd.DataFrame) -> Indices | None:
-        """Index of the group of each row."""
-        if not self.groups:
-            return None
-        numbers, _ = pd.factorize(table[self.groups[0]])
-        if missing := int((numbers < 0).sum()):
-            raise ValueError(f"data.group={self.groups[0]}: {missing} rows of {self._name} have no group; remove them")
-        return numbers.astype(np.int64)
-
     def _numbers(self, targets: pd.DataFrame) -> Floats:
         """Regression targets (N, T)."""
         values = np.stack([_floats(targets[column], self._name) for column in self.targets], axis=1)
@@ -201,12 +193,16 @@ class Tabular(DataModule):
             raise ValueError(f"data.{setting}={given}, but {self._name} has {found}; set it to null to infer it")
 
 
-def read_table(path: Path, text: Sequence[str] = ()) -> pd.DataFrame:
-    """Read a CSV or Parquet file with at least one row; of CSV, the columns ``text`` as text, even if all are numbers.
+def group_indices(column: pd.Series[Any]) -> Indices:
+    """Index of the group of each row."""
+    numbers, _ = pd.factorize(column)
+    if missing := int((numbers < 0).sum()):
+        raise ValueError(f"data.group={column.name}: {missing} rows have no group; remove them")
+    return numbers.astype(np.int64)
 
-    Raises:
-        ValueError: The file is missing, damaged, empty or of another format.
-    """
+
+def read_table(path: Path, text: Sequence[str] = ()) -> pd.DataFrame:
+    """Read a CSV or Parquet file with at least one row; of CSV, the columns ``text`` as text."""
     if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
         raise ValueError(f"{path}: expected a file name that ends in .csv, .csv.gz or .parquet")
     try:
@@ -270,9 +266,6 @@ def encode_features(table: pd.DataFrame, statistics: dict[str, Any], name: str) 
 
     Returns:
         Shape (N, F), float32.
-
-    Raises:
-        ValueError: A column is missing, or has text instead of numbers.
     """
     missing = [column for column in statistics["columns"] if column not in table]
     if missing:

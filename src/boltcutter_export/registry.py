@@ -15,6 +15,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -152,11 +153,11 @@ def verify(place: str, reference: str) -> None:
     names = {"record.json", *(f"checkpoints/{name}" for name in list_names(join(place, "checkpoints")))}
     for name in sorted(names | {name for name in lineage["files"] if name.startswith("checkpoints/")}):
         with storage_errors(reference, place), open_file(join(place, name)) as file:
-            is_same = file is not None and digest(file) == lineage["files"].get(name)
-            if file is not None and name == "record.json":
+            is_same = file and is_file_of_run(name) and digest(file) == lineage["files"].get(name)
+            if file and name == "record.json":
                 file.seek(0)
                 record = trust.parse_json(file.read(trust.MAX_BYTES))
-        if not is_same or not is_file_of_run(name):
+        if not is_same:
             raise ConfigError(f"{reference}: {name} is not the file that was registered; register the run again")
     is_own = trust.is_signed(record.get("config"), record.get("signature"))
     signed = {key: lineage.get(key) for key in SIGNED}
@@ -199,12 +200,12 @@ def read_lineage(place: str) -> dict[str, Any]:
     from boltcutter.checkpoint.storage import open_file
 
     with storage_errors(place, place), open_file(f"{place}/{LINEAGE}") as file:
-        found = trust.parse_json(file.read(trust.MAX_BYTES) if file else b"")
-        metric = found["best"]["monitor"], found["best"]["mode"]
-        if not isinstance(found["files"], dict) or not all(isinstance(text, str | None) for text in metric):
-            raise ValueError(f"{LINEAGE} is damaged")
-        is_finite(found["best"]["score"])  # raises an error if it is no number
-        return found
+        content = file.read(trust.MAX_BYTES) if file else b""
+    with suppress(ValueError):
+        match found := trust.parse_json(content):
+            case {"files": dict(), "best": {"monitor": str() | None, "mode": str() | None, "score": float() | None}}:
+                return found
+    raise ConfigError(f"{place}: {LINEAGE} is damaged; use another version, or register the run again")
 
 
 def find(project: Project, reference: str) -> str:

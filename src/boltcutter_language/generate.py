@@ -23,9 +23,6 @@ def generate(components: Components, model: str | Predictor, overrides: dict[str
         model: Checkpoint to load, or an export.
         overrides: ``input``, ``tokens`` (200), ``temperature`` (0.8), ``top_k`` (50), ``seed`` (0), and
             ``output``, a file to write to.
-
-    Raises:
-        ConfigError: An override is not a valid number, or the text is empty.
     """
     count, seed = _number(overrides, "tokens", 200, int, 1), _number(overrides, "seed", 0, int, 0)
     temperature, top_k = _number(overrides, "temperature", 0.8, float, 0), _number(overrides, "top_k", 50, int, 1)
@@ -52,11 +49,7 @@ def generate(components: Components, model: str | Predictor, overrides: dict[str
 
 
 def _number(overrides: dict[str, str], name: str, default: Any, kind: type, least: int) -> Any:
-    """Parse a number from an override, or return the default.
-
-    Raises:
-        ConfigError: It is not a number, or too small.
-    """
+    """Parse a number from an override, or return the default."""
     text = overrides.get(name, str(default))
     pattern = r"\d+" if kind is int else r"\d+(\.\d*)?|\.\d+"
     if not re.fullmatch(pattern, text) or kind(text) < least:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
-from boltcutter import extend
 from boltcutter_language.transformer import Block, KeyValue, make_norm, replicate, rope_table
 
 Cache = list[KeyValue]  # of each layer
@@ -187,46 +186,25 @@ class GPT(nn.Module):
         ]
         return [group for group in groups if group["params"]]
 
-    def shard(self, mesh: DeviceMesh, **options: Any) -> None:
-        """Shard the parameters of each block, then the remaining ones, over the ranks of ``mesh``.
-
-        Over ``tensor_parallel``, attention is sharded by head, the MLP by hidden unit, the embedding by token.
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Shard attention by head, the MLP by hidden unit and the embedding by token, over ``tensor_parallel``.
 
         Args:
-            mesh: Device mesh with the dimensions ``data_parallel`` and ``tensor_parallel``.
-            options: Arguments of torch's ``fully_shard``.
+            mesh: Device mesh with the dimension ``tensor_parallel``.
 
         Raises:
             ValueError: The number of ranks does not divide the heads or hidden units, or the model has dropout, whose
                 masks would differ between ranks.
 
-        Source: Shoeybi et al., Megatron-LM, 2019 (tensor parallelism); Zhao et al., PyTorch FSDP, 2023.
+        Source: Shoeybi et al., Megatron-LM, 2019.
         """
-        if mesh["tensor_parallel"].size() > 1:
-            self._apply_tensor_parallelism(mesh["tensor_parallel"])
-        shard = extend.require("sharding", "trainer.strategy").fully_shard_modules
-        shard(mesh["data_parallel"], [*self.blocks, self], **options)
-
-    def stages(self, count: int) -> list[nn.Module]:
-        """Split the model into ``count`` pipeline stages with about the same number of blocks.
-
-        Raises:
-            ValueError: There are fewer blocks than stages.
-        """
-        layers = len(self.blocks)
-        if count > layers:
-            raise ValueError(
-                f"trainer.devices={count} exceeds model.num_layers={layers}, and each pipeline stage needs one; "
-                f"try trainer.devices={layers}"
-            )
-        ends = [layers * stage // count for stage in range(count + 1)]
-        return [Stage(self, first, last) for first, last in pairwise(ends)]
-
-    def _apply_tensor_parallelism(self, mesh: DeviceMesh) -> None:
         from torch.distributed.tensor import Replicate
         from torch.distributed.tensor import parallel as tp
 
+        mesh = mesh["tensor_parallel"]
         ranks = mesh.size()
+        if ranks == 1:
+            return
         if self.dropout.p:
             raise ValueError(
                 f"trainer.strategy.tensor_parallel_size={ranks} does not support model.dropout={self.dropout.p}, "
@@ -250,6 +228,21 @@ class GPT(nn.Module):
         tp.parallelize_module(self, mesh, outer)
         for module in filter(None, (self.norm, self.position_embedding)):
             replicate(module, mesh)
+
+    def stages(self, count: int) -> list[nn.Module]:
+        """Split the model into ``count`` pipeline stages with about the same number of blocks.
+
+        Raises:
+            ValueError: There are fewer blocks than stages.
+        """
+        layers = len(self.blocks)
+        if count > layers:
+            raise ValueError(
+                f"trainer.devices={count} exceeds model.num_layers={layers}, and each pipeline stage needs one; "
+                f"try trainer.devices={layers}"
+            )
+        ends = [layers * stage // count for stage in range(count + 1)]
+        return [Stage(self, first, last) for first, last in pairwise(ends)]
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):

@@ -137,11 +137,7 @@ class Text(TokenDataModule):
 
 
 def list_files(path: str | None) -> list[Path]:
-    """Return the non-empty text files of ``path``, sorted by name; see ``Text``.
-
-    Raises:
-        ValueError: There are none.
-    """
+    """Return the non-empty text files of ``path``, sorted by name; see ``Text``."""
     if path is None:
         library = Path(sysconfig.get_paths()["stdlib"])
         found = [file for file in library.rglob("*.py") if not EXCLUDED_FOLDERS & set(file.relative_to(library).parts)]

@@ -23,7 +23,6 @@ from boltcutter_language.tokenizer import Tokenizer, load_tokenizer
 Dtype = Literal["uint8", "uint16", "uint32", "int32", "int64"]
 Array = npt.NDArray[Any]
 Sequences = Sequence[tuple[Array, Path]]  # tokens of shape (n,), and their file
-CHECKED_TOKENS = 4096  # tokens at the beginning of a file that are checked for a wrong dtype
 
 
 class TokenWindows:
@@ -76,11 +75,7 @@ class TokenWindows:
         return int(self.ends[-1])
 
     def __getitems__(self, batch: Batch) -> Pair:
-        """Inputs and targets (N, T) in the file's integer dtype.
-
-        Raises:
-            ValueError: A token is not in the vocabulary.
-        """
+        """Inputs and targets (N, T) in the file's integer dtype."""
         begin = _window_offset(self.num_offsets, batch.seed, batch.epoch)
         chosen = batch.indices
         if len(self.sequences) == 1:
@@ -155,11 +150,7 @@ class TokenDataModule(DataModule):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Tokenizer of these tokens.
-
-        Raises:
-            ValueError: It is unknown.
-        """
+        """Tokenizer of these tokens."""
         if "tokenizer" not in self.statistics:
             self.setup("predict")
         if "tokenizer" not in self.statistics:
@@ -184,14 +175,11 @@ class TokenDataModule(DataModule):
 class Tokens(TokenDataModule):
     """Memory-mapped files of token ids, as nanoGPT and others write them.
 
-    For cross-validation each file, without its test fraction, is divided into ``num_folds`` consecutive ranges.
-
     Args:
         path: A ``.bin`` or ``.npy`` file, a folder of them, or a glob pattern such as ``data/train_*.bin``.
         val: Files of the val split, like ``path``; None: a fraction of ``path``.
         test: Files of the test split, like ``path``; None: a fraction of ``path``.
         dtype: Dtype of a ``.bin`` file; a ``.npy`` file has its own.
-        header: Bytes at the beginning of a ``.bin`` file to skip.
         split: Fractions of train, val and test, in this order in each file of ``path``, for splits without files.
         tokenizer: ``bytes``, or the ``tokenizer.json`` that the tokens were made with; for bits per byte and text
             generation.
@@ -207,7 +195,6 @@ class Tokens(TokenDataModule):
         val: str | None = None,
         test: str | None = None,
         dtype: Dtype = "uint16",
-        header: int = 0,
         split: tuple[float, float, float] = (0.98, 0.01, 0.01),
         tokenizer: str | None = None,
         shape: tuple[int] = (1024,),
@@ -216,10 +203,8 @@ class Tokens(TokenDataModule):
     ) -> None:
         super().__init__(shape=shape, vocab_size=vocab_size, **options)
         check_split(split)
-        if header < 0:
-            raise ValueError(f"data.header={header} must be 0 or more bytes; try 0")
         self.paths = {"train": path, "val": val, "test": test}
-        self.dtype, self.header, self.split, self.tokenizer_name = dtype, header, split, tokenizer
+        self.dtype, self.split, self.tokenizer_name = dtype, split, tokenizer
 
     def load(self) -> Splits:
         """Map all files."""
@@ -235,41 +220,18 @@ class Tokens(TokenDataModule):
                 continue
             found = files.get(name, [])
             if name in fractions:
-                found = [(_split_part(tokens, fractions, name), path) for tokens, path in files["train"]]
-            if self.num_folds and name != "test":
-                found = self._fold(name, files, fractions)
+                ranges = [slice(*consecutive_ranges(fractions, len(tokens))[name]) for tokens, _ in files["train"]]
+                found = [(tokens[part], path) for part, (tokens, path) in zip(ranges, files["train"], strict=True)]
             splits[name] = TokenWindows(found, self.shape[0], self.vocab_size, random_offset=name == "train")
         return Splits(**splits)
 
-    def _fold(
-        self, name: str, files: dict[str, list[tuple[Array, Path]]], fractions: dict[str, float]
-    ) -> list[tuple[Array, Path]]:
-        """Ranges of all files of the train and val splits that are in split ``name``."""
-        pools: list[tuple[Array, Path]] = []
-        for tokens, path in files["train"]:
-            tested = len(_split_part(tokens, fractions, "test")) if "test" in fractions else 0
-            pools.append((tokens[: len(tokens) - tested], path))
-        pools += files.get("val", [])
-        found: list[tuple[Array, Path]] = []
-        for tokens, path in pools:
-            ends = np.linspace(0, len(tokens), (self.num_folds or 1) + 1).astype(np.int64)
-            begin, end = ends[self.fold], ends[self.fold + 1]
-            chosen = [tokens[begin:end]] if name == "val" else [tokens[:begin], tokens[end:]]
-            found += [(part, path) for part in chosen]
-        return found
-
     def _open(self, name: str, pattern: str) -> list[tuple[Array, Path]]:
         setting = "data.path" if name == "train" else f"data.{name}"
-        return [(open_tokens(path, self.dtype, self.header), path) for path in find_files(pattern, setting)]
+        return [(open_tokens(path, self.dtype), path) for path in find_files(pattern, setting)]
 
 
-def _split_part(tokens: Array, fractions: dict[str, float], name: str) -> Array:
-    """Slice of ``tokens`` for split ``name``; the splits are in the order of ``fractions``."""
-    return tokens[slice(*consecutive_ranges(fractions, len(tokens))[name])]
-
-
-def open_tokens(path: Path, dtype: Dtype, header: int) -> Array:
-    """Memory-map a ``.npy`` file of tokens, or a ``.bin`` file of ``dtype`` after ``header`` bytes.
+def open_tokens(path: Path, dtype: Dtype) -> Array:
+    """Memory-map a ``.npy`` file of tokens, or a ``.bin`` file of ``dtype``.
 
     Raises:
         ValueError: The file is damaged, or has another dtype.
@@ -279,19 +241,10 @@ def open_tokens(path: Path, dtype: Dtype, header: int) -> Array:
         if found.ndim != 1 or found.dtype.kind not in "ui" or found.dtype.itemsize > 8:
             raise ValueError(f"{path}: {found.dtype} of shape {list(found.shape)}; a 1-D array of integers is needed")
         return found
-    size, each = path.stat().st_size - header, np.dtype(dtype).itemsize
-    if size <= 0 or size % each:
+    size, each = path.stat().st_size, np.dtype(dtype).itemsize
+    if not size or size % each:
         raise ValueError(
-            f"{path}: {max(0, size)} bytes are not a whole number of {each}-byte tokens; the file is truncated, or "
-            f"data.dtype={dtype} or data.header={header} is wrong"
+            f"{path}: {size} bytes are not a whole number of {each}-byte tokens; the file is truncated, or "
+            f"data.dtype={dtype} is wrong"
         )
-    tokens: Array = np.asarray(np.memmap(path, dtype, mode="r", offset=header))
-    if dtype == "uint16" and looks_like_uint32(tokens):
-        raise ValueError(f"{path}: every other token is 0, as in a file of uint32; set data.dtype=uint32")
-    return tokens
-
-
-def looks_like_uint32(tokens: Array) -> bool:
-    """Whether every other of the first tokens is 0, and most of those between are not."""
-    odd, even = tokens[1:CHECKED_TOKENS:2], tokens[0:CHECKED_TOKENS:2]
-    return bool(len(odd) > 8 and not odd.any() and even.astype(bool).mean() > 0.5)
+    return np.asarray(np.memmap(path, dtype, mode="r"))

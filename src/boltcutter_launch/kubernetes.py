@@ -95,6 +95,11 @@ class KubernetesLauncher(CloudLauncher):
             raise ValueError(f"launch.pod.{wrong[0]}: set by launch and trainer; remove it")
 
     @property
+    def spot(self) -> bool:  # type: ignore[override]
+        """Whether pods may be on spot nodes, which clouds and Karpenter label so."""
+        return "spot" in str([self.pod.get(name) for name in ("nodeSelector", "tolerations", "affinity")]).lower()
+
+    @property
     def code_in_config_map(self) -> bool:
         """Whether pods read the packed code from a ConfigMap, because the storage is not one that we can write."""
         return not is_url(str(self.storage))

@@ -110,7 +110,7 @@ def _environment(launcher: KubernetesLauncher, job: Job) -> list[Manifest]:
     if launcher.user is not None:
         values = {"HOME": "/tmp", "USER": "boltcutter"} | values  # noqa: S108 - of an image that may not have this user
     own = {name: place.split("/") for name, place in launcher.secrets.items() if not find_reader(place)}
-    found = [{"name": name, "value": _literal(str(value))} for name, value in values.items()]
+    found: list[Manifest] = [{"name": name, "value": _literal(str(value))} for name, value in values.items()]
     found += [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": of, "key": key}}} for name, (of, key) in own.items()
     ]

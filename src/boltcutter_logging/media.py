@@ -27,12 +27,8 @@ class MediaError(ValueError):
     hide_traceback = True  # needs no traceback
 
 
-def write_images(folder: Path, name: str, images: Any, step: int, captions: Sequence[Any] = ()) -> None:
-    """Write what ``to_pixels`` takes, or several of it in a grid, as ``media/<name>/<step>.png``, with its captions.
-
-    Raises:
-        MediaError: One of them is not a picture.
-    """
+def write_images(folder: Path, name: str, images: Any, step: int) -> None:
+    """Write what ``to_pixels`` takes, or several of it in a grid, as ``media/<name>/<step>.png``."""
     images = images if isinstance(images, list | tuple) else [images]
     try:
         pictures = [pixels for image in images for pixels in to_pixels(image)]
@@ -42,8 +38,6 @@ def write_images(folder: Path, name: str, images: Any, step: int, captions: Sequ
         raise MediaError(f"log_image: {name}: no images; pass at least one")
     path = _path(folder, name, f"{step}.png")
     write(path, lambda file: file.write(encode_png(arrange(pictures))))
-    if captions:
-        write_text(path.with_suffix(".txt"), "\n".join(map(str, captions)) + "\n")
 
 
 def write_table(folder: Path, name: str, columns: Sequence[Any] | None, data: Any, dataframe: Any, step: int) -> None:
@@ -80,9 +74,8 @@ def read_media(folder: Path) -> list[dict[str, Any]]:
     files: dict[str, list[Path]] = {}
     for place in (folder, *sorted((folder / "evaluation").glob("*/"))):
         for file in sorted(_files(place), key=lambda file: (file.parent, int(file.stem))):
-            if file.suffix != ".txt":
-                title = place.relative_to(folder) / file.parent.relative_to(place / FOLDER)
-                files.setdefault(title.as_posix(), []).append(file)
+            title = place.relative_to(folder) / file.parent.relative_to(place / FOLDER)
+            files.setdefault(title.as_posix(), []).append(file)
     found = []
     for name, each in files.items():
         largest = max(file.stat().st_size for file in each)
@@ -102,7 +95,7 @@ def _path(folder: Path, name: str, file: str) -> Path:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (file for file in (folder / FOLDER).rglob("*") if re.fullmatch(r"\d+\.(png|csv|txt)", file.name))
+    return (file for file in (folder / FOLDER).rglob("*") if re.fullmatch(r"\d+\.(png|csv)", file.name))
 
 
 def _read(file: Path) -> Mapping[str, Any]:
@@ -113,7 +106,5 @@ def _read(file: Path) -> Mapping[str, Any]:
             "rows": [row[:MAX_COLUMNS] for row in rows[: MAX_ROWS + 1]],
             "of": len(rows) - 1,
         }
-    text = file.with_suffix(".txt")
-    caption = trust.read_bytes(text).decode().strip() if text.is_file() else ""
     url = f"data:image/png;base64,{base64.b64encode(trust.read_bytes(file)).decode()}"
-    return {"step": int(file.stem), "url": url, "caption": caption}
+    return {"step": int(file.stem), "url": url}

@@ -96,16 +96,13 @@ class MediaLogger(Logger):
             key: Name, which may have several parts, such as ``val/samples``.
             images: A picture or several: tensors, arrays, PIL images, figures of matplotlib, or paths.
             step: The step; by default the current one.
-            kwargs: A list with an entry for each picture, such as ``caption``; others are passed to W&B.
-
-        Raises:
-            ValueError: One of them is not a picture.
+            kwargs: Passed to W&B, such as a list of ``caption``.
         """
         if self._repeats:
             return
         images = list(images) if isinstance(images, list | tuple) else [images]
         at = self._media_step(step)
-        self._write_media(media.write_images, key, images, at, kwargs.get("caption") or ())
+        self._write_media(media.write_images, key, images, at)
         if self._nested:
             return
         if own := getattr(super(), "log_image", None):

@@ -39,7 +39,7 @@ class PredictionWriter(Callback):
 
     ``predictions.csv`` has a row per sample, with a column for each output that has one number per sample, see
     ``boltcutter_logging.columns.to_columns``. ``classes.csv`` and ``confusion.csv`` have metrics and counts per class;
-    ``confusion.svg`` or ``scatter.svg`` plots them; ``worst.npz`` has the inputs with the largest loss. Outputs of
+    ``confusion.svg`` or ``series.svg`` plots them; ``worst.npz`` has the inputs with the largest loss. Outputs of
     other shapes are skipped and listed once.
     """
 
@@ -168,7 +168,7 @@ def _texts(data: Any, inputs: Sequence[npt.NDArray[Any]]) -> dict[str, Any]:
 
 
 def _write_summary(folder: Path, table: Table, classes: list[str]) -> None:
-    """Write metrics and counts per class, and plots of predictions over targets."""
+    """Write metrics and counts per class, and plots."""
     if not count_rows(table):
         return
     draw_targets(folder, table)

@@ -16,28 +16,18 @@ from boltcutter.evaluation.table import Table
 CELL = 28.0  # pixels per class of a small confusion matrix
 MAX_LABELLED = 40  # number of classes whose names and counts are legible
 MAX_SIDE = 1200.0  # pixels of a large confusion matrix
-SCATTER_SIDE = 400.0  # pixels
+SERIES_SIDE = 200.0  # pixels
 BLUE, ORANGE = "#08519c", "#d95f02"
-MAX_POINTS = 5000  # of a plot of several targets
 STYLE = "font: 12px sans-serif; fill: black"
 
 
 def draw_targets(folder: Path, table: Table) -> None:
-    """Plot predictions over targets that are not classes; of several targets, also some samples in their order."""
-    if {"target_0", "prediction_0"} <= table.keys():
-        _draw_series(folder, table)
-    if {"target", "prediction"} <= table.keys():
-        targets, predictions = table["target"], table["prediction"]
-        if not all(np.issubdtype(column.dtype, np.integer) for column in (targets, predictions)):
-            draw_scatter(folder / "scatter.svg", targets, predictions)
-
-
-def _draw_series(folder: Path, table: Table) -> None:
+    """Plot some samples with several targets, such as a forecast, in the order of the targets."""
     names = [name for name in table if re.fullmatch(r"target_\d+", name) and f"prediction{name[6:]}" in table]
+    if not names:
+        return
     targets = np.stack([table[name] for name in names], axis=1)  # (N, T)
     predictions = np.stack([table[f"prediction{name[6:]}"] for name in names], axis=1)
-    every = -(-targets.size // MAX_POINTS)
-    draw_scatter(folder / "scatter.svg", targets.ravel()[::every], predictions.ravel()[::every])
     order = np.argsort(table.get("loss", np.arange(len(targets))), kind="stable")
     chosen = order[np.unique(np.linspace(0, len(order) - 1, 4).astype(int))]
     titles = [f"index {table['index'][place]}" for place in chosen]
@@ -66,31 +56,9 @@ def draw_confusion(path: Path, matrix: npt.NDArray[Any], names: Sequence[str]) -
     _write(path, left + side + 20, shapes)
 
 
-def draw_scatter(path: Path, targets: npt.NDArray[Any], predictions: npt.NDArray[Any]) -> None:
-    """Draw predictions over targets; the line is where they are equal."""
-    finite = np.isfinite(targets) & np.isfinite(predictions)
-    points = np.stack([targets[finite], predictions[finite]]).astype(np.float64)  # (2, N)
-    if not points.size:
-        return
-    low, high = points.min(), points.max()
-    margin, side = 70.0, SCATTER_SIDE
-    scaled = (points - low) / ((high - low) or 1.0) * side
-    begin, end = margin, margin + side
-    shapes = [f'<line x1="{begin:g}" y1="{end:g}" x2="{end:g}" y2="{begin:g}" stroke="grey"/>']
-    shapes += [
-        f'<circle cx="{begin + x:.1f}" cy="{end - y:.1f}" r="3" fill="{BLUE}" fill-opacity="0.5"/>' for x, y in scaled.T
-    ]
-    for value, place in ((low, 0.0), ((low + high) / 2, side / 2), (high, side)):
-        shapes.append(_text(begin + place, end + 18, f"{value:.4g}"))
-        shapes.append(_text(begin - 8, end - place + 4, f"{value:.4g}", "text-anchor: end"))
-    shapes.append(_square(begin, begin, side, 'fill="none" stroke="grey"'))
-    shapes += [_text(begin + side / 2, end + 44, "target"), _text(16, begin + side / 2, "prediction", rotate=-90)]
-    _write(path, end + margin, shapes)
-
-
 def draw_series(path: Path, targets: npt.NDArray[Any], predictions: npt.NDArray[Any], titles: Sequence[str]) -> None:
     """Draw targets and predictions of some samples, shape (N, T), as lines over the T targets of each."""
-    side, margin, count = SCATTER_SIDE / 2, 40.0, targets.shape[1]
+    side, margin, count = SERIES_SIDE, 40.0, targets.shape[1]
     shapes = [_text(margin + side, 16, "target: black, prediction: orange")]
     for number, title in enumerate(titles):
         left, top = margin + number % 2 * (side + margin) + 5, margin + number // 2 * (side + margin)

@@ -37,9 +37,6 @@ def predict_loader(
 
     Returns:
         What was written.
-
-    Raises:
-        ConfigError: There is no ``predict_dataloader``, or an override does not apply.
     """
     if given := [name for name in ("input", *SAMPLING) if name in overrides]:
         raise ConfigError(
@@ -99,11 +96,7 @@ def _columns(loaders: list[list[Any]]) -> Table | None:
 
 
 def _only_loader(components: Components) -> Any:
-    """The loader of samples to predict, for an export.
-
-    Raises:
-        ConfigError: There are several.
-    """
+    """The loader of samples to predict, for an export."""
     owner: Any = loader_owner(components.data, components.task, "predict")
     owner.prepare_data()
     owner.setup("predict")

@@ -19,48 +19,37 @@ from boltcutter_logging.throughput import ThroughputMonitor
 # Why not one of Lightning's bars: its rich bar takes 1 ms of each step, this one 0.03 ms (docs/benchmarks.md), because
 # it computes nothing between redraws. It also shows the progress and remaining time of the whole training.
 SMOOTHING = 3.0  # time constant in seconds of the averaged speed
+INTERVAL = 0.2  # seconds between two redraws, at least
+LINE_INTERVAL = 10.0  # seconds between two lines, at least, if there is no terminal
 
 
 class Progress(ProgressBar):
     """A progress bar over the whole training with loss, metric, throughput and remaining time.
 
-    The bar is drawn, and the loss read from the device, at most ``refresh_per_second`` times per second; other output
-    appears above it. If standard output is not a terminal, one line per epoch is printed instead, at most every
-    ``seconds_between_lines``, and always the last one.
+    The bar is drawn, and the loss read from the device, at most five times per second; other output appears above it.
+    If standard output is not a terminal, one line per epoch is printed instead, at most every ten seconds, and always
+    the last one.
 
     Args:
         monitor: Metric to show, as logged; None for the metric that selects the best checkpoint.
-        refresh_per_second: Maximum number of redraws per second.
-        seconds_between_lines: Minimum seconds between two lines if there is no terminal.
-
-    Raises:
-        ValueError: ``refresh_per_second`` is not positive.
     """
 
-    def __init__(
-        self, monitor: str | None = None, *, refresh_per_second: float = 5.0, seconds_between_lines: float = 10.0
-    ) -> None:
+    def __init__(self, monitor: str | None = None) -> None:
         super().__init__()
-        if refresh_per_second <= 0:
-            raise ValueError(
-                f"callback.progress.refresh_per_second={refresh_per_second} is not positive; "
-                "try 5, or callback.progress=null to disable the progress bar"
-            )
         self.monitor = monitor
-        self.interval, self.seconds_between_lines = 1 / refresh_per_second, seconds_between_lines
         self.enabled = True
         self._status_line: StatusLine | None = None
         self._total: int | None = None  # optimizer steps; None if training is unlimited
         self._counts_batches = False  # rather than optimizer steps
         self._began, self._began_at = 0.0, 0  # time and step when training started
         self._next = self._next_line = 0.0
-        self._pending = ""  # a line to be printed after ``seconds_between_lines``
+        self._pending = ""  # a line to be printed after ``LINE_INTERVAL``
         self._samples, self._since = 0, 0.0
         self._speed: float | None = None  # units per second
         self._unit = "samples"  # or batches, if their number of samples is unknown
         self._loss: Any = None  # of the latest step, still on its device
         self._metric: Any = None  # of the latest validation
-        self._validation: str | None = None  # progress of a running validation
+        self._is_validating = False
 
     def disable(self) -> None:
         """Disable the bar; Lightning calls this on all ranks but rank zero."""
@@ -103,26 +92,12 @@ class Progress(ProgressBar):
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Pause the clock."""
         self._update_speed()
-        self._validation = ""
-
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Draw the progress of validation."""
-        if self._status_line and time.monotonic() >= self._next:
-            batches = trainer.num_val_batches[dataloader_idx]
-            self._validation = f"{batch_idx + 1}/{batches}" if batches < math.inf else f"{batch_idx + 1}"
-            self._draw(trainer)
+        self._is_validating = True
+        self._draw(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Update the metric and restart the clock."""
-        self._validation = None
+        self._is_validating = False
         self._since = time.monotonic()
         if not trainer.sanity_checking:
             self._update_metric(trainer)
@@ -159,7 +134,7 @@ class Progress(ProgressBar):
 
     def _print_line(self) -> None:
         print(self._pending, flush=True)
-        self._pending, self._next_line = "", time.monotonic() + self.seconds_between_lines
+        self._pending, self._next_line = "", time.monotonic() + LINE_INTERVAL
 
     def _update_metric(self, trainer: L.Trainer) -> None:
         # Not at the end of an epoch, where Lightning would reduce over ranks, which the other ranks do not call.
@@ -169,7 +144,7 @@ class Progress(ProgressBar):
         if self._status_line:
             progress = self._step(trainer) / self._total if self._total else None
             self._status_line.show(self._fields(trainer, ended=ended), progress)
-            self._next = time.monotonic() + self.interval
+            self._next = time.monotonic() + INTERVAL
 
     def _step(self, trainer: L.Trainer) -> int:
         return trainer.fit_loop.total_batch_idx + 1 if self._counts_batches else trainer.global_step
@@ -185,7 +160,7 @@ class Progress(ProgressBar):
 
     def _fields(self, trainer: L.Trainer, *, ended: bool = False) -> list[Field]:
         """Fields of the bar, as far as their values are known."""
-        if self._validation is None:
+        if not self._is_validating:
             self._update_speed()
         step, total = self._step(trainer), self._total
         epoch = trainer.current_epoch + (not ended)
@@ -199,8 +174,8 @@ class Progress(ProgressBar):
             found.append(Field("loss", format_number(self._loss * trainer.accumulate_grad_batches), 6))
         if self._metric is not None:
             found.append(Field(monitored_metric(self, trainer), format_number(self._metric), 5))
-        if self._validation is not None:
-            found.append(Field("validating", self._validation, 4))
+        if self._is_validating:
+            found.append(Field("", "validating", 4))
         elif self._speed is not None:
             meters = (c for c in trainer.callbacks if isinstance(c, ThroughputMonitor))  # type: ignore[attr-defined]
             found += speed_fields(self._speed * data_parallel(trainer.strategy).size, next(meters, None), self._unit)

@@ -8,11 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TextIO
 
-from boltcutter.formatting import supports_color
-
-ERASE = "\r\x1b[2K"  # control sequences of ECMA-48
-RESET = "\x1b[0m"
-STYLES = {"bold": "\x1b[1m", "dim": "\x1b[2m", "green": "\x1b[32m", "cyan": "\x1b[36m", "bright_black": "\x1b[90m"}
+ERASE = "\r\x1b[2K"  # control sequence of ECMA-48
 MIN_BAR_WIDTH = 10  # columns
 
 
@@ -38,7 +34,6 @@ class StatusLine:
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
-        self.color = supports_color(file)
         self.ascii_only = not (file.encoding or "utf-8").lower().startswith("utf")
         self.drawn = False
         self.busy = False  # the last printed line is incomplete
@@ -56,7 +51,7 @@ class StatusLine:
         """
         if not self.busy:
             width = shutil.get_terminal_size().columns - 1
-            self.line = layout(fields, progress, width, ascii_only=self.ascii_only, color=self.color)
+            self.line = layout(fields, progress, width, ascii_only=self.ascii_only)
             self._write(ERASE + self.line)
             self.drawn = True
 
@@ -98,9 +93,7 @@ class StreamRedirect:
         return getattr(self.stream, name)
 
 
-def layout(
-    fields: Sequence[Field], progress: float | None, width: int, *, ascii_only: bool = False, color: bool = False
-) -> str:
+def layout(fields: Sequence[Field], progress: float | None, width: int, *, ascii_only: bool = False) -> str:
     """Lay out the first field, a progress bar and the other fields, dropping fields that leave no space for the bar.
 
     Args:
@@ -108,29 +101,15 @@ def layout(
         progress: Fraction done, in [0, 1]; None for no bar.
         width: Columns of the terminal.
         ascii_only: Whether the terminal supports only ASCII.
-        color: Whether the terminal supports colors.
     """
     kept = list(fields)
     bar = MIN_BAR_WIDTH + 2 if progress is not None else 0
     while len(kept) > 1 and sum(len(f.text) + 2 for f in kept) - 2 + bar > width:
         kept.remove(min(kept[1:], key=lambda f: f.weight))
-    parts = [("bold", kept[0].text)]
+    parts = [f.text for f in kept]
     if progress is not None:
-        columns = max(MIN_BAR_WIDTH, width - sum(len(f.text) + 2 for f in kept))
-        parts += [("", "  "), *_bar(min(progress, 1.0), columns, ascii_only)]
-    for field in kept[1:]:
-        parts += [("", "  "), ("dim", f"{field.name} " if field.name else ""), ("", field.value)]
-    line = ""
-    for style, text in parts:
-        shown = text[: max(0, width)]
-        width -= len(shown)
-        line += f"{STYLES[style]}{shown}{RESET}" if color and style and shown else shown
-    return line
-
-
-def _bar(progress: float, columns: int, ascii_only: bool) -> list[tuple[str, str]]:
-    halves = math.floor(progress * columns * 2)
-    full, half = divmod(halves, 2)
-    whole, part, rest = ("#", "-", "-") if ascii_only else ("━", "╸", "━")
-    done = ("green" if progress == 1 else "cyan", whole * full + part * half)
-    return [done, ("bright_black", rest * (columns - full - half))]
+        columns = max(MIN_BAR_WIDTH, width - sum(len(text) + 2 for text in parts))
+        full, half = divmod(math.floor(min(progress, 1.0) * columns * 2), 2)
+        whole, part, rest = ("#", "-", "-") if ascii_only else ("━", "╸", "─")
+        parts.insert(1, whole * full + part * half + rest * (columns - full - half))
+    return "  ".join(parts)[: max(0, width)]

@@ -18,6 +18,7 @@ from boltcutter.topology import Topology
 from boltcutter_logging.batches import count_samples, first_tensor
 
 WINDOW = 10.0  # seconds of training over which the time spent waiting for data is averaged
+MAX_DATA_WAIT = 0.2  # fraction of time spent waiting for data above which a warning is issued
 
 
 class ThroughputMonitor(Callback):
@@ -33,20 +34,17 @@ class ThroughputMonitor(Callback):
 
     Args:
         peak_tflops: Peak TFLOPS of one device; None looks it up in a table of GPUs.
-        max_data_wait: Fraction of time spent waiting for data above which a warning is issued, once.
 
     Raises:
-        ValueError: ``peak_tflops`` is not positive, or ``max_data_wait`` not in (0, 1].
+        ValueError: ``peak_tflops`` is not positive.
 
     Source: Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022 (model FLOPs utilization).
     """
 
-    def __init__(self, *, peak_tflops: float | None = None, max_data_wait: float = 0.2) -> None:
+    def __init__(self, *, peak_tflops: float | None = None) -> None:
         if peak_tflops is not None and peak_tflops <= 0:
             raise ValueError(f"callback.throughput.peak_tflops={peak_tflops} must be positive; try null to look it up")
-        if not 0 < max_data_wait <= 1:
-            raise ValueError(f"callback.throughput.max_data_wait={max_data_wait} is not in (0, 1]; try 0.2")
-        self.peak_tflops, self.max_data_wait = peak_tflops, max_data_wait
+        self.peak_tflops = peak_tflops
         self.rates: dict[str, float] = {}  # of the latest interval
         self.tokens = 0  # per sample
         self.unit = "samples"
@@ -164,7 +162,7 @@ class ThroughputMonitor(Callback):
         if total < WINDOW:
             return
         self._window = (0.0, 0.0)
-        if waiting / total > self.max_data_wait:
+        if waiting / total > MAX_DATA_WAIT:
             self._warned = True
             workers = getattr(trainer.train_dataloader, "num_workers", 0)  # as in torch's DataLoader
             rank_zero_warn(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import configparser
 import http.client
+import math
 import netrc
 import os
 import shlex
-import shutil
 import ssl
 import threading
 import time
@@ -30,8 +30,6 @@ Mode = Literal["auto", "online", "offline", "disabled"]
 TIMEOUT = 5.0  # seconds to wait for a response of the server
 WANDB_HOSTS = {"api.wandb.ai", "api.forge.coreweave.com"}  # of the public W&B server; a login to one is valid for both
 FINISH_TIMEOUT = 2.0  # seconds to finish a run whose server is unreachable
-MAX_RESTARTS = 3  # of the W&B service process, after which the run continues without it
-MIN_FREE_BYTES = 2**23  # of disk space to restart after the disk was full
 
 
 class WandbLogger(LightningWandbLogger):
@@ -68,8 +66,7 @@ class WandbLogger(LightningWandbLogger):
             raise ValueError(f"{setting}=online, but no login was found; run `wandb login`, or set auto or offline")
         super().__init__(name="/".join(folder.parts[-2:]), save_dir=folder, project=project, id=folder.name, **wandb)
         self.mode, self.best = mode, best or {}
-        self._restarts = 0
-        self._checked_at, self._size, self._stalled = 0.0, -1, False  # of the transaction log
+        self._checked_at, self._size = 0.0, -1  # of the transaction log
         self._wandb_init.pop("anonymous", None)  # W&B warns about it even if it is not set
 
     def __getstate__(self) -> dict[str, Any]:
@@ -89,42 +86,33 @@ class WandbLogger(LightningWandbLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log metrics of a step."""
-        self._with_restart(super().log_metrics, metrics, step)
+        self._call(super().log_metrics, metrics, step)
         if time.monotonic() - self._checked_at > TIMEOUT and not self.experiment.disabled:
             self._watch_file()
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """Log the configuration."""
-        self._with_restart(super().log_hyperparams, params)
+        self._call(super().log_hyperparams, params)
 
-    def _with_restart(self, call: Callable[..., Any], *args: Any) -> None:
-        """Call, and retry once with a new service process if the old one has died."""
+    def _call(self, call: Callable[..., Any], *args: Any) -> None:
+        """Call; if the service process has died, continue without it."""
         try:
             call(*args)
         except ConnectionError as error:
-            self._restart(f"its process has died ({error})")
-            call(*args)
+            rank_zero_warn(f"W&B: its process has died ({error}); continuing disabled, run boltcutter sync later")
+            self._tear_down()
+            self._start("disabled")
 
     def _watch_file(self) -> None:
-        """Detect that W&B has stopped writing, which it does silently after its disk was full."""
+        """Warn once if W&B has stopped writing, which it does silently after its disk was full."""
         file = Path(self.experiment.settings.sync_file)
         size = file.stat().st_size if file.is_file() else 0
-        # Metrics logged before the last check are written within a second.
-        stalled, self._size, self._checked_at = size == self._size, size, time.monotonic()
-        if stalled and not self._stalled:
-            rank_zero_warn(f"W&B: {file} does not grow; metrics are not saved until there is disk space")
-        self._stalled = self._stalled or stalled
-        if stalled and self.experiment.offline and shutil.disk_usage(file.parent).free > MIN_FREE_BYTES:
-            self._restart("disk space is available again")
-
-    def _restart(self, why: str) -> None:
-        self._restarts += 1
-        mode = "offline" if self._restarts <= MAX_RESTARTS else "disabled"
-        rank_zero_warn(f"W&B: {why}; continuing {mode}")
-        self._tear_down()
-        self._stalled, self._size = False, -1
-        self._start(mode)
+        self._checked_at = time.monotonic()
+        if size == self._size:  # metrics logged before the last check are written within a second
+            rank_zero_warn(f"W&B: {file} does not grow, as on a full disk; run boltcutter sync later")
+            self._checked_at = math.inf
+        self._size = size
 
     def _tear_down(self) -> None:
         with suppress(ConnectionError):
@@ -234,24 +222,20 @@ def logged_in() -> bool:
 
 def is_reachable(url: str) -> bool:
     """Whether a server responds within ``TIMEOUT``; in a thread, because DNS lookups have no time limit."""
-    found: list[bool] = []
-    known = threading.Event()
+    reachable = threading.Event()
 
     def request() -> None:
-        found.append(_request(url))
-        known.set()
+        try:
+            urllib.request.urlopen(url, timeout=TIMEOUT).close()  # noqa: S310 - the server of W&B
+        except urllib.error.HTTPError as error:
+            error.close()  # an error response is a response
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            # W&B may accept a certificate that Python rejects.
+            if not isinstance(getattr(error, "reason", None), ssl.SSLError):
+                return
+        reachable.set()
 
-    threading.Thread(target=request, daemon=True).start()
-    return known.wait(TIMEOUT) and found[0]
-
-
-def _request(url: str) -> bool:
-    try:
-        urllib.request.urlopen(url, timeout=TIMEOUT).close()  # noqa: S310 - the server of W&B
-    except urllib.error.HTTPError as error:
-        error.close()  # an error response is a response
-    except urllib.error.URLError as error:
-        return isinstance(error.reason, ssl.SSLError)  # W&B may accept a certificate that Python rejects
-    except (OSError, ValueError, http.client.HTTPException):
-        return False
-    return True
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT)
+    return reachable.is_set()

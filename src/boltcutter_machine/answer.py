@@ -17,22 +17,24 @@ from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.environment.signals import PreemptionError
 from boltcutter.extend import NegativeResult
-from boltcutter.project import ProjectError
+from boltcutter.project import Project, ProjectError
 from boltcutter.run.folder import read_record
 from boltcutter.run.store import run_store
+from boltcutter_machine.file_fix import locate
 from boltcutter_machine.mistake import Mistake, explain
 
 RECORD = ("stopped_by", "metrics", "test")  # what a program wants to know of a run at its end
 FLAG = "--json"
 
 
-def answer(name: str, arguments: Sequence[str], call: Callable[[list[str]], Any]) -> None:
+def answer(name: str, arguments: Sequence[str], call: Callable[[list[str]], Any], start: str | None = None) -> None:
     """Run a command and print the object: on rank zero of several ranks.
 
     Args:
         name: Name of the command.
         arguments: Its arguments, with ``--json``.
         call: Runs it, given the other arguments; prints errors and exits as without ``--json``.
+        start: A file or folder of the project; by default the working directory.
 
     Raises:
         SystemExit: The command ends with another exit status than 0.
@@ -46,7 +48,7 @@ def answer(name: str, arguments: Sequence[str], call: Callable[[list[str]], Any]
             except SystemExit as end:
                 result = end.result if isinstance(end, NegativeResult) else None
                 status = end.code if isinstance(end.code, int) else int(end.code is not None)
-                errors = _explain(end, [name, *others], status)
+                errors = _explain(end, [name, *others], status, start)
                 raise
             except Exception as error:
                 status, errors = 1, [_failure("internal_error", f"{type(error).__name__}: {one_line(error)}")]
@@ -58,14 +60,17 @@ def answer(name: str, arguments: Sequence[str], call: Callable[[list[str]], Any]
             print(json.dumps({**found, "errors": [asdict(error) for error in errors]}), flush=True)
 
 
-def _explain(end: SystemExit, arguments: Sequence[str], status: int) -> list[Mistake]:
+def _explain(end: SystemExit, arguments: Sequence[str], status: int, start: str | None) -> list[Mistake]:
     """The errors that end a command; none if its exit status is its result."""
     if isinstance(end, PreemptionError):
         return [_failure("interrupted", end.reason)]
     if end.__context__ is None or not status:
         return []
     text = run_store().show(str(end.__context__))
-    if isinstance(end.__context__, ConfigError | ProjectError):
+    if isinstance(end.__context__, ConfigError):
+        project = Project.find(start)
+        return [locate(explain(line, arguments), project, arguments) for line in text.splitlines()]
+    if isinstance(end.__context__, ProjectError):
         return [explain(line, arguments) for line in text.splitlines()]
     return [_failure("failed", text)]
 

@@ -14,6 +14,7 @@ from boltcutter.config.compose import OVERRIDE
 # The first that occurs in the line decides. These codes are stable; a new kind of mistake gets a new one.
 CODES = {
     "not a valid override|cannot read": "invalid_override",
+    "not valid YAML|is Hydra's syntax|^[^:]*\\.yaml: ": "invalid_file",
     "no such flag": "unknown_flag",
     "no such command": "unknown_command",
     "no such option|no such group": "unknown_option",
@@ -26,7 +27,6 @@ CODES = {
     ": expected": "wrong_type",
     "no run there|no such run": "unknown_run",
     "given twice|exclude each other|cannot be combined": "conflict",
-    "not valid YAML|is Hydra's syntax|duplicate key": "invalid_file",
     "": "invalid_value",
 }
 VALUE = r"'[^']*'|\[[^\]]*\]|(?:[^\s,;?]|[,;?](?=\S))+"
@@ -49,8 +49,10 @@ class Mistake:
         value: Its value as text; None if the setting itself is wrong.
         message: The whole line.
         remedy: The end of the line, which says what to do.
-        fix: The argument that corrects the mistake; None if there is no single one.
-        replaces: The arguments that are to be left out in its favor, or, without ``fix``, for their defaults.
+        fix: The argument that corrects the mistake; None if there is no single one. In a file: lines.
+        replaces: The arguments or lines to leave out in its favor, or, without ``fix``, for their defaults.
+        file: The file that is wrong; None if an argument is.
+        line: Number of the wrong line, from 1.
     """
 
     code: str
@@ -60,6 +62,8 @@ class Mistake:
     remedy: str | None
     fix: str | None
     replaces: tuple[str, ...] = ()
+    file: str | None = None
+    line: int | None = None
 
 
 def explain(line: str, arguments: Sequence[str]) -> Mistake:
@@ -70,11 +74,11 @@ def explain(line: str, arguments: Sequence[str]) -> Mistake:
         arguments: Those of the command, among which the wrong one may be.
     """
     setting = re.match(r"[^\s=:]*", line)[0]  # type: ignore[index]
-    if is_place := re.match(r"[\w./-]+\.yaml(:\d+)?(?=: )", line):  # a file and the line in it
+    if is_place := re.match(r"[\w./ -]+\.yaml(:\d+)?(?=: (?!not a valid override))", line):  # a file and the line in it
         setting = is_place[0]
     shown = re.match(r"=(.*?)(?:: | (?=[a-z(])|, (?=[\w.]+=|but ))", line[len(setting) :])
     names = [setting, *re.findall(r"\$\{(\w+)[^}]*\} refers to nothing", line)]
-    given = next((argument for name in names for argument in arguments if _concerns(argument, name)), None)
+    given = next((argument for name in names for argument in arguments if concerns(argument, name)), None)
     problem, _, remedy = line.rpartition("; ")
     fix = None if is_place else _fix(line, setting, shown is not None, given)
     keys = {_key(argument) for argument in (fix, given) if argument is not None}
@@ -125,7 +129,7 @@ def _key(argument: str) -> str:
     return argument.partition("=")[0].lstrip("+~")
 
 
-def _concerns(argument: str, setting: str) -> bool:
+def concerns(argument: str, setting: str) -> bool:
     """Whether an argument sets ``setting``, maybe by a reference to it, such as task.optimizer.lr for optimizer.lr."""
     key = _key(argument)
     is_inside = "." in setting and key.endswith(f".{setting}")

@@ -29,6 +29,7 @@ MAX_REPORT = 20_000  # characters
 HIDDEN = re.compile(r"<(script|style|svg|head)\b", re.I)  # what is no text of a report
 INSTRUCTIONS = """Arguments are overrides such as "model=mlp" and "trainer.max_epochs=3". Check them before training.
 An error has a `code` and, where there is one, a `fix`: leave out the arguments in `replaces`, add `fix`, and try again.
+If it has a `file`, these are its lines from `line` on.
 Choose models by validation metrics; the test split is for the last comparison."""
 
 

@@ -55,11 +55,7 @@ class DataParallelStrategy(ParallelStrategy):
         return {"num_replicas": 1, "rank": 0}
 
     def setup(self, trainer: L.Trainer) -> None:
-        """Move the model, and replace its ``forward`` by one that runs replicas.
-
-        Raises:
-            StrategyError: The task has no such module, or it is compiled.
-        """
+        """Move the model, and replace its ``forward`` by one that runs replicas."""
         super().setup(trainer)
         if len(self.parallel_devices or ()) < 2:
             return

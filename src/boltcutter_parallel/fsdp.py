@@ -34,11 +34,7 @@ class FSDPStrategy(strategies.FSDPStrategy):
 
     @property
     def accelerator(self) -> Accelerator | None:
-        """The accelerator; Lightning checks that it is not a CPU for its own class only.
-
-        Raises:
-            ValueError: The accelerator is a CPU.
-        """
+        """The accelerator; Lightning checks that it is not a CPU for its own class only."""
         return self._accelerator
 
     @accelerator.setter

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from boltcutter.internals import get_timeout
+from boltcutter.strategy.errors import StrategyError
 
 BUILD_SCRIPT = Path(__file__).with_name("build_horovod.sh")
 
@@ -42,50 +43,26 @@ class HorovodStrategy(strategies.DDPStrategy):
             raise ValueError(f"trainer=horovod: Horovod is not installed; build it: {build}")
         super().__init__()
         self.compress = compress
-        self._server: Any = None  # Horovod's rendezvous server, on rank 0
 
     def setup_distributed(self) -> None:
-        """Initialize torch's process group and then Horovod, whose own rendezvous times out after only 30 s."""
+        """Initialize torch's process group and then Horovod, whose own rendezvous times out after only 30 s.
+
+        Raises:
+            StrategyError: horovodrun did not start the processes.
+        """
+        if "HOROVOD_RANK" not in os.environ and self.world_size > 1:
+            raise StrategyError(
+                f"trainer=horovod: start its processes by horovodrun -np {self.world_size} python …, or use trainer=ddp"
+            )
         import horovod.torch as hvd
 
         super().setup_distributed()
         timeout = get_timeout(self)
         assert timeout
         os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(int(timeout.total_seconds())))
-        if "HOROVOD_RANK" not in os.environ and self.world_size > 1:
-            self._start_rendezvous()
         self.barrier()
         hvd.init()
         assert hvd.size() == self.world_size
-
-    def _start_rendezvous(self) -> None:
-        """Do what horovodrun does, if another launcher started the processes."""
-        from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-        from horovod.runner.http.http_server import RendezvousServer
-
-        port, nodes, local_size = 0, self.num_nodes, self.num_processes
-        if self.global_rank == 0:
-            self._server = RendezvousServer()
-            port = self._server.start()
-            hosts = ",".join(f"node{node}:{local_size}" for node in range(nodes))
-            self._server.init(get_host_assignments(parse_hosts(hosts), self.world_size))
-        assert self.cluster_environment
-        variables = {
-            "RANK": self.global_rank,
-            "SIZE": self.world_size,
-            "LOCAL_RANK": self.local_rank,
-            "LOCAL_SIZE": local_size,
-            "CROSS_RANK": self.node_rank,
-            "CROSS_SIZE": nodes,
-            "HOSTNAME": f"node{self.node_rank}",
-            "CONTROLLER": "gloo",
-            "CPU_OPERATIONS": "gloo",
-            "GLOO_RENDEZVOUS_ADDR": self.cluster_environment.main_address,
-            "GLOO_RENDEZVOUS_PORT": self.broadcast(port),
-            "GLOO_IFACE": os.environ.get("GLOO_SOCKET_IFNAME", "lo" if nodes == 1 else ""),
-        }
-        for name, value in variables.items():
-            os.environ.setdefault(f"HOROVOD_{name}", str(value))
 
     def configure_ddp(self) -> None:
         """Broadcast the weights of rank 0; the model is not wrapped."""
@@ -113,9 +90,6 @@ class HorovodStrategy(strategies.DDPStrategy):
 
         A gradient that is None on all ranks remains None, so that the optimizer skips its parameter; one that is None
         on some ranks counts as zero there.
-
-        Raises:
-            RuntimeError: Another rank has failed, or timed out.
         """
         import horovod.torch as hvd
         from horovod.common.exceptions import HorovodInternalError

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map as tree_map  # optree would be one more dependency
+from torch.utils._pytree import tree_map_only as tree_map_only
 
 USED = {  # by name: the file that uses it, and why
     "_foreach_lerp_": "ema: one kernel for all weights",
@@ -29,7 +31,6 @@ USED = {  # by name: the file that uses it, and why
     "_op_dispatcher": "model_parallel: torch has no fused SGD for DTensor",
     "_custom_op_handlers": "model_parallel: the same",
     "_fused_sgd_": "model_parallel: the same",
-    "_pytree": "model_parallel: tree_map_only; the public alternative, optree, would be one more dependency",
     "_C": "mpi: has _create_work_from_future",
     "_distributed_c10d": "mpi: the same",
     "_create_work_from_future": "mpi: what collectives of a process group in Python return",
@@ -54,11 +55,8 @@ USED = {  # by name: the file that uses it, and why
     "_build_params_for_reducer": "unused_parameters: DDP's reducer is replaced between two steps",
     "_build_debug_param_to_name_mapping": "unused_parameters: names for the new reducer",
     "_ddp_init_helper": "unused_parameters: the new reducer; a new wrapper would need a new forward pass",
-    "_push_all_rebuilt_params": "unused_parameters: as a forward pass does",
-    "_rebuild_buckets": "unused_parameters: the same",
+    "_push_all_rebuilt_params": "unused_parameters: keeps the order of gradients, as for the first reducer",
     "_check_reducer_finalized": "unused_parameters: whether all gradients were averaged",
-    "_backward_hooks": "unused_parameters: hooks would see a gradient twice",
-    "_post_accumulate_grad_hooks": "unused_parameters: the same",
     "_ops": "xla: OpOverloadPacket, whose overloads torchax reads on import, also those removed in torch 2.13",
     "_register_device_module": "xla: torchax would register a device, which torch.compile takes for an accelerator",
     "_should_use_torchax_tensor": "xla: also trace tensors that are created in the program",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -11,41 +10,36 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from boltcutter.model.mlp import ACTIVATIONS, MLP
-from boltcutter_parallel.units import fully_shard_modules
 
 
-def shard(model: MLP, mesh: DeviceMesh, **options: Any) -> None:
-    """Shard the parameters of each layer over the ranks of ``mesh``.
-
-    Over ``tensor_parallel``, layers alternate between column-wise and row-wise sharding, so that each pair of layers
-    needs one all-reduce.
+def shard(model: MLP, mesh: DeviceMesh) -> None:
+    """Shard the matrices over ``tensor_parallel``, columns and rows in turn: two layers need one all-reduce.
 
     Args:
         model: The model.
-        mesh: Device mesh with the dimensions ``data_parallel`` and ``tensor_parallel``.
-        options: Arguments of torch's ``fully_shard``.
+        mesh: Device mesh with the dimension ``tensor_parallel``.
 
     Raises:
         ValueError: The model has normalization or dropout, which would see only a shard of the activations.
 
-    Source: Shoeybi et al., Megatron-LM, 2019 (tensor parallelism); Zhao et al., PyTorch FSDP, 2023.
+    Source: Shoeybi et al., Megatron-LM, 2019.
     """
-    layers = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
     ranks = mesh["tensor_parallel"].size()
-    if ranks > 1:
-        supported: tuple[type[nn.Module], ...] = (nn.Linear, *ACTIVATIONS.values())
-        other = next((type(part).__name__ for part in model.hidden if not isinstance(part, supported)), None)
-        if other:
-            raise ValueError(
-                f"trainer.strategy.tensor_parallel_size={ranks} does not support {other} in "
-                "model=mlp; set model.norm=none model.dropout=0, or tensor_parallel_size=1"
-            )
-        styles = (ColwiseParallel, RowwiseParallel)
-        plan: dict[str, ParallelStyle] = {name: styles[index % 2]() for index, name in enumerate(layers)}
-        if len(layers) % 2:
-            plan["head"] = ColwiseParallel(output_layouts=Replicate())
-        parallelize_module(model, mesh["tensor_parallel"], plan)
-    fully_shard_modules(mesh["data_parallel"], [*layers.values(), model], **options)
+    if ranks == 1:
+        return
+    supported: tuple[type[nn.Module], ...] = (nn.Linear, *ACTIVATIONS.values())
+    other = next((type(part).__name__ for part in model.hidden if not isinstance(part, supported)), None)
+    if other:
+        raise ValueError(
+            f"trainer.strategy.tensor_parallel_size={ranks} does not support {other} in "
+            "model=mlp; set model.norm=none model.dropout=0, or tensor_parallel_size=1"
+        )
+    layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    styles = (ColwiseParallel, RowwiseParallel)
+    plan: dict[str, ParallelStyle] = {name: styles[index % 2]() for index, name in enumerate(layers)}
+    if len(layers) % 2:
+        plan["head"] = ColwiseParallel(output_layouts=Replicate())
+    parallelize_module(model, mesh["tensor_parallel"], plan)
 
 
 def stages(model: MLP, count: int) -> list[nn.Module]:

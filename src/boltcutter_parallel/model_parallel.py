@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
@@ -12,18 +11,16 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
 
 from boltcutter.protocols import NativeTask, SavesShards, ShardsWeights
 from boltcutter.strategy.errors import StrategyError
-from boltcutter_parallel.ema import FULL_MODEL, averages_full_model
-from boltcutter_parallel.internals import move_some
+from boltcutter_parallel.internals import move_some, tree_map_only
 from boltcutter_parallel.sharded_checkpoint import WEIGHTS
 from boltcutter_parallel.units import fully_shard_units
 
 
 class ModelParallelStrategy(strategies.ModelParallelStrategy):
-    """Lightning's ``ModelParallelStrategy``, which shards any model: by blocks, or as its ``shard(mesh)`` does.
+    """Lightning's ``ModelParallelStrategy`` for any model: sharded by blocks, and its matrices by ``shard(mesh)``.
 
     With ``bf16-mixed``, weights are gathered in bfloat16, and gradients reduced in float32.
 
@@ -57,11 +54,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         self._path = ""  # of the checkpoint that was last loaded
 
     def setup_environment(self) -> None:
-        """Initialize the process group, and shard the model when Lightning calls the task's ``configure_model``.
-
-        Raises:
-            StrategyError: The sizes do not match the number of ranks, or a setting is not supported.
-        """
+        """Initialize the process group, and shard the model when Lightning calls the task's ``configure_model``."""
         ranks, tensor_parallel_size = self.num_nodes * self.num_processes, int(self._tensor_parallel_size)
         if self._data_parallel_size == "auto":
             self._data_parallel_size = max(1, ranks // tensor_parallel_size)
@@ -80,8 +73,6 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         if self._save_distributed_checkpoint:
             self._check_writer()
         task: Any = self.lightning_module
-        if averages_full_model(task.trainer):
-            raise StrategyError(FULL_MODEL)
         super().setup_environment()
         configure = task.configure_model
 
@@ -253,17 +244,13 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         root = model if has_all and isinstance(task, NativeTask) else task
         try:
             if isinstance(model, ShardsWeights):
-                shard: Any = model.shard
-                known = inspect.signature(shard).parameters
-                every = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
-                shard(self.device_mesh, **{name: x for name, x in options.items() if every or name in known})
+                model.shard(self.device_mesh)
             elif self.device_mesh["tensor_parallel"].size() > 1:
                 raise StrategyError(
                     f"trainer.strategy.tensor_parallel_size={self._tensor_parallel_size}: {type(model).__name__} has "
                     "no method shard(mesh), which shards its matrices; add one, or set tensor_parallel_size=1"
                 )
-            else:
-                fully_shard_units(root, self.device_mesh["data_parallel"], **options)
+            fully_shard_units(root, self.device_mesh["data_parallel"], **options)
         except ValueError as error:
             raise StrategyError(str(error)) from error
         if isinstance(task, FSDPModule):

@@ -67,11 +67,7 @@ class MPIProcessGroup(dist.ProcessGroup):
             MPIProcessGroup.active.append(self)
 
     def _synchronize(self) -> None:
-        """Wait for all ranks.
-
-        Raises:
-            RuntimeError: A rank has failed, or timed out.
-        """
+        """Wait for all ranks."""
         request, end = self.comm.Ibarrier(), time.monotonic() + self.timeout
         while not _wait(request, CHECK_INTERVAL):
             if self.store.check(["left"]):
@@ -179,11 +175,7 @@ def _copy_back(tensor: Tensor, host: Tensor) -> None:
 
 
 def _create_group(options: Any, _: Any) -> MPIProcessGroup:
-    """Create a process group of all ranks or some, as called by torch.
-
-    Raises:
-        StrategyError: MPI did not start the processes.
-    """
+    """Create a process group of all ranks or some, as called by torch."""
     world, ranks, size = MPI.COMM_WORLD, options.global_ranks_in_group, options.group_size
     started = size == 1 or not LAUNCHER_VARIABLES.isdisjoint(os.environ)
     if started and not MPI.Is_initialized():

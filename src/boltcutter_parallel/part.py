@@ -23,7 +23,7 @@ PART = Part(
         "model.mlp": "boltcutter_parallel.mlp",
         "sharding": "boltcutter_parallel.units",
         "sharded_checkpoint": "boltcutter_parallel.sharded_checkpoint",
-        "spawning_strategy": "boltcutter_parallel.spawning:spawning_strategy",
+        "spawning_strategy": "boltcutter_parallel.process_launcher:spawning_strategy",
         "unused_parameters": "boltcutter_parallel.unused_parameters:UnusedParameters",
     },
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-d
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from boltcutter.protocols import ClosesWithExitCode, PlannedExit
+from boltcutter.strategy.ddp import DDPStrategy
 from boltcutter.strategy.errors import StrategyError
 
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # not SIGINT: a terminal sends it to all
@@ -32,11 +34,7 @@ RETRY_DELAY = 0.2  # seconds after which a signal is sent again to a process wit
 
 
 def check_fork(start_method: str, devices: Sequence[torch.device]) -> None:
-    """Check that no process with an initialized CUDA context is forked, as CUDA does not work in the child.
-
-    Raises:
-        ValueError: CUDA is initialized, and the ranks are to be forked and train on GPUs.
-    """
+    """Check that no process with an initialized CUDA context is forked, as CUDA does not work in the child."""
     used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if start_method == "fork" and any(d.type == "cuda" for d in devices) and used:
         raise ValueError(
@@ -223,3 +221,20 @@ def _retry(number: int, frame: FrameType | None) -> None:
     timer = threading.Timer(RETRY_DELAY, os.kill, (os.getpid(), number))
     timer.daemon = True
     timer.start()
+
+
+SPAWNING = re.compile(r"ddp_(spawn|fork|notebook)(?:_find_unused_parameters_(true|false))?")
+
+
+def spawning_strategy(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Build the strategy behind Lightning's names ``ddp_spawn``, ``ddp_fork`` and ``ddp_notebook``; empty for others.
+
+    Lightning's own launcher forwards no signals, and loses the progress of training. ``trainer`` has the settings.
+    """
+    name = SPAWNING.fullmatch(str(trainer.get("strategy")))
+    if not name:
+        return {}
+    options: dict[str, Any] = {"find_unused_parameters": name[2] == "true"} if name[2] else {}
+    if name[1] == "spawn":
+        return {"strategy": DDPStrategy(start_method="spawn", **options)}
+    return {"strategy": DDPStrategy(start_method="fork", **options)}  # in notebooks, too

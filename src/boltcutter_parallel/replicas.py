@@ -10,6 +10,8 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
+from boltcutter_parallel.internals import tree_map
+
 
 class Replicas:
     """Call a module on the first of some devices like ``torch.nn.DataParallel``, on CPUs as well as on GPUs.
@@ -109,19 +111,13 @@ def _chunk(arguments: Any, sizes: list[int], index: int, device: torch.device) -
 
 
 def gather(results: Sequence[Any], device: torch.device) -> Any:
-    """Concatenate tensors, also those in tuples, lists and dictionaries, in the order of the batch.
+    """Concatenate tensors, also those in tuples, lists and dictionaries, in the order of the batch."""
 
-    Raises:
-        TypeError: An output is of another type.
-    """
-    first = results[0]
-    if isinstance(first, Tensor):
-        return torch.cat([result.to(device) for result in results])
-    if isinstance(first, dict):
-        return type(first)((key, gather([result[key] for result in results], device)) for key in first)
-    if isinstance(first, list | tuple):
-        joined = (gather(parts, device) for parts in zip(*results, strict=True))
-        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
-    if first is None:
+    def join(first: Any, *others: Any) -> Any:
+        if isinstance(first, Tensor):
+            return torch.cat([tensor.to(device) for tensor in (first, *others)])
+        if first is not None:
+            raise TypeError(f"trainer=dp: the model returns a {type(first).__name__}, not tensors; use trainer=ddp")
         return None
-    raise TypeError(f"trainer=dp: the model returns a {type(first).__name__}, not tensors; use trainer=ddp")
+
+    return tree_map(join, *results)

@@ -214,11 +214,7 @@ def _checksum(file: Path) -> int:
 
 @contextmanager
 def _convert_rank_error() -> Iterator[None]:
-    """Raise the error of the first rank that failed.
-
-    Raises:
-        OSError: In place of ``CheckpointException``, which is not derived from ``Exception``.
-    """
+    """Raise the error of the first rank that failed."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,8 +62,10 @@ def fully_shard_units(root: nn.Module, mesh: DeviceMesh, **options: Any) -> None
 
     Source: Zhao et al., PyTorch FSDP, 2023.
     """
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FSDPModule, fully_shard
 
+    if any(isinstance(module, FSDPModule) for module in root.modules()):  # it has sharded itself
+        return
     for parameter in root.parameters():
         parameter.data = parameter.data.contiguous()  # which torch requires; convolutions may be channels-last
     units, of_units = find_units(root), dict(options)
@@ -78,24 +79,6 @@ def fully_shard_units(root: nn.Module, mesh: DeviceMesh, **options: Any) -> None
     for unit in units:
         fully_shard(unit, mesh=mesh, **of_units)
     fully_shard(root, mesh=mesh, **options)
-
-
-def fully_shard_modules(mesh: DeviceMesh, modules: Sequence[nn.Module], **options: Any) -> None:
-    """Shard parameters, gradients and optimizer state of ``modules`` over ranks by FSDP2.
-
-    Args:
-        mesh: One-dimensional device mesh.
-        modules: In order of application, submodules before the modules that contain them.
-        options: Arguments of ``fully_shard``. With batch norms all weights stay in float32, as their statistics do.
-
-    Source: Zhao et al., PyTorch FSDP, 2023.
-    """
-    from torch.distributed.fsdp import fully_shard
-
-    if any(isinstance(part, NormWithStatistics) for module in modules for part in module.modules()):
-        options.pop("mp_policy", None)
-    for module in modules:
-        fully_shard(module, mesh=mesh, **options)
 
 
 def _count_uses(root: nn.Module) -> Counter[int]:

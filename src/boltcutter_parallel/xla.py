@@ -71,11 +71,7 @@ class XLA:
         return [f"{new}, previously {old}" for old, new in zip(self._traces, self._traces[1:], strict=False)]
 
     def forward(self, inputs: Tensor, trainable: dict[str, Tensor]) -> tuple[Tensor, Any]:
-        """Run the forward pass and update buffers; return outputs and the residuals for the backward pass.
-
-        Raises:
-            CompilerError: torchax does not support an operation of the model.
-        """
+        """Run the forward pass and update buffers; return outputs and the residuals for the backward pass."""
         forward, _ = self._programs = self._programs or self._compile(inputs.device)
         state = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         rest = {name: tensor for name, tensor in state.items() if name not in trainable}
@@ -180,11 +176,7 @@ class _Function(torch.autograd.Function):
 
 @contextmanager
 def _as_compiler_error(model: nn.Module) -> Iterator[None]:
-    """Convert exceptions of torchax and JAX.
-
-    Raises:
-        CompilerError: The model cannot be traced.
-    """
+    """Convert exceptions of torchax and JAX."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Explicitly requested dtype", UserWarning)  # int64 becomes int32
@@ -221,11 +213,7 @@ def _to_torch(array: Any) -> Tensor:
 
 
 def _import_jax(device: torch.device) -> None:
-    """Import JAX and torchax, without their side effects on torch.
-
-    Raises:
-        CompilerError: JAX does not support the device.
-    """
+    """Import JAX and torchax, without their side effects on torch."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave GPU memory to torch
     import jax
 

@@ -40,9 +40,6 @@ def main(project: Project, arguments: list[str]) -> None:
         project: Project whose configuration is used.
         arguments: Overrides of training, or ``run=<folder>`` for the configuration of an earlier run; with ``--batch``,
             one batch is also trained, validated and tested.
-
-    Raises:
-        ConfigError: There are mistakes, one line for each.
     """
     filter_warnings()
     special, rest = split_overrides([argument for argument in arguments if argument not in CHECK_FLAGS], "run")
@@ -67,11 +64,7 @@ def main(project: Project, arguments: list[str]) -> None:
 
 
 def apply_model(components: Components, cfg: DictConfig) -> None:
-    """Load the data, unless that may download or write files, and apply the model and the loss to some samples.
-
-    Raises:
-        ConfigError: The data cannot be loaded, or does not match the model.
-    """
+    """Load the data, unless that may download or write files, and apply the model and the loss to some samples."""
     trainer, data, task = components.trainer, components.data, components.task
     with explain_errors(trainer):
         with as_config_error():

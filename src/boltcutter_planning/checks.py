@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -10,16 +11,19 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch import strategies
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, Checkpoint
 from torch import nn
 
+from boltcutter.callback.guard import Guard
+from boltcutter.callback.reseed import Reseed
+from boltcutter.checkpoint.io import AtomicCheckpointIO
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.instantiate import name_setting
 from boltcutter.config.locate import parameters
+from boltcutter.environment.process import is_rank_zero
 from boltcutter.internals import BatchNorm
-from boltcutter.protocols import NativeTask
-from boltcutter_planning.guarantees import report_missing
+from boltcutter.protocols import NativeTask, handles_signals
 
 
 def check_combination(
@@ -32,9 +36,6 @@ def check_combination(
         trainer: With all callbacks.
         task: Any LightningModule.
         callbacks: Callbacks of the configuration, by name; None if they were not built.
-
-    Raises:
-        ConfigError: A setting has no effect, or training would fail.
     """
     check_sync_batchnorm(cfg, trainer, task)
     check_num_classes(cfg)
@@ -45,11 +46,7 @@ def check_combination(
 
 
 def check_sync_batchnorm(cfg: DictConfig, trainer: L.Trainer, task: nn.Module) -> None:
-    """Check that BatchNorm is synchronized on GPUs, as torch requires, and by a strategy that does so.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Check that BatchNorm is synchronized on GPUs, as torch requires, and by a strategy that does so."""
     strategy, has_layers = trainer.strategy, any(isinstance(module, BatchNorm) for module in task.modules())
     if not (cfg.trainer.get("sync_batchnorm") and has_layers):
         return
@@ -65,11 +62,7 @@ def check_sync_batchnorm(cfg: DictConfig, trainer: L.Trainer, task: nn.Module) -
 
 
 def check_kind(cfg: DictConfig, task: object, data: L.LightningDataModule) -> None:
-    """Check that the task, or its class, and the data have the same kind, such as classification.
-
-    Raises:
-        ConfigError: They do not.
-    """
+    """Check that the task, or its class, and the data have the same kind, such as classification."""
     expected, actual = str(getattr(task, "kind", None)), str(getattr(data, "kind", None))
     options = {"classification": "classification", "regression": "regression", "language_modeling": "language"}
     if expected in options and actual in options and expected != actual:  # other classes may use `kind` differently
@@ -81,11 +74,7 @@ def check_kind(cfg: DictConfig, task: object, data: L.LightningDataModule) -> No
 
 
 def check_num_classes(cfg: DictConfig) -> None:
-    """Check that ``num_classes`` of each metric equals that of the data.
-
-    Raises:
-        ConfigError: One does not.
-    """
+    """Check that ``num_classes`` of each metric equals that of the data."""
     num_classes, metrics = (cfg.get("data") or {}).get("num_classes"), cfg.task.get("metrics")
     for name in map(str, metrics if isinstance(metrics, DictConfig) else ()):
         metric = metrics[name]
@@ -98,11 +87,7 @@ def check_num_classes(cfg: DictConfig) -> None:
 
 
 def check_monitors(task: L.LightningModule, callbacks: Mapping[str, Callback]) -> None:
-    """Check that every monitored metric is logged, if the task lists what it logs.
-
-    Raises:
-        ConfigError: One is not logged; training would end without a checkpoint.
-    """
+    """Check that every monitored metric is logged, if the task lists what it logs."""
     if not isinstance(task, NativeTask):
         return
     logged = task.logged_metrics
@@ -126,11 +111,7 @@ def _can_be_called(make: Callable[..., Any], argument: Any) -> bool:
 
 
 def check_optimizer(task: L.LightningModule) -> None:
-    """Check the values of optimizer and scheduler by instantiating them for a dummy parameter.
-
-    Raises:
-        ConfigError: One refuses its values.
-    """
+    """Check the values of optimizer and scheduler by instantiating them for a dummy parameter."""
     argument: Any = [nn.Parameter(torch.zeros(1))]
     for name in ("optimizer", "scheduler"):
         make = inspect.getattr_static(task, name, None)  # no property is evaluated
@@ -143,3 +124,54 @@ def check_optimizer(task: L.LightningModule) -> None:
             text = one_line(error)
             named = text if text.startswith(f"{name}.") else name_setting(name, make.func, make.keywords, text)
             raise ConfigError(named) from error
+
+
+def report_missing(cfg: DictConfig, trainer: L.Trainer) -> None:
+    """Print what the run gives up, in its first lines."""
+    if not is_rank_zero():
+        return
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    picked = str(cfg.choices.get("callback"))
+    missing = {
+        "preemption": (handles_signals(callbacks), "Ctrl-C and the signals of clusters end the run without saving"),
+        "reseed": (_has(Reseed, callbacks), "a resumed run draws other random numbers"),
+        "guard": (_has(Guard, callbacks), "non-finite gradients do not stop training"),
+    }
+    if lost := {name: text for name, (is_there, text) in missing.items() if not is_there}:
+        told = "; ".join(f"without callback.{name}, {text}" for name, text in lost.items())
+        print(f"note: callback={picked}: {told}; {_remedy(cfg, list(lost))}")
+    if not _has(Checkpoint, callbacks):
+        if callbacks and "default" not in picked.split("+"):
+            text = "no callback saves checkpoints, so the run cannot be resumed or evaluated"
+            print(f"warning: callback={picked}: {text}; {_remedy(cfg, ['last'])}", file=sys.stderr)
+    elif not _is_atomic(trainer.strategy.checkpoint_io):
+        remedy = f"write 'defaults: default' or 'plugins: [${{checkpoint_io}}]' in trainer={cfg.choices.get('trainer')}"
+        given = "trainer.plugins has no ${checkpoint_io}"
+        print(f"note: {given}, so a process that is killed while it saves can damage a checkpoint; {remedy}")
+
+
+def _has(kind: type[Callback], callbacks: list[Callback]) -> bool:
+    return any(_is_a(kind, callback) for callback in callbacks)
+
+
+def _is_a(kind: type, value: object) -> bool:
+    """Whether a value is of a class, or of its copy in a project, which differs by the name of the package only."""
+    names = {(cls.__module__.partition(".")[2], cls.__qualname__) for cls in type(value).__mro__}
+    return (kind.__module__.partition(".")[2], kind.__qualname__) in names
+
+
+def _is_atomic(writer: object) -> bool:
+    """Whether checkpoints are written atomically, also if other plugins wrap the one that writes."""
+    inner = getattr(writer, "checkpoint_io", None)
+    return _is_a(AtomicCheckpointIO, writer) or (inner is not None and _is_atomic(inner))
+
+
+def _remedy(cfg: DictConfig, names: list[str]) -> str:
+    picked, given = str(cfg.choices.get("callback")), cfg.get("callback") or {}
+    if all(name in given for name in names):
+        return f"remove {', '.join(f'callback.{name}=null' for name in names)}"
+    if "default" in picked.split("+"):
+        return "write 'defaults: default' in your callback/default.yaml"
+    return (
+        "callback=default has them" if picked == "none" else f"add it by callback=[default,{picked.replace('+', ',')}]"
+    )

@@ -50,11 +50,7 @@ class NotTriedError(Exception):
 
 
 def main(arguments: list[str]) -> list[dict[str, str]]:
-    """Run all checks, print a table and return its rows; the exit status is 1 if one fails.
-
-    Raises:
-        ConfigError: There are other arguments.
-    """
+    """Run all checks, print a table and return its rows; the exit status is 1 if one fails."""
     if other := [argument for argument in arguments if argument != "--test"]:
         raise ConfigError(f"{other[0]}: --test takes no overrides; remove it")
     rows = []

@@ -8,15 +8,12 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from packaging.requirements import Requirement
 from torch import Tensor
 
 from boltcutter.assembly.assemble import assemble, complete_config
@@ -28,7 +25,7 @@ from boltcutter.config.values import split_overrides
 from boltcutter.environment.platform import launched_layout
 from boltcutter.environment.threads import available_cores, count_free_cores
 from boltcutter.environment.warnings import filter_warnings
-from boltcutter.project import LIBRARY, Project
+from boltcutter.project import Project
 from boltcutter.run import lineage
 from boltcutter_planning import device_test
 from boltcutter_planning.checks import check_kind
@@ -63,9 +60,6 @@ def main(project: Project, overrides: list[str]) -> list[dict[str, str]] | None:
 
     Returns:
         The rows of ``--test``.
-
-    Raises:
-        ConfigError: There are mistakes.
     """
     if "--test" in overrides:
         return device_test.main(overrides)
@@ -136,27 +130,13 @@ def backends() -> dict[str, bool]:
 
 
 def works(project: Project) -> Lines:
-    """Report for each trainer option, precision, launcher and extra: yes, or what is missing."""
+    """Report for each trainer option, precision and launcher: yes, or what is missing."""
     known = project.groups()
     options = [f"trainer={option}" for option in known.get("trainer", ())]
     options += [f"trainer.precision={precision}" for precision in PRECISIONS]
     options += [f"launch={option}" for option in known.get("launch", ())]
     for override in [*options, "task.compile=true"]:
         yield override, _find_problem(project, override) or "yes"
-    for extra, missing in extras().items():
-        remedy = f"no: needs {', '.join(missing)}; pip install 'boltcutter[{extra}]'"
-        yield f"extra {extra}", remedy if missing else "yes"
-
-
-def extras() -> dict[str, list[str]]:
-    """Return for each extra of the package the requirements that are not installed."""
-    missing: dict[str, list[str]] = {}
-    with suppress(metadata.PackageNotFoundError):
-        needed = [Requirement(text) for text in metadata.requires(LIBRARY) or ()]
-        for extra in metadata.metadata(LIBRARY).get_all("Provides-Extra") or ():
-            names = {r.name for r in needed if r.marker and r.marker.evaluate({"extra": extra})} - {LIBRARY}
-            missing[extra] = sorted(name for name in names if not _is_installed(name))
-    return missing
 
 
 def estimate(found: Sequence[StrategyEstimate], memory: int) -> Lines:
@@ -213,14 +193,6 @@ def _links() -> str | None:
         return None
     done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=60)
     return re.sub(r"\x1b\[\d*m", "", done.stdout).strip() or None
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _print(title: str, lines: Lines) -> None:

@@ -62,11 +62,7 @@ class Memory:
 
 
 def read_batch(data: L.LightningDataModule) -> Sequence[Tensor]:
-    """Read a batch of the training split, of whose tensors memory depends on shapes and dtypes only.
-
-    Raises:
-        ConfigError: It is not a tuple or list of tensors.
-    """
+    """Read a batch of the training split, of whose tensors memory depends on shapes and dtypes only."""
     data.prepare_data()
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))
@@ -310,8 +306,7 @@ def _shard(model: Any, mesh: DeviceMesh) -> None:
         model.shard(mesh)
     elif mesh["tensor_parallel"].size() > 1:
         raise EstimationError(f"{type(model).__name__} cannot be sharded by tensors; add a method shard(mesh)")
-    else:
-        extend.require("sharding", "trainer.strategy").fully_shard_units(model, mesh["data_parallel"])
+    extend.require("sharding", "trainer.strategy").fully_shard_units(model, mesh["data_parallel"])
 
 
 def _optimizers(configured: Any) -> list[Optimizer]:

@@ -31,8 +31,8 @@ NO_PEER = re.compile(
     r"Socket closed|failed to pass monitoredBarrier|NCCL error|ncclRemoteError|Timed out after",
     re.I,
 )
-REMOVED = re.compile(r"Support for `\w+` has been removed in v")  # hooks of Lightning 1
-INTERVAL = re.compile(r"`val_check_interval` \((\d+)\) must be less than or equal to .* batches \((\d+)\)")
+# Errors of Lightning that name the remedy: hooks of Lightning 1, and a validation that would never run.
+REFUSED = re.compile(r"Support for `\w+` has been removed in v|`val_check_interval` \(\d+\) must be less than or equal")
 NOT_LOGGED = re.compile(r"conditioned on metric|could not find the monitored key")
 NO_GRADIENT = re.compile(r"element 0 of tensors does not require grad")
 UNUSED = re.compile(r"parameters that were not used in producing", re.I)
@@ -90,14 +90,9 @@ def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:
     text = str(error)
     if getattr(error, "hide_traceback", False):
         return None
-    if found := INTERVAL.search(text):
-        return ConfigError(
-            f"trainer.val_check_interval={found[1]} is larger than the number of batches of an epoch; "
-            f"try {found[2]}, or trainer.check_val_every_n_epoch=null, which counts batches of all epochs"
-        )
     if NOT_LOGGED.search(text):
         return MetricNotLoggedError(one_line(error))
-    if isinstance(error, MisconfigurationException) or REMOVED.search(text):
+    if isinstance(error, MisconfigurationException) or REFUSED.search(text):
         return ConfigError(one_line(error))
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):
         return OutOfMemoryError(out_of_memory_message(trainer))

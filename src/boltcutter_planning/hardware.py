@@ -23,21 +23,13 @@ EPS = 1e-4  # non-zero in float16, also when added to a small number
 
 
 def check_hardware(cfg: DictConfig) -> None:
-    """Check devices and precision, before the trainer is built.
-
-    Raises:
-        ConfigError: The machine lacks one.
-    """
+    """Check devices and precision, before the trainer is built."""
     check_devices(cfg.trainer)
     check_precision(cfg)
 
 
 def check_devices(trainer: DictConfig) -> None:
-    """Check that the machine has the devices that settings of the trainer request.
-
-    Raises:
-        ConfigError: It does not.
-    """
+    """Check that the machine has the devices that settings of the trainer request."""
     accelerator, devices = str(trainer.get("accelerator", "auto")), trainer.get("devices", "auto")
     gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
     wanted = count_devices(trainer)
@@ -45,14 +37,11 @@ def check_devices(trainer: DictConfig) -> None:
         raise ConfigError(
             f"trainer.devices={devices} is not a number of devices; try trainer.devices=1, or auto for all"
         )
-    if accelerator == "tpu":
-        if find_spec("torch_xla") is None:
-            raise ConfigError(
-                "trainer.accelerator=tpu: torch_xla is not installed, which Lightning needs for TPUs; on a TPU host "
-                "pip install 'torch_xla[tpu]' and its version of torch; otherwise try trainer=default"
-            )
-        if not XLAAccelerator.is_available():
-            raise ConfigError("trainer.accelerator=tpu: this machine has no TPU; try trainer=default")
+    if accelerator == "tpu" and not XLAAccelerator.is_available():
+        raise ConfigError(
+            "trainer.accelerator=tpu: this machine has no TPU, or torch_xla is not installed (pip install "
+            "'torch_xla[tpu]' and its version of torch); try trainer=default"
+        )
     if accelerator in ("auto", "cuda", "gpu") and (fault := unusable_gpus()):
         raise ConfigError(
             f"trainer.accelerator={accelerator}: {fault}; install a build that fits the driver, such as "
@@ -81,11 +70,7 @@ def check_devices(trainer: DictConfig) -> None:
 
 
 def check_precision(cfg: DictConfig) -> None:
-    """Check that device and optimizer support the precision.
-
-    Raises:
-        ConfigError: The device or the optimizer does not support it.
-    """
+    """Check that device and optimizer support the precision."""
     precision, device = full_precision(cfg.trainer), device_type(str(cfg.trainer.get("accelerator", "auto")))
     setting = f"trainer.precision={precision}"
     if device == "mps" and precision.endswith("-mixed"):

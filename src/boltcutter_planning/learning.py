@@ -71,11 +71,7 @@ class LearningCheck(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Compare the losses of the first batches.
-
-        Raises:
-            NoGradientError: The loss depends on no parameter of the optimizer.
-        """
+        """Compare the losses of the first batches."""
         self._batches += 1
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         automatic = pl_module.automatic_optimization

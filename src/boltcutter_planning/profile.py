@@ -25,25 +25,16 @@ class Profile(Callback):
         folder: Output folder.
         wait: Batches before profiling starts, so that compilation, caches and starting workers are excluded.
         active: Batches to profile.
-        profile_memory: Whether to record memory allocations and shapes.
-        with_stack: Whether to record the Python source line of each operation, which is slower.
 
     Raises:
         ValueError: ``wait`` is negative, or ``active`` is not positive.
     """
 
-    def __init__(
-        self, folder: Path, *, wait: int = 5, active: int = 5, profile_memory: bool = False, with_stack: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, *, wait: int = 5, active: int = 5) -> None:
         for name, value, least in (("wait", wait, 0), ("active", active, 1)):
             if value < least:
                 raise ValueError(f"callback.profile.{name}={value} must be {least} or more; try {max(5, least)}")
         self.folder, self.wait, self.active = Path(folder), wait, active
-        self.options: dict[str, Any] = {
-            "profile_memory": profile_memory,
-            "record_shapes": profile_memory,
-            "with_stack": with_stack,
-        }
         self._profiler: Any = None
         self._is_written = False
 
@@ -54,9 +45,8 @@ class Profile(Callback):
             schedule = torch.profiler.schedule(
                 wait=max(0, self.wait - 1), warmup=min(1, self.wait), active=self.active, repeat=1
             )
-        self._profiler = torch.profiler.profile(
-            schedule=schedule, on_trace_ready=partial(self._write, trainer, pl_module), **self.options
-        )
+        write = partial(self._write, trainer, pl_module)
+        self._profiler = torch.profiler.profile(schedule=schedule, on_trace_ready=write)
         self._is_written = False
         self._profiler.start()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.run import evaluations
 from boltcutter.run.metrics import parse_name
 from boltcutter_runs.groups import Group, Result, listed, method_of, settings_of
 from boltcutter_runs.record import Run
@@ -26,6 +27,7 @@ def check(first: Group, second: Group, pairs: Pairs, metric: str) -> list[str]:
         raise ConfigError(f"data.num_folds={numbers}: folds are compared with the same folds; train both on these")
     _check_metric(first, second, metric)
     warnings = [*_check_data(first, second, pairs, metric), *_selection(first, second, metric)]
+    warnings += [warning for group in groups for warning in _repeated_tests(group, metric)]
     if settings_of(first.results) == settings_of(second.results):
         warnings.append("both groups have the same settings, so any difference is chance")
     warnings += [warning for group in groups for warning in _within(group)]
@@ -58,7 +60,7 @@ def _check_data(first: Group, second: Group, pairs: Pairs, metric: str) -> Itera
         a, b = different[0]
         split = parse_name(metric).stage or "test"
         what = f"{a.run.id} and {b.run.id} have different data ({', '.join(changed) or f'{a.data} and {b.data}'})"
-        if not all(have_same_targets(*(read_predictions(r.run.folder, split) for r in both)) for both in different):
+        if not all(have_same_targets(*(read_predictions(r.folder, split) for r in both)) for both in different):
             raise ConfigError(f"--metric {metric}: {what}; train or evaluate both on the same")
         yield f"{what}, but the targets of the {split} split are equal"
     if not all(result.data for group in (first, second) for result in group.results):
@@ -99,6 +101,18 @@ def measured_elsewhere(groups: Sequence[Group], known: Sequence[Run], metric: st
         f"{metric} was also measured with {len(others)} other settings ({ids}): if it has chosen what is compared, "
         "the difference is too good; choose by val/…, with test=false"
     ]
+
+
+def _repeated_tests(group: Group, metric: str) -> Iterator[str]:
+    """Whether the test split may have chosen the checkpoint of a run."""
+    tested = {r.run.id: evaluations.of_test(r.folder) for r in group.results if parse_name(metric).stage == "test"}
+    texts = [f"{name} {evaluations.describe(entries)}" for name, entries in tested.items()]
+    if several := [text for text in texts if "checkpoints" in text]:
+        times = f"{sum(map(len, tested.values()))} times for {len(tested)} runs"
+        yield (
+            f"{group.label}: the test split was evaluated {times}, {listed(several)}: if it has chosen a checkpoint, "
+            f"{metric} is too good; choose by val/…"
+        )
 
 
 def _within(group: Group) -> Iterator[str]:

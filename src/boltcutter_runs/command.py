@@ -54,10 +54,10 @@ def main(project: Project, arguments: list[str]) -> list[Run] | None:
     if len(rest) > 1:
         raise ConfigError(f"{rest[1]}: one filter is expected; quote it: boltcutter runs '{' '.join(rest)}'")
     root = Path(place, actions.ARCHIVE) if "--archived" in flags else place
-    runs = select(find_runs(root), rest[0] if rest else "")
+    runs = select(find_runs(root), text := rest[0] if rest else "")
     if "--sort" in flags:
         runs = table.sort(runs, flags["--sort"])
-    show(runs, place, flags)
+    show(runs, place, flags, text)
     return runs
 
 
@@ -83,7 +83,7 @@ def parse(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return flags, rest
 
 
-def show(runs: Sequence[Run], place: str, flags: dict[str, str]) -> None:
+def show(runs: Sequence[Run], place: str, flags: dict[str, str], text: str) -> None:
     """Print runs as a table or as CSV, or write a page about them."""
     if "--html" in flags:
         from boltcutter_runs.page import write  # slow imports
@@ -96,14 +96,14 @@ def show(runs: Sequence[Run], place: str, flags: dict[str, str]) -> None:
         print(printable(table.as_csv(runs, table.columns(runs, flags.get("--columns"))[0])), end="")
         return
     if not runs:
-        print(f"no runs in {place}")
+        print(printable(f"no runs in {place}" + (f" match {text}" if text else "")))
         return
     limit = flags.get("--limit", str(LIMIT))
     if not limit.isdecimal():
         raise ConfigError(f"--limit {limit}: not a number; use 0 for all runs")
     count = int(limit) or len(runs)
     shown = runs[:count] if "--sort" in flags else runs[-count:]  # the newest are the last
-    keys, others = table.columns(shown, flags.get("--columns"))
+    keys, others = table.columns(runs if "--columns" in flags else shown, flags.get("--columns"))
     table.print_table(shown, keys)
     if len(shown) < len(runs):
         print(f"{len(shown)} of {len(runs)} runs; --limit 0 shows all")

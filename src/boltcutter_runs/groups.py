@@ -32,10 +32,11 @@ LISTED = 3  # runs or settings that a message names
 
 @dataclass(frozen=True)
 class Result:
-    """A run, its value of the metric, and its record, of which nothing is executed."""
+    """A run, its value of the metric, its local folder, and its record, of which nothing is executed."""
 
     run: Run
     value: float
+    folder: Path
     record: dict[str, Any]
 
     @property
@@ -157,7 +158,8 @@ def _with_values(label: str, runs: Sequence[Run], metric: str, warnings: list[st
         elif not math.isfinite(value):
             left_out.setdefault(f"with {metric}={value}, so the others look too good", []).append(run.id)
         else:
-            yield Result(run, value, read_record(run_store().locate(run.folder)))
+            folder = run_store().pull(run.folder, "run")
+            yield Result(run, value, folder, read_record(folder))
     warnings += [f"{label}: {len(ids)} left out, {reason}: {listed(ids)}" for reason, ids in left_out.items()]
 
 

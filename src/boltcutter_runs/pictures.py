@@ -34,8 +34,8 @@ def write_page(path: Path, project: Project, title: str, text: str, found: Seque
         chosen: list[dict[str, Any]] = [dict(sample) for sample in samples.changed[:left]]
         left, note = left - len(chosen), ""
         try:
-            run = (comparison.pairs[0][0] if comparison.pairs else comparison.first.results[0]).run
-            pictures = read_pictures(project, Path(run.folder), {s["index"]: s.get("target") for s in chosen})
+            one = comparison.pairs[0][0] if comparison.pairs else comparison.first.results[0]
+            pictures = read_pictures(project, one.folder, {s["index"]: s.get("target") for s in chosen})
             chosen = [sample | {"image": pictures.get(int(sample["index"]))} for sample in chosen]
         except (ConfigError, OSError) as error:
             note = str(error)

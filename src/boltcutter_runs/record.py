@@ -6,6 +6,7 @@ import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from boltcutter.checkpoint.storage import is_url
@@ -85,9 +86,18 @@ def as_runs(found: Sequence[tuple[Place, Facts]]) -> list[Run]:
     for number, run in enumerate(runs):
         if run.kind == "search":
             name, mode = next(iter(searches[str(run.folder)]["objectives"]), ("", ""))
+            if run.settings.get("search.summary") == "mean":  # of seeds or folds, none of which is chosen
+                runs[number] = replace(run, metrics=_mean([r.metrics for r in trials.get(run.id, []) if r.metrics]))
+                continue
             best = best_run(trials.get(run.id, []), name, "max" if mode == "max" else "min")
             runs[number] = replace(run, metrics=best.metrics if best else {})
     return sorted(runs, key=lambda run: (run.started, str(run.folder)))
+
+
+def _mean(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each metric that all have."""
+    common = [name for name in metrics[0] if all(name in each for each in metrics)] if metrics else []
+    return {name: fmean(each[name] for each in metrics) for name in common}
 
 
 def _as_run(place: Place, facts: Facts, search: Facts | None) -> Run:

@@ -45,7 +45,7 @@ def compare_samples(pairs: Sequence[tuple[Result, Result]], metric: str) -> Samp
     One pair of classifiers is compared by McNemar's exact test, everything else by a bootstrap of the samples.
     """
     name = parse_name(metric)
-    both = [[read_predictions(r.run.folder, name.stage or "test") for r in results] for results in pairs]
+    both = [[read_predictions(r.folder, name.stage or "test") for r in results] for results in pairs]
     tables = [table for of_pair in both for table in of_pair]
     if not tables or not all(have_same_targets(tables[0], table) for table in tables):
         return None

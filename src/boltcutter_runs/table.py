@@ -195,4 +195,4 @@ def as_csv(runs: Sequence[Run], keys: Sequence[str]) -> str:
 def _csv_cell(value: Any) -> float | str:
     if isinstance(value, str):
         return str(as_cell(value))
-    return "" if value is None else value if isinstance(value, float) else format_value(value)
+    return "" if value in (None, []) else value if isinstance(value, float) else format_value(value)

@@ -42,11 +42,10 @@ TRUSTED_PACKAGES = (
     *("torch.nn", "torch.optim", "torch.amp", "torch.distributed.fsdp", "torchmetrics"),
     *("lightning.Trainer", "lightning.pytorch.Trainer", "lightning.pytorch.trainer"),
     *(f"lightning.pytorch.{name}" for name in ("callbacks", "loggers", "plugins", "profilers", "strategies")),
-    *("lightning.fabric.plugins", "lightning.fabric.strategies"),
+    "lightning.fabric.plugins",
 )
 TRUSTED_BASES = (
     *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler", "torch.amp.GradScaler"),
-    *("torch.optim.lr_scheduler.ReduceLROnPlateau", "torch.optim.swa_utils.AveragedModel", "torchmetrics.Metric"),
     *("torch.distributed.fsdp.MixedPrecision", "torch.distributed.fsdp.MixedPrecisionPolicy"),
     *("torch.distributed.fsdp.CPUOffload", "torch.distributed.fsdp.OffloadPolicy"),
     *("lightning.pytorch.Trainer", "lightning.pytorch.Callback", "lightning.pytorch.loggers.logger.Logger"),
@@ -139,7 +138,7 @@ def _unsafe_urls(node: Any, project: Project | None) -> Iterator[str]:
     if isinstance(node, dict | list):
         for inner in [*node, *node.values()] if isinstance(node, dict) else node:
             yield from _unsafe_urls(inner, project)
-    elif isinstance(node, str) and ("://" in node or "::" in node):
+    elif isinstance(node, str):
         known = _configured(project, URL)
         found = [match[0] for match in URL.finditer(node) if match["protocol"].lower() not in TRUSTED_PROTOCOLS]
         if "::" in node or any(url not in known for url in found):
@@ -171,7 +170,7 @@ def _is_known(target: str) -> bool:
     if found is None:  # not installed, so nothing can be executed
         return True
     # Imported modules are attributes of a module, too: torch.nn.functional.torch.hub.load.
-    home = canonical(str(getattr(found, "__module__", None)))
+    home = str(getattr(found, "__module__", None))
     if not _within(home, accepted) or _within(home, UNTRUSTED_MODULES):
         return False
     if inspect.isclass(found):
@@ -207,21 +206,23 @@ def _is_user_code(path: str, folder: Path, project: Project | None) -> bool:
     run_folder = folder.resolve()
     try:
         spec = find_spec(top)
-    except (ImportError, ValueError, AttributeError):
+    except ValueError:  # a module without a specification
         return False
-    places = [Path(p).resolve() for p in (spec.submodule_search_locations or [spec.origin or "/"])] if spec else []
+    if spec is None:
+        return False
+    places = [Path(p).resolve() for p in (spec.submodule_search_locations or [spec.origin or "/"])]
     installed = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib")]
-    if not places or any(place.is_relative_to(lib) for place in places for lib in installed):
+    if any(place.is_relative_to(lib) for place in places for lib in installed):
         return False
     # Also those of the system, of the user, and of cluster modules on PYTHONPATH.
     if any({"site-packages", "dist-packages"} & set(place.parts) for place in places):
         return False
-    if spec and spec.origin is None and any(run_folder.is_relative_to(place) for place in places):
+    if spec.origin is None and any(run_folder.is_relative_to(place) for place in places):
         return False  # a folder of data, such as that of all runs, which Python takes for a package
     root = project.root.resolve() if project else None
     if root and any(place.is_relative_to(root / tool) for place in places for tool in TOOL_FOLDERS):
         return False
-    reached = [place.joinpath(*names[:depth]) for place in places for depth in range(len(names) + 1)]
+    reached = [place.joinpath(*names[:depth]).resolve() for place in places for depth in range(len(names) + 1)]
     if root and root.is_relative_to(run_folder):  # this is the copy of the code that a launcher has created
         return all(place.is_relative_to(root) or not place.is_relative_to(run_folder) for place in reached)
     return not any(place.is_relative_to(run_folder) for place in reached)

@@ -137,6 +137,11 @@ def test_as_many_folds_as_samples_groups_or_folds_of_a_class_are_possible() -> N
         fold_indices(np.arange(3), 3, 3, 0)
     with pytest.raises(ValueError, match=r"the number of groups is 1; add samples$"):
         fold_indices(np.arange(3), 2, 0, 0, groups=np.zeros(3))
+    none = np.arange(0)
+    with pytest.raises(ValueError, match=r"the number of samples is 0; add samples$"):
+        fold_indices(none, 2, 0, 0, groups=none)
+    with pytest.raises(ValueError, match=r"^0 group cannot be divided"):
+        split_off_groups(none, 0.5, 0, none)
 
 
 def test_a_rare_class_is_in_one_of_the_splits() -> None:

@@ -92,15 +92,6 @@ def test_an_epoch_resumes_at_any_batch(generator: torch.Generator | None, worker
     assert len(list(rest)) == 6
 
 
-def test_a_cycled_loader_resumes_in_its_second_pass() -> None:
-    loader: Any = DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=0)  # type: ignore[arg-type]
-    common: dict[str, Any] = {"seed": 3, "rank": 0, "world_size": 2, "training": True}
-    again = [b.tolist() for b in sharded(loader, **common)]
-    for cycles, rest in ((True, again[2:]), (False, [])):
-        resumed = sharded(loader, **common, done=8, cycles=lambda cycles=cycles: cycles)
-        assert [b.tolist() for b in resumed] == rest
-
-
 def test_a_loader_with_a_positional_batch_size_is_predicted(tmp_path: Path) -> None:
     class Module(L.LightningModule):
         def predict_step(self, batch: torch.Tensor) -> torch.Tensor:

@@ -180,25 +180,3 @@ def test_folds_divide_train_and_val_images(flat: Path, own: list[str]) -> None:
         assert len(train | val) == count - len(test)
         assert sum(grey == 100 for grey, _ in val) == pytest.approx(len(val) / 3, abs=1)
     assert len(set.union(*(val for _, val, _ in found))) == sum(len(val) for _, val, _ in found) == count - len(test)
-
-
-def test_images_of_a_group_stay_together(flat: Path) -> None:
-    for file in flat.glob("*/*.png"):
-        file.rename(file.with_name(f"cage{int(file.stem) % 10}_{file.name}"))
-    for folds in ({}, {"num_folds": 3, "fold": 2}):
-        data = Images(folder=flat, shape=SHAPE, batch_size=1, group="^(cage[0-9]+)_", **folds)
-        cages = [{number % 10 for _, number in part} for part in contents(data)]
-        assert sum(map(len, cages)) == len(set.union(*cages)) == 10
-
-
-@pytest.mark.parametrize(
-    ("group", "message"),
-    [
-        ("(", r"^data.group=\( is not a regular expression \(.+\); try"),
-        ("cat", r"^data.group=cat has no parentheses around the group; try '\(cat\)'$"),
-        ("(cage)", r"^data.group=\(cage\) finds no group in 0.png \(.*\); correct it$"),
-    ],
-)
-def test_invalid_groups_are_an_error(flat: Path, group: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Images(folder=flat, shape=SHAPE, group=group).setup("fit")

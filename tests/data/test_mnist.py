@@ -72,12 +72,9 @@ def test_all_splits_can_come_from_one_pair_of_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bytes])
-@pytest.mark.parametrize("mark", ["-idx", ".idx"])
-def test_uncompressed_and_differently_named_files_are_read(
-    tmp_path: Path, pack: Callable[[bytes], bytes], mark: str
-) -> None:
+def test_files_are_read_compressed_or_not(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     end = ".gz" if pack is gzip.compress else ""
-    write(tmp_path, "t10k", 100, pack, images=f"t10k-images{mark}3-ubyte{end}", labels=f"t10k-labels{mark}1-ubyte{end}")
+    write(tmp_path, "t10k", 100, pack, images=f"t10k-images-idx3-ubyte{end}", labels=f"t10k-labels-idx1-ubyte{end}")
     assert len(splits(MNIST(folder=tmp_path, train="t10k"))[0][0]) == 80
 
 
@@ -113,7 +110,7 @@ def test_missing_files_are_downloaded_and_verified(folder: Path, mirror: str, tm
     assert len(parts[2][0]) == 100
     (data.folder / NAMES[0]).unlink()
     wrong = MNIST(folder=data.folder, mirrors=[mirror], checksums=sums | {NAMES[0]: f"sha256:{'0' * 64}"})
-    with pytest.raises(OSError, match=r"train-images-idx3-ubyte.gz: not downloaded .*its sha256 is"):
+    with pytest.raises(OSError, match=r"train-images-idx3-ubyte.gz: not downloaded .*it is sha256:"):
         wrong.prepare_data()
     assert not (data.folder / NAMES[0]).exists()
 
@@ -179,7 +176,7 @@ def test_settings_that_contradict_the_files_are_an_error(folder: Path) -> None:
 def test_only_training_images_are_augmented_on_any_worker(folder: Path) -> None:
     def epoch(num_workers: int, epoch: int, batch_size: int = 40) -> dict[int, torch.Tensor]:
         data = MNIST(
-            folder=folder, augment=Augment(rotate=20, brightness=0.5), num_workers=num_workers, batch_size=batch_size
+            folder=folder, augment=Augment(shift=2, brightness=0.5), num_workers=num_workers, batch_size=batch_size
         )
         loader = data.train_dataloader()
         loader.sampler.set_epoch(epoch)
@@ -190,7 +187,7 @@ def test_only_training_images_are_augmented_on_any_worker(folder: Path) -> None:
     for other in (epoch(2, 1), epoch(0, 1, 24)):
         assert all(torch.equal(alone[i], image) for i, image in other.items())
     assert any(not torch.equal(alone[i], image) for i, image in epoch(0, 2).items())
-    plain, changed = MNIST(folder=folder), MNIST(folder=folder, augment=Augment(rotate=20))
+    plain, changed = MNIST(folder=folder), MNIST(folder=folder, augment=Augment(shift=2))
     for loader in ("val_dataloader", "test_dataloader"):
         for one, other in zip(getattr(plain, loader)(), getattr(changed, loader)(), strict=True):
             assert torch.equal(one[0], other[0])

@@ -3,11 +3,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import assert_learns
-from torch import nn
 
-from boltcutter_data.resnet import DEPTHS, Block, Normalization, ResNet
-
-IMAGENET: dict[str, Any] = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+from boltcutter_data.resnet import DEPTHS, Block, ResNet
 
 
 @pytest.mark.parametrize(("depth", "count"), [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032)])
@@ -20,7 +17,7 @@ def test_parameter_count_matches_torchvision(depth: Any, count: int) -> None:
 @pytest.mark.parametrize(("depth", "entries"), [(18, 122), (34, 218), (50, 320)])
 def test_parameter_names_match_torchvision(depth: Any, entries: int) -> None:
     with torch.device("meta"):
-        model = ResNet((3, 224, 224), 1000, depth=depth, stem="large", **IMAGENET)
+        model = ResNet((3, 224, 224), 1000, depth=depth, stem="large")
     norm = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
     convolutions = 3 if depth == 50 else 2
     expected = {"conv1.weight", "fc.weight", "fc.bias"} | {f"bn1.{entry}" for entry in norm}
@@ -61,17 +58,14 @@ def test_small_stem_has_fewer_parameters() -> None:
     assert sum(p.numel() for p in small.parameters()) == 11_173_962
 
 
-def test_zero_init_residual() -> None:
+def test_blocks_begin_as_identities() -> None:
     x = torch.rand(2, 64, 4, 4)
     block = ResNet((1, 8, 8), 10).layer1[0]
     assert isinstance(block, Block)
     torch.testing.assert_close(block(x), x)
-    plain = ResNet((1, 8, 8), 10, zero_init_residual=False)
-    assert not torch.allclose(plain.layer1[0](x), x)
-    assert all((m.weight == 1).all() for m in plain.modules() if isinstance(m, nn.BatchNorm2d))
 
 
-def test_zero_init_residual_of_bottlenecks() -> None:
+def test_bottlenecks_begin_as_identities() -> None:
     model = ResNet((1, 8, 8), 10, depth=50)
     block = model.layer4[0]
     assert not block.bn3.weight.any()
@@ -83,15 +77,6 @@ def test_zero_init_residual_of_bottlenecks() -> None:
 def test_bytes_and_floats_agree() -> None:
     model, x = ResNet((3, 8, 8), 10).eval(), torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
     torch.testing.assert_close(model(x), model(x / 255))
-
-
-def test_inputs_are_normalized() -> None:
-    torch.manual_seed(0)
-    plain, model = ResNet((3, 8, 8), 10).eval(), ResNet((3, 8, 8), 10, **IMAGENET).eval()
-    model.load_state_dict(plain.state_dict())
-    x, channels = torch.rand(2, 3, 8, 8), (1, 3, 1, 1)
-    by_hand = (x - torch.tensor(IMAGENET["mean"]).view(channels)) / torch.tensor(IMAGENET["std"]).view(channels)
-    torch.testing.assert_close(model(x), plain(by_hand))
 
 
 def test_bfloat16() -> None:
@@ -123,41 +108,8 @@ def test_it_learns_a_small_batch_and_every_parameter_has_a_gradient() -> None:
         ({"num_classes": 0}, r"model\.num_classes=0 must be positive; .*"),
         ({"depth": 20}, r"model\.depth=20 is unknown; try one of 18, 34, 50"),
         ({"stem": "tiny"}, r"model\.stem=tiny is unknown; try small or large"),
-        ({"mean": [0.5], "std": [0.5]}, r"model\.mean=\[0\.5\] does not match 3 channels; give one value per channel"),
     ],
 )
 def test_invalid_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"^{message}$"):
         ResNet(**{"input_shape": (3, 8, 8), "num_classes": 2} | arguments)
-
-
-def test_mean_and_std_per_channel() -> None:
-    x = torch.tensor([51, 255], dtype=torch.uint8).view(1, 2, 1, 1)
-    expected = torch.tensor([(0.2 - 0.1) / 0.5, (1.0 - 0.2) / 0.25]).view(1, 2, 1, 1)
-    rescaling = Normalization(mean=[0.1, 0.2], std=[0.5, 0.25])
-    torch.testing.assert_close(rescaling(x), expected)
-    torch.testing.assert_close(rescaling(x / 255), expected)
-    assert rescaling.bfloat16()(x).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("mean", "std", "message"),
-    [
-        ([0.5], None, r"model\.mean=\[0\.5\] and model\.std=None go together; give both or neither"),
-        (None, [0.5], r"model\.mean=None and model\.std=\[0\.5\] go together; give both or neither"),
-        (
-            [0.5],
-            [0.5, 0.5],
-            r"model\.mean=\[0\.5\] does not match model\.std=\[0\.5, 0\.5\]; give one value per channel",
-        ),
-        ([0.5], [0.0], r"model\.std=\[0\.0\] must be positive; .*"),
-        ([], [], r"model\.std=\[\] must be positive; .*"),
-    ],
-)
-def test_invalid_mean_and_std(mean: list[float] | None, std: list[float] | None, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{message}$"):
-        Normalization(mean, std)
-
-
-def test_the_state_dict_has_no_normalization() -> None:
-    assert not Normalization(mean=[0.5], std=[0.5]).state_dict()

@@ -137,6 +137,8 @@ def test_files_that_have_changed_are_refused(
     assert registry.resolve(project, use) == [f"run={'file://' if is_url else ''}{place}"]
     shutil.copytree(place, tmp_path / "kept")
     (place / "evaluation" / "new.csv").write_text("a")  # as by evaluate, which may add to a version
+    (place / "report.html").write_text("a")
+    assert registry.resolve(project, use)
     for name, message in (
         ("checkpoints/best.ckpt", "checkpoints/best.ckpt is not the file"),
         ("checkpoints/best-2.ckpt", "checkpoints/best-2.ckpt is not the file"),
@@ -148,12 +150,22 @@ def test_files_that_have_changed_are_refused(
             registry.resolve(project, use)
         shutil.rmtree(place)
         shutil.copytree(tmp_path / "kept", place)
-    (place / "checkpoints" / "best.ckpt").unlink()
-    with pytest.raises(ConfigError, match=r"checkpoints/best\.ckpt is not the file"):
+    lineage = json.loads((place / registry.LINEAGE).read_text())
+    outside = {"checkpoints/../record.json": lineage["files"]["record.json"]}
+    (place / registry.LINEAGE).write_text(json.dumps(lineage | {"files": lineage["files"] | outside}))
+    with pytest.raises(ConfigError, match=r"checkpoints/\.\./record\.json is not the file"):
         registry.resolve(project, use)
+    (place / registry.LINEAGE).write_text(json.dumps(lineage))
+    for name in ("checkpoints/best.ckpt", "record.json"):
+        (place / name).rename(place / "removed")
+        with pytest.raises(ConfigError, match=rf"{name} is not the file"):
+            registry.resolve(project, use)
+        (place / "removed").rename(place / name)
 
 
-def test_a_checkpoint_that_is_replaced_with_its_digest_is_refused(project: Project, trained: Path) -> None:
+def test_a_checkpoint_that_is_replaced_with_its_digest_is_refused(
+    project: Project, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever may write to a shared registry can change both, but cannot sign them."""
     add(project, trained)
     place = project.root / "registry" / "digits" / "v1"
@@ -165,6 +177,9 @@ def test_a_checkpoint_that_is_replaced_with_its_digest_is_refused(project: Proje
         (place / registry.LINEAGE).write_text(json.dumps({**lineage, "signature": signature}))
         with pytest.raises(ConfigError, match=r"you have signed the run, but not registered\.json, .* set trust=true"):
             registry.resolve(project, ["run=registry:digits@v1"])
+    with monkeypatch.context() as patch:
+        patch.setattr(trust, "_granted", True)
+        assert registry.resolve(project, ["run=registry:digits@v1"]) == [f"run={place}"]
     record = json.loads((place / "record.json").read_text())  # now as registered by somebody else
     (place / "record.json").write_text(json.dumps(record | {"signature": None}))
     lineage["files"]["record.json"] = registry.sha256(place / "record.json")
@@ -172,18 +187,27 @@ def test_a_checkpoint_that_is_replaced_with_its_digest_is_refused(project: Proje
     assert registry.resolve(project, ["run=registry:digits@v1"]) == [f"run={place}"]
 
 
+DAMAGED = [
+    (b"[[]]", b'"min"', b"1.0"),
+    (b'"a"', b"[]", b"1.0"),
+    (b'"a"', b'"min"', b"[]"),
+    (b'"a"', b'"min"', b"9" * 400),
+]
+
+
 @pytest.mark.parametrize(
     "content",
     [
         *(b"", b"[]", b"{}", b"[" * 10**5, b'{"files": {}, "best": {"score": 1}}', b"\xff"),
-        b'{"files": {}, "best": {"monitor": [[]], "mode": "min", "score": 1.0}}',
+        *(b'{"files": {}, "best": {"monitor": %s, "mode": %s, "score": %s}}' % facts for facts in DAMAGED),
+        b'{"files": [], "best": {"monitor": "a", "mode": "min", "score": 1.0}}',
     ],
 )
 def test_a_damaged_lineage_ends_in_one_line(project: Project, trained: Path, content: bytes) -> None:
     add(project, trained)
     (project.root / "registry" / "digits" / "v1" / registry.LINEAGE).write_bytes(content)
     for which in ("@best", "@v1"):
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(ConfigError, match=r"v1: registered\.json is damaged; use another version.*$") as error:
             registry.resolve(project, [f"run=registry:digits{which}"])
         assert "\n" not in str(error.value)
 

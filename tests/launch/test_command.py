@@ -28,6 +28,7 @@ from boltcutter_cloud.sagemaker import SageMakerLauncher
 from boltcutter_cloud.vertex import VertexLauncher
 from boltcutter_launch import command
 from boltcutter_launch.cloud import CloudLauncher
+from boltcutter_launch.kubernetes import KubernetesLauncher
 from boltcutter_launch.local import LocalLauncher
 from boltcutter_launch.spot_interruption import SpotInterruption
 
@@ -229,6 +230,9 @@ def test_an_untrusted_record_is_not_executed(launch: Launch, tmp_path: Path, arg
         (AzureMLLauncher(spot=True), "azure"),
         (EC2Launcher(spot=True), None),  # its script passes the notice on
         (SageMakerLauncher(spot=True), None),  # announces nothing to the run
+        # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms: pods have 15 seconds, if any
+        (KubernetesLauncher(pod={"nodeSelector": {"cloud.google.com/gke-spot": "true"}}), None),
+        (KubernetesLauncher(pod={"nodeSelector": {"gpu": "h200"}}), None),
         (VertexLauncher(), None),
     ],
     ids=lambda value: type(value).__name__,

@@ -132,12 +132,17 @@ def test_arrays_of_several_nodes_or_of_operators_are_refused(tmp_path: Path) -> 
 
 # Fields of ray-operator/apis/ray/v1/rayjob_types.go of https://github.com/ray-project/kuberay.
 RAY_JOB = {"activeDeadlineSeconds", "entrypoint", "runtimeEnvYAML", "shutdownAfterJobFinishes", "rayClusterSpec"}
+RAY_JOB.add("submissionMode")
 RAY_WORKERS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
 
 
 @pytest.mark.parametrize("settings", [URL, ALL], ids=["url", "all"])
 @pytest.mark.parametrize("job", [JOB, SMALL], ids=["two-nodes", "one-process"])
 def test_a_ray_job_has_a_worker_for_each_node(job: Job, settings: dict[str, Any]) -> None:
+    """KubeRay adds neither a pod that submits, with settings of its own, nor probes that need wget.
+
+    createK8sJobIfNeed of its rayjob_controller.go, and initLivenessAndReadinessProbe of its common/pod.go.
+    """
     (found,) = documents("rayjob", settings, job)
     assert (found["apiVersion"], found["kind"]) == ("ray.io/v1", "RayJob")
     spec = found["spec"]
@@ -147,7 +152,10 @@ def test_a_ray_job_has_a_worker_for_each_node(job: Job, settings: dict[str, Any]
     assert head.keys() == {"template", "rayStartParams"}
     assert workers.keys() == RAY_WORKERS
     assert workers["replicas"] == workers["maxReplicas"] == job.nodes
+    assert spec["submissionMode"] == "HTTPMode"
     for group in (head, workers):
+        (container,) = group["template"]["spec"]["containers"]
+        assert container["livenessProbe"]["httpGet"] == container["readinessProbe"]["httpGet"] != {}
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
         check_core("v1", "PodTemplate", metadata={"name": "a"}, template=group["template"])
     resources = [group["template"]["spec"]["containers"][0]["resources"] for group in (head, workers)]

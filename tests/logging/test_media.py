@@ -24,7 +24,7 @@ def test_names_stay_inside_the_folder(tmp_path: Path) -> None:
 
 def test_a_step_is_replaced_and_later_ones_are_discarded(tmp_path: Path) -> None:
     for step in (0, 5, 10, 15):
-        write_images(tmp_path, "a", torch.full((2, 2), step / 15), step, captions=["text"])
+        write_images(tmp_path, "a", torch.full((2, 2), step / 15), step)
         write_table(tmp_path, "b", ["x"], [[step]], None, step)
     write_images(tmp_path, "a", torch.ones(4, 4), 5)
     discard_after(tmp_path, 10)
@@ -101,7 +101,7 @@ document.title = JSON.stringify(seen);
 def test_pictures_are_shown_by_step(browse: Browse, tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     for step in (100, 200, 300):
-        write_images(run, "val/<samples>", np.full((3, 8, 8), step / 300), step, ["a", EVIL])
+        write_images(run, "val/<samples>", np.full((3, 8, 8), step / 300), step)
         write_table(run, "words", ["word", "p"], [[EVIL, step]] * 50, None, step)
     write_images(run / "evaluation" / "test", "once", np.zeros((8, 8)), 0)
     seen = browse(report.write(run), script=SLIDE)
@@ -110,7 +110,7 @@ def test_pictures_are_shown_by_step(browse: Browse, tmp_path: Path) -> None:
         '["0,0,300","step 300","0,200,0","step 200","step 200",true]'
     ]
     assert (seen.count('type="range"'), seen.count('class="sheet media"')) == (2, 3)  # a single step has no slider
-    assert 'alt="val/_samples_ at step 200: a' in seen.dom
+    assert 'alt="val/_samples_ at step 200"' in seen.dom
     assert "20 of 50 rows" in seen.dom
     assert seen.count('<img [^>]*class="small"') == 4  # all of them are enlarged, those of other steps too
 

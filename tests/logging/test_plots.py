@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from boltcutter_logging.plots import draw_confusion, draw_scatter, draw_series
+from boltcutter_logging.plots import draw_confusion, draw_series
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 
@@ -30,22 +30,6 @@ def test_all_cells_are_inside_the_picture(count: int, tmp_path: Path) -> None:
     for cell in elements(tmp_path / "a.svg", "rect"):
         if cell.get("x"):
             assert float(cell.get("x", 0)) + float(cell.get("width", 0)) <= size < 2000
-
-
-@pytest.mark.parametrize("targets", [[0.0, 5.0, 10.0, np.nan], [3.0, 3.0, 3.0, 3.0]])
-def test_a_scatter_plot_has_a_point_for_each_finite_sample(targets: list[float], tmp_path: Path) -> None:
-    truth = np.array(targets)
-    draw_scatter(tmp_path / "a.svg", truth, truth)
-    points = elements(tmp_path / "a.svg", "circle")
-    (ideal,) = elements(tmp_path / "a.svg", "line")
-    assert len(points) == np.isfinite(truth).sum()
-    x, y = (float(points[0].get(name, 0)) for name in ("cx", "cy"))
-    assert x - float(ideal.get("x1", 0)) == float(ideal.get("y1", 0)) - y  # predictions that are right are on the line
-
-
-def test_without_finite_values_no_plot_is_drawn(tmp_path: Path) -> None:
-    draw_scatter(tmp_path / "a.svg", np.array([np.nan]), np.array([1.0]))
-    assert not list(tmp_path.iterdir())
 
 
 def test_series_have_a_line_for_target_and_prediction(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
 import io
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -163,19 +162,6 @@ def test_an_ascii_terminal_gets_an_ascii_bar() -> None:
     status.show(FIELDS, 0.5)
     status.close()
     assert b"####" in raw.getvalue()
-
-
-def test_a_line_has_colors_unless_disabled(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    with status_line_on(terminal) as status:
-        status.show(FIELDS, 1.0)
-    assert "\x1b[1m" not in terminal.getvalue()
-    monkeypatch.delenv("NO_COLOR")
-    with status_line_on(terminal) as status:
-        status.show(FIELDS, 1.0)
-    bold, dim, green = ("\x1b[1mepoch 3/20\x1b[0m", "\x1b[2mloss \x1b[0m0.3441", "\x1b[32m━")
-    assert all(text in terminal.getvalue() for text in (bold, dim, green))
-    colored = layout(FIELDS, 0.5, 79, color=True)
-    assert re.sub(r"\x1b\[\d*m", "", colored) == layout(FIELDS, 0.5, 79)
 
 
 @pytest.mark.parametrize(("term", "expected"), [("xterm", True), ("dumb", False)])

@@ -156,19 +156,25 @@ def test_waiting_for_data_warns_once_with_a_remedy(tmp_path: Path, clock: Clock)
         log = slow(tmp_path, clock)
     assert sum("waits for data" in str(warning.message) for warning in caught) == 1
     assert list(log.values("throughput/data_wait").values())[1:] == [pytest.approx(1 / 3)] * 7
-    slow(tmp_path, clock, max_data_wait=0.5)  # warnings are errors
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throughput, "MAX_DATA_WAIT", 1.0)  # warnings are errors
+
+
+@pytest.mark.usefixtures("patient")
 def test_tokens_utilization_and_memory_are_logged(tmp_path: Path, clock: Clock) -> None:
-    log = slow(tmp_path, clock, peak_tflops=1e-9, max_data_wait=1.0)  # 1000 FLOPS
+    log = slow(tmp_path, clock, peak_tflops=1e-9)  # 1000 FLOPS
     assert log.values("throughput/samples_per_second")[9] == pytest.approx(4 / 1.5)
     assert log.values("throughput/tokens_per_second")[9] == pytest.approx(7 * 4 / 1.5)
     assert log.values("throughput/mfu")[9] == pytest.approx(4 / 1.5 * 3 * 2 * 7 * 5 / 1000)
     assert 0.05 < log.values("throughput/memory_gib")[9] < 100
-    shared = slow(tmp_path, clock, devices=2, peak_tflops=1e-9, max_data_wait=1.0)  # in one process
+    shared = slow(tmp_path, clock, devices=2, peak_tflops=1e-9)  # in one process
     assert shared.values("throughput/mfu")[9] == pytest.approx(log.values("throughput/mfu")[9] / 2)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("change", ["split", "compiled"])
 def test_utilization_is_that_of_the_model_before_the_strategy_changed_it(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, change: str
@@ -180,19 +186,18 @@ def test_utilization_is_that_of_the_model_before_the_strategy_changed_it(
             task.model.compile(backend="eager")
 
     monkeypatch.setattr(Language, "on_fit_start", start)
-    log = slow(tmp_path, clock, peak_tflops=1e-9, max_data_wait=1.0)
+    log = slow(tmp_path, clock, peak_tflops=1e-9)
     assert log.values("throughput/mfu")[9] == pytest.approx(4 / 1.5 * 3 * 2 * 7 * 5 / 1000)
 
 
+@pytest.mark.usefixtures("patient")
 def test_without_a_known_peak_there_is_no_utilization(tmp_path: Path, clock: Clock) -> None:
-    assert not slow(tmp_path, clock, max_data_wait=1.0).values("throughput/mfu")
+    assert not slow(tmp_path, clock).values("throughput/mfu")
 
 
 def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match=r"callback.throughput.peak_tflops=0.0 .*; try null"):
         ThroughputMonitor(peak_tflops=0.0)
-    with pytest.raises(ValueError, match=r"callback.throughput.max_data_wait=2.0 .*; try 0.2"):
-        ThroughputMonitor(max_data_wait=2.0)
 
 
 RANKS = """

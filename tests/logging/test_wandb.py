@@ -121,12 +121,10 @@ def main(name, how, folder, env):
             if step == 4:
                 with contextlib.suppress(OSError):
                     filler.write_bytes(bytes(2**25))
-            if step == 7:
-                filler.unlink()
         if how == "killed":
             print(time.time(), step)
             time.sleep(0.02)
-        if (how == "restarted" and step == 4) or (how == "given up" and step < 8):
+        if how == "service dies" and step == 4:
             for child in psutil.Process().children():
                 if "wandb-core" in " ".join(child.cmdline()):
                     child.kill()
@@ -253,9 +251,7 @@ def runs(
     }
     nowhere = {"black hole": at(black_hole), "refused": at(refused), "no name": at("https://no.such.host.invalid")}
     modes = {mode: at(servers["unwanted"].url) | {"WANDB_MODE": mode} for mode in ("disabled", "offline")}
-    offline: dict[str, dict[str, str]] = {
-        name: {} for name in ("logged out", "resumed", "restarted", "given up", "killed")
-    }
+    offline: dict[str, dict[str, str]] = {name: {} for name in ("logged out", "resumed", "service dies", "killed")}
     root = tmp_path_factory.mktemp("wandb")
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # where nothing can be mounted
@@ -406,18 +402,8 @@ def test_secrets_of_the_environment_are_not_written(runs: Runs, name: str) -> No
 
 @pytest.mark.timeout(120)
 def test_a_run_survives_the_death_of_the_wandb_service(runs: Runs) -> None:
-    result, folder = runs.result("restarted"), runs.folder("restarted")
-    (warned,) = result["warned"]
-    assert re.fullmatch(r"W&B: its process has died \(.*\); continuing offline", warned)
-    assert [row["trainer/global_step"] for row in history(folder)][-5:] == [5, 6, 7, 8, 9]
-    assert [record.exit.exit_code for record in records(folder) if record.HasField("exit")] == [3]
-    assert sum(record.HasField("run") for record in records(folder)) >= 1
-
-
-@pytest.mark.timeout(120)
-def test_a_wandb_service_that_dies_repeatedly_is_disabled(runs: Runs) -> None:
-    warned = runs.result("given up")["warned"]
-    assert [text.rpartition(" ")[2] for text in warned] == ["offline"] * 3 + ["disabled"]
+    (warned,) = runs.result("service dies")["warned"]
+    assert re.fullmatch(r"W&B: its process has died \(.*\); continuing disabled, run boltcutter sync later", warned)
 
 
 @pytest.mark.slow
@@ -426,13 +412,9 @@ def test_a_full_disk_warns_once_and_is_survived(runs: Runs) -> None:
     if "full" not in runs.names:
         unavailable("no disk can be mounted on this machine")
     result, folder = runs.result("full"), runs.folder("full")
-    full, recovered = result["warned"]
-    assert re.fullmatch(r"W&B: .*/run-first\.wandb does not grow; .*", full)
-    assert recovered.startswith("W&B: ")
-    assert recovered.endswith("offline")
-    steps = [row["trainer/global_step"] for row in history(folder)]
-    assert steps[:5] == [0, 1, 2, 3, 4]
-    assert steps[-1] == 9
+    (full,) = result["warned"]
+    assert re.fullmatch(r"W&B: .*/run-first\.wandb does not grow, .*", full)
+    assert [row["trainer/global_step"] for row in history(folder)][:5] == [0, 1, 2, 3, 4]
     assert result["closing"] < 30
 
 

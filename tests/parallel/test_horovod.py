@@ -147,12 +147,11 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
 
 
 @built
-@pytest.mark.parametrize("launcher", ["torchrun", "lightning"])
-def test_ranks_of_other_launchers_train_one_run(launcher: str, script: Script, reference: Path, tmp_path: Path) -> None:
-    overrides = [*OVERRIDES, *HOROVOD, "trainer.devices=2", "test=false", f"folder={tmp_path}/run"]
-    done = script("train", *overrides, ranks=2 if launcher == "torchrun" else 0)
-    assert done.returncode == 0, done.stderr
-    assert max_difference(reference, tmp_path / "run") < 1e-6
+def test_processes_of_another_launcher_are_refused(script: Script, tmp_path: Path) -> None:
+    done = script("train", *OVERRIDES, *HOROVOD, "trainer.devices=2", f"folder={tmp_path}/run")
+    assert done.returncode == 1
+    assert "horovodrun -np 2" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @built

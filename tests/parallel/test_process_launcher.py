@@ -10,6 +10,7 @@ import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
@@ -20,10 +21,11 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies.launchers.multiprocessing import _WorkerOutput
 from torch import nn
 
+from boltcutter.config.compose import DictConfig
 from boltcutter.strategy.ddp import DDPStrategy
 from boltcutter.strategy.errors import StrategyError
 from boltcutter_parallel import process_launcher
-from boltcutter_parallel.process_launcher import WorkerExitError
+from boltcutter_parallel.process_launcher import WorkerExitError, spawning_strategy
 
 TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
 # Adam's first steps depend on the sign of the gradient only, which amplifies rounding errors.
@@ -270,3 +272,31 @@ def test_a_process_with_initialized_cuda_is_not_forked(monkeypatch: pytest.Monke
 def test_a_worker_exit_error_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(WorkerExitError(0, 143, "preempted")))
     assert (error.code, error.status, error.reason) == (0, 143, "preempted")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ddp_spawn", {"start_method": "spawn"}),
+        ("ddp_notebook", {"start_method": "fork"}),
+        ("ddp_fork_find_unused_parameters_true", {"start_method": "fork", "find_unused_parameters": True}),
+    ],
+)
+def test_lightnings_names_of_spawning_strategies(name: str, options: dict[str, Any]) -> None:
+    strategy: Any = spawning_strategy(DictConfig({"strategy": name}))["strategy"]
+    assert type(strategy) is DDPStrategy
+    assert strategy._start_method == options["start_method"]
+    assert strategy._ddp_kwargs.get("find_unused_parameters", False) == ("find_unused_parameters" in options)
+
+
+def test_other_strategies_are_not_replaced() -> None:
+    assert spawning_strategy(DictConfig({"strategy": "ddp"})) == spawning_strategy(DictConfig({})) == {}
+
+
+@pytest.mark.slow  # each rank imports torch
+def test_a_spawned_run_is_tested(script: Script, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    overrides = ["trainer.strategy=ddp_spawn", "trainer.devices=2", "trainer.accelerator=cpu", "model=linear"]
+    done = script("train", *QUICK, *overrides, f"folder={folder}", fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "record.json").read_text())["test"]["test/loss"] > 0

@@ -181,7 +181,7 @@ def test_replicated_modules_have_the_same_gradients(two_ranks: Script) -> None:
 import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from boltcutter_parallel.units import fully_shard_modules
+from boltcutter_parallel.units import fully_shard_units
 from boltcutter_language.transformer import replicate
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
@@ -190,7 +190,7 @@ norms = [nn.LayerNorm(4), nn.LayerNorm(4)]
 for norm in norms:
     nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(1))
 replicate(norms[0], mesh["tensor"])
-fully_shard_modules(mesh["data"], [norms[0]])
+fully_shard_units(norms[0], mesh["data"])
 x = torch.randn(3, 4)
 for norm in norms:
     norm(x).square().sum().backward()

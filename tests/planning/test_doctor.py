@@ -1,6 +1,5 @@
 import re
 import sys
-from email.message import Message
 
 import pytest
 from conftest import run_command
@@ -10,7 +9,7 @@ from boltcutter.cli.commands import commands
 from boltcutter.cli.main import main
 from boltcutter.project import Project
 from boltcutter_planning import doctor
-from boltcutter_planning.doctor import backends, extras, machine, works
+from boltcutter_planning.doctor import backends, machine, works
 
 PROJECT = Project.find(__file__)
 
@@ -26,20 +25,6 @@ def test_missing_requirements_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
     assert found["launch=local"] == "yes"
     assert found["trainer.precision=16-true"].startswith("no: trainer.precision=16-true: optimizer.eps")
     assert all("\n" not in text for text in found.values())
-
-
-def test_missing_extras_are_reported_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Message()
-    for extra in ("here", "away"):
-        found["Provides-Extra"] = extra
-    needs = ["torch>=2", "torch>=2 ; extra == 'here'", "no-such-package ; extra == 'away'"]
-    monkeypatch.setattr(doctor.metadata, "metadata", lambda project: found)
-    monkeypatch.setattr(doctor.metadata, "requires", lambda project: needs)
-    monkeypatch.setattr(doctor, "_find_problem", lambda project, override: None)
-    assert extras() == {"here": [], "away": ["no-such-package"]}
-    shown = dict(works(PROJECT))
-    assert shown["extra away"] == "no: needs no-such-package; pip install 'boltcutter[away]'"
-    assert shown["extra here"] == "yes"
 
 
 def test_hardware_and_backends_are_reported() -> None:

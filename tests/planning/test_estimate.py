@@ -141,6 +141,7 @@ from boltcutter.config.instantiate import build
 from boltcutter.assembly.assemble import complete_config
 from boltcutter.config.compose import compose
 from boltcutter.project import Project
+from boltcutter_parallel.units import fully_shard_units
 
 PROJECT = Project.find(Path.cwd())
 dist.init_process_group("gloo")
@@ -153,6 +154,7 @@ def steps():
     task = build(cfg.task, "task")
     task.scheduler, task.trainer = None, trainer
     task.model.shard(mesh)
+    fully_shard_units(task.model, mesh["data_parallel"])
     optimizer = task.configure_optimizers()
     batch = (torch.zeros(8 // ranks[0], 256, dtype=torch.int64),) * 2
     for _ in range(2):

@@ -151,7 +151,7 @@ def test_the_proposed_batch_divides_over_the_ranks() -> None:
     [
         (
             ["trainer.val_check_interval=1000"],
-            "trainer.val_check_interval=1000 is larger than .* try 19, or ",
+            r"`val_check_interval` \(1000\) must be less than .* \(19\)\. .* `check_val_every_n_epoch=None`",
         ),
         (["trainer.max_epochs=-2"], r"trainer\.max_epochs=-2: `max_epochs` must be"),
     ],

@@ -5,6 +5,7 @@ import pytest
 from compared_runs import write_group, write_search
 
 from boltcutter import ConfigError
+from boltcutter.run import evaluations
 from boltcutter_runs.caveats import check, measured_elsewhere
 from boltcutter_runs.groups import pair, read_group
 from boltcutter_runs.record import find_runs
@@ -159,3 +160,20 @@ def test_other_trainings_whose_test_metric_is_known_are_counted(tmp_path: Path) 
     (line,) = measured_elsewhere(groups, find_runs(tmp_path), "test/accuracy")
     assert "with 1 other settings (c-2)" in line
     assert measured_elsewhere(groups, find_runs(tmp_path), "val/accuracy") == []
+
+
+def test_a_run_that_was_tested_at_several_checkpoints_is_named(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_group(tmp_path, name, VALUES, data="the same")
+    tested = {"split": "test", "checkpoint": "best.ckpt", "written": "2026-01-01"}
+    for _ in range(2):  # the same weights: nothing can be chosen
+        evaluations.append(tmp_path / "a" / "a-1", tested)
+    evaluations.append(tmp_path / "a" / "a-1", tested | {"split": "val", "checkpoint": "last.ckpt"})
+    assert warnings_of(tmp_path) == ""
+    evaluations.append(tmp_path / "a" / "a-1", tested | {"checkpoint": "last.ckpt"})
+    evaluations.append(tmp_path / "a" / "a-2", tested)
+    evaluations.append(tmp_path / "a" / "a-2", tested | {"written": "2026-01-02"})
+    (line,) = warnings_of(tmp_path).splitlines()
+    assert line.startswith("model=a: the test split was evaluated 5 times for 3 runs, ")
+    assert "a-1 3 times, at 2 checkpoints (best.ckpt, last.ckpt), a-2 2 times, at 2 checkpoints (best.ckpt)" in line
+    assert warnings_of(tmp_path, "val/loss").count("evaluated") == 0

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,8 +19,10 @@ import httpx
 import pytest
 from browser import Tab
 
+from boltcutter.cli import commands
+from boltcutter.config.errors import ConfigError
 from boltcutter.environment.lease import Holder
-from boltcutter_runs.live import SANDBOX
+from boltcutter_runs import live, query
 
 from .conftest import Write
 from .test_page import fill
@@ -38,6 +41,7 @@ class Server:
 
 
 Start = Callable[..., Server]
+Serve = Callable[..., str]
 COMMAND = [sys.executable, "-m", "boltcutter", "runs", "--live"]
 
 
@@ -62,6 +66,24 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def append(run: Path, number: int, value: float) -> None:
     with (run / "metrics.csv").open("a") as file:
         file.write(f"{10 * number},{number // 10},{value},{1 / number}\n")
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Serve in this process, which looks at the files at each request; returns the URL."""
+    monkeypatch.setattr(live, "INTERVAL", 0)
+    with ExitStack() as stack:
+
+        def run(text: str = "", host: str = "127.0.0.1", token: str = "") -> str:
+            watch = live.Watch(str(tmp_path / "runs"), query.parse(text))
+            server = stack.enter_context(live.LiveServer(watch, host, 0, token))
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.server_port}"
+
+        yield run
 
 
 @pytest.mark.slow
@@ -124,17 +146,16 @@ def test_the_report_of_a_run_follows_it(start: Start, open_tab: Open, tmp_path: 
     tab.wait("location.pathname === '/' && document.querySelectorAll('#runs tbody tr').length === 2")
 
 
-def test_unchanged_runs_are_not_sent_again(start: Start, tmp_path: Path, write: Write) -> None:
+def test_unchanged_runs_are_not_sent_again(serve: Serve, tmp_path: Path, write: Write) -> None:
     root = fill(tmp_path / "runs", write, 3)
     files = {file: file.stat().st_atime_ns for file in root.rglob("*.csv")}
-    url = start("seed>0").url
+    url = serve("seed>0")
     for path in ("/data.json", "/0001/report.html"):
         first = httpx.get(url + path)
         assert first.status_code == 200
         tagged = {"If-None-Match": first.headers["ETag"]}
         assert httpx.get(url + path, headers=tagged).status_code == 304
         append(root / "0001", 60, 0.1)
-        time.sleep(0.6)
         assert httpx.get(url + path, headers=tagged).status_code == 200
     assert httpx.get(url + "/data.json").json()["ids"] == ["0001", "0002"]
     assert {file.parent.name for file in files} == {"0000", "0001", "0002"}
@@ -150,17 +171,24 @@ def test_unchanged_runs_are_not_sent_again(start: Start, tmp_path: Path, write: 
         assert httpx.get(url + path).status_code == 404, path
 
 
-def test_an_incomplete_row_is_no_value(start: Start, tmp_path: Path, write: Write) -> None:
+def test_an_incomplete_row_is_no_value(serve: Serve, tmp_path: Path, write: Write) -> None:
     root = fill(tmp_path / "runs", write, 1)
     with (root / "0000" / "metrics.csv").open("a") as file:
         file.write("500,5,0.00")  # of 0.001
-    url = start().url
-    curves = {curve["name"]: curve["runs"][0] for curve in httpx.get(f"{url}/data.json").json()["curves"]}
-    assert curves["val/accuracy"][0][-1] == 290
+    url = serve()
+
+    def last_step() -> float:
+        curves = {curve["name"]: curve["runs"][0] for curve in httpx.get(f"{url}/data.json").json()["curves"]}
+        return float(curves["val/accuracy"][0][-1])
+
+    assert last_step() == 290
     assert "500" not in re.search(r'id="data">(.*?)<', httpx.get(f"{url}/0000/report.html").text)[1]  # type: ignore[index]
+    with (root / "0000" / "metrics.csv").open("a") as file:
+        file.write("1,0.5\n")
+    assert last_step() == 500
 
 
-def test_files_of_somebody_else_neither_block_nor_reach_other_pages(start: Start, tmp_path: Path, write: Write) -> None:
+def test_files_of_somebody_else_neither_block_nor_reach_other_pages(serve: Serve, tmp_path: Path, write: Write) -> None:
     root = fill(tmp_path / "runs", write, 1)
     (root / "0000" / "metrics.csv").unlink()
     os.mkfifo(root / "0000" / "metrics.csv")
@@ -171,17 +199,21 @@ def test_files_of_somebody_else_neither_block_nor_reach_other_pages(start: Start
     (root / "linked").mkdir()
     (root / "linked" / "search.json").write_text("{}")
     (root / "linked" / "report.html").symlink_to(tmp_path / "secret")
-    url = start().url
+    write(root / "javascript:alert(1)")
+    url = serve()
+    links = httpx.get(f"{url}/data.json").json()["links"]
+    assert "javascript%3Aalert%281%29/report.html" in links
+    assert [httpx.get(f"{url}/{link}").status_code for link in links] == [200] * 4
     assert "a secret" not in httpx.get(f"{url}/linked/report.html").text
     assert "metrics.csv is not a file of the folder" in httpx.get(f"{url}/0000/report.html", timeout=30).text
     stored = httpx.get(f"{url}/search/report.html")
-    assert (stored.status_code, stored.headers["Content-Security-Policy"]) == (200, SANDBOX)
-    assert "allow-same-origin" not in SANDBOX
+    assert (stored.status_code, stored.headers["Content-Security-Policy"]) == (200, live.SANDBOX)
+    assert "allow-same-origin" not in live.SANDBOX
 
 
-def test_status_follows_the_lease(start: Start, tmp_path: Path, write: Write) -> None:
+def test_status_follows_the_lease(serve: Serve, tmp_path: Path, write: Write) -> None:
     folder = write(tmp_path / "runs" / "one", reason="running")
-    url = start().url
+    url = serve()
 
     def status() -> str:
         columns = httpx.get(f"{url}/data.json").json()["columns"]
@@ -189,17 +221,15 @@ def test_status_follows_the_lease(start: Start, tmp_path: Path, write: Write) ->
 
     assert status() == "killed"
     (folder / ".lease").write_text(json.dumps(asdict(Holder.here())))
-    time.sleep(0.6)
     assert status() == "running"
 
 
-def test_other_hosts_and_requests_without_the_token_are_refused(start: Start, tmp_path: Path, write: Write) -> None:
+def test_other_hosts_and_requests_without_the_token_are_refused(serve: Serve, tmp_path: Path, write: Write) -> None:
     fill(tmp_path / "runs", write, 1)
-    local = start().url
+    local = serve()
     assert httpx.get(local, headers={"Host": "evil.example"}).status_code == 421
     assert httpx.post(local).status_code == 501
-    (tmp_path / "token").write_text(TOKEN)
-    url = start("host=0.0.0.0", f"token_file={tmp_path / 'token'}").url.replace("0.0.0.0", "127.0.0.1")
+    url = serve(host="0.0.0.0", token=TOKEN)
     in_url = TOKEN.replace("+", "%2B")
     for path in ("/", "/data.json", "/0000/report.html", "/?token=wrong", f"/data.json?token={in_url}"):
         assert httpx.get(url + path).status_code == 401, path
@@ -211,9 +241,10 @@ def test_other_hosts_and_requests_without_the_token_are_refused(start: Start, tm
 
 def test_ctrl_c_ends_it_at_once(start: Start, tmp_path: Path, write: Write) -> None:
     fill(tmp_path / "runs", write, 1)
-    server = start()
+    (tmp_path / "token").write_text(TOKEN)
+    server = start("host=0.0.0.0", f"token_file={tmp_path / 'token'}")
     with httpx.Client() as client:  # whose connection stays open
-        client.get(server.url)
+        assert client.get(server.url.replace("0.0.0.0", "127.0.0.1")).status_code == 401
         assert os.getpriority(os.PRIO_PROCESS, server.process.pid) >= 10  # a training has priority
         began = time.monotonic()
         server.process.send_signal(signal.SIGINT)
@@ -226,24 +257,27 @@ def test_ctrl_c_ends_it_at_once(start: Start, tmp_path: Path, write: Write) -> N
     ("arguments", "message"),
     [
         (["port=taken"], "port=taken is not a port; try port=8010"),
+        (["port=65536"], "port=65536 is not a port; try port=8010"),
+        (["token_file=none"], "token_file=none: cannot be read"),
         (["host=0.0.0.0"], "host=0.0.0.0: other machines reach the server, so it needs a token"),
         (["seed>"], "seed>"),
         (["a=1", "b=2"], "--live a=1 b=2: one filter is expected"),
         (["runs=s3://bucket/runs"], "runs=s3://bucket/runs: only a folder can be followed"),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
-    given = [f"runs={tmp_path}", *arguments]
-    done = subprocess.run([*COMMAND, *given], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) <= 1 + (arguments == ["seed>"])
-    assert message in done.stderr
+def test_mistakes_are_one_line(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        commands.main(["runs", "--live", f"runs={tmp_path}", *arguments])
+    assert error.value.code == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) <= 1 + (arguments == ["seed>"])
+    assert message in err
 
 
 def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        command = [*COMMAND, f"runs={tmp_path}", f"port={port}"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(rf"error: host=127.0.0.1 port={port}: .*; choose another, or port=0\n", done.stderr)
+        with pytest.raises(ConfigError, match=rf"^host=127.0.0.1 port={port}: .*; choose another, or port=0$"):
+            live.LiveServer(live.Watch(str(tmp_path), query.parse("")), "127.0.0.1", port, "")

@@ -218,6 +218,11 @@ def test_text_is_escaped(browse: Browse, tmp_path: Path, write: Write) -> None:
     assert "taken" not in re.findall(r"<title>(.*?)</title>", seen.dom)[0]
     assert seen.count("<img") == 0
     assert seen.console == []
+    folder = write(tmp_path / "javascript:alert(1)")
+    (folder / "report.html").write_text("")
+    page = write_page(tmp_path, find_runs(tmp_path), EVIL)
+    assert "javascript%3Aalert%281%29/report.html" in read_data(page)["links"]
+    assert EVIL not in page.read_text()
 
 
 def test_runs_without_metrics_or_without_differences(browse: Browse, tmp_path: Path, write: Write) -> None:
@@ -230,8 +235,8 @@ def test_runs_without_metrics_or_without_differences(browse: Browse, tmp_path: P
         assert "No setting differs between these runs" in seen.dom
 
 
-def write_page(tmp_path: Path, runs: list[Any]) -> Path:
-    return write(runs, tmp_path / "page.html", "x")
+def write_page(tmp_path: Path, runs: list[Any], title: str = "x") -> Path:
+    return write(runs, tmp_path / "page.html", title)
 
 
 @pytest.mark.slow

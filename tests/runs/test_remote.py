@@ -6,11 +6,14 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from compared_runs import write_group
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.lease import Holder
 from boltcutter.project import Project
+from boltcutter.run import evaluations
 from boltcutter_runs import index
+from boltcutter_runs.comparison import main
 from boltcutter_runs.record import find_runs
 from boltcutter_runs.references import resolve
 from boltcutter_runs.remote import is_read
@@ -72,3 +75,20 @@ def test_a_storage_that_cannot_be_reached_is_one_line() -> None:
 )
 def test_only_what_is_shown_is_downloaded(name: str, wanted: bool) -> None:
     assert is_read(name) == wanted
+
+
+def test_runs_at_a_url_are_compared_with_their_predictions(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BOLTCUTTER_SCRATCH", str(tmp_path / "scratch"))
+    for name, right in (("a", [True] * 12 + [False] * 8), ("b", [True] * 20)):
+        write_group(tmp_path / "runs", name, [sum(right) / 20], right=right)
+        for checkpoint in ("best.ckpt", "last.ckpt"):
+            evaluations.append(tmp_path / "runs" / name / f"{name}-0", {"split": "test", "checkpoint": checkpoint})
+    store, place = fsspec.url_to_fs(bucket)
+    store.put(f"{tmp_path}/runs/", f"{place}/", recursive=True)
+    arguments = ["--metric", "test/accuracy", "model=a", "model=b", f"runs={bucket}"]
+    (comparison,) = main(Project.at(tmp_path), arguments)["comparisons"]
+    assert comparison["samples"]["count"] == 20
+    assert any("a-0 2 times, at 2 checkpoints" in line for line in comparison["warnings"])
+    assert str(tmp_path / "scratch") not in capsys.readouterr().out

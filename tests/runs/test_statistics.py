@@ -49,6 +49,8 @@ def test_groups_equal_scipy() -> None:
     assert found.count == 4
     pooled = math.sqrt((7 * np.var(second, ddof=1) + 3 * np.var(first, ddof=1)) / 10)
     assert found.effect == pytest.approx((np.mean(second) - np.mean(first)) / pooled * (1 - 3 / 39))
+    one, two = np.var(first, ddof=1), np.var(second, ddof=1)
+    assert found.ratio == pytest.approx((one + two) ** 2 / (one**2 + two**2))  # degrees of freedom of equal groups
 
 
 def test_the_permutation_test_equals_scipy() -> None:
@@ -84,7 +86,8 @@ def test_equal_results_show_nothing() -> None:
     constant = compare_pairs([0.1] * 5)  # rounding is no spread
     assert constant.p == 2 / 2**5
     assert constant.needed(0.1) == 6
-    assert compare_groups([0.5] * 3, [0.5] * 3).p == 1.0
+    nothing = compare_groups([0.5] * 3, [0.5] * 4)
+    assert (nothing.p, nothing.count, nothing.error, nothing.freedom, nothing.variance) == (1.0, 3, 0.0, 0.0, 0.0)
     assert compare_groups([0.5] * 3, [0.6] * 3).p == pytest.approx(2 / 20)
 
 
@@ -112,6 +115,7 @@ def test_no_number_of_repeated_folds_shows_a_small_effect() -> None:
     assert found.error == pytest.approx(plain.error * math.sqrt((1 / 5 + 1 / 4) / (1 / 5)))
     assert found.needed(0.1 * found.error) is None
     assert plain.needed(0.1 * plain.error) is not None
+    assert plain.needed(1000.0) == 2
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 9, 10, 14])
@@ -253,6 +257,7 @@ def test_the_bootstrap_and_its_interval_agree() -> None:
     values = np.random.default_rng(0).normal(0.2, 1, 400)
     p, (low, high) = bootstrap(values)
     assert (p, low, high) == (bootstrap(values)[0], *bootstrap(values)[1])
+    assert bootstrap(np.abs(values), resamples=99)[0] == 2 / 100
     expected = stats.ttest_1samp(values, 0)
     assert p == pytest.approx(expected.pvalue, abs=0.003)
     assert (low, high) == pytest.approx(tuple(expected.confidence_interval()), abs=0.01)

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compared_runs import write_group, write_search
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.project import Project
+from boltcutter_runs.command import main
 from boltcutter_runs.record import find_runs
 from boltcutter_runs.table import (
     as_csv,
@@ -122,6 +125,8 @@ def test_csv_has_all_digits(tmp_path: Path, write: Write) -> None:
     runs = find_runs(tmp_path)
     rows = [*csv.reader(io.StringIO(as_csv(runs, ["id", "val/loss", "tag", "seed", "note", "time", "data.shape"])))]
     assert rows[1] == ["a", repr(1 / 3), "[x,y,z]", "0", "", "90.0", "[1,8,8]"]
+    write(tmp_path / "a")
+    assert as_csv(find_runs(tmp_path), ["id", "tag"]) == "id,tag\na,\n"
 
 
 def test_text_of_others_is_no_formula_in_csv(tmp_path: Path, write: Write) -> None:
@@ -131,3 +136,19 @@ def test_text_of_others_is_no_formula_in_csv(tmp_path: Path, write: Write) -> No
     header, *rows = csv.reader(io.StringIO(as_csv(find_runs(tmp_path), ["name", "=a", "lr"])))
     assert header == ["name", "'=a", "lr"]
     assert rows == [[f"'{text}" if text != "plain=1" else text, "-1", "-0.5"] for text in texts]
+
+
+def test_a_search_over_folds_has_the_mean_of_its_trials(tmp_path: Path) -> None:
+    write_search(tmp_path / "s", [0.1, 0.3], summary="mean")
+    (search,) = (run for run in find_runs(tmp_path) if run.kind == "search")
+    assert search.metrics["val/loss"] == pytest.approx(0.2)
+    assert search.metrics["test/accuracy"] == pytest.approx(0.8)
+
+
+def test_columns_of_runs_that_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_group(tmp_path, "a", [0.9])
+    write_group(tmp_path, "b", [0.4], seed=1, metric="val/accuracy")
+    main(Project.at(tmp_path), [f"runs={tmp_path}", "--limit=1", "--columns=id,test/accuracy"])
+    assert capsys.readouterr().out.splitlines()[1].split() == ["b-1"]
+    main(Project.at(tmp_path), [f"runs={tmp_path}", "seed=7"])
+    assert capsys.readouterr().out == f"no runs in {tmp_path} match seed=7\n"

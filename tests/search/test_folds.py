@@ -1,3 +1,4 @@
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from third_party.folds import Foreign, Native
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter_search import folds
-from boltcutter_search.folds import find_fault, read_fold
+from boltcutter_search.folds import FoldContents, SplitContents, find_fault, read_fold
 from boltcutter_search.plan import planned
 
 ENV = {"PYTHONPATH": "tests"}
@@ -57,7 +58,7 @@ def test_a_run_with_a_fold_is_checked(script: Script, tmp_path: Path) -> None:
 KINDS = ["tensors", "subset", "samples"]
 CASES = [
     *[(Native, kind) for kind in ("batched", *KINDS)],
-    *[(Foreign, kind) for kind in (*KINDS, "sampler")],
+    *[(Foreign, kind) for kind in (*KINDS, "sampler", "batches")],
 ]
 
 
@@ -67,6 +68,7 @@ def faults(module: Any, kind: str, fault: str, some: range = range(3)) -> str | 
     for fold in some:
         data = module(dataset=kind, fault=fault, num_folds=3, fold=fold)
         data.trainer = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+        data.prepare_data()
         data.setup("fit")
         found[fold] = read_fold(data)
     return find_fault(found, 3)
@@ -103,6 +105,37 @@ def test_folds_cover_the_data(module: Any, kind: str) -> None:
 def test_what_cannot_be_compared_completely_is_compared_in_part(module: Any, kind: str) -> None:
     assert faults(module, kind, "") is None
     assert "folds 0 and 1 share 12 of 12" in str(faults(module, kind, "ignored"))
+
+
+def contents(train: str, val: str, *, is_complete: bool = True) -> FoldContents:
+    """A fold whose samples are the letters of its splits."""
+    counted = [Counter(letter.encode() for letter in split) for split in (train, val)]
+    return FoldContents(*(SplitContents(c, c.total() if is_complete else None) for c in counted))
+
+
+def test_the_limits_of_what_is_a_fault() -> None:
+    # The same samples: each must be validated, also one of twenty, and equal ones do not stand for others.
+    letters = "abcdefghijklmnopqrst"
+    two = {0: contents(letters[10:], letters[:10]), 1: contents(letters[:10], letters[10:])}
+    assert find_fault(two, 2) is None
+    two[1] = contents(letters[:10] + "t", letters[10:-1])
+    assert find_fault(two, 2) == "1 of 20 samples are in no fold's val split"
+    assert find_fault(two, 3) is None  # another fold may validate it
+    assert (
+        find_fault({0: contents("ab", "a"), 1: contents("ab", "a")}, 2) == "1 of 2 samples are in no fold's val split"
+    )
+    # Other contents in each fold, as of scaled samples: only their number counts, of which a tenth may be missing.
+    assert find_fault({0: contents("cd", "ab"), 1: contents("ef", "gb")}, 2) is None
+    scaled = {0: contents(letters[10:], letters[:10]), 1: contents(letters[:10].upper() + "T", letters[10:-1].upper())}
+    assert find_fault(scaled, 2) is None
+    few = letters[:10].upper() + "RST", letters[10:-3].upper()
+    assert find_fault(scaled | {1: contents(*few)}, 2) == "3 of 20 samples are in no fold's val split"
+    assert find_fault(scaled | {1: contents(*few, is_complete=False)}, 2) is None  # the rest was not read
+    # Streams: half of the samples may be equal.
+    stream = {0: contents("abef", "abcd", is_complete=False), 1: contents("cdef", "efgh", is_complete=False)}
+    assert find_fault(stream, 2) is None
+    stream[0] = contents("abcef", "abcd", is_complete=False)
+    assert find_fault(stream, 2) == "3 of 4 validation samples of fold 0 are in its train split"
 
 
 @pytest.mark.parametrize("fault", ["", "ignored"])

@@ -105,6 +105,8 @@ def test_the_tables_in_the_terminal() -> None:
     cells = [cell.strip() for cell in lines[1].split("  ") if cell]
     assert cells == ["val/accuracy", "5", "0.91 ± 0.022361", "0.88224 … 0.93776", "0.86835 … 0.95165"]
     assert "Nadeau and Bengio" in lines[2]
+    both = format_statistics({"test/loss": summarize({"fold 0": 0.5}, 5)} | summarize_runs(runs(), num_folds=5))
+    assert both.splitlines()[0].endswith("95% interval (corrected for folds)")  # although one metric has none
     plain = format_statistics(summarize_runs(runs()))
     assert "corrected" not in plain
     assert format_runs(runs()).splitlines()[0].split() == ["run", "val/accuracy", "val/loss"]

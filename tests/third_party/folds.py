@@ -114,7 +114,7 @@ class Native(boltcutter.DataModule):
 
 
 class Foreign(L.LightningDataModule):
-    """A ``LightningDataModule``; with ``dataset=sampler`` both loaders select from the same dataset."""
+    """A ``LightningDataModule``; with ``dataset=sampler`` or ``batches`` both loaders select from the same dataset."""
 
     def __init__(
         self,
@@ -127,9 +127,14 @@ class Foreign(L.LightningDataModule):
     ) -> None:
         super().__init__()
         self.dataset, self.fault, self.num_folds, self.fold = dataset, fault, num_folds or 2, fold
+        self.prepared = False
+
+    def prepare_data(self) -> None:
+        self.prepared = True
 
     def setup(self, stage: str) -> None:
         assert self.trainer is not None  # as during training
+        assert self.prepared
         self.samples = make_samples(repeated=self.fault == "repeated")
         self.train_rows, self.val_rows = divide(self.fault, self.num_folds, self.fold)
 
@@ -137,6 +142,8 @@ class Foreign(L.LightningDataModule):
         if self.dataset == "sampler":
             sampler = SubsetRandomSampler(rows.tolist())
             return DataLoader(TensorDataset(*self.samples), 4, sampler=sampler)
+        if self.dataset == "batches":
+            return DataLoader(TensorDataset(*self.samples), batch_sampler=rows.reshape(-1, 4).tolist())
         dataset = make_dataset(self.dataset, *self.samples, rows, train=train)
         return DataLoader(dataset, 4, shuffle=train and self.dataset != "stream")
 

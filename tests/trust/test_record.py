@@ -3,9 +3,11 @@ import json
 import os
 import re
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from pkgutil import walk_packages
 from types import ModuleType
@@ -122,7 +124,8 @@ KNOWN = """
     boltcutter_planning.profile.Profile boltcutter.logger.csv.CSVLogger boltcutter.strategy.ddp.DDPStrategy
     boltcutter.checkpoint.io.AtomicCheckpointIO boltcutter_data.tabular.Tabular boltcutter_keras.file.KerasFile
     boltcutter_language.gpt.GPT boltcutter_parallel.fsdp.FSDPStrategy boltcutter_export.qat.QAT
-    boltcutter_launch.local.LocalLauncher
+    boltcutter_launch.local.LocalLauncher boltcutter.model.linear.Linear boltcutter.data.digits.Digits
+    boltcutter.task.classification.Classification boltcutter.callback.guard.Guard
 """
 
 
@@ -149,8 +152,9 @@ def test_a_package_that_is_not_installed_executes_nothing() -> None:
 
 
 @pytest.mark.parametrize("target", LOADING.split())
-def test_metrics_that_load_weights_are_refused(target: str) -> None:
+def test_metrics_that_load_weights_are_refused(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert importable(target)
+    monkeypatch.setattr(record, "_import_target", lambda name: pytest.fail(f"imports {name}"))
     assert refused(target)
 
 
@@ -163,13 +167,15 @@ def importable(target: str) -> bool:
 def test_tools_of_a_project_are_no_code_of_a_configuration(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
     for name in (folder, "mine"):
         (tmp_path / name / f"code_in_{name}").mkdir(parents=True)
         (tmp_path / name / f"code_in_{name}" / "__init__.py").write_text("class Net: ...\n")
-        monkeypatch.syspath_prepend(tmp_path / name)
-    trust.check({"_target_": "code_in_mine.Net"}, "run=x", Path("/nowhere"), Project.at(tmp_path))
-    with pytest.raises(ConfigError, match=rf"refers to code_in_{folder}\.Net"):
-        trust.check({"_target_": f"code_in_{folder}.Net"}, "run=x", Path("/nowhere"), Project.at(tmp_path))
+        monkeypatch.syspath_prepend(tmp_path / "link" / name)
+    for project in (Project.at(tmp_path), Project.at(tmp_path / "link")):
+        trust.check({"_target_": "code_in_mine.Net"}, "run=x", Path("/nowhere"), project)
+        with pytest.raises(ConfigError, match=rf"refers to code_in_{folder}\.Net"):
+            trust.check({"_target_": f"code_in_{folder}.Net"}, "run=x", Path("/nowhere"), project)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +190,7 @@ def test_tools_of_a_project_are_no_code_of_a_configuration(
         {"checkpoints": "reference://?fo=https://example.org/x.json"},
         {"checkpoints": "simplecache::https://example.org/x"},
         {"checkpoints": "simplecache::s3://bucket/x"},
+        {"checkpoints": "simplecache::/x"},
         {"https://example.org/x": 1},
         {"data": {"path": ["https://example.org/x"]}},
         {"a": "x http://169.254.169.254/latest/meta-data"},
@@ -269,6 +276,9 @@ def test_references_that_multiply_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has 39 texts with references, which multiply; set trust=true"):
         trust.check(doubling, "run=x", tmp_path)
     trust.check({f"x{n}": f"${{x{n - 1}}}" for n in range(1, 40)} | {"x0": "a"}, "run=x", tmp_path)
+    trust.check({"a": "", "b": ["${a}${a}"] * record.MAX_DOUBLINGS}, "run=x", tmp_path)
+    with pytest.raises(ConfigError, match="which multiply"):
+        trust.check({"a": "", "b": ["${a}${a}"] * (record.MAX_DOUBLINGS + 1)}, "run=x", tmp_path)
 
 
 def test_a_moved_class_is_checked_as_what_it_is_today(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,8 +306,12 @@ def test_links_of_the_code_are_no_links_of_the_run(tmp_path: Path) -> None:
         (tmp_path / "run" / name).mkdir(parents=True)
     for name in ("code", "wandb"):
         (tmp_path / "run" / name / "link").symlink_to(outside)
-    trust.check({}, "run=x", tmp_path / "run", walks=True)
+    (tmp_path / "run" / "inside").symlink_to("logs")
+    (tmp_path / "another").symlink_to("run")
+    for place in ("run", "another"):
+        trust.check({}, "run=x", tmp_path / place, walks=True)
     (tmp_path / "run" / "logs" / "code" / "a\nerror: b").symlink_to(outside)
+    trust.check({"_target_": "os.system"}, "run=x", tmp_path / "run", instantiates=False)  # nothing follows links
     with pytest.raises(ConfigError, match=r"logs/code/a error: b is not a file of the folder") as error:
         trust.check({}, "run=x", tmp_path / "run", walks=True)
     assert "\n" not in str(error.value)
@@ -374,6 +388,9 @@ def test_own_code_that_cannot_be_imported_is_not_refused(tmp_path: Path, monkeyp
     assert refused("my-code.Net")
     monkeypatch.setitem(sys.modules, "without_spec", ModuleType("without_spec"))
     assert refused("without_spec.Net")
+    (module := ModuleType("without_origin")).__spec__ = ModuleSpec("without_origin", None)
+    monkeypatch.setitem(sys.modules, "without_origin", module)
+    assert refused("without_origin.Net")
 
 
 def test_a_run_folder_inside_a_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,14 +404,32 @@ def test_a_run_folder_inside_a_package_is_refused(tmp_path: Path, monkeypatch: p
     for place in (folder, link):
         assert refused("my_package.runs.one.evil.Evil", place)
         assert not refused("my_package.net.Net", place)
+    (folder / "out").symlink_to(tmp_path)  # by somebody else
+    (tmp_path / "linked_package").mkdir()
+    (tmp_path / "linked_package" / "__init__.py").write_text("")
+    (tmp_path / "linked_package" / "runs").symlink_to(folder.parent)  # by the user
+    assert refused("linked_package.runs.one.evil.Evil", folder)
+    assert refused("linked_package.runs.one.out.my_package.net.Net", folder)
+    assert not refused("linked_package.runs.two.net.Net", folder)
 
 
 def test_a_package_of_the_system_is_not_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = tmp_path / "python3" / "dist-packages"
-    installed.mkdir(parents=True)
-    (installed / "of_the_system.py").write_text("def read(path): ...\n")
-    monkeypatch.syspath_prepend(installed)
-    assert refused("of_the_system.read")
+    for place in ("python3/dist-packages", "python3/site-packages", "mine"):
+        (tmp_path / place / "in_two_folders").mkdir(parents=True)
+        (tmp_path / place / f"of_{Path(place).name[:4]}.py").write_text("def read(path): ...\n")
+        monkeypatch.syspath_prepend(tmp_path / place)
+    assert not refused("of_mine.read")
+    for name in ("of_dist", "of_site", "in_two_folders"):
+        assert refused(f"{name}.read")
+    for name in ("purelib", "platlib", "stdlib"):  # under any name, also of a link
+        (place := tmp_path / f"of_{name}").mkdir()
+        (tmp_path / name).symlink_to(place)
+        (place / f"in_{name}.py").write_text("def read(path): ...\n")
+        monkeypatch.syspath_prepend(place)
+        assert not refused(f"in_{name}.read")
+        with monkeypatch.context() as patch:
+            patch.setattr(sysconfig, "get_path", lambda path, name=name: str(tmp_path / (path * (path == name) or "x")))
+            assert refused(f"in_{name}.read")
 
 
 @pytest.mark.parametrize(
@@ -441,6 +476,8 @@ def test_a_module_in_the_run_folder_is_refused_without_import(tmp_path: Path, mo
     assert refused("theirs.one.evil.Evil", folder)
     monkeypatch.syspath_prepend(folder)
     assert refused("evil.Evil", folder)
+    with pytest.raises(ConfigError, match=r"refers to evil\.Evil"):  # also below the project, as runs usually are
+        trust.check({"_target_": "evil.Evil"}, "run=x", folder, Project.at(tmp_path))
 
 
 def test_a_module_beside_the_run_folder_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,7 +485,13 @@ def test_a_module_beside_the_run_folder_is_no_package(tmp_path: Path, monkeypatc
     folder = tmp_path / "some_runs" / "theirs" / "one"
     folder.mkdir(parents=True)
     (folder.parent / "evil.py").write_text("raise AssertionError('was imported')")
+    for place in ("some_code", "elsewhere/some_runs"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "net.py").write_text("class Net: ...")
     monkeypatch.syspath_prepend(tmp_path)
+    assert refused("some_runs.theirs.evil.Evil", folder)
+    trust.check({"_target_": "some_code.net.Net"}, "run=x", folder)
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")  # now it is of two folders
     assert refused("some_runs.theirs.evil.Evil", folder)
 
 
@@ -462,6 +505,10 @@ def test_the_copy_of_the_code_in_a_run_folder_is_own_code(tmp_path: Path, monkey
         trust.check({"_target_": f"{name}.Net"}, "run=x", folder, Project.at(root))
     with pytest.raises(ConfigError, match=r"refers to beside_the_copy\.Net"):
         trust.check({"_target_": "beside_the_copy.Net"}, "run=x", folder, Project.at(root))
+    (tmp_path / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path.parent)
+    with pytest.raises(ConfigError, match=r"\.run\.beside_the_copy\.Net"):
+        trust.check({"_target_": f"{tmp_path.name}.run.beside_the_copy.Net"}, "run=x", folder, Project.at(root))
     with pytest.raises(ConfigError, match=r"refers to in_the_copy\.Net"):
         trust.check({"_target_": "in_the_copy.Net"}, "run=x", folder, Project.at(tmp_path / "lib"))
 
@@ -469,7 +516,9 @@ def test_the_copy_of_the_code_in_a_run_folder_is_own_code(tmp_path: Path, monkey
 def test_targets_in_configuration_files_of_the_project_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "configs" / "model").mkdir(parents=True)
     (tmp_path / "configs" / "model" / "own.yaml").write_text("_target_: pandas.DataFrame\n")
-    trust.check({"_target_": "pandas.DataFrame"}, "run=x", tmp_path, Project.at(tmp_path))
+    (tmp_path / "configs" / "model" / "old.yaml").write_text("_target_: pytorch_lightning.cli.LightningCLI\n")
+    for target in ("pandas.DataFrame", "pytorch_lightning.cli.LightningCLI"):
+        trust.check({"_target_": target}, "run=x", tmp_path, Project.at(tmp_path))
 
 
 @pytest.fixture

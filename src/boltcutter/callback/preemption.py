@@ -54,17 +54,18 @@ class Preemption(Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Install signal handlers in place of Lightning's, which run collectives."""
         self._installed_handlers |= not signals.handlers_installed()
-        startup.finish()
-        lease.watch(self._lease)
-        protect_workers()
-        self._all_reduce_max = getattr(trainer.strategy, "all_reduce_max", None)
-        replace_signal_handlers(trainer, signals.install_handlers)
+        # First: another rank may have exited at the same signal, and this one would set its flag and wait for minutes.
         if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not self._world:
             # The flag is reduced on the host; on the device it would synchronize each step with the previous one.
             self._world, self._group = (
                 dist.group.WORLD,
                 dist.new_group(backend="gloo", timeout=get_timeout(trainer.strategy)),
             )
+        startup.finish()
+        lease.watch(self._lease)
+        protect_workers()
+        self._all_reduce_max = getattr(trainer.strategy, "all_reduce_max", None)
+        replace_signal_handlers(trainer, signals.install_handlers)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Clean up like ``teardown``, which is not called after an exception."""
@@ -95,6 +96,11 @@ class Preemption(Callback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Determine how many batches all ranks have; the last rank may have one less."""
+        # One that restarts must not count the interrupted batch again: to Lightning, it would still be interrupted in
+        # later checkpoints, from which its last batch would be run again, and logged as a validation.
+        total = trainer.fit_loop.epoch_loop.val_loop.batch_progress.total
+        for name in ("ready", "started", "processed"):
+            setattr(total, name, total.completed)
         self._count_common(trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches)
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

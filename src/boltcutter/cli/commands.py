@@ -116,7 +116,7 @@ def run(name: str, arguments: Sequence[str], start: str | None = None, *, progra
             answer = extend.require("answer", "--json")
         with suppress(ProjectError):  # which is reported below
             Project.find(start).use_vendored_library()  # restarts the process, so before its output is redirected
-        answer(name, arguments, lambda others: _run(name, others, start, program))
+        answer(name, arguments, lambda others: _run(name, others, start, program), start)
     else:
         _run(name, list(arguments), start, program)
 

@@ -29,6 +29,7 @@ from boltcutter.config.values import REFERENCE, format_unresolved, format_value,
 from boltcutter.project import install_command, is_own_package
 
 TRUTH = {"yes": True, "on": True, "1": True, "no": False, "off": False, "0": False}  # of YAML 1.1 and shells
+GIVEN = ("params", "optimizer")  # arguments of optimizers and schedulers that a task gives
 SPECIAL = ("_target_", "_partial_", "_args_", "_check_", "_optional_")
 
 
@@ -188,7 +189,8 @@ def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> I
     if not node.get("_partial_"):
         for n, p in named.items():
             if p.default is p.empty and n not in node and p not in receivers:
-                yield f"{dot}{n}", f": missing; {name} needs it ({type_name(p.annotation)})"
+                near = f"; write {dot}_partial_=true, as the task gives it" if n in GIVEN else ""
+                yield f"{dot}{n}", f": missing; {name} needs it ({type_name(p.annotation)}){near}"
 
 
 def _check_positional(

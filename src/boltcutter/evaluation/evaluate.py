@@ -28,7 +28,7 @@ from boltcutter.project import Project
 from boltcutter.protocols import NativeData
 from boltcutter.report import html as report
 from boltcutter.report import terminal as summary
-from boltcutter.run import trust
+from boltcutter.run import evaluations, trust
 from boltcutter.run.best import find_checkpoint
 from boltcutter.run.store import run_store
 
@@ -66,7 +66,9 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
             components.trainer.callbacks.append(media_logging)  # type: ignore[attr-defined]
         scores = score(components, checkpoint, output, settings)
         if components.trainer.is_global_zero:
-            summary.print_evaluation(output, scores)
+            evaluations.append(folder, settings)
+            tests = evaluations.of_test(folder) if split == "test" else []
+            summary.print_evaluation(output, scores, evaluations.describe(tests) if len(tests) > 1 else None)
             if "output" not in special and (folder / "report.html").is_file():
                 report.write_or_warn(folder)
             run_store().push(folder)

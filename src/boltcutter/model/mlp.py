@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
 
@@ -80,9 +80,9 @@ class MLP(nn.Module):
         outputs: Tensor = self.head(features)
         return outputs
 
-    def shard(self, mesh: DeviceMesh, **options: Any) -> None:
-        """Shard the parameters over the ranks of ``mesh``; see ``boltcutter_parallel.mlp``."""
-        extend.require("model.mlp", "trainer.strategy").shard(self, mesh, **options)
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Shard the matrices over ``tensor_parallel``; see ``boltcutter_parallel.mlp``."""
+        extend.require("model.mlp", "trainer.strategy").shard(self, mesh)
 
     def stages(self, count: int) -> list[nn.Module]:
         """Split the model into ``count`` pipeline stages; see ``boltcutter_parallel.mlp``."""

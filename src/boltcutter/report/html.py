@@ -19,7 +19,7 @@ from boltcutter import extend
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import one_line, printable
 from boltcutter.report.template import load_template, redact_command, shorten
-from boltcutter.run import trust
+from boltcutter.run import evaluations, trust
 from boltcutter.run.metrics import Mode, infer_mode, parse_name, read_columns
 from boltcutter.run.store import run_store
 
@@ -68,6 +68,7 @@ def render(folder: Path, home: str = "") -> str:
         sections=sections,
         finals=_final_metrics(groups, modes, scores, record.get("metrics") or {}),
         evaluations=reader.get("Evaluations", [], _read_evaluations, test.parent),
+        tested=evaluations.describe(tests) if len(tests := evaluations.of_test(folder)) > 1 else "",
         **outcomes,
         added=[(slug(s.title), s.title, text) for s in extend.sections() if (text := reader.section(s))],
         attempts=reader.get("Attempts", [], _attempts, record.get("attempts") or []),

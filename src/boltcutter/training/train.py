@@ -28,7 +28,7 @@ from boltcutter.evaluation.splits import prediction_argument, skip_reason
 from boltcutter.project import Project, command
 from boltcutter.protocols import BuffersMetrics, ClosesWithExitCode, NativeData, PlannedExit, handles_signals
 from boltcutter.report import terminal as summary
-from boltcutter.run import lineage
+from boltcutter.run import evaluations, lineage
 from boltcutter.run.best import find_best, resumed_checkpoint
 from boltcutter.run.changes import SettingChanges
 from boltcutter.run.folder import create_folder, read_record, record_attempt, update_record
@@ -188,6 +188,7 @@ def test(components: Components, folder: Path, checkpoint: str | None) -> dict[s
     output, settings = folder / "evaluation" / "test", describe_evaluation(components, checkpoint)
     if components.trainer.is_global_zero:
         keep_earlier(output, settings)
+        evaluations.append(folder, settings)
     return score(components, checkpoint, output, settings)
 
 

@@ -2,6 +2,7 @@ import pickle
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from torch.utils.data import Sampler
 
@@ -146,7 +147,18 @@ def test_invalid_settings_are_errors_with_a_remedy() -> None:
 def test_a_large_data_set_is_permuted_exactly_from_any_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "LAZY_ABOVE", 100)
     monkeypatch.setattr(sampler, "LAZY_CHUNK", 64)
+    order, computed = BatchSampler.order, []
+
+    def counted(self: BatchSampler, epoch: int, first: int, last: int) -> npt.NDArray[np.int64]:
+        computed.append(last - first)
+        return order(self, epoch, first, last)
+
+    monkeypatch.setattr(BatchSampler, "order", counted)
     whole = list(BatchSampler(1003, 10, seed=3, shuffle=True))
+    assert max(computed) == 60  # positions, as whole batches of at most LAZY_CHUNK samples
+    computed.clear()
+    assert len(list(BatchSampler(1003, 100, seed=3, shuffle=True))) == 11
+    assert max(computed) == 100  # one batch is larger
     assert sorted(index for batch in whole for index in batch) == list(range(1003))
     assert [len(batch) for batch in whole] == [10] * 100 + [3]
     rest = BatchSampler(1003, 10, seed=3, shuffle=True)

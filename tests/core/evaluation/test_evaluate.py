@@ -13,6 +13,7 @@ from third_party.gallery import HERE
 from boltcutter.checkpoint.select import find_checkpoint
 from boltcutter.config.errors import ConfigError
 from boltcutter.evaluation.evaluate import replaced_test_loader
+from boltcutter.run import evaluations
 from boltcutter_logging.outcomes import WORST
 
 STOCHASTIC = [f"task={HERE}/task/diffusion.yaml", f"data={HERE}/data/jittered.yaml"]
@@ -49,7 +50,7 @@ def test_the_worst_errors_are_saved_with_their_inputs(trained: Path) -> None:
 
 
 def test_two_processes_give_the_same_metrics_as_one(script: Script, trained: Path, tmp_path: Path) -> None:
-    tables, scores = [], []
+    tables, scores, before = [], [], evaluations.of_test(trained)
     for name, overrides, ranks in (("one", [], 0), ("two", TWO, 2)):
         given = [f"run={trained}", f"output={tmp_path / name}", "data.batch_size=32"]
         done = script("evaluate", *given, *overrides, ranks=ranks)
@@ -60,6 +61,9 @@ def test_two_processes_give_the_same_metrics_as_one(script: Script, trained: Pat
     assert scores[0]["test/accuracy"] == scores[1]["test/accuracy"]
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
     pd.testing.assert_frame_equal(*tables, atol=1e-5, rtol=1e-5)
+    assert before[0]["checkpoint"] == "best.ckpt"  # by the training
+    assert len(evaluations.of_test(trained)) == len(before) + 2
+    assert f"evaluated {len(before) + 2} times\n" in done.stdout
 
 
 def test_another_split_and_checkpoint(script: Script, trained: Path, tmp_path: Path) -> None:
@@ -137,8 +141,9 @@ def test_a_stochastic_module_has_the_metrics_of_training(script: Script, tmp_pat
         assert f"{run}/evaluation/{name}\n" in done.stdout
         assert f"evaluation/{name}<" in (run / "report.html").read_text() or not arguments
     assert {path.name for path in (run / "evaluation").iterdir()} == {
-        *("test", "test-last", "test-data.num_workers=1", "val-last")
+        *("test", "test-last", "test-data.num_workers=1", "val-last", evaluations.FILE.name)
     }
+    assert "split was evaluated 5 times, at 2 checkpoints (best.ckpt, last.ckpt)" in (run / "report.html").read_text()
     assert scores_of(run / "evaluation" / "test") == tested
     assert scores_of(run / "evaluation" / "test-data.num_workers=1")["test/loss"] == pytest.approx(tested["test/loss"])
     assert scores_of(run / "evaluation" / "val-last")["val/loss"] == pytest.approx(validated[-1])
@@ -205,5 +210,6 @@ def test_a_forecast_is_plotted_against_the_truth(script: Script, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     test = tmp_path / "run" / "evaluation" / "test"
     assert (test / "series.svg").read_text().count("<polyline") == 2 * 4
-    assert (test / "scatter.svg").read_text().count("<circle") == 16 * 12
-    assert "Predictions and targets of four samples" in (tmp_path / "run" / "report.html").read_text()
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "Predictions and targets of four samples" in report
+    assert 'data-scatter="0"' in report

@@ -28,6 +28,7 @@ from report_files import (
 )
 
 from boltcutter.report import html as report
+from boltcutter.run import evaluations
 from boltcutter_logging import outcome_report
 
 
@@ -52,6 +53,17 @@ def test_all_parts_of_a_regression_are_drawn(browse: Browse, tmp_path: Path) -> 
     assert seen.count('<circle class="dot"') == 100  # 50 samples, and their residuals
     assert "input (10)" in seen.dom
     assert "Missing from this report" not in seen.dom
+
+
+def test_repeated_evaluations_of_the_test_split_are_counted(tmp_path: Path) -> None:
+    folder = write_classification(tmp_path / "run")
+    evaluations.append(folder, {"split": "test", "checkpoint": "best.ckpt"})
+    assert "test split was evaluated" not in report.write(folder).read_text()
+    evaluations.append(folder, {"split": "test", "checkpoint": "<b>last"})
+    assert (
+        "test split was evaluated 2 times, at 2 checkpoints (best.ckpt, &lt;b&gt;last)."
+        in report.write(folder).read_text()
+    )
 
 
 def test_hovering_shows_values(browse: Browse, tmp_path: Path) -> None:

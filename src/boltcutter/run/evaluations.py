@@ -1,0 +1,45 @@
+"""The log of a run's evaluations: how often, and at which checkpoints, its test split was read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from boltcutter.run import trust
+
+FILE = Path("evaluation", "log.jsonl")  # in the folder of a run; a line for each evaluation, whatever it wrote where
+
+
+def append(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Add an evaluation, unless the folder cannot be written.
+
+    Args:
+        folder: Folder of the run.
+        settings: What was evaluated: its ``split``, ``checkpoint``, and when that was ``written``.
+    """
+    line = json.dumps({"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), **settings})
+    with suppress(OSError):
+        (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
+        with open(folder / FILE, "a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+
+def of_test(folder: Path | str) -> list[dict[str, Any]]:
+    """The evaluations of the test split, as the log of a run says that may be somebody else's; the oldest first."""
+    found = []
+    with suppress(OSError, ValueError):
+        for line in trust.read_bytes(Path(folder, FILE)).splitlines():
+            found.append(trust.parse_json(line))
+    return [entry for entry in found if entry.get("split") == "test"]
+
+
+def describe(tests: list[dict[str, Any]]) -> str:
+    """How often the test split was evaluated, and at which checkpoints if these are several."""
+    checkpoints = dict.fromkeys((str(entry.get("checkpoint")), str(entry.get("written"))) for entry in tests)
+    names = ", ".join(dict.fromkeys(name for name, _ in checkpoints))
+    times = "once" if len(tests) == 1 else f"{len(tests)} times"
+    return f"{times}, at {len(checkpoints)} checkpoints ({names})" if len(checkpoints) > 1 else times

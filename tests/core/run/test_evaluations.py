@@ -1,0 +1,31 @@
+import json
+from pathlib import Path
+
+from boltcutter.run import evaluations
+
+BEST = {"split": "test", "checkpoint": "best.ckpt", "written": "2026-01-01"}
+
+
+def test_evaluations_of_the_test_split_are_counted(tmp_path: Path) -> None:
+    assert evaluations.of_test(tmp_path) == []
+    for entry in (BEST, BEST | {"split": "val"}, BEST):
+        evaluations.append(tmp_path, entry)
+    found = evaluations.of_test(tmp_path)
+    assert [entry["checkpoint"] for entry in found] == ["best.ckpt"] * 2
+    assert evaluations.describe(found[:1]) == "once"
+    assert evaluations.describe(found) == "2 times"
+    evaluations.append(tmp_path, BEST | {"checkpoint": "last.ckpt"})
+    assert evaluations.describe(evaluations.of_test(tmp_path)) == "3 times, at 2 checkpoints (best.ckpt, last.ckpt)"
+
+
+def test_a_folder_that_cannot_be_written_is_not_recorded(tmp_path: Path) -> None:
+    (tmp_path / "evaluation").write_text("a file")
+    evaluations.append(tmp_path, BEST)
+    assert evaluations.of_test(tmp_path) == []
+
+
+def test_what_is_no_entry_ends_the_log(tmp_path: Path) -> None:
+    evaluations.append(tmp_path, BEST)
+    with open(tmp_path / evaluations.FILE, "a") as file:
+        file.write(json.dumps({"split": ["test"], "checkpoint": {}}) + "\n" + '{"split": "test", "check')  # killed
+    assert evaluations.describe(evaluations.of_test(tmp_path)) == "once"
