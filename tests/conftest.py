@@ -9,9 +9,10 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
+from textwrap import indent
 from typing import Any, NoReturn
 
 import pandas as pd
@@ -87,6 +88,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             group = "exports"
         item.add_marker(pytest.mark.xdist_group(group))
         groups[item] = group
+        own, slow = item.get_closest_marker("timeout"), item.get_closest_marker("slow")
+        if config.getoption("timeout") is None:
+            limit = patience(own.args[0] if own else 900 if slow else float(config.getini("timeout")))
+            item.add_marker(pytest.mark.timeout(limit), append=False)
     items.sort(key=lambda item: item.path.stem not in LONGEST and item.path.parent.name not in LONGEST)
     result = yield
     if shard := os.environ.get("SHARD"):
@@ -95,6 +100,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if groups[item] not in kept])
         items[:] = [item for item in items if groups[item] in kept]
     return result
+
+
+def patience(seconds: float) -> float:
+    """Return the time limit of a busy machine from that of one which is not."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def shards(sizes: Mapping[str, int], count: int) -> list[set[str]]:
@@ -240,7 +250,7 @@ def run_command(
         start_new_session=True,
     ) as process:
         try:
-            out, err = process.communicate(timeout=timeout)
+            out, err = process.communicate(timeout=patience(timeout))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             out, err = process.communicate()
@@ -302,9 +312,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def forks() -> Iterator[ForkServer]:
     """A server that starts commands by forking, without the time for imports."""
-    server = ForkServer(environment())
-    yield server
-    server.close()
+    with closing(ForkServer(environment())) as server:
+        yield server
 
 
 def run_forked(
@@ -323,7 +332,7 @@ def run_forked(
             finally:
                 os.close(to_out)
                 os.close(to_err)
-            outputs, ended = communicate(started, [out, err], timeout)
+            outputs, ended = communicate(started, [out, err], patience(timeout))
     finally:
         os.close(out)
         os.close(err)
@@ -373,9 +382,8 @@ def two_ranks(forks: ForkServer, tmp_path: Path) -> Script:
 
     def call(code: str, *overrides: str) -> subprocess.CompletedProcess[str]:
         file = tmp_path / "ranks.py"
-        body = "\n".join(f"    {line}" for line in code.strip().split("\n"))
         imported = "from boltcutter.environment.process import distributed_shutdown"
-        file.write_text(f"{imported}\nwith distributed_shutdown():\n{body}\n")
+        file.write_text(f"{imported}\nwith distributed_shutdown():\n{indent(code.strip(), '    ')}\n")
         done = run_forked(forks, [str(file), *overrides], ranks=2)
         assert done.returncode == 0, done.stderr
         return done

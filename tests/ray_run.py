@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from conftest import QUICK, Script, saved_weights
+from conftest import QUICK, Script, patience, saved_weights
 
 # No dropout or BatchNorm, so that the epochs are short.
 OVERRIDES = [*QUICK, "model=mlp", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
@@ -22,7 +22,8 @@ class Run:
         self.folder, self.script = folder, script
 
     def launch(self, *overrides: str, **options: Any) -> str:
-        done = self.script("launch", "launch=ray", *OVERRIDES, *overrides, f"folder={self.folder}", **options)
+        given = [*OVERRIDES, "launch.timeout=240", *overrides, f"folder={self.folder}"]  # Ray may start late
+        done = self.script("launch", "launch=ray", *given, **options)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -59,7 +60,7 @@ class Run:
 
     def wait(self, what: Callable[[], Any], seconds: float = 120) -> Any:
         """Return the first true value of ``what``, or fail with the log."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + patience(seconds)
         while time.monotonic() < end:
             if found := what():
                 return found

@@ -49,7 +49,7 @@ class RayLauncher(StoredRuns, LocalLauncher):
         max_code_mb: Limit of the size of the project's files, which are sent to the storage with each job.
         cpus_per_task: CPUs of each process; null: one plus one for each dataloader worker.
         max_restarts: How often the processes are restarted when one is killed or a node is lost.
-        timeout: Seconds to wait for an existing cluster, and for nodes with the requested resources.
+        timeout: Seconds to wait for a cluster, and for nodes with the requested resources.
         dashboard: Whether a Ray of its own has a dashboard.
         ports: Ports of a Ray of its own, by name: dashboard, metrics; others are free ports.
         python: Python interpreter of the nodes; null: the one that runs the launcher, or with ``storage`` python.

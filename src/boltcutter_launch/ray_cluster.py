@@ -63,7 +63,7 @@ def ray_cluster(
         num_gpus: GPUs of the embedded cluster; None: those of the machine.
         dashboard: Whether the embedded cluster has a dashboard.
         ports: Ports of the embedded cluster, by the names in ``PORTS``; others are free ports.
-        timeout: Seconds to wait for an existing cluster that is starting.
+        timeout: Seconds to wait for a cluster that is starting; an embedded one is started again until then.
         setting: Group of the settings, for messages.
         log_to_driver: Whether this process prints the output of the workers of an existing cluster.
 
@@ -99,7 +99,14 @@ def ray_cluster(
                 remove_stale_clusters()
                 options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": dashboard}
                 options |= {PORTS[name]: port for name, port in ports.items()}
-                stack.enter_context(_embedded(setting, options))
+                end = time.monotonic() + timeout
+                while True:
+                    try:
+                        stack.enter_context(_embedded(setting, options))
+                        break
+                    except UnreachableError:
+                        if time.monotonic() > end:
+                            raise
         yield
 
 
@@ -122,7 +129,7 @@ def _embedded(setting: str, options: Mapping[str, Any]) -> Iterator[None]:
             found = ray.init(
                 address="local", _temp_dir=str(temp / "r"), object_store_memory=OBJECT_STORE_BYTES, **QUIET, **options
             )
-        except Exception as error:  # which is all that Ray raises after 30 seconds
+        except Exception as error:  # which is all that Ray raises after 30 seconds, a constant of its node.py
             raise UnreachableError(
                 f"{setting}: Ray does not start on this machine ({one_line(error, 200)}); try again when it is less "
                 f"busy, or start a cluster with `ray start --head`, and set {setting}.address=auto"

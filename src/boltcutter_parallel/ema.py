@@ -40,10 +40,6 @@ class EMA(WeightAveraging):
         self._num_averaged = 0
         super().__init__(use_buffers=False)
 
-    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        """Whether the average is updated after this optimizer step."""
-        return step_idx is not None and step_idx >= self.update_starting_at_step
-
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Begin anew; the average is created once the weights are sharded and on their device."""
         if stage == "fit":
@@ -64,7 +60,7 @@ class EMA(WeightAveraging):
     ) -> None:
         """Update the average after an optimizer step, all weights at once and without waiting for the device."""
         step = trainer.global_step
-        if step <= self._latest_update_step or not self.should_update(step - 1):
+        if step <= max(self._latest_update_step, self.update_starting_at_step):
             return
         count = self._num_averaged
         decay = min(self.decay, (1 + count) / (10 + count)) if count else 0.0

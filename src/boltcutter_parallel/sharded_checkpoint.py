@@ -16,7 +16,7 @@ import secrets
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass
 from functools import partial
@@ -224,7 +224,7 @@ def _convert_rank_error() -> Iterator[None]:
         raise OSError(f"rank {rank}: {why}") from why
 
 
-def _download(path: str | Path, index: Mapping[str, Any], names: Iterable[str]) -> Path:
+def _download(path: str | Path, index: Mapping[str, Any], names: set[str]) -> Path:
     """The folder with shards of a checkpoint: of one at a URL, a local copy that has these files.
 
     Raises:
@@ -234,6 +234,8 @@ def _download(path: str | Path, index: Mapping[str, Any], names: Iterable[str]) 
     shards = index["shards"]
     if not _is_plain_name(shards["folder"]):
         raise pickle.UnpicklingError("its folder of shards is outside of its own")
+    if not shards["files"].keys() >= names:  # which nobody has verified, and which may be FIFOs
+        raise pickle.UnpicklingError("a shard is not in its list of shards")
     url = f"{str(path).rpartition('/')[0] or '.'}/{shards['folder']}"
     if not is_url(path):
         return Path(url)
@@ -245,7 +247,7 @@ def _download(path: str | Path, index: Mapping[str, Any], names: Iterable[str]) 
         file = _copy[1] / name
         if not file.exists():
             repeat(url, partial(store.get_file, f"{place}/{name}", str(file)))
-            if [file.stat().st_size, _checksum(file)] != list(shards["files"].get(name, ())):
+            if [file.stat().st_size, _checksum(file)] != [*shards["files"][name]]:
                 file.unlink()
                 raise OSError(f"its shard {shards['folder']}/{name} is damaged")
     return _copy[1]
@@ -261,7 +263,7 @@ def _reader(path: str | Path, index: dict[str, Any]) -> Any:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
-    folder = _download(path, index, [".metadata"])
+    folder = _download(path, index, {".metadata"})
     found: Metadata = _Unpickler(BytesIO((folder / ".metadata").read_bytes())).load()
     if not isinstance(found, Metadata):
         raise pickle.UnpicklingError("its metadata has another type")

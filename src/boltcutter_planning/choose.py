@@ -98,10 +98,16 @@ def recommend(found: Sequence[StrategyEstimate], memory: int) -> str:
     if fitting:
         return fitting
     overrides, least = min(parallel, key=lambda row: row[1].peak)
-    return (
-        f"nothing fits; {overrides} needs least, {format_bytes(least.peak)}; try a smaller data.batch_size with more "
-        "trainer.accumulate_grad_batches, more devices, or trainer=fsdp2 trainer.strategy.cpu_offload=true"
-    )
+    state = least.weights + least.gradients + least.optimizer
+    free = int(USABLE * memory) - state
+    text = f"nothing fits; {overrides} needs least, {format_bytes(least.peak)}"
+    if free <= 0:
+        return (
+            f"{text}, of which {format_bytes(state)} do not depend on the batch; use more devices, or "
+            "trainer=fsdp2 trainer.strategy.cpu_offload=true, which keeps the float32 weights in host memory"
+        )
+    steps = -(-(least.peak - state) // free)
+    return f"{text}; try trainer.accumulate_grad_batches={steps}, with a data.batch_size {steps} times smaller"
 
 
 def fits_in_memory(need: Memory, memory: int) -> bool:

@@ -1,9 +1,10 @@
-"""The origin of non-finite gradients: the inputs, a weight, the first module, or the loss."""
+"""The origin of non-finite gradients: the inputs, a weight, the first module, the loss, or the backward pass."""
 
 from __future__ import annotations
 
+import re
 import warnings
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -81,7 +82,7 @@ def _in_dataset(trainer: L.Trainer, path: str) -> str:
 
 
 def _in_step(trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> Origin | None:
-    """Repeat the step with a hook in each module."""
+    """Repeat the step with a hook in each module, then the backward pass with torch's anomaly detection."""
     first: list[str] = []
 
     def check(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -95,13 +96,20 @@ def _in_step(trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_id
         if name and not isinstance(part, Metric | torch.jit.ScriptModule)
     ]
     takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+    step: Callable[[], Any] = partial(module.training_step, batch, *([batch_idx] if takes_index else []))
     loss: Any = None
-    try:  # an error of any kind is ignored: this is only the explanation of another one
-        with suppress(Exception), warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+    try:
+        with warnings.catch_warnings(), torch.enable_grad(), torch.autograd.set_detect_anomaly(True):
             warnings.simplefilter("ignore")
-            with torch.enable_grad(), trainer.precision_plugin.forward_context():
-                output = module.training_step(batch, *([batch_idx] if takes_index else []))
+            with torch.compiler.set_stance("force_eager"), trainer.precision_plugin.forward_context():
+                output = step()
             loss = output["loss"] if isinstance(output, dict) else output
+            if not first and not _is_bad(loss):
+                # Not loss.backward(), which would reduce the gradients over ranks.
+                torch.autograd.grad(loss, [p for p in module.parameters() if p.requires_grad], allow_unused=True)
+    except Exception as error:  # of any kind: this is only the explanation of another error
+        if found := re.search(r"Function '(\w+?)(Backward\d*)?' returned nan", str(error)):
+            return Origin(f"the loss is finite, but the backward pass of {found[1]} is not")
     finally:
         for handle in handles:
             handle.remove()

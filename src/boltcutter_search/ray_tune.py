@@ -26,6 +26,7 @@ from boltcutter_search.space import Choice, Parameter, Space
 from boltcutter_search.study import Study
 from boltcutter_search.trial import MAX_RESTARTS, Report, Sampled, Trial
 
+START_SECONDS = 120.0  # within which Ray is started again on a busy machine
 FILES = "ray"  # folder of Ray Tune's own files in that of the search, removed at the end
 ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # trials log by themselves
@@ -80,6 +81,7 @@ def run_trials(
             num_cpus=None if search.address else needed_cpus(search, cpus),
             dashboard=search.dashboard,
             ports=search.ports,
+            timeout=0 if search.address else START_SECONDS,
             setting="search",
         )
         with cluster:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import AS_ROOT, ROOT, unavailable
+from conftest import AS_ROOT, ROOT, patience, unavailable
 
 SUBNETS = 250  # of 10.214.0.0/16, so that many tests can have machines at the same time
 UNSHARE = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"]
@@ -96,7 +96,7 @@ class Process:
     def wait(self, seconds: float = 240) -> int:
         """Return the exit status of the command, or fail with its output after a time limit."""
         try:
-            return self._popen.wait(seconds)
+            return self._popen.wait(patience(seconds))
         except subprocess.TimeoutExpired:
             pytest.fail(f"{self.machine.host}: the command did not end within {seconds} s:\n{self.output}")
 
@@ -106,7 +106,7 @@ class Process:
 
     def wait_until(self, is_done: Callable[[], object], seconds: float = 120) -> None:
         """Wait until a condition is true, or fail with the output if the command ends or after a time limit."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + patience(seconds)
         while not is_done():
             if not self.is_running or time.monotonic() > end:
                 if is_done():
@@ -157,7 +157,7 @@ class Machine:
         return self._run(command, text or "").decode()
 
     def _run(self, command: Sequence[str], text: str = "") -> bytes:
-        done = subprocess.run(self.inside(command), input=text.encode(), capture_output=True, timeout=60)
+        done = subprocess.run(self.inside(command), input=text.encode(), capture_output=True, timeout=patience(60))
         assert done.returncode == 0, f"{self.host}: {shlex.join(command)}: {done.stderr.decode()}"
         return done.stdout
 

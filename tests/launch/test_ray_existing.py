@@ -17,7 +17,7 @@ from typing import IO
 
 import psutil
 import pytest
-from conftest import Script, environment, require
+from conftest import Script, environment, patience, require
 from object_storage import s3_server
 from ray_run import OVERRIDES, Run, assert_bitwise_equal
 
@@ -65,7 +65,7 @@ class Cluster:
         return f"127.0.0.1:{self.port}"
 
     def wait(self, port: int) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + patience(60)
         while time.monotonic() < end:
             try:
                 socket.create_connection(("127.0.0.1", port), 1).close()

@@ -239,6 +239,18 @@ def test_a_shard_file_elsewhere_is_refused(path: Path) -> None:
         load(path)
 
 
+def test_a_file_that_is_not_listed_is_not_opened(path: Path) -> None:
+    """Nobody has verified it, and it may block for ever."""
+    for name in ("__0_0.distcp", ".metadata"):
+        index = read_metadata(path)
+        del index["shards"]["files"][name]
+        AtomicCheckpointIO()._write(path, lambda file, index=index: torch.save(index, file), keep=folder(path).name)
+        (folder(path) / name).unlink()
+        os.mkfifo(folder(path) / name)
+        with pytest.raises(CheckpointError, match="a shard is not in its list of shards"):
+            load(path)
+
+
 def test_tensors_that_are_larger_than_their_shards_are_refused(path: Path) -> None:
     index = read_metadata(path)
     index["state_dict"] = {"model.w": torch.empty(10**6, 10**6, device="meta")}

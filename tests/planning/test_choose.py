@@ -78,7 +78,11 @@ FOUND = [
     [
         (100, "trainer=ddp trainer.devices=4"),
         (80, "trainer=fsdp2 trainer.devices=4"),  # 90 % of the memory is usable
-        (23, "nothing fits; trainer=fsdp2 trainer.devices=4 needs least, 40 B; try"),
+        (
+            23,
+            "nothing fits; trainer=fsdp2 trainer.devices=4 needs least, 40 B; try trainer.accumulate_grad_batches=3",
+        ),
+        (3, "nothing fits; trainer=fsdp2 trainer.devices=4 needs least, 40 B, of which 3 B"),
     ],
 )
 def test_the_simplest_that_fits_is_recommended(size: int, text: str) -> None:

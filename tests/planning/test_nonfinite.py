@@ -35,6 +35,8 @@ class Module(L.LightningModule):
         error = (self.net(x) - y).square().mean()
         if self.part == "loss":
             error = error / 0
+        if self.part == "backward":
+            error = error + (error - error.detach()).abs().sqrt()  # whose slope at 0 is infinite
         self.log("train/loss", error)
         return {"loss": error}
 
@@ -64,6 +66,7 @@ def message(folder: Path, module: L.LightningModule, inputs: Tensor, targets: Te
         ("module", "the output of net.1 (Identity) is the first that is not finite"),
         ("transform", "the input of net.0 (Linear) is the first that is not finite"),
         ("loss", "the loss is inf, but each module's output is finite"),
+        ("backward", "the loss is finite, but the backward pass of Abs is not"),
         ("weight", "the weight net.2.weight is not finite"),
     ],
 )

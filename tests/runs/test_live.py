@@ -194,18 +194,23 @@ def test_files_of_somebody_else_neither_block_nor_reach_other_pages(serve: Serve
     os.mkfifo(root / "0000" / "metrics.csv")
     (root / "search").mkdir()
     (root / "search" / "search.json").write_text("{}")
-    (root / "search" / "report.html").write_text("<script>fetch('/data.json')</script>")
+    (root / "search" / "report.html").write_bytes(b"\xff<script>fetch('/data.json')</script>")
     (tmp_path / "secret").write_text("a secret")
     (root / "linked").mkdir()
     (root / "linked" / "search.json").write_text("{}")
     (root / "linked" / "report.html").symlink_to(tmp_path / "secret")
     write(root / "javascript:alert(1)")
+    os.mkfifo(write(root / "named") / "\x1b<img src=x>")
     url = serve()
     links = httpx.get(f"{url}/data.json").json()["links"]
     assert "javascript%3Aalert%281%29/report.html" in links
-    assert [httpx.get(f"{url}/{link}").status_code for link in links] == [200] * 4
+    assert [httpx.get(f"{url}/{link}").status_code for link in links] == [200] * 5
     assert "a secret" not in httpx.get(f"{url}/linked/report.html").text
     assert "metrics.csv is not a file of the folder" in httpx.get(f"{url}/0000/report.html", timeout=30).text
+    named = httpx.get(f"{url}/named/report.html", timeout=30)
+    assert "Content-Security-Policy" not in named.headers
+    assert "&lt;img src=x&gt; is not a file of the folder" in named.text
+    assert not {"<", "\x1b"} & {*named.text}
     stored = httpx.get(f"{url}/search/report.html")
     assert (stored.status_code, stored.headers["Content-Security-Policy"]) == (200, live.SANDBOX)
     assert "allow-same-origin" not in live.SANDBOX
