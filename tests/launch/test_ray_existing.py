@@ -143,6 +143,7 @@ def test_missing_nodes_are_reported(cluster: Cluster, run: Run) -> None:
     assert "error: trainer.num_nodes=4 trainer.devices=1: needs 4 nodes with CPU: 1; the cluster has " in run.log
     assert "try trainer.num_nodes=2\n" in run.log
     probe = RAY_PROBE["httpGet"]  # of the nodes that KubeRay starts, at the default port of Ray's agent
+    cluster.wait(int(probe["port"]))
     with urllib.request.urlopen(f"http://127.0.0.1:{probe['port']}{probe['path']}", timeout=60) as answer:
         assert answer.read() == b"success"
 
