@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from boltcutter import extend
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import split_overrides
 from boltcutter.environment import lease, signals, startup
 from boltcutter.extend import resolve_references
 from boltcutter.project import Project, command, display_path
 from boltcutter.run.folder import record_attempt
-from boltcutter_search.plan import Plan, Settings, continued, planned, read_settings, save
+from boltcutter_search.plan import Plan, continued, planned, save
 from boltcutter_search.trial import MAX_RESTARTS
 
 if TYPE_CHECKING:
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
 
 FLAGS = {
     "--check": "check the search and exit",
-    "--describe": "list every key of the search, or below the next argument, with type, value and documentation",
 }
 
 
@@ -44,9 +40,6 @@ def main(project: Project, arguments: list[str]) -> Path | None:
     """
     flags = [argument for argument in arguments if argument in FLAGS]
     rest = [argument for argument in arguments if argument not in FLAGS]
-    if "--describe" in flags:
-        describe(project, rest)
-        return None
     rest = [resolve_references(project, [a])[0] if a.startswith("resume=") else a for a in rest]
     special, rest = split_overrides(rest, "resume", "worker")
     plan = continued(project, Path(special["resume"]), rest) if special else planned(project, rest)
@@ -159,10 +152,3 @@ def reached(plan: Plan, best: float | None) -> bool:
     if target is None or best is None:
         return False
     return best >= target if plan.metrics[0][1] == "max" else best <= target
-
-
-def describe(project: Project, arguments: Sequence[str]) -> None:
-    """Print the keys of the search."""
-    prefix = next((a for a in arguments if "=" not in a and not a.startswith("~")), "search")
-    settings = read_settings(project, [argument for argument in arguments if argument != prefix])
-    extend.require("describe", "--describe")(project, DictConfig({"search": settings}), prefix, Settings)

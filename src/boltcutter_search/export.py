@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.compose import OVERRIDE, PATH_KEY, DictConfig, compose
@@ -54,48 +58,30 @@ def as_experiment(project: Project, overrides: Sequence[str]) -> tuple[dict[str,
     Raises:
         ConfigError: An override is wrong.
     """
-    used = [override for override in overrides if override.lstrip("+~").partition("=")[0] not in NOT_EXPORTED]
-    cfg = compose(project, used)
-    values = plain(cfg)
-    defaults: dict[str, Any] = {}
-    content: dict[str, Any] = {}
-    removed = []
-    for override in used:
-        found = OVERRIDE.fullmatch(override)
-        assert found, "compose has checked it"
-        key = found[2] or found[5]
+    cfg, content = compose(project, overrides), DictConfig({})
+    values, defaults, removed = plain(cfg), dict[str, Any](), []
+    for override in overrides:
+        _, key, text, _, dropped = OVERRIDE.fullmatch(override).groups()  # type: ignore[union-attr]
+        if (key := dropped or key) in NOT_EXPORTED:
+            continue
         if project.has_group(key):
-            option = None if found[5] else plain(DictConfig({key: parse(key, found[3])}))[key]
-            defaults[key] = [_located(one) for one in option] if isinstance(option, list) else _located(option)
-        elif found[5]:
+            defaults[key] = None if dropped else _located(text) if text.endswith(".yaml") else parse(key, text)
+        elif dropped:
             removed.append(override)
         else:
-            _set(content, _target(cfg, key), values)
-    return ({"defaults": defaults} if defaults else {}) | content, removed
+            path = re.split(r"\.\d+(?:\.|$)", _target(cfg, key))[0]  # of an item of a list the whole list
+            value = reduce(getitem, path.split("."), values)
+            is_path = PATH_KEY.search(path) and isinstance(value, str) and not re.match(r"~|\$\{|.*://", value)
+            OmegaConf.update(content, path, _located(value) if is_path else value, merge=False, force_add=True)
+    return ({"defaults": plain(DictConfig(defaults))} if defaults else {}) | plain(content), removed
 
 
-def _located(option: Any) -> Any:
-    """An option that is a file, from any working directory."""
-    is_file = isinstance(option, str) and option.endswith(".yaml")
-    return str(Path(option).absolute()) if is_file else option
+def _located(path: str) -> str:
+    """A path from any working directory."""
+    return str(Path(path).absolute())
 
 
 def _target(cfg: DictConfig, key: str) -> str:
     """The key that an override sets, where ``task.optimizer`` refers to ``optimizer``."""
     parent, _, leaf = key.rpartition(".")
     return f"{resolve_reference(cfg, parent)}.{leaf}".lstrip(".")
-
-
-def _set(content: dict[str, Any], key: str, values: Mapping[str, Any]) -> None:
-    """Copy the value of a key; of an item of a list the whole list, as a file cannot set a single item."""
-    node: Any = values
-    *parents, leaf = key.split(".")
-    for name in parents:
-        if isinstance(node[name], list):
-            leaf = name
-            break
-        node, content = node[name], content.setdefault(name, {})
-    value = node[leaf]
-    if PATH_KEY.search(key) and isinstance(value, str) and not value.startswith(("~", "${")) and "://" not in value:
-        value = str(Path(value).absolute())
-    content[leaf] = value

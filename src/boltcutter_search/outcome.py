@@ -31,7 +31,7 @@ def write_outcome(plan: Plan, results: Sequence[Result], importances: Importance
         results: All trials.
         importances: Importance of the values for each metric.
     """
-    folder, averages, statistics = plan.folder, plan.search.summary == "mean", None
+    folder, averages, statistics = plan.folder, bool(plan.search.folds or plan.search.seeds), None
     write_trials(folder / "trials.csv", results, plan.metrics)
     best = next(iter(rank(results, plan.metrics)), None)
     if averages:

@@ -18,7 +18,6 @@ from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.compose import DictConfig, compose, merge
 from boltcutter.config.errors import ConfigError, as_config_error, hint, one_line, prefix_errors
 from boltcutter.config.instantiate import build, find_mistakes
-from boltcutter.config.locate import locate
 from boltcutter.config.values import last_of_each, plain, redacted, split_overrides
 from boltcutter.environment.identity import new_run_id
 from boltcutter.extend import require
@@ -223,25 +222,12 @@ def check_scheduler(search: Search) -> None:
     Raises:
         ConfigError: It belongs to the other engine.
     """
-    scheduler = search.scheduler
-    if scheduler is None:
-        return
-    expected: tuple[type, str]
-    if search.engine == "local":
-        from optuna.pruners import BasePruner
-
-        expected = BasePruner, "a pruner of Optuna"
-    elif search.engine == "ray":
-        from ray.tune.schedulers import TrialScheduler
-
-        expected = TrialScheduler, "a scheduler of Ray Tune"
-    else:
-        raise ConfigError(f"search.scheduler: search.engine={search.engine} takes none; remove it")
-    given = scheduler.func if isinstance(scheduler, partial) else type(scheduler)
-    if not (isinstance(given, type) and issubclass(given, expected[0])):
+    owner = {"local": "optuna", "ray": "ray"}.get(search.engine)
+    kind = search.scheduler.func if isinstance(search.scheduler, partial) else type(search.scheduler)
+    if search.scheduler is not None and owner not in {base.__module__.partition(".")[0] for base in kind.__mro__}:
         raise ConfigError(
-            f"search.scheduler={getattr(given, '__name__', given)}: search.engine={search.engine} takes {expected[1]}; "
-            "choose one, or null"
+            f"search.scheduler={kind.__name__}: search.engine={search.engine} takes "
+            f"{f'one of {owner}' if owner else 'none'}; choose another, or null"
         )
 
 
@@ -265,7 +251,8 @@ def check(
     if clash := next((p for p in space.parameters if p.key in given), None):
         raise ConfigError(f"{given[clash.key]}: {clash.key} is in the search space as well; remove one of the two")
     cfg = read_config(project, base)
-    check_population(search, cfg)
+    if isinstance(search.scheduler, partial) and plain(cfg)["checkpoints"] != "${folder}/checkpoints":
+        raise ConfigError(f"checkpoints={cfg.checkpoints}: a population copies those of its trials; remove it")
     metrics = objectives(search, redacted(cfg))
     fixed = search.fixed(int(cfg.seed))
     if not space.parameters and len(fixed) == 1:
@@ -333,28 +320,6 @@ def find_metric(cfg: DictConfig, default: tuple[str, Mode]) -> tuple[str, Mode]:
         raise ConfigError(f"search.metric=null: {default[0]} is not logged; set search.metric to one of {listed}")
     print(f"search.metric: {default[0]} is not logged; using {chosen[0]} ({chosen[1]}) instead, set it to change this")
     return chosen
-
-
-def check_population(search: Search, cfg: DictConfig) -> None:
-    """Check that trials can continue from the checkpoints of others, if the scheduler does that.
-
-    Raises:
-        ConfigError: They are not saved on request, or elsewhere than in the folders of the trials.
-    """
-    if search.engine != "ray" or not isinstance(search.scheduler, partial):
-        return
-    from boltcutter.protocols import handles_signals  # slow import of torch
-
-    callbacks = plain(cfg).get("callback") or {}
-    if not handles_signals([locate(c["_target_"]) for c in callbacks.values() if c]):
-        raise ConfigError(
-            "callback.preemption: not set, but the trials of a population save by it; "
-            "remove the override, or use callback=[default,…]"
-        )
-    if plain(cfg)["checkpoints"] != "${folder}/checkpoints":
-        raise ConfigError(
-            f"checkpoints={cfg.checkpoints}: trials of a population copy checkpoints between their folders; remove it"
-        )
 
 
 def own_command() -> str:

@@ -17,8 +17,7 @@ from boltcutter.report.template import load_template, redact_command
 from boltcutter_search.plan import Plan
 from boltcutter_search.results import Result, count_states, format_value, pareto_front, rank, shown_error
 
-# Metric, importance of each value, and why there is none.
-Importances = Sequence[tuple[str, dict[str, float], str]]
+Importances = Sequence[tuple[str, dict[str, float]]]  # of each value, by metric
 
 MAX_POINTS = 200_000  # of all learning curves together
 MIN_CURVE_POINTS = 20
@@ -88,15 +87,7 @@ def _axis(key: str, results: Sequence[Result], log_keys: Collection[str]) -> dic
     values = [result.values[key] for result in results if key in result.values]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return {"name": key, "log": key in log_keys and all(value > 0 for value in values), "options": None}
-    return {"name": key, "log": False, "options": sorted(set(map(format_value, values)), key=_order)}
-
-
-def _order(option: str) -> tuple[bool, float, str]:
-    """Numbers by size before other options."""
-    try:
-        return False, float(option), option
-    except ValueError:
-        return True, 0.0, option
+    return {"name": key, "log": False, "options": sorted(set(map(format_value, values)))}
 
 
 def _column(axis: dict[str, Any], results: Sequence[Result]) -> list[Any]:

@@ -37,7 +37,6 @@ class Search:
         address: Address of a running Ray cluster; null: one is started on this machine and stopped at the end.
         dashboard: Whether Ray's dashboard is started.
         ports: Ports of Ray by name, ``dashboard`` and ``metrics``; others are free ports.
-        summary: ``best`` for a search; ``mean`` for repeated runs, whose metrics are averaged.
         folds: Number of folds of cross-validation.
         seeds: Number of seeds; the first is the ``seed`` of training.
     """
@@ -59,25 +58,18 @@ class Search:
     address: str | None = None
     dashboard: bool = False
     ports: dict[str, int] = field(default_factory=dict)
-    summary: Literal["best", "mean"] = "best"
     folds: int | None = None
     seeds: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_trials", "max_parallel", "cpus"):
+        for name, least in (("num_trials", 1), ("max_parallel", 1), ("folds", 2), ("seeds", 1 if self.folds else 2)):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"search.{name}={value} is not a positive number; try 1")
-        if self.gpus is not None and (self.gpus < 0 or (self.gpus > 1 and self.gpus % 1)):
-            raise ValueError(
-                f"search.gpus={self.gpus}: give a fraction below 1, or whole GPUs; try {max(int(self.gpus), 1)}"
-            )
-        if self.folds is not None and self.folds < 2:
-            raise ValueError(f"search.folds={self.folds}: cross-validation needs two folds; try 5")
-        if self.seeds is not None and self.seeds < (1 if self.folds else 2):
-            raise ValueError(f"search.seeds={self.seeds}: statistics need two seeds or more; try 5")
-        if self.target is not None and isinstance(self.metric, list):
-            raise ValueError(f"search.target={self.target} needs a single metric; remove it")
+            if value is not None and value < least:
+                raise ValueError(f"search.{name}={value}: at least {least}; try {least}")
+        if (self.cpus is not None and self.cpus <= 0) or (self.gpus or 0) < 0:
+            raise ValueError(f"search.cpus={self.cpus}, search.gpus={self.gpus}: not positive; try search.cpus=1")
+        if self.gpus is not None and self.gpus > 1 and self.gpus % 1:
+            raise ValueError(f"search.gpus={self.gpus}: a fraction below 1, or whole GPUs; try {int(self.gpus)}")
         _ = self.time_limit
 
     @property

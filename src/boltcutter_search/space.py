@@ -17,12 +17,12 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from boltcutter.config.errors import ConfigError, hint
-from boltcutter.config.values import INTEGER, NUMBER, flatten, split_values
+from boltcutter.config.values import flatten, split_values
 
 if TYPE_CHECKING:
     from optuna import Trial
@@ -213,20 +213,17 @@ def _parse(key: str, text: Any, earlier: Sequence[Parameter]) -> Parameter:
 
 
 def _parse_range(setting: str, name: str, values: Sequence[str]) -> Range:
-    names = ("uniform", "loguniform", "int", "logint")
-    if name not in names:
-        known = [*names, "choice", "grid"]
+    kinds: dict[str, Callable[[str], float]] = {"uniform": float, "loguniform": float, "int": int, "logint": int}
+    if name not in kinds:
+        known = [*kinds, "choice", "grid"]
         raise ConfigError(f"{setting}: no such distribution{hint(name, known)} (there are: {', '.join(known)})")
+    try:
+        low, high = map(kinds[name], values)
+    except ValueError:
+        numbers = "integers" if name.endswith("int") else "numbers"
+        raise ConfigError(f"{setting}: expected two {numbers}; write {name}(low, high)") from None
     log = name.startswith("log")
-    if len(values) != 2 or not all(INTEGER.fullmatch(value) or NUMBER.fullmatch(value) for value in values):
-        raise ConfigError(f"{setting}: expected two numbers; write {name}(low, high)")
-    low, high = (float(value) for value in values)
-    if low >= high:
-        raise ConfigError(f"{setting}: the range is empty; give the smaller bound first")
-    if log and low <= 0:
-        raise ConfigError(f"{setting}: the logarithm needs a positive bound; try {name}(1e-6, {values[1]})")
-    if not name.endswith("int"):
-        return Range(low, high, log)
-    if not (low.is_integer() and high.is_integer()):
-        raise ConfigError(f"{setting}: the bounds are not integers; use {name.replace('int', 'uniform')} for floats")
-    return Range(int(low), int(high), log)
+    if not low < high < math.inf or (log and low <= 0):
+        kind = "of positive numbers " * log
+        raise ConfigError(f"{setting}: the range {kind}is empty; give the smaller bound first")
+    return Range(low, high, log)

@@ -241,8 +241,8 @@ class Study:
             error=attrs.get("error", ""),
         )
 
-    def importances(self) -> list[tuple[str, dict[str, float], str]]:
-        """How much each sampled value matters for each metric: its name, shares of one, and why there are none.
+    def importances(self) -> list[tuple[str, dict[str, float]]]:
+        """How much each sampled value matters for each metric: its name, and shares of one if trials differ enough.
 
         They are PED-ANOVA's: how strongly the distribution of a value among the best tenth of the trials differs from
         that among all complete ones.
@@ -251,27 +251,21 @@ class Study:
         2023.
         """
         complete = [trial for trial in self._trials() if trial.state == TrialState.COMPLETE]
-        shares: list[tuple[str, dict[str, float], str]] = []
+        importances: list[tuple[str, dict[str, float]]] = []
         for index, (name, mode) in enumerate(self.metrics):
             sign = -1 if mode == "max" else 1  # the evaluator takes smaller values as better
 
             def cost(trial: FrozenTrial, index: int = index, sign: int = sign) -> float:
                 return float(sign * trial.values[index])
 
-            if len(complete) < MIN_TRIALS:
-                reason = f"at least {MIN_TRIALS} complete trials are needed, there are {len(complete)}"
-            elif len(set(map(cost, complete))) == 1:
-                reason = f"all trials have the same {name}"
-            elif not any(trial.params for trial in complete):
-                reason = "no value is sampled"
-            else:
+            shares: dict[str, float] = {}
+            costs = {cost(trial) for trial in complete}
+            if len(complete) >= MIN_TRIALS and len(costs) > 1 and any(trial.params for trial in complete):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # that smaller values are better
-                    found = optuna.importance.get_param_importances(self._study, target=cost)
-                shares.append((name, {key: float(share) for key, share in found.items()}, ""))
-                continue
-            shares.append((name, {}, reason))
-        return shares
+                    shares = optuna.importance.get_param_importances(self._study, target=cost)
+            importances.append((name, {key: float(share) for key, share in shares.items()}))
+        return importances
 
     def trial_folder(self, number: int) -> Path:
         """Folder of the run of a trial."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from boltcutter.report.template import redact_command
 from boltcutter_search.export import write_yaml
 from boltcutter_search.plan import Plan
 from boltcutter_search.space import Choice, Distribution, Grid
-
-PARAMETER_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)  # that W&B accepts
 
 
 def write_sweep(plan: Plan) -> Path:
@@ -51,8 +48,6 @@ def as_sweep(plan: Plan) -> dict[str, Any]:
     for p in parameters:
         if p.condition:
             raise ConfigError(f"{p.setting}: a W&B sweep has no conditions; remove it, or use another search")
-        if not PARAMETER_NAME.fullmatch(p.key):
-            raise ConfigError(f"{p.setting}: W&B accepts letters, digits, dots and hyphens in keys; rename it")
     train = plan.project.train_command
     program = "scripts/train.py" if train[0].endswith(".py") else "train"
     start = ["${program}"] if train[0].endswith(".py") else train

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 
 from boltcutter.callback.preemption import Preemption
 from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.environment.startup import TRIAL_FD
 
@@ -60,7 +61,10 @@ class TrialReporter(Callback):
         if not self._saves or batch_idx % trainer.accumulate_grad_batches:
             return
         self._saves = False
-        preemption = next(c for c in trainer.callbacks if isinstance(c, Preemption))  # type: ignore[attr-defined]
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        preemption = next((c for c in callbacks if isinstance(c, Preemption)), None)
+        if preemption is None:
+            raise ConfigError("callback.preemption=null: the trials of a population save by it; remove the override")
         self._follow(trainer, {"saved": preemption.save(trainer, pl_module)})
 
     def _follow(self, trainer: L.Trainer, message: dict[str, Any]) -> None:

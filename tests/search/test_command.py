@@ -212,12 +212,9 @@ def test_a_budgeted_search_that_is_killed_three_times_loses_and_repeats_no_trial
         assert (len(steps), steps.is_unique) == (3, True)
 
 
-def test_a_search_is_checked_described_and_completed(script: Script) -> None:
+def test_a_search_is_checked_and_completed(script: Script) -> None:
     done = script("search", "search=seeds", "search.seeds=3", *TRAINING, "--check")
     assert (done.returncode, done.stdout) == (0, "ok: 3 trials\n")
-    done = script("search", "search=optuna", "--describe")
-    assert "search.num_trials" in done.stdout
-    assert "kfold" in done.stdout
     done = script("search", "--help")
     assert done.stdout.startswith("Search hyperparameters")
     assert "resume=" in done.stdout

@@ -27,7 +27,7 @@ def result(folder: Path, number: int, loss: float, state: str = "complete", **va
 
 
 def write(folder: Path, results: list[Result], space: dict[str, str], *, averages: bool = False) -> None:
-    search = Search(space=space, summary="mean" if averages else "best")
+    search = Search(space=space, seeds=4 if averages else None)
     metrics: list[tuple[str, Mode]] = [("val/loss", "min")]
     write_outcome(Plan(PROJECT, folder, {}, ["model=linear"], search, metrics, [{}], 1, 0.0), results)
 

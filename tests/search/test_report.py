@@ -87,7 +87,7 @@ def test_all_parts_are_drawn(browse: Browse, tmp_path: Path) -> None:
     best.folder.mkdir(parents=True)
     (best.folder / "report.html").write_text("")
     command = "scripts/search.py search=asha logger.api_key=hush"
-    importances = [("val/accuracy", {"optimizer.lr": 0.75, "optimizer": 0.25}, "")]
+    importances = [("val/accuracy", {"optimizer.lr": 0.75, "optimizer": 0.25})]
     page = write(tmp_path, results, command=command, statistics="0.9 ± 0.1", importances=importances)
     seen = browse(page)
     assert seen.console == []
@@ -170,7 +170,7 @@ def test_hovering_shows_the_values_of_a_trial(browse: Browse, tmp_path: Path) ->
       const [x, y] = document.querySelector('[data-history] .dots').getAttribute('d').match(/[\\d.]+/g);
       svg.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + +x, clientY: box.top + +y}));
       document.body.dataset.shown = tip.innerText.replace(/\\s+/g, ' ');"""
-    seen = browse(write(tmp_path, [result], importances=[("val/accuracy", {}, "too few <trials>")]), script=script)
+    seen = browse(write(tmp_path, [result], importances=[("val/accuracy", {})]), script=script)
     assert 'data-shown="trial 0007 complete val/accuracy 0.5000 optimizer.lr 0.00123"' in seen.dom
     assert re.search(r"<td[^>]*>0.00123</td>", seen.dom)
     assert "too few &lt;trials&gt;" in seen.dom

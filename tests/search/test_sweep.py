@@ -142,7 +142,6 @@ def test_a_project_without_scripts_trains_by_the_package(tmp_path: Path) -> None
             {},
             "condition",
         ),
-        ({"+data.new": "int(1, 3)"}, {}, r"search\.space\.\+data\.new=int\(1, 3\)"),
         ({"seed": "int(0, 9)"}, {"metrics": [*METRICS, ("val/loss", "min")]}, "one metric"),
     ],
 )
