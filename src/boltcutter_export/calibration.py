@@ -23,7 +23,9 @@ def stratified(
     pool, classes, size = list[Tensor](), list[int](), 1
     for inputs, targets in batches:
         if targets is None or targets.ndim != 1 or targets.is_floating_point() or len(inputs) != 1:
-            yield inputs
+            yield tuple(tensor[:samples] for tensor in inputs)
+            if (samples := samples - len(inputs[0])) <= 0:
+                return
             continue
         size = max(size, len(targets))
         pool += inputs[0]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import platform
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,6 @@ from boltcutter.run.folder import read_record
 from boltcutter_export import runner
 from boltcutter_export.program import PAST, PRESENT, Program
 from boltcutter_export.settings import Format
-from boltcutter_export.tabular import describes_table
 from boltcutter_export.verify import Result
 
 if sys.version_info >= (3, 11):
@@ -30,7 +26,6 @@ else:
     import tomli as tomllib
 
 PREPROCESSING = "preprocessing.json"
-PACKAGES = ("boltcutter", "torch", "torchao", "onnx", "onnxruntime", "safetensors")
 
 
 def write_card(
@@ -68,13 +63,10 @@ def write_card(
             for name, tensor in program.cache.items()
         ],
         "classes": _classes(data),
-        "features": _features(statistics),
         "run": {"id": record.get("id"), "name": record.get("name"), "checkpoint": checkpoint},
         "commit": (record.get("git") or {}).get("commit"),
-        "library_commit": (record.get("library") or {}).get("commit"),
         "test": record.get("test") or {},
         "license": find_license(project),
-        "versions": versions(),
         "files": {path.name: {"bytes": path.stat().st_size, "sha256": runner.sha256(path)} for path in files},
     }
     card["signature"] = trust.sign(card["files"])
@@ -95,15 +87,6 @@ def find_license(project: Project) -> str | None:
     return found.get("text") or found.get("file") if isinstance(found, dict) else found
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that write or run exports."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
-
-
 def _classes(data: Any) -> list[str]:
     """Class names, if the data module lists them; in a third-party one ``classes`` may be their number."""
     names = getattr(data, "classes", ())
@@ -119,14 +102,3 @@ def _describe(name: str, tensor: torch.Tensor, program: Program) -> dict[str, An
 def _outputs(program: Program) -> list[dict[str, Any]]:
     with torch.inference_mode():
         return [_describe(*named, program) for named in zip(program.outputs, program(*program.example), strict=True)]
-
-
-def _features(statistics: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Name of each column of a table, and its categories in the order of their indices."""
-    if not describes_table(statistics):
-        return []
-    categories = statistics["categories"]
-    return [
-        {"name": column, **({"categories": categories[column]} if column in categories else {})}
-        for column in statistics["columns"]
-    ]

@@ -36,7 +36,7 @@ from boltcutter_export.settings import Export, ExportError, Format
 from boltcutter_export.verify import Reference, Result, verify
 
 RESULTS = "export.json"
-CALIBRATION = 256  # samples for formats without an attribute ``samples``
+CALIBRATION = 256  # samples from which ranges of activations are found
 
 
 @dataclass
@@ -107,7 +107,7 @@ def export(project: Project, settings: Export, cfg: DictConfig, folder: Path, ch
         foreign |= {project.package} if project.package else set()
         for name, form in settings.formats.items():
             print(f"export={name}", flush=True)
-            inputs = partial(calibration, components, program, split, getattr(form, "samples", CALIBRATION))
+            inputs = partial(calibration, components, program, split, CALIBRATION)
             target = folder / "export" / name
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir(parents=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError
@@ -14,11 +13,7 @@ from boltcutter.run.folder import read_record
 from boltcutter_export import runner
 from boltcutter_export.settings import ExportError
 
-if TYPE_CHECKING:
-    from huggingface_hub import ModelCardData
-
 FORMAT = "safetensors"  # the format of repositories of the Hub
-LICENSES = ("apache-2.0", "bsd-2-clause", "bsd-3-clause", "cc-by-4.0", "gpl-3.0", "lgpl-3.0", "mit", "mpl-2.0")
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
@@ -77,73 +72,24 @@ def write_readme(folder: Path) -> None:
     Args:
         folder: Folder of an export of plain weights.
     """
+    from huggingface_hub import ModelCard, ModelCardData
+
     card = runner.read_card(folder)
     run = folder.resolve().parents[1]
     record = read_record(run) if (run / "record.json").is_file() else {}
     data = (record.get("config") or {}).get("data") or {}
-    label = str(data.get("path") or str(data.get("_target_", "")).rpartition(".")[2] or "not recorded")
-    names = [str(name) for name in card["classes"]]
-    body = TEMPLATE.read_text().format(
-        name=card["run"]["name"],
-        library=LIBRARY,
-        purpose=(find_pipeline(card) or card["kind"] or "predictions").replace("-", " ").replace("_", " "),
-        inputs=describe(card["inputs"]),
-        outputs=describe(card["outputs"]),
-        data=f"`{label}`",
-        classes=f" Classes: {', '.join(names)}." if names else "",
-        metrics="\n".join(f"| {name} | {value:.4g} |" for name, value in card["test"].items()) or "| – | – |",
-        run=card["run"]["id"],
-        commit=card["commit"],
-    )
-    write_text(folder / "README.md", f"---\n{header(card, label, data).to_yaml()}\n---\n\n{body}")
-
-
-def header(card: dict[str, Any], label: str, data: dict[str, Any]) -> ModelCardData:
-    """The metadata of the model card."""
-    from huggingface_hub import EvalResult, ModelCardData
-
-    pipeline = find_pipeline(card)
-    on_hub = str(data.get("_target_", "")).endswith(".HuggingFace") and re.fullmatch(r"[\w.-]+/[\w.-]+", label)
-    results = [
-        EvalResult(
-            task_type=pipeline or "other",
-            dataset_type=label if on_hub else label.lower(),
-            dataset_name=label,
-            dataset_split="test",
-            metric_type=name.rpartition("/")[2],
-            metric_value=value,
-        )
-        for name, value in card["test"].items()
-    ]
-    return ModelCardData(
+    name = re.sub(r"[^\w.-]+", "-", card["license"] or "").lower()
+    header = ModelCardData(
         library_name=LIBRARY,
         tags=["pytorch", "lightning", FORMAT],
-        datasets=[label] if on_hub else None,
-        pipeline_tag=pipeline,
         model_name=card["run"]["name"],
-        eval_results=results or None,
-        **find_license(card["license"]),
+        **({"license": "other", "license_name": name} if name else {}),
     )
-
-
-def find_pipeline(card: dict[str, Any]) -> str | None:
-    """The task of the Hub; None if it has none for the model."""
-    kind = card["kind"]
-    if kind == "language_modeling":
-        return "text-generation"
-    if card["features"] and kind in ("classification", "regression"):
-        return f"tabular-{kind}"
-    return "image-classification" if kind == "classification" and len(card["inputs"][0]["shape"]) == 4 else None
-
-
-def find_license(name: str | None) -> dict[str, Any]:
-    """A license by its identifier at the Hub, or as another one."""
-    known = re.sub(r"-(only|or-later)$", "", (name or "").lower())
-    if known in LICENSES:
-        return {"license": known}
-    return {"license": "other", "license_name": re.sub(r"[^\w.-]+", "-", known)} if known else {}
-
-
-def describe(tensors: list[dict[str, Any]]) -> str:
-    """Names, dtypes and shapes of tensors."""
-    return ", ".join(f"`{tensor['name']}` ({tensor['dtype']}, {tensor['shape']})" for tensor in tensors)
+    model_card = ModelCard.from_template(
+        header,
+        template_path=str(TEMPLATE),
+        library=LIBRARY,
+        card=card,
+        data=str(data.get("path") or str(data.get("_target_", "")).rpartition(".")[2] or "not recorded"),
+    )
+    write_text(folder / "README.md", str(model_card))

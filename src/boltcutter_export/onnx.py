@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -20,39 +20,24 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 class ONNX(Format):
-    """An ONNX file with a dynamic batch size, written by the exporter of ``torch.export`` programs.
-
-    Args:
-        opset: Version of the operators, for engines that do not know the latest; None: chosen by torch.
-    """
+    """An ONNX file with a dynamic batch size, written by the exporter of ``torch.export`` programs."""
 
     file: ClassVar[str] = "model.onnx"
     packages: tuple[str, ...] = PACKAGES
 
-    def __init__(self, opset: int | None = None) -> None:
-        self.opset = opset
-
     def write(self, program: Program, path: Path, calibration: Batches) -> None:
         """Write the file, with external data beside it if it is larger than 2 GB."""
-        convert(program, self.opset).save(path)
+        convert(program).save(path)
 
 
 class StaticInt8(Format):
     """An ONNX file whose matrix products and convolutions compute in int8, with ranges from validation samples.
 
     In convolutional networks, the rarest 0.01 % of activations are clipped, so that the others are rounded less.
-
-    Args:
-        samples: Number of training samples, of all classes, from which the ranges of activations are found.
     """
 
     file: ClassVar[str] = "model.onnx"
     packages: tuple[str, ...] = PACKAGES
-
-    def __init__(self, samples: int = 256) -> None:
-        if samples < 1:
-            raise ValueError(f"export.formats.int8-static.samples={samples} is not a positive number; try 256")
-        self.samples = samples
 
     def write(self, program: Program, path: Path, calibration: Batches) -> None:
         """Write the float32 file, find the ranges, and quantize it."""
@@ -70,7 +55,7 @@ class StaticInt8(Format):
                 quantize_static(
                     prepared,
                     path,
-                    Calibration(program.graph_inputs, calibration(), self.samples),
+                    Calibration(program.graph_inputs, calibration()),
                     quant_format=QuantFormat.QDQ,
                     op_types_to_quantize=types,
                     nodes_to_exclude=excluded,
@@ -86,20 +71,11 @@ class StaticInt8(Format):
 class Int4(Format):
     """An ONNX file whose linear layers have packed weights in int4, with a scale for each block of a row.
 
-    Convolutions and embeddings stay in float32. The computation is in int8 if ``accuracy_level`` is 4.
-
-    Args:
-        block_size: Number of weights that share a scale and a zero point: 16, 32, 64, 128 or 256.
-        accuracy_level: Precision of activations in ONNX Runtime: 1 is float32, 4 is int8, which is faster.
+    Convolutions and embeddings stay in float32.
     """
 
     file: ClassVar[str] = "model.onnx"
     packages: tuple[str, ...] = PACKAGES
-
-    def __init__(self, block_size: int = 32, accuracy_level: int = 4) -> None:
-        if block_size not in (16, 32, 64, 128, 256):
-            raise ValueError(f"export.formats.int4.block_size={block_size} is not 16, 32, 64, 128 or 256; try 32")
-        self.block_size, self.accuracy_level = block_size, accuracy_level
 
     def write(self, program: Program, path: Path, calibration: Batches) -> None:
         """Quantize the weights of the float32 file."""
@@ -107,9 +83,8 @@ class Int4(Format):
 
         model = convert(program).model_proto
         split_linear_layers(model)
-        quantizer = MatMulNBitsQuantizer(
-            model, block_size=self.block_size, is_symmetric=False, accuracy_level=self.accuracy_level
-        )
+        # Blocks of 32 weights share a scale and a zero point; the computation is in int8.
+        quantizer = MatMulNBitsQuantizer(model, block_size=32, is_symmetric=False, accuracy_level=4)
         quantizer.process()
         if not any(node.op_type == "MatMulNBits" for node in quantizer.model.model.graph.node):
             raise ExportError(
@@ -124,11 +99,11 @@ class Calibration:
     Args:
         names: Names of the inputs.
         batches: Inputs of samples.
-        samples: Number of samples after which to stop.
     """
 
-    def __init__(self, names: list[str], batches: Iterable[tuple[Tensor, ...]], samples: int) -> None:
-        self.feeds = list(self._feeds(names, batches, samples))
+    def __init__(self, names: list[str], batches: Iterable[tuple[Tensor, ...]]) -> None:
+        arrays = ([tensor.numpy() for tensor in tensors] for tensors in batches)
+        self.feeds = [dict(zip(names, feed, strict=True)) for feed in arrays]
         self.selected = iter(self.feeds)
 
     def __len__(self) -> int:
@@ -142,21 +117,9 @@ class Calibration:
         """Return the next batch, by name of the input."""
         return next(self.selected, None)
 
-    def _feeds(self, names: list[str], batches: Iterable[tuple[Tensor, ...]], samples: int) -> Iterator[dict[str, Any]]:
-        for tensors in batches:
-            count = min(len(tensors[0]), samples)
-            yield {name: tensor[:count].numpy() for name, tensor in zip(names, tensors, strict=True)}
-            samples -= count
-            if samples <= 0:
-                return
 
-
-def convert(program: Program, opset: int | None = None) -> Any:
+def convert(program: Program) -> Any:
     """Convert a program to ONNX.
-
-    Args:
-        program: The program.
-        opset: Version of the operators.
 
     Raises:
         ExportError: An operation has no ONNX equivalent.
@@ -168,7 +131,6 @@ def convert(program: Program, opset: int | None = None) -> Any:
             verbose=False,
             input_names=program.graph_inputs,
             output_names=program.graph_outputs,
-            opset_version=opset,
         )
         for part in (found.model.graph, *found.model.graph):  # traces of the code, which are larger than a small model
             part.metadata_props.clear()

@@ -5,7 +5,7 @@ import pytest
 from conftest import ROOT
 
 from boltcutter.project import Project
-from boltcutter_export.card import find_license, versions
+from boltcutter_export.card import find_license
 from boltcutter_export.runner import sha256
 
 
@@ -24,24 +24,15 @@ def test_the_card_describes_inputs_outputs_and_origin(digits: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_card_of_a_table_names_its_columns(diabetes: Path) -> None:
-    card = json.loads((diabetes / "export" / "onnx" / "card.json").read_text())
-    assert [feature["name"] for feature in card["features"]][:3] == ["age", "sex", "bmi"]
-    assert card["inputs"][0]["dtype"] == "float64"
-
-
-@pytest.mark.slow
 def test_the_card_of_a_language_model_names_its_cache(gpt: Path) -> None:
     card = json.loads((gpt / "export" / "onnx" / "card.json").read_text())
     assert ([given["name"] for given in card["inputs"]], len(card["outputs"])) == (["tokens"], 1)
     key = {"input": "past_key_values.0.key", "output": "present.0.key", "shape": ["batch", 4, "past", 16]}
     assert card["cache"][0] == key
     assert len(card["cache"]) == 2
-    assert card["verified"]["same_tokens"] == 1
 
 
 def test_the_license_is_that_of_the_project(tmp_path: Path) -> None:
     assert find_license(Project.at(ROOT)) == "MIT"
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\nlicense = {text = "Apache-2.0"}\n')
     assert find_license(Project(tmp_path, None)) == "Apache-2.0"
-    assert {"python", "torch", "onnx"} <= versions().keys()

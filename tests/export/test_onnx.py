@@ -89,7 +89,7 @@ def test_rare_activations_do_not_widen_the_range(tmp_path: Path, capsys: pytest.
 def test_layers_with_bias_are_split_for_int4(tmp_path: Path) -> None:
     task = Classification(MLP((64,), 5, hidden_sizes=[64]), optimizer=ADAM)
     program = TaskProgram(task, (torch.randn(4, 64), torch.zeros(4)), {})
-    assert write(Int4(accuracy_level=1), program, tmp_path / "int4.onnx") < 0.1
+    assert write(Int4(), program, tmp_path / "int4.onnx") < 0.15
     assert (tmp_path / "int4.onnx").stat().st_size < 0.4 * sum(p.numel() * 4 for p in program.core.parameters())
 
 
@@ -109,13 +109,13 @@ def test_an_operation_without_equivalent_is_named(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_calibration_stops_after_the_samples() -> None:
-    found = Calibration(["x"], ((torch.zeros(4, 2),) for _ in range(9)), 10)
-    sizes = []
-    while (feed := found.get_next()) is not None:
-        sizes.append(len(feed["x"]))
-    assert sizes == [4, 4, 2]
-    found.set_range(1, 2)
-    feed = found.get_next()
-    assert feed is not None
-    assert (len(found), feed["x"].shape, found.get_next()) == (3, (4, 2), None)
+def test_batches_are_calibrated_one_at_a_time() -> None:
+    found = Calibration(["x"], ((torch.full((4, 2), number),) for number in range(3)))
+    assert len(found) == 3
+    for first in (0, 1):
+        found.set_range(first, 3)
+        for number in range(first, 3):
+            feed = found.get_next()
+            assert feed is not None
+            assert (feed["x"] == number).all()
+        assert found.get_next() is None

@@ -20,7 +20,7 @@ from boltcutter_export.verify import (
     Process,
     Reference,
     Result,
-    compare_generated,
+    check_cache,
     infer_kind,
     largest_difference,
     verify,
@@ -135,10 +135,10 @@ def test_a_cache_must_give_the_same_logits(model: type[GPT], tmp_path: Path) -> 
     (tmp_path / "card.json").write_text(json.dumps(card))
     with Process(tmp_path, 1) as process:
         if model is GPT:
-            assert compare_generated(program, process) == 1
+            check_cache(program, process)
         else:
             with pytest.raises(ExportError, match="Forgetful returns other logits with its cache"):
-                compare_generated(program, process)
+                check_cache(program, process)
 
 
 class Here(Process):
@@ -197,7 +197,6 @@ def test_a_ruined_export_is_found(reference: Reference, tmp_path: Path, monkeypa
     assert ruined.value == pytest.approx(accuracy)
     assert ruined.drop == pytest.approx(100 - 100 * accuracy)
     assert ruined.max_difference == pytest.approx(float((expected - wanted).abs().max()), abs=1e-6)
-    assert ruined.same_tokens is None
     for found in (original, equal, ruined):
         assert found.latency
         assert [*found.latency] == [1, 32]

@@ -8,14 +8,14 @@ import io
 import json
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
@@ -86,7 +86,6 @@ class Prompt(BaseModel):
     temperature: float = Field(default=0.8, ge=0, le=100)
     top_k: int | None = Field(default=50, ge=1)
     seed: int = Field(default=0, ge=0, lt=2**63)
-    stream: bool = True
 
 
 class Metrics:
@@ -100,9 +99,6 @@ class Metrics:
             "serve_request_seconds", "Duration of requests", ["path"], buckets=LATENCIES, **options
         )
         self.batches = Histogram("serve_batch_size", "Samples computed together", buckets=BATCHES, **options)
-        self.waiting = Gauge(
-            "serve_waiting_samples", "Samples that wait or are computed", multiprocess_mode="livesum", **options
-        )
 
     def render(self) -> bytes:
         """Return the metrics of all workers in Prometheus' text format."""
@@ -196,19 +192,16 @@ class Service:
                         inputs = await asyncio.to_thread(decode, self.predictor, kind, body, self.limits)
             except ValueError as error:
                 raise refusal(error) from None
-        self.metrics.waiting.inc(len(inputs))
         try:
             outputs = await self.batcher(inputs)
         except OverloadedError as error:
             raise overload(str(error)) from None
-        finally:
-            self.metrics.waiting.dec(len(inputs))
         if not np.isfinite(outputs).all():
             raise HTTPException(422, "inputs: the predictions are not finite; give values like those in training")
         return JSONResponse({"predictions": self.predictor.format(outputs)})
 
     async def generate(self, request: Request) -> Response:
-        """Continue a text, as server-sent events or, with ``stream=false``, as a whole."""
+        """Continue a text, as server-sent events."""
         if (kind := media_type(request)) != JSON:  # a page of another site may send text without being asked
             raise HTTPException(415, f"content type {kind[:100]}: expected {JSON}")
         async with self._body(request) as body:
@@ -222,15 +215,7 @@ class Service:
             raise overload(f"{self.limits.max_streams} texts are being generated")
         settings: dict[str, Any] = {"temperature": asked.temperature, "top_k": asked.top_k, "seed": asked.seed}
         pieces = limited(self.predictor.generate(asked.prompt, asked.tokens, **settings), self.streams)
-        if asked.stream:
-            return StreamingResponse(events(pieces), media_type="text/event-stream")
-        text = ""
-        async with aclosing(pieces):
-            async for piece in pieces:
-                text += piece
-                if await request.is_disconnected():
-                    raise HTTPException(499, "the client has gone")
-        return JSONResponse({"text": text})
+        return StreamingResponse(events(pieces), media_type="text/event-stream")
 
     @asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytearray]:
@@ -378,7 +363,7 @@ def refusal(error: ValueError) -> HTTPException:
     return HTTPException(422, text)
 
 
-async def limited(pieces: Iterator[str], streams: asyncio.Semaphore) -> AsyncGenerator[str, None]:
+async def limited(pieces: Iterator[str], streams: asyncio.Semaphore) -> AsyncIterator[str]:
     """Iterate in a thread while holding one of the streams."""
     async with streams:
         async for piece in iterate_in_threadpool(pieces):

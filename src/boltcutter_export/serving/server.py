@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import uvicorn
-from prometheus_client.multiprocess import mark_process_dead
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
@@ -98,7 +97,8 @@ def serve(cfg: DictConfig, folder: Path, settings: dict[str, Any], bound: socket
     with tempfile.TemporaryDirectory(prefix="boltcutter-metrics-") as metrics:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
         workers = {"factory": True, "workers": settings["workers"], "timeout_worker_healthcheck": 60}
-        Workers(uvicorn.Config("boltcutter_export.serving.server:worker", **workers, **options), sockets=[bound]).run()
+        config = uvicorn.Config("boltcutter_export.serving.server:worker", **workers, **options)
+        Multiprocess(config, sockets=[bound]).run()
 
 
 def worker() -> Starlette:
@@ -159,17 +159,6 @@ def read_settings(given: dict[str, str]) -> dict[str, Any]:
         raise ConfigError(f"port={settings['port']} is not a port; try port={SERVER['port']}, or port=0 for a free one")
     read_token(settings["host"], settings["token_file"])  # before the model is loaded
     return settings
-
-
-class Workers(Multiprocess):
-    """Worker processes of which those that die are replaced."""
-
-    def keep_subprocess_alive(self) -> None:
-        """Replace processes that have died, and remove their gauges from the metrics."""
-        before = {process.pid for process in self.processes}
-        super().keep_subprocess_alive()
-        for pid in before - {process.pid for process in self.processes}:
-            mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 
 class LimitedProtocol(HttpToolsProtocol):
