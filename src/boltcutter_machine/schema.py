@@ -161,12 +161,6 @@ class _Group:
             {"properties": properties, "additionalProperties": False if closed else ANY, "allOf": [nested]}
         )
 
-    def schema_of(self, option: str) -> Schema:
-        """What the key of the group may hold where the option is chosen."""
-        path = self.targets[option]
-        nested = {"properties": _nested(self._contents(option), self.known)}
-        return _component_or({"allOf": [_definition(path), nested]} if path in self.known else {})
-
     def choices(self) -> Schema:
         """What the group's entry in ``defaults`` may be."""
         names: list[Schema] = [{"enum": [*self.options, None]}, {"type": "string", "pattern": r"[/\\]|\.ya?ml$"}]
@@ -196,22 +190,9 @@ def _of_run(groups: Mapping[str, _Group]) -> Schema:
     properties = of_config | {
         name: {"anyOf": [NULL, REFERENCE, _object(group.schema())]} for name, group in own.items()
     }
-    chosen = [
-        {
-            "if": {
-                "required": ["defaults", name],
-                "properties": {
-                    "defaults": {"type": "object", "required": [name], "properties": {name: {"const": option}}}
-                },
-            },
-            "then": {"properties": {name: {"anyOf": [NULL, REFERENCE, _object(group.schema_of(option))]}}},
-        }
-        for name, group in own.items()
-        for option in group.targets
-    ]
     defaults = {"properties": {name: group.choices() for name, group in groups.items()}}
     properties |= {"defaults": {"anyOf": [{"type": ["string", "array", "null"]}, _object(defaults)]}}
-    return {"properties": properties, "additionalProperties": False, "allOf": chosen}
+    return {"properties": properties, "additionalProperties": False}
 
 
 def _object(schema: Schema) -> Schema:
