@@ -77,7 +77,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, Result]:
     checkpoint = find_checkpoint(cfg, special.get("ckpt", "best"))
     results = export(project, settings, cfg, folder, checkpoint) if settings.formats else {}
     if settings.push is not None:
-        print(hub.push(folder / "export", good_exports(folder, settings.max_drop), settings.push))
+        print(hub.push(folder / "export", list(settings.formats), settings.push))
     if settings.register is not None:
         print(registry.register(project, settings.register, folder, checkpoint))
     return results
@@ -234,13 +234,6 @@ def save_results(folder: Path, results: dict[str, Result], split: str, checkpoin
     found = {**(earlier["results"] if same else {}), **{name: asdict(result) for name, result in results.items()}}
     content = {"split": split, "checkpoint": checkpoint, "results": found}
     write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def good_exports(folder: Path, limit: float) -> list[str]:
-    """Names of the formats that the weights of ``export.json`` were exported to, without those that lose too much."""
-    results = json.loads((folder / "export" / RESULTS).read_text())["results"]
-    there = {path.name for path in (folder / "export").iterdir() if path.is_dir()}  # no name leads elsewhere
-    return [name for name, result in results.items() if name in there and result["drop"] <= limit]
 
 
 def check_drop(results: dict[str, Result], limit: float) -> None:

@@ -69,7 +69,7 @@ class Export:
             another metric in percent of its value.
         register: Name in the registry of models, to which the run is added with its exports; null: it is not added.
         push: Repository of the Hugging Face Hub, as in ``user/name``, to which ``safetensors`` is uploaded, with
-            the other exports of the same weights.
+            the other ``formats``.
     """
 
     formats: dict[str, Format] = field(default_factory=dict)

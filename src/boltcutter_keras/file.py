@@ -57,14 +57,9 @@ class KerasFile(Callback):
 
     Args:
         formats: File formats: ``keras``, ``weights.h5`` or both.
-
-    Raises:
-        ValueError: ``formats`` is empty.
     """
 
     def __init__(self, formats: Sequence[Literal["keras", "weights.h5"]] = ("keras",)) -> None:
-        if not formats:
-            raise ValueError("callback.keras_file.formats is empty; set [keras], [weights.h5] or both")
         self.formats = tuple(formats)
 
     def check_task(self, task: L.LightningModule) -> None:

@@ -112,23 +112,6 @@ class KerasModel(nn.Module):
             return outputs
         return keras.tree.map_structure(lambda y: y.movedim(-1, 1) if y.ndim > 2 else y, outputs)
 
-    def check_input_shape(self, shape: Sequence[int]) -> None:
-        """Compare the shape of one sample of the data with the input shape of the Keras model.
-
-        Raises:
-            ValueError: They differ.
-        """
-        expected = getattr(self.keras_model, "input_shape", None)
-        if not isinstance(expected, tuple) or not all(size is None or isinstance(size, int) for size in expected):
-            return  # any shape, or multiple inputs
-        given = (*shape[1:], shape[0]) if self.channels_first and shape else tuple(shape)
-        if len(given) == len(expected) - 1 and all(e in (None, g) for e, g in zip(expected[1:], given, strict=True)):
-            return
-        remedy = f"build it with keras.Input({given})"
-        if not self.channels_first and expected[1:] == (*shape[1:], shape[0]):
-            remedy = "use boltcutter_keras.model.KerasModel with model.channels_first=true"
-        raise ValueError(f"data.shape={given} does not match the Keras model's input shape {expected[1:]}; {remedy}")
-
     def save(self, path: str | Path) -> None:
         """Save the model with its weights as a ``.keras`` file, or only the weights as a ``.weights.h5`` file.
 

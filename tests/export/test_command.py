@@ -1,5 +1,4 @@
 import json
-import math
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from boltcutter.assembly.assemble import Components
 from boltcutter.data.digits import Digits
 from boltcutter.topology import Topology
-from boltcutter_export.command import calibration, check_drop, good_exports, has_split
+from boltcutter_export.command import calibration, check_drop, has_split
 from boltcutter_export.settings import ExportError
 from boltcutter_export.verify import Result
 
@@ -94,16 +93,6 @@ def test_calibration_reads_the_same_training_samples_each_time(data: Any) -> Non
         found.append(torch.cat([inputs for (inputs,) in calibration(components, program, "test", 40)]))
     assert torch.equal(*found)
     assert all(row in known for row in found[0].flatten(1).tolist())
-
-
-def test_only_exports_that_lose_little_are_pushed(tmp_path: Path) -> None:
-    (tmp_path / "export").mkdir()
-    drops = {"fp32": 0, "onnx": 0, "int4": 3, "int8": math.nan, "../secret": 0, str(tmp_path): 0}
-    for name in ("onnx", "int4", "int8", "../secret"):
-        (tmp_path / "export" / name).mkdir()
-    found = {name: {"drop": drop} for name, drop in drops.items()}
-    (tmp_path / "export" / "export.json").write_text(json.dumps({"results": found}))
-    assert good_exports(tmp_path, 0.5) == ["onnx"]
 
 
 def test_a_drop_beyond_the_bound_fails() -> None:

@@ -75,8 +75,3 @@ def test_a_model_that_is_not_a_keras_model_is_refused() -> None:
     task.model = nn.Linear(1, 1)  # type: ignore[assignment]
     with pytest.raises(ValueError, match=r"^callback\.keras_file: model=Linear .*callback\.keras_file=null"):
         KerasFile().check_task(task)
-
-
-def test_empty_formats_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^callback\.keras_file\.formats"):
-        KerasFile(())

@@ -17,7 +17,7 @@ from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.foreign import foreign
 from boltcutter.environment import platform
 from boltcutter.environment.process import external_world_size, is_rank_zero
-from boltcutter.protocols import NativeData, find_model
+from boltcutter.protocols import NativeData
 from boltcutter.topology import Topology, check_batch_size
 
 
@@ -111,17 +111,14 @@ def check_built(cfg: DictConfig, task: Any, data: Any) -> None:
 def check_components(
     cfg: DictConfig, topology: Topology, data: L.LightningDataModule, task: L.LightningModule, callbacks: Iterable[Any]
 ) -> None:
-    """Let components refuse one another: a global batch, shapes of samples, and tasks that a callback cannot handle.
+    """Let components refuse one another: a global batch, and tasks that a callback cannot handle.
 
     Raises:
         ConfigError: One does.
     """
-    model, shape = find_model(task), (cfg.data or {}).get("shape")
     with as_config_error():
         if isinstance(data, NativeData):  # other data modules set the batch per rank
             check_batch_size(data.batch_size, topology.data_ranks)
-        if hasattr(model, "check_input_shape") and shape is not None:
-            model.check_input_shape(tuple(shape))
         for callback in callbacks:
             if check_task := getattr(callback, "check_task", None):
                 check_task(task)

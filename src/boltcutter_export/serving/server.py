@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from boltcutter.assembly.overrides import load_evaluation_config
@@ -178,12 +178,12 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limit for the first byte."""
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(self._timeout, self._close)
+        self._deadline = self.loop.call_later(self._timeout, self.transport.close)
 
     def data_received(self, data: bytes) -> None:
         """Start the time limit with the first byte of each request."""
         if self._deadline is None:
-            self._deadline = self.loop.call_later(self._timeout, self._close)
+            self._deadline = self.loop.call_later(self._timeout, self.transport.close)
         self._received += len(data)
         super().data_received(data)
         if self._received > MAX_HEAD:
@@ -204,13 +204,3 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.cycle.response_complete:  # refused before it was read, which has ended the time limit of uvicorn
             keep_alive = self.timeout_keep_alive, self.timeout_keep_alive_handler
             self.timeout_keep_alive_task = self.loop.call_later(*keep_alive)
-
-    def _close(self) -> None:
-        """Close the connection, with the reason if the head of a request has arrived that is not answered yet."""
-        if self.transport.is_closing():
-            return
-        if self.cycle is not None and not self.cycle.response_started:
-            head = b"content-type: application/json\r\nconnection: close\r\n\r\n"
-            reason = f"the request did not arrive within {self._timeout:g} s"
-            self.transport.write(STATUS_LINE[408] + head + json.dumps({"detail": reason}).encode())
-        self.transport.close()

@@ -172,13 +172,11 @@ def test_random_requests_never_fail_the_server(digits: Served, count: int) -> No
 
 def test_slow_clients_are_disconnected(digits: Served) -> None:
     head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
-    for sent, answer in ((b"", b""), (b"POST /predict HT", b""), (head + b"{", b"HTTP/1.1 408")):
+    for sent in (b"", b"POST /predict HT", head + b"{"):
         with connect(digits) as client:
             began = time.monotonic()
             client.sendall(sent)
-            received = receive(client)
-            assert received.startswith(answer)
-            assert bool(received) == bool(answer)
+            assert not receive(client)
             assert 1 <= time.monotonic() - began < 10
     assert digits.post("/predict", {"inputs": images(1).tolist()}).status_code == 200
 
