@@ -17,10 +17,6 @@ from boltcutter.run.best import find_checkpoint
 def main(project: Project, overrides: list[str]) -> Components:
     """Build the components of a run on the CPU, and load the weights of a checkpoint.
 
-    Args:
-        project: Project whose configuration is used.
-        overrides: ``run=<folder>`` and ``ckpt=best|last|<path>``; others change the run's configuration.
-
     Returns:
         The components, with the task in evaluation mode.
     """

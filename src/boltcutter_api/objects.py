@@ -59,12 +59,6 @@ def trainer(built_in_python: str, checkpoint_io: Any, **arguments: Any) -> L.Tra
 def registered(task: Any, data: Any, trainer: Any, overrides: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Register objects while a run is trained, and return its overrides with those that refer to the objects.
 
-    Args:
-        task: The task.
-        data: Its data module, if it has one.
-        trainer: An ``L.Trainer``; None for that of the configuration.
-        overrides: Overrides of the user.
-
     Raises:
         ConfigError: An object has the wrong type, or was used before.
     """

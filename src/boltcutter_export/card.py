@@ -31,18 +31,7 @@ PREPROCESSING = "preprocessing.json"
 def write_card(
     folder: Path, name: str, form: Format, program: Program, data: Any, *, run: Path, checkpoint: str, project: Project
 ) -> None:
-    """Write ``card.json``, and ``preprocessing.json`` with the statistics of the data module.
-
-    Args:
-        folder: Folder of the export, with its files.
-        name: Name of the format.
-        form: The format.
-        program: The exported program.
-        data: The data module.
-        run: Folder of the run.
-        checkpoint: The exported checkpoint.
-        project: The project.
-    """
+    """Write ``card.json``, and ``preprocessing.json`` with the statistics of the data module."""
     statistics: Mapping[str, Any] = getattr(data, "statistics", {})
     write_text(folder / PREPROCESSING, json.dumps(statistics) + "\n")
     record = read_record(run)

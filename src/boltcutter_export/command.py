@@ -41,11 +41,7 @@ CALIBRATION = 256  # samples from which ranges of activations are found
 
 @dataclass
 class Settings:
-    """Configuration of the export command besides that of the run.
-
-    Args:
-        export: The export.
-    """
+    """Configuration of the export command besides that of the run."""
 
     export: Export
 
@@ -129,10 +125,6 @@ def export(project: Project, settings: Export, cfg: DictConfig, folder: Path, ch
 
 def read_settings(project: Project, overrides: Sequence[str]) -> Export:
     """Compose and check the settings of the export.
-
-    Args:
-        project: Project in which options are searched.
-        overrides: ``export=<option or list>`` and ``export.<key>=<value>``.
 
     Raises:
         ConfigError: No format was chosen, or a setting is wrong.

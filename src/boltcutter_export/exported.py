@@ -136,10 +136,6 @@ def load_exported(folder: str | Path) -> nn.Module:
 def find_export(run: Path, export: str) -> Path:
     """Find the folder of an export.
 
-    Args:
-        run: Folder of the run.
-        export: Name of a format, or the path of an export or of its file.
-
     Raises:
         ConfigError: There is none.
     """

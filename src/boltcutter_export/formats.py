@@ -101,12 +101,7 @@ def save(program: ExportedProgram, path: Path) -> None:
 
 
 def fold_batch_norms(program: Program, captured: ExportedProgram) -> None:
-    """Scale each convolution as the BatchNorm that follows does, in place, so that only a shift is left of it.
-
-    Args:
-        program: A copy of the captured program.
-        captured: The program as a graph.
-    """
+    """Scale each convolution as the BatchNorm that follows does, in place, so that only a shift is left of it."""
     names = {**captured.graph_signature.inputs_to_parameters, **captured.graph_signature.inputs_to_buffers}
 
     def find_owner(tensor: Any) -> str:

@@ -67,11 +67,7 @@ def push(folder: Path, names: Sequence[str], repo: str) -> str:
 
 
 def write_readme(folder: Path) -> None:
-    """Write ``README.md``, the model card, from ``card.json`` and the record of the run, if the export is in one.
-
-    Args:
-        folder: Folder of an export of plain weights.
-    """
+    """Write ``README.md``, the model card, from ``card.json`` and the record of the run, if the export is in one."""
     from huggingface_hub import ModelCard, ModelCardData
 
     card = runner.read_card(folder)

@@ -94,12 +94,7 @@ class Int4(Format):
 
 
 class Calibration:
-    """Passes inputs to the quantizer of ONNX Runtime, which selects batches and calls ``get_next`` until it is None.
-
-    Args:
-        names: Names of the inputs.
-        batches: Inputs of samples.
-    """
+    """Passes inputs to the quantizer of ONNX Runtime, which selects batches and calls ``get_next`` until it is None."""
 
     def __init__(self, names: list[str], batches: Iterable[tuple[Tensor, ...]]) -> None:
         arrays = ([tensor.numpy() for tensor in tensors] for tensors in batches)

@@ -30,11 +30,6 @@ Inputs = tuple[Tensor, ...]
 class Program(nn.Module):
     """A model with its pre- and post-processing: from raw inputs to what a user wants to know.
 
-    Args:
-        task: Any LightningModule.
-        example: Inputs of a batch.
-        inputs: Names of the inputs.
-
     Attributes:
         kind: What targets are, such as ``classification``; empty if unknown.
         dtype: Floating-point dtype of ``core``.
@@ -157,13 +152,7 @@ class Program(nn.Module):
 
 
 class TaskProgram(Program):
-    """A task of the library: probabilities, values in the unit of the targets, or logits of each next token.
-
-    Args:
-        task: A task with ``model`` and ``predictions``.
-        batch: A batch of the data module.
-        statistics: Statistics of the data module; those of a table encode raw rows.
-    """
+    """A task of the library: probabilities, values in the unit of the targets, or logits of each next token."""
 
     def __init__(self, task: L.LightningModule, batch: Any, statistics: Mapping[str, Any]) -> None:
         encoder = TableEncoder(statistics) if describes_table(statistics) else None
@@ -219,10 +208,6 @@ class ModuleProgram(Program):
 
     ``forward`` takes ``example_input_array``, or else the inputs of a batch. Tensors that the outputs do not depend on,
     such as targets, are not inputs of the export.
-
-    Args:
-        task: Any LightningModule.
-        batch: A batch of the data module.
 
     Raises:
         ExportError: There is no tensor in the batch, or the code of the module cannot be captured.
@@ -290,22 +275,12 @@ class ModuleProgram(Program):
 
 
 def select_inputs(batch: Any, card: Mapping[str, Any]) -> Inputs:
-    """Return the inputs of an export in a batch of the data module.
-
-    Args:
-        batch: A batch.
-        card: Card of the export.
-    """
+    """Return the inputs of an export in a batch of the data module."""
     leaves = tree_flatten(batch if card["takes"] == "batch" else model_inputs(batch, card["leaves"]))[0]
     return tuple(leaves[facts["leaf"]] for facts in card["inputs"])
 
 
 def model_inputs(batch: Any, count: int = 1) -> Any:
-    """Return the inputs of a batch: its first element if it is a pair of inputs and targets, else all of it.
-
-    Args:
-        batch: A batch of a data module.
-        count: Number of tensors of the inputs.
-    """
+    """Return the inputs of a batch: its first element if it is a pair of inputs and targets, else all of it."""
     has_targets = isinstance(batch, list | tuple) and len(batch) > 1 and len(tree_flatten(batch)[0]) > count
     return batch[0] if has_targets or (isinstance(batch, list | tuple) and len(batch) == 1) else batch

@@ -53,11 +53,7 @@ class Result:
 
 
 class Metric:
-    """Accumulates the metric of outputs over batches.
-
-    Args:
-        kind: What targets are; empty: inferred from targets and outputs.
-    """
+    """Accumulates the metric of outputs over batches."""
 
     def __init__(self, kind: str) -> None:
         self.kind, self.total, self.count = kind, 0.0, 0.0
@@ -113,12 +109,7 @@ def infer_kind(output: Tensor, target: Tensor | None) -> str:
 
 
 class Reference:
-    """The original on a split.
-
-    Args:
-        program: The original.
-        batches: Called for an iterator over the batches of the data module.
-    """
+    """The original on a split."""
 
     def __init__(self, program: Program, batches: Callable[[], Iterable[Any]]) -> None:
         self.program, self.batches = program, batches
@@ -241,10 +232,6 @@ def folder_size(folder: Path) -> int:
 
 class Process:
     """The runner in a process of its own, with which only arrays are exchanged.
-
-    Args:
-        folder: Folder of the export.
-        threads: Number of threads of the engine.
 
     Attributes:
         modules: Modules that the process has imported.

@@ -28,13 +28,7 @@ FLAG = "--json"
 
 
 def answer(name: str, arguments: Sequence[str], call: Callable[[list[str]], Any], start: str | None = None) -> None:
-    """Run a command and print the object: on rank zero of several ranks.
-
-    Args:
-        name: Name of the command.
-        arguments: Its arguments, with ``--json``.
-        call: Runs it, given the other arguments; prints errors and exits as without ``--json``.
-        start: A file or folder of the project; by default the working directory.
+    """Run a command of the project at ``start``, and print the object: on rank zero of several ranks.
 
     Raises:
         SystemExit: The command ends with another exit status than 0.

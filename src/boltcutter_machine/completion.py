@@ -20,14 +20,7 @@ COMPLETION = Path(__file__).with_name("completion.sh")
 
 
 def print_candidates(project: Project, usage: str, arguments: Sequence[str], flags: Mapping[str, str]) -> None:
-    """Print the candidates of ``complete`` with their descriptions, for the shell code.
-
-    Args:
-        project: Whose options are completed.
-        usage: First part of ``--help``.
-        arguments: What is completed, and the arguments before it.
-        flags: Flags and their descriptions.
-    """
+    """Print the candidates of ``complete`` with their descriptions, for the shell code."""
     current, *given = arguments or [""]
     found = complete(project, usage, current, *given, flags=flags)
     print("".join(f"{argument}\t{text}\n" for argument, text in found.items()), end="")

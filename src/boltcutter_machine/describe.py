@@ -22,12 +22,6 @@ COLUMNS = (None, 44, 36, 110)  # maximum widths of key, value, type and document
 def print_keys(project: Project, cfg: DictConfig, prefix: str, root: Callable[..., Any] | None = None) -> None:
     """Print a line for every key below ``prefix``, and the options of a group.
 
-    Args:
-        project: Whose options are listed.
-        cfg: Composed configuration.
-        prefix: Dotted key; empty for all.
-        root: Takes the top-level keys as arguments; by default those of training.
-
     Raises:
         ConfigError: There is no such key.
     """

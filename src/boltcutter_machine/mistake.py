@@ -67,12 +67,7 @@ class Mistake:
 
 
 def explain(line: str, arguments: Sequence[str]) -> Mistake:
-    """Take an error apart.
-
-    Args:
-        line: The error, without ``error:``.
-        arguments: Those of the command, among which the wrong one may be.
-    """
+    """Take an error apart."""
     setting = re.match(r"[^\s=:]*", line)[0]  # type: ignore[index]
     if is_place := re.match(r"[\w./ -]+\.yaml(:\d+)?(?=: (?!not a valid override))", line):  # a file and the line in it
         setting = is_place[0]

@@ -47,10 +47,6 @@ NULL: Schema = {"type": "null"}
 def main(project: Project, arguments: list[str]) -> None:
     """Write a schema for each config group, and one for ``train.yaml`` and experiments.
 
-    Args:
-        project: Its options are read, and the schemas written into its folder.
-        arguments: None.
-
     Raises:
         ConfigError: There are arguments, a file cannot be read, or the folder cannot be written.
     """
@@ -102,13 +98,7 @@ def make_schemas(project: Project) -> dict[str, Schema]:
 
 
 class _Group:
-    """A config group: its options and the classes that they name.
-
-    Args:
-        name: Name of the group.
-        options: Contents of each option.
-        known: Classes that can be imported, by their path.
-    """
+    """A config group: its options and the classes that they name."""
 
     def __init__(self, name: str, options: dict[str, Any], known: Mapping[str, Callable[..., Any]]) -> None:
         self.name, self.options, self.known = name, options, known

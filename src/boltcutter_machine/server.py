@@ -36,10 +36,6 @@ Choose models by validation metrics; the test split is for the last comparison."
 def main(project: Project, arguments: list[str]) -> None:
     """Serve until the client disconnects.
 
-    Args:
-        project: Project whose runs and configuration the tools use.
-        arguments: None.
-
     Raises:
         ConfigError: There are arguments, or the package ``mcp`` is not installed.
     """

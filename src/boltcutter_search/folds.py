@@ -38,11 +38,6 @@ COVERAGE = 0.9  # of the samples, where windows or statistics of a fold change c
 def check_folds(cfg: DictConfig, trainer: L.Trainer, folds: Iterable[int]) -> None:
     """Load the data of some folds, one after the other, and compare their train and val splits.
 
-    Args:
-        cfg: Configuration with ``data.num_folds``.
-        trainer: Attached to the data modules.
-        folds: At least two folds.
-
     Raises:
         ConfigError: Folds share validation samples, a fold validates on train samples, or the folds do not cover the
             data.
@@ -101,11 +96,7 @@ class FoldContents(NamedTuple):
 
 
 def read_fold(data: L.LightningDataModule) -> FoldContents:
-    """Read the samples of a fold, each split for a few seconds at most, without ``augment`` or ``transform``.
-
-    Args:
-        data: Any data module, after ``setup``.
-    """
+    """Read the samples of a fold, each split for a few seconds at most, without ``augment`` or ``transform``."""
     return FoldContents(_read_split(data, "train"), _read_split(data, "val"))
 
 

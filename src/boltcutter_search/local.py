@@ -34,14 +34,7 @@ def run_trials(
 ) -> None:
     """Run all trials that are interrupted or missing; each is an ordinary training in a process of its own.
 
-    Args:
-        study: The study, which decides on values and on early stops.
-        make_trial: Makes the trial of sampled values, given environment variables.
-        total: Number of trials.
-        parallel: Trials at a time.
-        gpus: GPUs of each trial.
-        should_stop: Whether the search ends now; running trials then save and are resumed later.
-        progress: Shows the state of the search.
+    Once ``should_stop`` returns true, running trials save, and are resumed later.
     """
     waiting = study.interrupted()
     running: dict[int, Trial] = {}  # by slot, each of which has GPUs of its own
@@ -101,11 +94,7 @@ def answer(study: Study, trial: Any, selector: selectors.BaseSelector) -> None:
 
 
 def device_variables(slot: int, gpus: float) -> dict[str, str]:
-    """Environment variables that give a trial its own GPUs.
-
-    Args:
-        slot: Index of the trial among those that run at the same time.
-        gpus: GPUs of each trial, or a fraction of one. More trials than fit share GPUs.
+    """Environment variables that give the trial in a slot, of those at the same time, its GPUs, or a fraction of one.
 
     Raises:
         ConfigError: The machine has fewer GPUs than a trial needs.
@@ -124,12 +113,7 @@ def device_variables(slot: int, gpus: float) -> dict[str, str]:
 
 
 class TimeLimit:
-    """The time limit of a search, over all of its continuations: a killed search loses at most ``INTERVAL`` seconds.
-
-    Args:
-        folder: Folder of the search, or of one of its workers.
-        seconds: The limit; None: none.
-    """
+    """The time limit of a search, over all of its continuations: a killed search loses at most ``INTERVAL`` seconds."""
 
     def __init__(self, folder: Path, seconds: float | None) -> None:
         self._file, self._seconds, self._begin, self._spent = folder / ELAPSED, seconds, time.monotonic(), 0.0

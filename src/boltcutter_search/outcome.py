@@ -24,13 +24,7 @@ NOT_AVERAGED = ("train/", "throughput/", "lr-", "epoch")  # prefixes of metrics
 
 
 def write_outcome(plan: Plan, results: Sequence[Result], importances: Importances = ()) -> None:
-    """Write ``trials.csv``, ``best.yaml`` and ``report.html``, and print a summary.
-
-    Args:
-        plan: The search.
-        results: All trials.
-        importances: Importance of the values for each metric.
-    """
+    """Write ``trials.csv``, ``best.yaml`` and ``report.html``, and print a summary."""
     folder, averages, statistics = plan.folder, bool(plan.search.folds or plan.search.seeds), None
     write_trials(folder / "trials.csv", results, plan.metrics)
     best = next(iter(rank(results, plan.metrics)), None)

@@ -39,11 +39,7 @@ SIGNED = ("overrides", "settings", "metrics", "fixed", "devices", "gpus", "num_w
 
 @dataclass
 class Settings:
-    """Configuration of the search command besides that of training.
-
-    Args:
-        search: The search.
-    """
+    """Configuration of the search command besides that of training."""
 
     search: Search
 
@@ -102,12 +98,7 @@ class Plan:
 
 
 def planned(project: Project, arguments: Sequence[str], *, runs_here: bool = True) -> Plan:
-    """Compose and check a new search.
-
-    Args:
-        project: Project whose configuration is used.
-        arguments: Overrides of the search and of training.
-        runs_here: Whether this machine has the devices of the trials.
+    """Compose and check a new search; ``runs_here`` if this machine has the devices of the trials.
 
     Raises:
         ConfigError: There are mistakes.
@@ -294,10 +285,6 @@ def check(
 
 def find_metric(cfg: DictConfig, default: tuple[str, Mode]) -> tuple[str, Mode]:
     """Validate one batch to find the metric of a module that does not declare what it logs, as training would.
-
-    Args:
-        cfg: Configuration of a trial.
-        default: Metric and mode to use if the module logs the metric.
 
     Raises:
         ConfigError: It does not, and there is no other metric that training would monitor.

@@ -10,11 +10,6 @@ from boltcutter_search.results import Metrics, Result, format_value
 class Progress:
     """Shows trials as they end.
 
-    Args:
-        metrics: Metrics and modes of the search.
-        total: Number of trials.
-        earlier: Trials of earlier processes.
-
     Attributes:
         best: Best value of the first metric; None before the first complete trial.
     """

@@ -47,13 +47,7 @@ class TrialProcess(tune.Trainable):
     ) -> None:
         """Prepare a trial.
 
-        Args:
-            config: Values of the space.
-            make_trial: Makes the trial.
-            files: Folder with the numbers of the trials.
-            population: Whether values change while the trial runs.
-            decides: Whether a scheduler may stop or pause the trial; without one, it trains on while Ray handles its
-                reports, those of a second at once.
+        Unless a scheduler ``decides``, it trains on while Ray handles its reports, those of a second at once.
         """
         self._make, self._files, self._population, self._decides = make_trial, Path(files), population, decides
         self._started = self._is_paused = False

@@ -52,17 +52,6 @@ def run_trials(
 ) -> None:
     """Run all trials that are interrupted or missing.
 
-    Args:
-        study: The study, which decides on values.
-        make_trial: Makes the trial of sampled values, given environment variables.
-        search: Settings of the search.
-        folder: Folder of the search, on a file system that all nodes share.
-        total: Number of trials.
-        cpus: CPUs of each trial.
-        gpus: GPUs of each trial.
-        should_stop: Whether the search ends now; running trials then save and are resumed later.
-        progress: Shows the state of the search.
-
     Raises:
         ConfigError: Ray cannot be reached, or the cluster has too few resources for one trial.
     """
@@ -188,12 +177,7 @@ def _clip(parameters: list[Parameter], config: dict[str, Any]) -> dict[str, Any]
 
 
 class StopWhen(Stopper):
-    """Stops the whole search.
-
-    Args:
-        should_stop: Whether the search ends now.
-        files: Folder of Ray Tune's files.
-    """
+    """Stops the whole search."""
 
     def __init__(self, should_stop: Callable[[], bool], files: Path) -> None:
         self.should_stop, self.files = should_stop, files
@@ -211,13 +195,7 @@ class StopWhen(Stopper):
 
 
 class TrialEvents(tune.Callback):
-    """Stores what trials report in the study.
-
-    Args:
-        study: The study.
-        files: Folder in which trials find their numbers.
-        progress: Shows the state of the search.
-    """
+    """Stores what trials report in the study."""
 
     def __init__(self, study: Study, files: Path, progress: Progress) -> None:
         self.study, self.files, self.progress = study, files, progress
@@ -263,14 +241,7 @@ class TrialEvents(tune.Callback):
 
 
 class StudySearcher(Searcher):
-    """Suggests the values that a study samples.
-
-    Args:
-        study: The study.
-        queue: Trials of an earlier process, and whether the scheduler only sees their reports again.
-        total: Number of trials.
-        files: Folder in which trials find their numbers.
-    """
+    """Suggests the values that a study samples."""
 
     def __init__(self, study: Study, queue: list[tuple[Sampled, bool]], total: int, files: Path) -> None:
         super().__init__(metric=study.metrics[0][0], mode=study.metrics[0][1])

@@ -26,14 +26,7 @@ MIN_CURVE_POINTS = 20
 def write_report(
     plan: Plan, results: Sequence[Result], *, statistics: str | None = None, importances: Importances = ()
 ) -> Path:
-    """Write ``report.html`` in the folder of a search, to which its links to the trials are relative.
-
-    Args:
-        plan: The search.
-        results: All trials.
-        statistics: Text shown below the heading, such as mean and standard deviation over seeds or folds.
-        importances: Importance of the values for each metric.
-    """
+    """Write ``report.html`` in the folder of a search, to which its links to the trials are relative."""
     path, data = plan.folder / "report.html", _collect(plan, results)
     best = next(iter(rank(results, plan.metrics)), None)
     page = load_template(Path(__file__).with_name("report.html")).render(
@@ -87,7 +80,7 @@ def _axis(key: str, results: Sequence[Result], log_keys: Collection[str]) -> dic
     values = [result.values[key] for result in results if key in result.values]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return {"name": key, "log": key in log_keys and all(value > 0 for value in values), "options": None}
-    return {"name": key, "log": False, "options": sorted(set(map(format_value, values)))}
+    return {"name": key, "log": False, "options": sorted(set(map(format_value, values)), key=lambda o: (len(o), o))}
 
 
 def _column(axis: dict[str, Any], results: Sequence[Result]) -> list[Any]:

@@ -97,10 +97,7 @@ def shown_error(result: Result) -> str:
 def format_trials(results: Sequence[Result], metrics: Metrics, limit: int = 10) -> str:
     """Format the best trials, their metrics and sampled values; then count states and list the failed trials.
 
-    Args:
-        results: All trials.
-        metrics: Name and mode of each metric of the search. With several, the Pareto front is marked by ``*``.
-        limit: Number of trials, and of failed trials, that are listed.
+    With several metrics, the Pareto front is marked by ``*``.
     """
     ranked, front, lines = rank(results, metrics), pareto_front(results, metrics), list[str]()
     if ranked:

@@ -83,11 +83,7 @@ class Search:
         return seconds
 
     def fixed(self, seed: int) -> list[dict[str, Any]]:
-        """Values that are given rather than sampled, of all trials: grids, seeds and folds.
-
-        Args:
-            seed: The seed of training.
-        """
+        """Values that are given rather than sampled, of all trials: grids, seeds and folds."""
         seeds: list[dict[str, Any]] = [{"seed": seed + index} for index in range(self.seeds or 0)]
         folds = [{"data.num_folds": self.folds, "data.fold": index} for index in range(self.folds or 0)]
         given = product(Space(self.space).combinations(), seeds or [{}], folds or [{}])
@@ -96,10 +92,6 @@ class Search:
 
 def objectives(search: Search, cfg: Mapping[str, Any]) -> list[tuple[str, Mode]]:
     """The metrics to optimize and their modes; by default those of the callback that keeps the best checkpoint.
-
-    Args:
-        search: Settings of the search.
-        cfg: Configuration of training, as plain values.
 
     Raises:
         ConfigError: No metric is known, one is of the test split, or modes do not match metrics.

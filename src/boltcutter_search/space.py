@@ -33,13 +33,7 @@ EXAMPLE = "loguniform(1e-5, 1e-1)"
 
 @dataclass(frozen=True)
 class Range:
-    """A number between two bounds, both included; an integer if they are.
-
-    Args:
-        low: Lower bound.
-        high: Upper bound.
-        log: Whether the logarithm is uniform.
-    """
+    """A number between two bounds, both included; an integer if they are."""
 
     low: float
     high: float
@@ -64,11 +58,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several values.
-
-    Args:
-        options: The values, as overrides would write them.
-    """
+    """One of several values."""
 
     options: tuple[str, ...]
 
@@ -119,9 +109,6 @@ class Parameter:
 class Space:
     """All parameters of a search, in the order of sampling.
 
-    Args:
-        texts: Distributions by key; nested keys are joined by dots.
-
     Raises:
         ConfigError: A distribution is invalid.
     """
@@ -134,10 +121,6 @@ class Space:
 
     def check(self, values: Mapping[str, Any], fixed: Sequence[Mapping[str, Any]] = ()) -> None:
         """Check that values may be of this space, since each becomes an override of a process.
-
-        Args:
-            values: Values by key, as read from a file.
-            fixed: Values that are given besides those of the space.
 
         Raises:
             ConfigError: A key is not of the space, or a text is not one of its options.

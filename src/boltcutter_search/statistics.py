@@ -66,12 +66,7 @@ def summarize(values: Mapping[str, float | None], num_folds: int | None = None) 
 
 
 def summarize_runs(runs: Runs, num_folds: int | None = None) -> dict[str, Statistics]:
-    """Compute the statistics of each metric.
-
-    Args:
-        runs: Metrics of each run, by its name; without metrics if it failed.
-        num_folds: Number of folds if the runs are folds of a cross-validation, also of a repeated one.
-    """
+    """Compute the statistics of each metric."""
     names = metric_names(runs)
     return {name: summarize({run: values.get(name) for run, values in runs.items()}, num_folds) for name in names}
 

@@ -46,15 +46,7 @@ UNCLAIMED = 2.0  # seconds after which a trial without a worker belongs to a pro
 class Study:
     """All trials of a search, which several processes may share.
 
-    Args:
-        folder: Folder of the search.
-        space: What is sampled.
-        metrics: Metrics and modes.
-        sampler: Called with a seed; None: random values.
-        pruner: A pruner of Optuna.
-        seed: Seed of the sampled values.
-        worker: Index of this process among those that share the study.
-        workers: Number of processes that share it; trials of an earlier process continue in one of these.
+    Trials of an earlier process continue in one of the ``workers``. The sampler is called with a seed.
     """
 
     def __init__(
@@ -90,11 +82,7 @@ class Study:
             ) from error
 
     def enqueue(self, fixed: Sequence[Mapping[str, Any]]) -> None:
-        """Give the values of the first trials, apart from those that are given already.
-
-        Args:
-            fixed: Values of all trials that are given, in their order.
-        """
+        """Give the values of the first trials, apart from those that are given already."""
         keys = {parameter.key for parameter in self.space.parameters}
         known = sum("fixed" in trial.user_attrs for trial in self._study.get_trials(deepcopy=False))
         for values in fixed[known:]:
@@ -155,13 +143,7 @@ class Study:
         return [Sampled(t.number, t.user_attrs["values"]) for t in self._trials() if t.state in states]
 
     def report(self, number: int, count: int, metrics: Mapping[str, float]) -> bool:
-        """Store a validation; returns whether the pruner stops the trial.
-
-        Args:
-            number: Number of the trial.
-            count: Number of validations of the trial so far.
-            metrics: All metrics; those of the search may be missing.
-        """
+        """Store a validation; returns whether the pruner stops the trial."""
         lease.check()
         name = self.metrics[0][0]
         if len(self.metrics) > 1 or name not in metrics:
@@ -184,14 +166,7 @@ class Study:
         self._set(number, "values", dict(values))
 
     def tell(self, number: int, state: str, reports: Sequence[trials.Report], error: str = "") -> Result:
-        """Store the end of a trial, and return it.
-
-        Args:
-            number: Number of the trial.
-            state: ``complete``, ``pruned`` or ``failed``.
-            reports: All of its validations.
-            error: Why it failed.
-        """
+        """Store the end of a trial, and return it."""
         lease.check()
         chosen = self._chosen(reports)
         scores = {name: chosen[name] for name, _ in self.metrics if not math.isnan(chosen.get(name, math.nan))}

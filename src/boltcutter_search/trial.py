@@ -37,12 +37,7 @@ PROCESS_POLL = 1.0  # seconds between two looks at a process that sends nothing
 
 @dataclass(frozen=True)
 class Sampled:
-    """A trial with its values.
-
-    Args:
-        number: Number of the trial.
-        values: Values by key of the configuration.
-    """
+    """A trial with its values."""
 
     number: int
     values: dict[str, Any]
@@ -249,12 +244,7 @@ def seconds(folder: Path) -> float:
 
 
 def read_reports(folder: Path, metric: str) -> list[Report]:
-    """The validations of a run so far, by its ``metrics.csv``.
-
-    Args:
-        folder: Folder of the run.
-        metric: A metric that each validation logs.
-    """
+    """The validations of a run so far, by its ``metrics.csv``."""
     reports = []
     with suppress(FileNotFoundError), open(folder / "metrics.csv", newline="") as file:
         for row in csv.DictReader(file):

@@ -39,7 +39,7 @@ def mistake(*arguments: str, search: str = "optuna") -> str:
         ("~search.space.optimizer.l", "not in the space", "did you mean optimizer.lr?"),
         ("optimizer.lr=0.1", "optimizer.lr=0.1: optimizer.lr is in the search space as well", "remove one of the two"),
         ("search.num_trials=many", "search.num_trials=many: expected int", ""),
-        ("search.num_trials=0", "search.num_trials=0 is not a positive number", "try 1"),
+        ("search.num_trials=0", "search.num_trials=0: at least 1", "try 1"),
         ("search.num_trial=3", "search.num_trial: Search takes no such argument", "did you mean num_trials?"),
         ("search.engine=remote", "search.engine=remote: expected 'local' | 'ray' | 'wandb'", ""),
         (

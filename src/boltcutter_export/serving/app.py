@@ -110,12 +110,7 @@ class Metrics:
 
 
 class Service:
-    """What the paths of the server return.
-
-    Args:
-        predictor: The model with its preprocessing.
-        limits: Limits of requests.
-    """
+    """What the paths of the server return."""
 
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
         self.predictor, self.limits, self.metrics = predictor, limits, Metrics()
@@ -269,14 +264,7 @@ class MetricsMiddleware:
 
 
 def create_app(predictor: Predictor, limits: Limits, *, host: str = "127.0.0.1", token: str = "") -> Starlette:
-    """Create the application.
-
-    Args:
-        predictor: The model with its preprocessing.
-        limits: Limits of requests.
-        host: Address that the server listens on.
-        token: Token that requests must have; empty: none.
-    """
+    """Create the application; an empty ``token`` admits all requests to localhost."""
     service = Service(predictor, limits)
     app = Starlette(
         routes=service.routes,

@@ -64,14 +64,7 @@ def main(project: Project, overrides: list[str]) -> None:
 
 
 def serve(cfg: DictConfig, folder: Path, settings: dict[str, Any], bound: socket.socket) -> None:
-    """Serve on an open socket, in this process or in several workers.
-
-    Args:
-        cfg: Configuration of the run.
-        folder: Folder of the run.
-        settings: Settings of the server, and what workers need to find the run.
-        bound: Socket that is bound to the address.
-    """
+    """Serve on an open socket, in this process or in several workers."""
     port = bound.getsockname()[1]
     os.environ[VARIABLE] = json.dumps(settings)
     options: dict[str, Any] = {"timeout_graceful_shutdown": settings["drain"]}
@@ -162,12 +155,7 @@ def read_settings(given: dict[str, str]) -> dict[str, Any]:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """HTTP whose requests have to arrive within a time limit, and whose heads are limited in size.
-
-    Args:
-        arguments: What uvicorn gives to protocols.
-        timeout: Seconds in which a request must arrive.
-    """
+    """HTTP whose requests have to arrive within ``timeout`` seconds, and whose heads are limited in size."""
 
     def __init__(self, *arguments: Any, timeout: float, **named: Any) -> None:
         super().__init__(*arguments, **named)
