@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.values import plain, redacted, split_overrides
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.splits import loader_owner
-from boltcutter.project import Project, library_packages
+from boltcutter.project import LIBRARY, Project, library_packages
 from boltcutter.protocols import NativeData, NativeTask
 from boltcutter.report import html
 from boltcutter.run.best import find_checkpoint
@@ -137,7 +138,8 @@ def read_settings(project: Project, overrides: Sequence[str]) -> Export:
         raise ConfigError("\n".join(mistakes))
     settings: Export = build(cfg.export, "export")
     for name, form in settings.formats.items():
-        form.check_packages(name)
+        if missing := next((package for package in form.packages if find_spec(package) is None), None):
+            raise ConfigError(f"export={name}: {missing} is not installed; pip install '{LIBRARY}[export]'")
     if settings.register is not None:
         registry.check_name(settings.register)
     return settings

@@ -5,12 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
-
-from boltcutter.config.errors import ConfigError
-from boltcutter.project import LIBRARY
 
 if TYPE_CHECKING:  # so that --describe and errors of settings are fast
     from torch import Tensor
@@ -48,15 +44,6 @@ class Format(ABC):
             path: File to write.
             calibration: Yields inputs of samples of all classes, for formats that need the ranges of activations.
         """
-
-    def check_packages(self, name: str) -> None:
-        """Check that the packages are installed.
-
-        Raises:
-            ConfigError: One is not.
-        """
-        if missing := next((package for package in self.packages if find_spec(package) is None), None):
-            raise ConfigError(f"export={name}: {missing} is not installed; pip install '{LIBRARY}[export]'")
 
 
 @dataclass(frozen=True)
