@@ -31,25 +31,15 @@ MAX_CACHE_ERROR = 0.1  # of logits, relative; rounding errors of int8 are below 
 
 @dataclass
 class Result:
-    """How an export, or the original, performs on a split.
+    """How an export, or the original, performs on a split."""
 
-    Args:
-        size: Size of its files in bytes.
-        metric: Name of the metric: accuracy, rmse, loss, or relative error of the outputs.
-        value: Value of the metric.
-        drop: How much worse it is than the original: percentage points of accuracy, else percent.
-        max_difference: Largest absolute difference of an output from the original.
-        latency: Median time in milliseconds, by batch size.
-        throughput: Samples per second over the split.
-    """
-
-    size: int
-    metric: str
+    size: int  # of its files, in bytes
+    metric: str  # accuracy, rmse, loss, or relative error of the outputs
     value: float
-    drop: float = 0.0
-    max_difference: float = 0.0
-    latency: dict[int, float] | None = None
-    throughput: float | None = None
+    drop: float = 0.0  # how much worse than the original: percentage points of accuracy, else percent
+    max_difference: float = 0.0  # largest absolute difference of an output from the original
+    latency: dict[int, float] | None = None  # median, in milliseconds, by batch size
+    throughput: float | None = None  # samples per second over the split
 
 
 class Metric:

@@ -41,29 +41,17 @@ PLACEHOLDER = re.compile(r"…|<[\w -]+>")
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake of the user.
+    """A mistake of the user."""
 
-    Args:
-        code: Its kind, one of ``CODES``.
-        setting: The key, flag or file that is wrong.
-        value: Its value as text; None if the setting itself is wrong.
-        message: The whole line.
-        remedy: The end of the line, which says what to do.
-        fix: The argument that corrects the mistake; None if there is no single one. In a file: lines.
-        replaces: The arguments or lines to leave out in its favor, or, without ``fix``, for their defaults.
-        file: The file that is wrong; None if an argument is.
-        line: Number of the wrong line, from 1.
-    """
-
-    code: str
-    setting: str
-    value: str | None
-    message: str
-    remedy: str | None
-    fix: str | None
-    replaces: tuple[str, ...] = ()
-    file: str | None = None
-    line: int | None = None
+    code: str  # one of ``CODES``
+    setting: str  # key, flag or file that is wrong
+    value: str | None  # as text; None if the setting itself is wrong
+    message: str  # the whole line
+    remedy: str | None  # end of the line, which says what to do
+    fix: str | None  # argument that corrects the mistake, in a file lines; None if there is no single one
+    replaces: tuple[str, ...] = ()  # arguments or lines to leave out in its favor, or, without ``fix``, for their defaults
+    file: str | None = None  # that is wrong; None if an argument is
+    line: int | None = None  # that is wrong, from 1
 
 
 def explain(line: str, arguments: Sequence[str]) -> Mistake:

@@ -72,15 +72,10 @@ def _load_fold(cfg: DictConfig, trainer: L.Trainer, fold: int) -> FoldContents:
 
 
 class SplitContents(NamedTuple):
-    """Digests of the samples of a split, in a random order that depends on their number only.
+    """Digests of the samples of a split, in a random order that depends on their number only."""
 
-    Args:
-        digests: Number of samples with each digest.
-        total: Number of samples of the split; None if unknown.
-    """
-
-    digests: Counter[bytes]
-    total: int | None
+    digests: Counter[bytes]  # number of samples with each digest
+    total: int | None  # number of samples; None if unknown
 
     @property
     def fraction(self) -> float:

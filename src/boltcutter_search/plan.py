@@ -46,33 +46,19 @@ class Settings:
 
 @dataclass
 class Plan:
-    """A search that was checked.
-
-    Args:
-        project: The project.
-        folder: Folder of the search.
-        settings: Settings of the search, as plain values.
-        overrides: Overrides of training for all trials.
-        search: The same settings as an object.
-        metrics: Metrics and modes.
-        fixed: Values of trials that are given, such as seeds and folds.
-        devices: Devices of each trial.
-        gpus: GPUs of each trial, or a fraction of one.
-        num_workers: Dataloader workers of each trial.
-        command: The command that started the search.
-    """
+    """A search that was checked."""
 
     project: Project
-    folder: Path
-    settings: dict[str, Any]
-    overrides: list[str]
-    search: Search
+    folder: Path  # of the search
+    settings: dict[str, Any]  # of the search, as plain values
+    overrides: list[str]  # of training, for all trials
+    search: Search  # the settings as an object
     metrics: list[tuple[str, Mode]]
-    fixed: list[dict[str, Any]]
-    devices: int
-    gpus: float
-    num_workers: int = 0
-    command: str = ""
+    fixed: list[dict[str, Any]]  # values of trials that are given, such as seeds and folds
+    devices: int  # of each trial
+    gpus: float  # of each trial, or a fraction of one
+    num_workers: int = 0  # dataloader workers of each trial
+    command: str = ""  # that started the search
 
     @property
     def space(self) -> Space:

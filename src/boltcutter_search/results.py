@@ -22,29 +22,17 @@ MAX_ERROR = 160  # characters
 
 @dataclass(frozen=True)
 class Result:
-    """One trial of a search.
+    """One trial of a search."""
 
-    Args:
-        number: Number of the trial, from 0.
-        state: ``running``, ``complete``, ``pruned`` (stopped early by the scheduler) or ``failed``.
-        values: Sampled values, by key of the configuration.
-        objectives: Final value of each metric of the search; empty if there is none.
-        curve: Step and value of the first metric after each validation.
-        metrics: All metrics of the best validation by a single objective; of several, of the last one.
-        seconds: Duration of training.
-        folder: Folder of the run.
-        error: Why it failed, on one line.
-    """
-
-    number: int
-    state: str
-    values: dict[str, Any]
-    objectives: dict[str, float]
-    curve: list[tuple[int, float]]
-    metrics: dict[str, float]
-    seconds: float
-    folder: Path
-    error: str = ""
+    number: int  # from 0
+    state: str  # one of ``STATES``; pruned: stopped early by the scheduler
+    values: dict[str, Any]  # that were sampled, by key of the configuration
+    objectives: dict[str, float]  # final value of each metric of the search; empty if there is none
+    curve: list[tuple[int, float]]  # step and value of the first metric after each validation
+    metrics: dict[str, float]  # all, of the best validation by a single objective; of several, of the last one
+    seconds: float  # of training
+    folder: Path  # of the run
+    error: str = ""  # why it failed, on one line
 
     def costs(self, metrics: Metrics) -> tuple[float, ...]:
         """Final values, negated if larger is better; NaN where there is none."""

@@ -1,15 +1,7 @@
 """The search space: a distribution for each key of the configuration, written as text in YAML.
 
-=========================== ==========================================================
-``uniform(0, 0.5)``         a float between the bounds
-``loguniform(1e-5, 1e-1)``  a float whose logarithm is uniform
-``int(1, 8)``               an integer, both bounds included
-``logint(16, 512)``         an integer whose logarithm is uniform
-``choice(relu, gelu)``      one of the values; of any kind that an override takes
-``grid(1, 2, 4)``           each of the values, in all combinations with other grids
-=========================== ==========================================================
-
-``uniform(0, 0.99) if optimizer == sgd`` is sampled only where an earlier key of the space has that value.
+There are uniform, loguniform, int, logint (bounds included), choice and grid, with a condition on an earlier key, as in
+``uniform(0, 0.99) if optimizer == sgd``.
 """
 
 from __future__ import annotations
@@ -82,19 +74,12 @@ Distribution = Range | Choice
 
 @dataclass(frozen=True)
 class Parameter:
-    """A key of the configuration and its distribution.
+    """A key of the configuration and its distribution."""
 
-    Args:
-        key: Key of an override, such as ``optimizer.lr`` or ``optimizer``.
-        text: The distribution as it was written.
-        distribution: Where its values come from.
-        condition: Another key and the value that it must have for this one to be sampled.
-    """
-
-    key: str
-    text: str
+    key: str  # of an override, such as ``optimizer.lr`` or ``optimizer``
+    text: str  # the distribution as it was written
     distribution: Distribution
-    condition: tuple[str, str] | None = None
+    condition: tuple[str, str] | None = None  # another key, and the value that it must have for this one to be sampled
 
     @property
     def setting(self) -> str:

@@ -24,24 +24,14 @@ OVERLAP = (
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of one metric over runs.
+    """Statistics of one metric over runs."""
 
-    Args:
-        count: Number of runs with a finite value.
-        mean: Mean of the values; None without values.
-        std: Sample standard deviation (divided by ``count`` - 1); None for fewer than two values.
-        interval: 95% confidence interval of the mean by Student's t, which assumes independent runs; None for fewer
-            than two values.
-        corrected: The same for folds, corrected for the overlap of their training samples; None without folds.
-        excluded: Runs without a finite value, and what they have instead: ``missing``, ``nan``, ``inf`` or ``-inf``.
-    """
-
-    count: int
-    mean: float | None = None
-    std: float | None = None
-    interval: tuple[float, float] | None = None
-    corrected: tuple[float, float] | None = None
-    excluded: dict[str, str] = field(default_factory=dict)
+    count: int  # runs with a finite value
+    mean: float | None = None  # None without values
+    std: float | None = None  # of the sample, divided by ``count`` - 1; None for fewer than two values
+    interval: tuple[float, float] | None = None  # 95%, of the mean, by Student's t, which assumes independent runs
+    corrected: tuple[float, float] | None = None  # for the overlap of folds; None without folds
+    excluded: dict[str, str] = field(default_factory=dict)  # runs: ``missing``, ``nan``, ``inf`` …
 
 
 def summarize(values: Mapping[str, float | None], num_folds: int | None = None) -> Statistics:

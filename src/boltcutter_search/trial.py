@@ -45,14 +45,9 @@ class Sampled:
 
 @dataclass
 class Report:
-    """What a trial reports after a validation.
+    """What a trial reports after a validation."""
 
-    Args:
-        step: Number of optimizer steps.
-        metrics: All metrics.
-    """
-
-    step: int
+    step: int  # number of optimizer steps
     metrics: dict[str, float]
 
 
@@ -60,26 +55,17 @@ class Report:
 class Trial:
     """The process of a trial, and its folder.
 
-    Args:
-        number: Number of the trial.
-        folder: Folder of its run.
-        overrides: Overrides of training, with the sampled values.
-        metric: A metric that each validation logs.
-        project: The project that trains.
-        environment: Further environment variables.
-        changes: Overrides for a run that exists already, which is resumed.
-
     Attributes:
         reports: All validations so far, over all attempts.
     """
 
     number: int
-    folder: Path
-    overrides: Sequence[str]
-    metric: str
+    folder: Path  # of its run
+    overrides: Sequence[str]  # of training, with the sampled values
+    metric: str  # that each validation logs
     project: Project
-    environment: Mapping[str, str] = field(default_factory=dict)
-    changes: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)  # further variables
+    changes: Sequence[str] = ()  # overrides for a run that exists already, which is resumed
 
     def __post_init__(self) -> None:
         self.reports = read_reports(self.folder, self.metric)

@@ -45,29 +45,17 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the server.
+    """Largest numbers that the server admits."""
 
-    Args:
-        max_batch: Largest number of samples that are computed together.
-        max_wait: Seconds to wait for further samples before a batch that is not full.
-        max_waiting: Largest number of samples that wait; further requests get status 503.
-        max_samples: Largest number of samples in a request.
-        max_bytes: Largest size of a request.
-        max_total_bytes: Largest size of all requests at the same time; further ones get status 503.
-        max_tokens: Largest number of tokens to generate.
-        max_streams: Largest number of texts that are generated at the same time.
-        timeout: Seconds in which a request must arrive.
-    """
-
-    max_batch: int = 64
-    max_wait: float = 0.0
-    max_waiting: int = 4096
-    max_samples: int = 256
-    max_bytes: int = 10_000_000
-    max_total_bytes: int = 256_000_000
-    max_tokens: int = 1000
-    max_streams: int = 4
-    timeout: float = 10.0
+    max_batch: int = 64  # samples that are computed together
+    max_wait: float = 0.0  # seconds for further samples before a batch that is not full
+    max_waiting: int = 4096  # samples that wait; further requests get status 503
+    max_samples: int = 256  # of a request
+    max_bytes: int = 10_000_000  # of a request
+    max_total_bytes: int = 256_000_000  # of all requests at the same time; further ones get status 503
+    max_tokens: int = 1000  # to generate
+    max_streams: int = 4  # texts that are generated at the same time
+    timeout: float = 10.0  # seconds in which a request must arrive
 
 
 class Inputs(BaseModel):
