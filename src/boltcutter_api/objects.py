@@ -101,11 +101,7 @@ def lent(task: Any, data: Any) -> Iterator[None]:
 
 
 def check(task: Any, data: Any) -> None:
-    """Check that a task is a LightningModule, and that its data module is one.
-
-    Raises:
-        ConfigError: They are not.
-    """
+    """Check that a task is a LightningModule, and that its data module is one."""
     if not isinstance(task, L.LightningModule):
         raise ConfigError(
             f"task: expected a LightningModule, got {_name(task)}; for a network, pass for example "

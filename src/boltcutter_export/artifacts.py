@@ -52,11 +52,7 @@ def log(registry: str, name: str, folder: Path, lineage: Mapping[str, Any], alia
 
 
 def find(registry: str, name: str, which: str) -> Any:
-    """The artifact of a version, such as ``v3``, or of an alias; None if there is none.
-
-    Raises:
-        ConfigError: No login was found, or the server is unreachable.
-    """
+    """The artifact of a version, such as ``v3``, or of an alias; None if there is none."""
     path = "/".join([*filter(None, parse(registry)), f"{name}:{which}"])
     with as_config_error(registry):
         try:
@@ -68,21 +64,13 @@ def find(registry: str, name: str, which: str) -> Any:
 
 
 def download(registry: str, artifact: Any, folder: Path) -> None:
-    """Download a version to a folder.
-
-    Raises:
-        ConfigError: No login was found, or the server is unreachable.
-    """
+    """Download a version to a folder."""
     with as_config_error(registry):
         artifact.download(root=str(folder))
 
 
 def parse(registry: str) -> tuple[str | None, str]:
-    """Entity and project of a registry.
-
-    Raises:
-        ConfigError: The URL has another form.
-    """
+    """Entity and project of a registry."""
     *entity, project = registry.removeprefix(PROTOCOL).rstrip("/").split("/")
     if len(entity) > 1 or not all([*entity, project]):
         raise ConfigError(

@@ -125,11 +125,7 @@ def export(project: Project, settings: Export, cfg: DictConfig, folder: Path, ch
 
 
 def read_settings(project: Project, overrides: Sequence[str]) -> Export:
-    """Compose and check the settings of the export.
-
-    Raises:
-        ConfigError: No format was chosen, or a setting is wrong.
-    """
+    """Compose and check the settings of the export."""
     chosen = [override.partition("=")[2] for override in overrides if override.startswith("export=")]
     if not chosen or chosen[-1].strip("[] ") in ("", "null"):
         raise ConfigError(f"export: not set; give export=…{project.list_options('export')}")
@@ -231,11 +227,7 @@ def save_results(folder: Path, results: dict[str, Result], split: str, checkpoin
 
 
 def check_drop(results: dict[str, Result], limit: float) -> None:
-    """Check that no export lost too much.
-
-    Raises:
-        ExportError: One did.
-    """
+    """Check that no export lost too much."""
     original = results["fp32"]
     for name, result in results.items():
         if not result.drop <= limit:

@@ -134,11 +134,7 @@ def load_exported(folder: str | Path) -> nn.Module:
 
 
 def find_export(run: Path, export: str) -> Path:
-    """Find the folder of an export.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """Find the folder of an export."""
     path = Path(export)
     for folder in (run / "export" / export, path, path.parent):
         if (folder / CARD).is_file() and (folder != path.parent or path.is_file()):

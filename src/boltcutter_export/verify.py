@@ -172,11 +172,7 @@ def verify(reference: Reference, original: Result, folder: Path, own: Collection
 
 
 def check_cache(program: Program, process: Process) -> None:
-    """Check that an export of a language model returns the same logits with its cache as without.
-
-    Raises:
-        ExportError: It does not.
-    """
+    """Check that an export of a language model returns the same logits with its cache as without."""
     tokens = program.example[0][:1, : min(MAX_CACHED, program.max_length or 2)]
     (whole, *_), _ = process.run((tokens,))
     if not (error := float((process.generate(tokens) - whole).norm() / whole.norm())) <= MAX_CACHE_ERROR:
@@ -200,11 +196,7 @@ def largest_difference(output: Tensor, wanted: Tensor) -> float:
 
 
 def compare_weights(program: Program, path: Path, original: Result) -> Result:
-    """Compare plain weights with those of the original, bit by bit.
-
-    Raises:
-        ExportError: They differ.
-    """
+    """Compare plain weights with those of the original, bit by bit."""
     from safetensors.torch import load_file
 
     state = program.core.state_dict()

@@ -63,11 +63,7 @@ class KerasFile(Callback):
         self.formats = tuple(formats)
 
     def check_task(self, task: L.LightningModule) -> None:
-        """Check that the task trains a Keras model.
-
-        Raises:
-            ValueError: It does not.
-        """
+        """Check that the task trains a Keras model."""
         model = find_model(task)
         if not isinstance(model, StoresKerasFiles):
             raise ValueError(

@@ -155,11 +155,7 @@ class KerasModel(nn.Module):
         return [name for name in missing if name not in self._seeds]
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Reject compilation, as ``torch.compile`` has many graph breaks and recompilations in Keras code.
-
-        Raises:
-            UnsupportedModelError: Always.
-        """
+        """Reject compilation, as ``torch.compile`` has many graph breaks and recompilations in Keras code."""
         raise UnsupportedModelError("task.compile=true does not support Keras models; set task.compile=false")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KerasModel:

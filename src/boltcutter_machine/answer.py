@@ -28,11 +28,7 @@ FLAG = "--json"
 
 
 def answer(name: str, arguments: Sequence[str], call: Callable[[list[str]], Any], start: str | None = None) -> None:
-    """Run a command of the project at ``start``, and print the object: on rank zero of several ranks.
-
-    Raises:
-        SystemExit: The command ends with another exit status than 0.
-    """
+    """Run a command of the project at ``start``, and print the object: on rank zero of several ranks."""
     others = [argument for argument in arguments if argument != FLAG]
     status, errors, result = 0, list[Mistake](), None
     try:

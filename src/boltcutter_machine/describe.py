@@ -20,11 +20,7 @@ COLUMNS = (None, 44, 36, 110)  # maximum widths of key, value, type and document
 
 
 def print_keys(project: Project, cfg: DictConfig, prefix: str, root: Callable[..., Any] | None = None) -> None:
-    """Print a line for every key below ``prefix``, and the options of a group.
-
-    Raises:
-        ConfigError: There is no such key.
-    """
+    """Print a line for every key below ``prefix``, and the options of a group."""
     if root is None:
         from boltcutter.assembly.assemble import Config  # imports torch
 

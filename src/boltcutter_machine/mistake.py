@@ -49,7 +49,7 @@ class Mistake:
     message: str  # the whole line
     remedy: str | None  # end of the line, which says what to do
     fix: str | None  # argument that corrects the mistake, in a file lines; None if there is no single one
-    replaces: tuple[str, ...] = ()  # arguments or lines to leave out in its favor, or, without ``fix``, for their defaults
+    replaces: tuple[str, ...] = ()  # arguments or lines to leave out in its favor, or for their defaults
     file: str | None = None  # that is wrong; None if an argument is
     line: int | None = None  # that is wrong, from 1
 

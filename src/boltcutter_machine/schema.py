@@ -45,11 +45,7 @@ NULL: Schema = {"type": "null"}
 
 
 def main(project: Project, arguments: list[str]) -> None:
-    """Write a schema for each config group, and one for ``train.yaml`` and experiments.
-
-    Raises:
-        ConfigError: There are arguments, a file cannot be read, or the folder cannot be written.
-    """
+    """Write a schema for each config group, and one for ``train.yaml`` and experiments."""
     if arguments:
         raise ConfigError(f"schema: takes no arguments; remove {arguments[0]}")
     project.activate()
@@ -65,11 +61,7 @@ def main(project: Project, arguments: list[str]) -> None:
 
 
 def make_schemas(project: Project) -> dict[str, Schema]:
-    """Return a schema by the name of each group, and that of ``train.yaml``.
-
-    Raises:
-        ConfigError: A file cannot be read.
-    """
+    """Return a schema by the name of each group, and that of ``train.yaml``."""
     files = {
         group: {name: _read(file) for name, file in options.items()} for group, options in project.groups().items()
     }

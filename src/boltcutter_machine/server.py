@@ -34,11 +34,7 @@ Choose models by validation metrics; the test split is for the last comparison."
 
 
 def main(project: Project, arguments: list[str]) -> None:
-    """Serve until the client disconnects.
-
-    Raises:
-        ConfigError: There are arguments, or the package ``mcp`` is not installed.
-    """
+    """Serve until the client disconnects."""
     if arguments:
         raise ConfigError(f"mcp: takes no arguments; remove {arguments[0]}")
     try:

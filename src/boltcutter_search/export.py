@@ -53,11 +53,7 @@ def write_yaml(path: Path, comments: Sequence[str], content: Mapping[str, Any]) 
 
 
 def as_experiment(project: Project, overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Turn overrides into the contents of an experiment, and those that remove a key, which a file cannot.
-
-    Raises:
-        ConfigError: An override is wrong.
-    """
+    """Turn overrides into the contents of an experiment, and those that remove a key, which a file cannot."""
     cfg, content = compose(project, overrides), DictConfig({})
     values, defaults, removed = plain(cfg), dict[str, Any](), []
     for override in overrides:

@@ -95,9 +95,6 @@ def answer(study: Study, trial: Any, selector: selectors.BaseSelector) -> None:
 
 def device_variables(slot: int, gpus: float) -> dict[str, str]:
     """Environment variables that give the trial in a slot, of those at the same time, its GPUs, or a fraction of one.
-
-    Raises:
-        ConfigError: The machine has fewer GPUs than a trial needs.
     """
     if not gpus:
         return {}

@@ -84,11 +84,7 @@ class Plan:
 
 
 def planned(project: Project, arguments: Sequence[str], *, runs_here: bool = True) -> Plan:
-    """Compose and check a new search; ``runs_here`` if this machine has the devices of the trials.
-
-    Raises:
-        ConfigError: There are mistakes.
-    """
+    """Compose and check a new search; ``runs_here`` if this machine has the devices of the trials."""
     arguments = with_budget(arguments)
     settings = read_settings(project, arguments)
     special, overrides = split_overrides([o for o in arguments if not is_search_override(o)], "folder")
@@ -103,11 +99,7 @@ def planned(project: Project, arguments: Sequence[str], *, runs_here: bool = Tru
 
 
 def continued(project: Project, folder: Path, arguments: Sequence[str]) -> Plan:
-    """Read a search that is continued, with changed limits or resources.
-
-    Raises:
-        ConfigError: The folder holds no search, or an override cannot be changed.
-    """
+    """Read a search that is continued, with changed limits or resources."""
     arguments, record = with_budget(arguments), read_search(folder)
     used: dict[str, Any] = {name: record.get(name) for name in SIGNED}
     trust.check(used, f"resume={folder}", folder, project, signature=record.get("signature"), runs=True)
@@ -137,11 +129,7 @@ def is_search_override(override: str) -> bool:
 
 
 def read_settings(project: Project, arguments: Sequence[str]) -> dict[str, Any]:
-    """Compose the settings of the search from its option and overrides.
-
-    Raises:
-        ConfigError: No option was chosen, or an override is wrong.
-    """
+    """Compose the settings of the search from its option and overrides."""
     own = [override for override in arguments if is_search_override(override)]
     chosen = [override.partition("=")[2] for override in own if override.startswith("search=")]
     if not chosen or chosen[-1].strip("[] ") in ("", "null"):
@@ -161,11 +149,7 @@ def read_settings(project: Project, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def read_config(project: Project, arguments: Sequence[str]) -> DictConfig:
-    """The configuration of the trainings, with the settings of the search.
-
-    Raises:
-        ConfigError: No option of the search was chosen, or an override is wrong.
-    """
+    """The configuration of the trainings, with the settings of the search."""
     arguments = with_budget(arguments)
     cfg = read_overrides(project, [argument for argument in arguments if not is_search_override(argument)])
     cfg.search = read_settings(project, arguments)
@@ -173,11 +157,7 @@ def read_config(project: Project, arguments: Sequence[str]) -> DictConfig:
 
 
 def make_search(settings: Mapping[str, Any]) -> Search:
-    """Check the settings and build the object.
-
-    Raises:
-        ConfigError: A setting is wrong, or a package is missing.
-    """
+    """Check the settings and build the object."""
     engine = settings.get("engine")
     packages = {"ray": ["ray", "optuna"], "wandb": []}.get(str(engine), ["optuna"])
     if missing := next((package for package in packages if find_spec(package) is None), None):
@@ -194,11 +174,7 @@ def make_search(settings: Mapping[str, Any]) -> Search:
 
 
 def check_scheduler(search: Search) -> None:
-    """Check that the scheduler belongs to the engine.
-
-    Raises:
-        ConfigError: It belongs to the other engine.
-    """
+    """Check that the scheduler belongs to the engine."""
     owner = {"local": "optuna", "ray": "ray"}.get(search.engine)
     kind = search.scheduler.func if isinstance(search.scheduler, partial) else type(search.scheduler)
     if search.scheduler is not None and owner not in {base.__module__.partition(".")[0] for base in kind.__mro__}:
@@ -211,11 +187,7 @@ def check_scheduler(search: Search) -> None:
 def check(
     project: Project, search: Search, settings: dict[str, Any], overrides: list[str], *, runs_here: bool = True
 ) -> Plan:
-    """Check the space against the configuration of training, and that the metrics are logged.
-
-    Raises:
-        ConfigError: There are mistakes.
-    """
+    """Check the space against the configuration of training, and that the metrics are logged."""
     from boltcutter.assembly.assemble import assemble, read_config  # imports torch
     from boltcutter.environment.warnings import filter_warnings
     from boltcutter.protocols import NativeTask
@@ -315,11 +287,7 @@ def save(plan: Plan) -> None:
 
 
 def read_search(folder: Path) -> dict[str, Any]:
-    """Read the record of a search.
-
-    Raises:
-        ConfigError: The folder holds no search, or its record is damaged.
-    """
+    """Read the record of a search."""
     path = folder / RECORD
     try:
         return trust.read_json(path)

@@ -120,11 +120,7 @@ def needed_cpus(search: Search, cpus: float) -> int:
 
 
 def check_resources(cpus: float, gpus: float) -> None:
-    """Check that some node can run a trial, which would otherwise wait forever.
-
-    Raises:
-        ConfigError: None can.
-    """
+    """Check that some node can run a trial, which would otherwise wait forever."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
         largest = max(nodes, key=lambda node: (node.get("GPU", 0), node.get("CPU", 0)))

@@ -92,11 +92,7 @@ class Parameter:
 
 
 class Space:
-    """All parameters of a search, in the order of sampling.
-
-    Raises:
-        ConfigError: A distribution is invalid.
-    """
+    """All parameters of a search, in the order of sampling."""
 
     def __init__(self, texts: Mapping[str, Any]) -> None:
         self.parameters: list[Parameter] = []

@@ -15,11 +15,7 @@ from boltcutter_search.space import Choice, Distribution, Grid
 
 
 def write_sweep(plan: Plan) -> Path:
-    """Write ``sweep.yaml`` in the folder of the search; ``wandb sweep <path>`` creates the sweep.
-
-    Raises:
-        ConfigError: W&B cannot sample this space, or optimize these metrics.
-    """
+    """Write ``sweep.yaml`` in the folder of the search; ``wandb sweep <path>`` creates the sweep."""
     path, sweep = plan.folder / "sweep.yaml", as_sweep(plan)
     comments = [
         "W&B sweep: W&B samples the values, and its agents train with them.",

@@ -202,11 +202,7 @@ class Service:
 
     @asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytearray]:
-        """Read the body within the limits of size.
-
-        Raises:
-            HTTPException: It is too large, or incomplete.
-        """
+        """Read the body within the limits of size."""
         too_large = HTTPException(413, f"the request is larger than {self.limits.max_bytes} bytes")
         if int(request.headers.get("content-length", "0")) > self.limits.max_bytes:
             raise too_large
@@ -318,11 +314,7 @@ def decode(predictor: Predictor, kind: str, body: bytes | bytearray, limits: Lim
 
 
 def parse_json(body: bytes | bytearray) -> Any:
-    """Parse JSON.
-
-    Raises:
-        ValueError: It is invalid, or nested too deeply.
-    """
+    """Parse JSON."""
     if body.count(b"[") + body.count(b"{") > MAX_LISTS:
         raise ValueError(f"more than {MAX_LISTS} lists or objects; send fewer samples")
     try:

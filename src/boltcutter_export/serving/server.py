@@ -131,11 +131,7 @@ def create(cfg: DictConfig, folder: Path, settings: dict[str, Any]) -> Starlette
 
 
 def read_settings(given: dict[str, str]) -> dict[str, Any]:
-    """Convert the settings of the command line.
-
-    Raises:
-        ConfigError: One is not a number, or too small.
-    """
+    """Convert the settings of the command line."""
     settings = SERVER | LIMITS
     for name, default in settings.items():
         if name not in given:
