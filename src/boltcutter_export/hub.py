@@ -21,14 +21,10 @@ def check(repo: str) -> None:
     """Check that a repository can be uploaded.
 
     Raises:
-        ConfigError: The name is invalid, huggingface_hub is not installed, or no token was found.
+        ConfigError: The name is invalid, or no token was found.
     """
-    try:
-        from huggingface_hub import get_token
-    except ImportError:
-        raise ConfigError(
-            f"export.push={repo}: huggingface_hub is not installed; pip install '{LIBRARY}[export]'"
-        ) from None
+    from huggingface_hub import get_token
+
     if not re.fullmatch(r"[\w.-]+/[\w.-]{1,96}", repo):
         raise ConfigError(f"export.push={repo}: not a repository of the Hub; use <user>/<name>")
     if not get_token():
@@ -47,10 +43,8 @@ def push(folder: Path, names: Sequence[str], repo: str) -> str:
         URL of the commit.
 
     Raises:
-        ConfigError: The upload is impossible.
         ExportError: The Hub refused, or cannot be reached.
     """
-    check(repo)
     from huggingface_hub import CommitOperationAdd, HfApi
 
     api = HfApi()

@@ -173,47 +173,29 @@ def measure(call: Callable[[], Any]) -> float:
     return 1e3 * statistics.median(seconds)
 
 
-def send(connection: Connection, answer: dict[str, Any], arrays: list[Array]) -> None:
-    """Send values and arrays as an archive of NumPy, which holds nothing else."""
-    content = io.BytesIO()
-    np.savez(content, np.array(json.dumps(answer)), *arrays)
-    connection.send_bytes(content.getbuffer())
-
-
-def receive(connection: Connection) -> tuple[dict[str, Any] | None, list[Array]]:
-    """Receive what ``send`` has sent; None if the other process has ended."""
-    try:
-        content = io.BytesIO(connection.recv_bytes())
-    except (EOFError, ConnectionError):
-        return None, []
-    with np.load(content, allow_pickle=False) as archive:
-        header, *arrays = archive.values()
-    answer: dict[str, Any] = json.loads(str(header))
-    return answer, arrays
-
-
-def answer(runner: Runner, request: dict[str, Any], inputs: list[Array]) -> tuple[dict[str, Any], list[Array]]:
-    """Run a batch, with or without a cache, or measure the latency of one."""
-    if request["do"] == "measure":
-        return {"milliseconds": measure(lambda: runner(*inputs))}, []
-    if request["do"] == "generate":  # half of the tokens, then one at a time
+def answer(runner: Runner, what: str, inputs: list[Array]) -> Any:
+    """Run a batch, with or without a cache, or measure the latency of one in milliseconds."""
+    if what == "measure":
+        return measure(lambda: runner(*inputs))
+    if what == "generate":  # half of the tokens, then one at a time
         cache: list[Array] = []
         parts = np.split(inputs[0], range(inputs[0].shape[1] // 2, inputs[0].shape[1]), axis=1)
-        return {}, [np.concatenate([runner(part, cache=cache)[0] for part in parts], axis=1)]
+        return np.concatenate([runner(part, cache=cache)[0] for part in parts], axis=1)
     begin = time.perf_counter()
     outputs = runner(*inputs)
-    return {"seconds": time.perf_counter() - begin}, outputs
+    return outputs, time.perf_counter() - begin
 
 
 def main(folder: Path, threads: int, connection: Connection) -> None:
     """Serve requests until the other process closes the connection."""
     runner = Runner(folder, threads)
-    send(connection, {"modules": list(sys.modules)}, [])
+    connection.send(list(sys.modules))
     while True:
-        request, inputs = receive(connection)
-        if request is None:
+        try:
+            what, inputs = connection.recv()
+        except EOFError:
             return
-        send(connection, *answer(runner, request, inputs))
+        connection.send(answer(runner, what, inputs))
 
 
 if __name__ == "__main__":

@@ -213,7 +213,7 @@ def folder_size(folder: Path) -> int:
 
 
 class Process:
-    """The runner in a process of its own, with which only arrays are exchanged.
+    """The runner in a process of its own, with which arrays are exchanged.
 
     Attributes:
         modules: Modules that the process has imported.
@@ -233,11 +233,10 @@ class Process:
                 cwd="/",
             )
         try:
-            answer, _ = self._receive()
+            self.modules: list[str] = self._receive()
         except BaseException:
             self.close()
             raise
-        self.modules: list[str] = answer["modules"]
 
     def __enter__(self) -> Process:
         return self
@@ -253,28 +252,30 @@ class Process:
 
     def run(self, inputs: Inputs) -> tuple[list[Tensor], float]:
         """Outputs for a batch, and the time that they took in seconds."""
-        answer, outputs = self._ask("run", inputs)
-        return [torch.from_numpy(output) for output in outputs], answer["seconds"]
+        outputs, seconds = self._ask("run", inputs)
+        return [torch.from_numpy(output) for output in outputs], seconds
 
     def generate(self, tokens: Tensor) -> Tensor:
         """Logits of tokens, of which the second half is given one at a time."""
-        return torch.from_numpy(self._ask("generate", (tokens,))[1][0])
+        return torch.from_numpy(self._ask("generate", (tokens,)))
 
     def measure(self, inputs: Inputs) -> float:
         """Median latency of a batch in milliseconds."""
-        milliseconds: float = self._ask("measure", inputs)[0]["milliseconds"]
+        milliseconds: float = self._ask("measure", inputs)
         return milliseconds
 
-    def _ask(self, what: str, inputs: Inputs) -> tuple[dict[str, Any], list[Any]]:
+    def _ask(self, what: str, inputs: Inputs) -> Any:
         with suppress(ConnectionError):  # the process has ended, for a reason that follows
-            runner.send(self.connection, {"do": what}, [tensor.numpy() for tensor in inputs])
+            self.connection.send((what, [tensor.numpy() for tensor in inputs]))
         return self._receive()
 
-    def _receive(self) -> tuple[dict[str, Any], list[Any]]:
-        answer, arrays = runner.receive(self.connection)
-        if answer is None:
+    def _receive(self) -> Any:
+        try:
+            return self.connection.recv()
+        except (EOFError, ConnectionError):
             status = self.process.wait()
             self.errors.seek(0)
             last = self.errors.read().decode(errors="replace").strip().split("\n")[-1] or f"exit status {status}"
-            raise ExportError(f"export: the file fails in a new process: {last}; report this with your versions")
-        return answer, arrays
+            raise ExportError(
+                f"export: the file fails in a new process: {last}; report this with your versions"
+            ) from None

@@ -94,8 +94,7 @@ def answer(study: Study, trial: Any, selector: selectors.BaseSelector) -> None:
 
 
 def device_variables(slot: int, gpus: float) -> dict[str, str]:
-    """Environment variables that give the trial in a slot, of those at the same time, its GPUs, or a fraction of one.
-    """
+    """Environment variables that give the trial in a slot, of those at the same time, its GPUs or part of one."""
     if not gpus:
         return {}
     import torch

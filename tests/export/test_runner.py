@@ -2,7 +2,6 @@ import json
 import shutil
 import subprocess
 import sys
-from multiprocessing import Pipe
 from pathlib import Path
 
 import numpy as np
@@ -34,17 +33,6 @@ def test_a_copy_runs_without_the_library(digits: Path, tmp_path: Path) -> None:
 def test_an_export_without_a_cache_refuses_one(digits: Path) -> None:
     with pytest.raises(ValueError, match="has no cache; give all tokens in each call"):
         runner.Runner(digits / "export" / "onnx")(np.zeros((1, 1, 8, 8), np.uint8), cache=[])
-
-
-def test_arrays_pass_through_a_connection() -> None:
-    arrays = [np.arange(6, dtype=np.int64).reshape(2, 3), np.zeros((0, 4), np.float32), np.float64(3.5).reshape(())]
-    receiver, sender = Pipe(duplex=False)
-    runner.send(sender, {"do": "run"}, arrays)
-    header, found = runner.receive(receiver)
-    assert header == {"do": "run"}
-    sender.close()
-    assert runner.receive(receiver) == (None, [])
-    assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(arrays, found, strict=True))
 
 
 CARD = {"format": "onnx", "program": None, "files": {}, "inputs": [], "outputs": []}

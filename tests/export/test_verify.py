@@ -148,8 +148,8 @@ class Here(Process):
         self.runner = runner.Runner(folder, None)
         self.modules = ["json.decoder", "numpy"]
 
-    def _ask(self, what: str, inputs: Inputs) -> tuple[dict[str, Any], list[Any]]:
-        return runner.answer(self.runner, {"do": what}, [tensor.numpy() for tensor in inputs])
+    def _ask(self, what: str, inputs: Inputs) -> Any:
+        return runner.answer(self.runner, what, [tensor.numpy() for tensor in inputs])
 
     def close(self) -> None: ...
 
