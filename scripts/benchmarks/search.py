@@ -26,8 +26,7 @@ from benchmarks import harness
 from benchmarks.harness import ROOT, TRAIN, Process, Ratio, ratio
 from boltcutter.project import Project
 from boltcutter_search.plan import Plan, make_search, read_settings
-from boltcutter_search.progress import Progress
-from boltcutter_search.results import Result
+from boltcutter_search.results import Progress, Result
 from boltcutter_search.trial import Sampled, Trial
 
 MOST = 1.15  # target of a search over the shell loop

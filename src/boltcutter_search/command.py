@@ -87,7 +87,7 @@ def search(plan: Plan, worker: int | None = None) -> None:
         return
     from boltcutter_search.local import TimeLimit, run_trials  # which need Optuna
     from boltcutter_search.outcome import write_outcome
-    from boltcutter_search.progress import Progress
+    from boltcutter_search.results import Progress
 
     study = open_study(plan, worker)
     progress = Progress(plan.metrics, plan.total, study.results())

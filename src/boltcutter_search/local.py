@@ -12,7 +12,7 @@ from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError
-from boltcutter_search.progress import Progress
+from boltcutter_search.results import Progress
 from boltcutter_search.study import Study
 from boltcutter_search.trial import Sampled, Trial
 

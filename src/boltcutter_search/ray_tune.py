@@ -19,8 +19,8 @@ from ray.tune.stopper import Stopper
 
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter_launch.ray_cluster import ray_cluster
-from boltcutter_search.progress import Progress
 from boltcutter_search.ray_trial import INTERRUPTED, TrialProcess, read_facts, write_facts
+from boltcutter_search.results import Progress
 from boltcutter_search.settings import Search
 from boltcutter_search.space import Choice, Parameter, Space
 from boltcutter_search.study import Study

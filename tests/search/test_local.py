@@ -11,8 +11,7 @@ import pytest
 
 from boltcutter.config.errors import ConfigError
 from boltcutter_search.local import TimeLimit, device_variables, run_trials
-from boltcutter_search.progress import Progress
-from boltcutter_search.results import Result
+from boltcutter_search.results import Progress, Result
 from boltcutter_search.space import Space
 from boltcutter_search.study import Study
 from boltcutter_search.trial import Trial

@@ -57,7 +57,7 @@ def agent_command(sweep: dict[str, Any], values: dict[str, Any]) -> list[str]:
 
 
 def test_a_sweep_needs_no_optuna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("local", "progress", "study"):
+    for name in ("local", "study"):
         monkeypatch.delitem(sys.modules, f"boltcutter_search.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "optuna", None)
     main(PROJECT, ["search=wandb", f"folder={tmp_path}/search"])
