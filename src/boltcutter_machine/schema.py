@@ -190,7 +190,7 @@ def _document(title: str, schema: Schema, definitions: Mapping[str, Schema]) -> 
 def _arguments(target: Callable[..., Any]) -> Schema:
     """The arguments of a class or function, none of which is required, as a file may inherit them."""
     known, texts = parameters(target), argument_texts(target)
-    takes_anything = not known or any(p.kind is p.VAR_KEYWORD for p in known.values())
+    takes_anything = any(p.kind is p.VAR_KEYWORD for p in known.values())
     properties = {
         name: _value(_of_annotation(p.annotation)) | ({"description": texts[name]} if name in texts else {})
         for name, p in known.items()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.compose import OVERRIDE, PATH_KEY, DictConfig, compose
@@ -54,8 +53,8 @@ def write_yaml(path: Path, comments: Sequence[str], content: Mapping[str, Any]) 
 
 def as_experiment(project: Project, overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Turn overrides into the contents of an experiment, and those that remove a key, which a file cannot."""
-    cfg, content = compose(project, overrides), DictConfig({})
-    values, defaults, removed = plain(cfg), dict[str, Any](), []
+    cfg, content, defaults, removed = compose(project, overrides), dict[str, Any](), dict[str, Any](), []
+    values = plain(cfg)
     for override in overrides:
         _, key, text, _, dropped = OVERRIDE.fullmatch(override).groups()  # type: ignore[union-attr]
         if (key := dropped or key) in NOT_EXPORTED:
@@ -66,10 +65,12 @@ def as_experiment(project: Project, overrides: Sequence[str]) -> tuple[dict[str,
             removed.append(override)
         else:
             path = re.split(r"\.\d+(?:\.|$)", _target(cfg, key))[0]  # of an item of a list the whole list
-            value = reduce(getitem, path.split("."), values)
+            *parents, leaf = path.split(".")
+            value = reduce(getitem, parents, values)[leaf]
+            node = reduce(lambda above, name: above.setdefault(name, {}), parents, content)
             is_path = PATH_KEY.search(path) and isinstance(value, str) and not re.match(r"~|\$\{|.*://", value)
-            OmegaConf.update(content, path, _located(value) if is_path else value, merge=False, force_add=True)
-    return ({"defaults": plain(DictConfig(defaults))} if defaults else {}) | plain(content), removed
+            node[leaf] = _located(value) if is_path else value
+    return ({"defaults": plain(DictConfig(defaults))} if defaults else {}) | content, removed
 
 
 def _located(path: str) -> str:

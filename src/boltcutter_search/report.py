@@ -80,7 +80,8 @@ def _axis(key: str, results: Sequence[Result], log_keys: Collection[str]) -> dic
     values = [result.values[key] for result in results if key in result.values]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return {"name": key, "log": key in log_keys and all(value > 0 for value in values), "options": None}
-    return {"name": key, "log": False, "options": sorted(set(map(format_value, values)), key=lambda o: (len(o), o))}
+    options = sorted(set(map(format_value, values)), key=lambda option: option.zfill(9) if option.isdigit() else option)
+    return {"name": key, "log": False, "options": options}
 
 
 def _column(axis: dict[str, Any], results: Sequence[Result]) -> list[Any]:

@@ -164,7 +164,7 @@ def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> I
     known, dot = parameters(target), path and f"{path}."
     name = getattr(target, "__qualname__", str(target))
     is_checked = node.get("_check_", True)
-    takes_anything = not is_checked or not known or any(p.kind is p.VAR_KEYWORD for p in known.values())
+    takes_anything = not is_checked or any(p.kind is p.VAR_KEYWORD for p in known.values())
     named = {n: p for n, p in known.items() if is_checked and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     receivers = _positional(node, known)
     yield from _check_positional(node, raw, receivers if known and is_checked else None, name, dot)

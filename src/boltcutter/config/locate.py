@@ -124,8 +124,9 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The parameters of a callable, with annotations resolved to types (``Any`` if that fails)."""
     try:
         found = dict(inspect.signature(target).parameters)
-    except (TypeError, ValueError):
-        return {}
+    except (TypeError, ValueError):  # it may take anything
+        kinds = {"args": inspect.Parameter.VAR_POSITIONAL, "kwargs": inspect.Parameter.VAR_KEYWORD}
+        return {name: inspect.Parameter(name, kind, annotation=Any) for name, kind in kinds.items()}
     call = target.__init__ if inspect.isclass(target) else target
     try:
         hints = get_type_hints(inspect.unwrap(call))
