@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError
@@ -69,11 +70,12 @@ def write_readme(folder: Path) -> None:
     record = read_record(run) if (run / "record.json").is_file() else {}
     data = (record.get("config") or {}).get("data") or {}
     name = re.sub(r"[^\w.-]+", "-", card["license"] or "").lower()
+    license: dict[str, Any] = {"license": "other", "license_name": name} if name else {}
     header = ModelCardData(
         library_name=LIBRARY,
         tags=["pytorch", "lightning", FORMAT],
         model_name=card["run"]["name"],
-        **({"license": "other", "license_name": name} if name else {}),
+        **license,
     )
     model_card = ModelCard.from_template(
         header,

@@ -66,7 +66,7 @@ def as_experiment(project: Project, overrides: Sequence[str]) -> tuple[dict[str,
         else:
             path = re.split(r"\.\d+(?:\.|$)", _target(cfg, key))[0]  # of an item of a list the whole list
             *parents, leaf = path.split(".")
-            value = reduce(getitem, parents, values)[leaf]
+            value: Any = reduce(getitem, parents, values)[leaf]
             node = reduce(lambda above, name: above.setdefault(name, {}), parents, content)
             is_path = PATH_KEY.search(path) and isinstance(value, str) and not re.match(r"~|\$\{|.*://", value)
             node[leaf] = _located(value) if is_path else value

@@ -176,7 +176,7 @@ def make_search(settings: Mapping[str, Any]) -> Search:
 def check_scheduler(search: Search) -> None:
     """Check that the scheduler belongs to the engine."""
     owner = {"local": "optuna", "ray": "ray"}.get(search.engine)
-    kind = search.scheduler.func if isinstance(search.scheduler, partial) else type(search.scheduler)
+    kind: Any = search.scheduler.func if isinstance(search.scheduler, partial) else type(search.scheduler)
     if search.scheduler is not None and owner not in {base.__module__.partition(".")[0] for base in kind.__mro__}:
         raise ConfigError(
             f"search.scheduler={kind.__name__}: search.engine={search.engine} takes "

@@ -118,7 +118,10 @@ def test_a_drop_beyond_the_bound_is_an_exit_status(script: Script, gpt: Path, tm
     [
         (["run={run}"], "export: not set; give export="),
         (["run={run}", "export=onx"], "export=onx: no such option; did you mean onnx?"),
-        (["run={run}", "export=onnx", "export.formats.onnx.opst=3"], "export.formats.onnx.opst: ONNX takes no such argument"),
+        (
+            ["run={run}", "export=onnx", "export.formats.onnx.opst=3"],
+            "onnx.opst: ONNX takes no such argument",
+        ),
         (["run={run}", "export=onnx", "export.max_drop=-1"], "export.max_drop=-1"),
         (["run={run}", "export=onnx", "ckpt=nowhere"], "ckpt=nowhere: "),
         (["run={run}/nowhere", "export=onnx"], "no run there"),
