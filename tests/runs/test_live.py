@@ -232,6 +232,7 @@ def test_status_follows_the_lease(serve: Serve, tmp_path: Path, write: Write) ->
 def test_other_hosts_and_requests_without_the_token_are_refused(serve: Serve, tmp_path: Path, write: Write) -> None:
     fill(tmp_path / "runs", write, 1)
     local = serve()
+    assert httpx.get(local).status_code == 200
     assert httpx.get(local, headers={"Host": "evil.example"}).status_code == 421
     assert httpx.post(local).status_code == 501
     url = serve(host="0.0.0.0", token=TOKEN)
