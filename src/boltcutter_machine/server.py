@@ -80,7 +80,8 @@ class Tools:
         if not 0 < minutes < 1e6:
             return _failed("failed", f"minutes={minutes} is not a time; use a positive number")
         seconds = max(round(minutes * 60), 1)
-        limits = ["test=false", *overrides, f"trainer.max_time={format_limit(seconds)}"]
+        sealed = [] if any(override.startswith("test=") for override in overrides) else ["test=false"]
+        limits = [*sealed, *overrides, f"trainer.max_time={format_limit(seconds)}"]
         return await self.run("train", *limits, seconds=seconds + self.grace)
 
     async def read_report(self, run: str) -> dict[str, Any]:

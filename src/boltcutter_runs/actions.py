@@ -46,9 +46,6 @@ def remove(runs: Sequence[Run], *, is_confirmed: bool, ask: Callable[[str], str]
         runs: The runs.
         is_confirmed: Whether the user has agreed already.
         ask: Asks the user.
-
-    Raises:
-        ConfigError: A run is held by a process, is part of a search or was submitted, or nobody can be asked.
     """
     if not (is_confirmed or ask is not input or sys.stdin.isatty()):
         raise ConfigError("remove: asks first, but the input is no terminal; add --yes")
@@ -75,11 +72,7 @@ def _agrees(runs: Sequence[Run], ask: Callable[[str], str]) -> bool:
 
 
 def archive(root: Path, runs: Sequence[Run], *, restores: bool = False) -> list[Path]:
-    """Move the folders of runs to the archive of the folder of all runs, or back.
-
-    Raises:
-        ConfigError: A run is held by a process, is part of a search or elsewhere, or its new place is taken.
-    """
+    """Move the folders of runs to the archive of the folder of all runs, or back."""
     verb, home = ("restore", root / ARCHIVE) if restores else ("archive", root)
     moves = []
     for run in runs:
@@ -100,11 +93,7 @@ def archive(root: Path, runs: Sequence[Run], *, restores: bool = False) -> list[
 
 
 def _hold(runs: Sequence[Run], verb: str, stack: ExitStack) -> None:
-    """Hold the leases of runs, and of the trials of searches, so that no process can start in their folders.
-
-    Raises:
-        ConfigError: Another process holds one, or a run cannot be moved alone.
-    """
+    """Hold the leases of runs, and of the trials of searches, so that no process can start in their folders."""
     for run in runs:
         if run.parent:
             raise ConfigError(f"{verb} {run.id}: part of the search {run.parent}; {verb} the search")

@@ -32,9 +32,6 @@ def main(project: Project, arguments: list[str]) -> list[Run] | None:
 
     Returns:
         The runs that are listed.
-
-    Raises:
-        ConfigError: An argument is wrong.
     """
     if "--complete" in arguments:
         complete(project, arguments[arguments.index("--complete") + 1 :])
@@ -62,11 +59,7 @@ def main(project: Project, arguments: list[str]) -> list[Run] | None:
 
 
 def parse(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Flags with their values, and the other arguments.
-
-    Raises:
-        ConfigError: There is no such flag, or its value is missing.
-    """
+    """Flags with their values, and the other arguments."""
     flags, rest, given = dict[str, str](), list[str](), iter(arguments)
     for argument in given:
         name, equals, value = argument.partition("=")
@@ -114,11 +107,7 @@ def show(runs: Sequence[Run], place: str, flags: dict[str, str], text: str) -> N
 
 
 def serve(place: str, flags: dict[str, str], rest: Sequence[str]) -> None:
-    """Serve the page of the runs; ``host=``, ``port=`` and ``token_file=`` are among the other arguments.
-
-    Raises:
-        ConfigError: Another flag is given, the runs are at a URL, or a setting is wrong.
-    """
+    """Serve the page of the runs; ``host=``, ``port=`` and ``token_file=`` are among the other arguments."""
     from boltcutter_runs import live  # slow imports
 
     settings, words = split_overrides(rest, *live.SETTINGS)
@@ -132,11 +121,7 @@ def serve(place: str, flags: dict[str, str], rest: Sequence[str]) -> None:
 
 
 def act(root: Path, verb: str, words: Sequence[str], flags: dict[str, str]) -> None:
-    """Change the labels of runs, or remove, archive or restore them.
-
-    Raises:
-        ConfigError: A run is not found, or cannot be changed.
-    """
+    """Change the labels of runs, or remove, archive or restore them."""
     texts = {"tag": "<tag> …", "untag": "<tag> …", "note": "<text>"}
     least = 2 if verb in texts else 1
     if len(words) < least or (verb == "note" and len(words) > least):

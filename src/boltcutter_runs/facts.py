@@ -185,12 +185,13 @@ def _last_row(folder: Path, step: int | None = None) -> dict[str, float]:
         rows = [match[0]] if match else []
     else:
         rows = rest[: rest.rfind(b"\n") + 1].splitlines()[-MAX_ROWS:]
-    found: dict[str, float] = {}
-    with suppress(csv.Error):
-        lines = (line.decode(errors="replace") for line in (header, *rows))
-        for row in csv.DictReader(lines):
-            found |= _numbers({name: value for name, value in row.items() if name and value})
-    return {name: value for name, value in found.items() if not name.startswith(NOT_MEASURED)}
+    last: dict[str, str] = {}
+    with suppress(csv.Error, StopIteration):
+        table = csv.reader(line.decode(errors="replace") for line in (header, *rows))
+        names = next(table)
+        for row in table:
+            last |= {name: value for name, value in zip(names, row, strict=False) if name and value}
+    return _numbers({name: value for name, value in last.items() if not name.startswith(NOT_MEASURED)})
 
 
 def _labels(folder: Path, tags: list[str]) -> Facts:

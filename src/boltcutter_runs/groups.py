@@ -81,9 +81,6 @@ def read_group(text: str, known: Sequence[Run], metric: str) -> Group:
             search, which stands for its best trial.
         known: All runs.
         metric: Metric that is compared.
-
-    Raises:
-        ConfigError: There are no such runs, none has the metric, or they are no repetitions of one training.
     """
     folder = Path(text).expanduser()
     if not folder.is_dir() and not any(sign in text for sign in "=<>~"):

@@ -33,6 +33,7 @@ from boltcutter_runs.record import Run, as_runs
 SETTINGS = {"host": "127.0.0.1", "port": "8010", "token_file": ""}
 NICENESS = 10  # added to that of the process, so that a training on the same cores has priority
 INTERVAL = 0.5  # seconds between two looks at the files, however many pages ask
+SHARE = 0.02  # of a core that this takes at most, and as much for a report: long runs are read less often
 REPORT = "report.html"
 # Scripts of a stored report reach neither the other pages of the server nor other hosts.
 SANDBOX = "sandbox allow-scripts; default-src data: 'unsafe-inline'"
@@ -46,9 +47,6 @@ def serve(root: str, query: Query, given: Mapping[str, str]) -> None:
         root: Folder of all runs.
         query: Filter of the runs.
         given: ``host``, ``port`` and ``token_file``, as of ``serve``.
-
-    Raises:
-        ConfigError: A setting is wrong, the port is taken, or other machines reach the server and there is no token.
     """
     host, port, file = (given.get(name, default) for name, default in SETTINGS.items())
     if not port.isdecimal() or int(port) > 65535:
@@ -75,16 +73,18 @@ class Watch:
         self.root, self.query = root.rstrip("/"), query
         self._known = {place.folder: facts for place, facts in index.read(self.root)}
         self._curves: dict[str, tuple[Stamp, page.Curves]] = {}
-        self._lock, self._looked, self._tag, self._text = threading.Lock(), -INTERVAL, "", ""
+        self._lock, self._due, self._tag, self._text = threading.Lock(), 0.0, "", ""
         self._runs: dict[str, Run] = {}  # by the URL of the report
+        self._reports: dict[str, tuple[str, float]] = {}  # by the same: tag, and when to render it again
         self.data()
 
     def data(self) -> tuple[str, str]:
         """What the page shows as JSON, after a text that changes with it."""
         with self._lock:
-            if time.monotonic() - self._looked >= INTERVAL:
+            if time.monotonic() >= self._due:
+                began = time.thread_time()
                 self._look()
-                self._looked = time.monotonic()
+                self._due = time.monotonic() + max(INTERVAL, (time.thread_time() - began) / SHARE)
             return self._tag, self._text
 
     def _look(self) -> None:
@@ -122,8 +122,8 @@ class Watch:
         folder = str(run.folder)
         files = [TESTED, *(section.file for section in extend.sections())]
         now = _digest([stamp_of(folder), *(file_stamp(f"{folder}/{file}") for file in files)])
-        if now == tag:
-            return now, ""
+        if now == tag or (tag == (known := self._reports.get(path, ("", 0.0)))[0] and time.monotonic() < known[1]):
+            return tag, ""
         if run.kind == "search":  # whose report the search writes after each trial
             found = Path(folder, REPORT)
             if not found.is_file() or found.is_symlink():  # somebody else's link may lead to any file
@@ -134,7 +134,10 @@ class Watch:
                 trust.check({}, f"run={folder}", Path(folder), walks=True)
         except ConfigError as error:
             return now, escape(printable(str(error)))
-        return now, html.render(Path(folder), "/")
+        began = time.thread_time()
+        text = html.render(Path(folder), "/")
+        self._reports[path] = now, time.monotonic() + (time.thread_time() - began) / SHARE
+        return now, text
 
 
 def _digest(values: list[Any]) -> str:

@@ -68,11 +68,7 @@ class Query:
 
 
 def select(runs: Sequence[Run], text: str) -> list[Run]:
-    """The runs that a filter selects, in their order; all of them for an empty one.
-
-    Raises:
-        ConfigError: The filter is wrong, or a key of it is in none of the runs.
-    """
+    """The runs that a filter selects, in their order; all of them for an empty one."""
     query = parse(text)
     for key, position in query.keys:
         if fault := find_fault(runs, key):
@@ -81,11 +77,7 @@ def select(runs: Sequence[Run], text: str) -> list[Run]:
 
 
 def parse(text: str) -> Query:
-    """Parse a filter.
-
-    Raises:
-        ConfigError: It is wrong; the message has the position.
-    """
+    """Parse a filter."""
     if not text.strip():
         return Query(lambda run: True)
     parser = _Parser(text)

@@ -57,11 +57,7 @@ class Run:
 
 
 def find_runs(root: Path | str) -> list[Run]:
-    """All runs and searches below a folder or URL, the oldest first.
-
-    Raises:
-        ConfigError: The storage at the URL cannot be reached.
-    """
+    """All runs and searches below a folder or URL, the oldest first."""
     if is_url(root):
         from boltcutter_runs.remote import mirror
 

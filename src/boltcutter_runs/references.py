@@ -29,11 +29,7 @@ def runs_folder(project: Project, overrides: Iterable[str] = ()) -> str:
 
 
 def resolve(project: Project, overrides: Sequence[str]) -> list[str]:
-    """Replace names of runs in overrides, such as ``run=latest``, by their folders; other values are not changed.
-
-    Raises:
-        ConfigError: No run has such a name, or several have, or each rank would look for it on its own.
-    """
+    """Replace names of runs in overrides, such as ``run=latest``, by their folders; other values are not changed."""
     known: dict[str, str] = json.loads(os.environ.get(VARIABLE) or "{}")
     runs: list[Run] | None = None
     found = list(overrides)
@@ -63,9 +59,6 @@ def find(runs: Sequence[Run], text: str, key: str = "run") -> Run:
         runs: All runs.
         text: ``latest``, ``best:<metric>``, an id, or the beginning of an id or of its last part.
         key: Key of the override, for messages.
-
-    Raises:
-        ConfigError: There is no such run, or there are several.
     """
     having = [run for run in runs if run.kind != "search" and run.status not in ("unreadable", "submitted")]
     if text == LATEST:

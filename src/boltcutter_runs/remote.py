@@ -17,9 +17,6 @@ def mirror(url: str) -> Path:
 
     Returns:
         The local folder.
-
-    Raises:
-        ConfigError: The storage cannot be reached.
     """
     folder = run_store().locate(url)
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -72,9 +72,6 @@ def columns(runs: Sequence[Run], given: str | None = None) -> tuple[list[str], i
     Args:
         runs: The runs that are shown.
         given: Keys separated by commas; by default, what there is and what differs.
-
-    Raises:
-        ConfigError: A key is in none of the runs.
     """
     if given:
         keys = [key.strip() for key in given.split(",") if key.strip()]
@@ -88,21 +85,13 @@ def columns(runs: Sequence[Run], given: str | None = None) -> tuple[list[str], i
 
 
 def check_key(runs: Sequence[Run], key: str, setting: str) -> None:
-    """Check that at least one run has a key.
-
-    Raises:
-        ConfigError: None has.
-    """
+    """Check that at least one run has a key."""
     if fault := find_fault(runs, key):
         raise ConfigError(f"--{setting} {key}: {fault}")
 
 
 def sort(runs: Sequence[Run], key: str) -> list[Run]:
-    """Sort runs by a key, of a metric the best first; ``-key`` reverses this. Runs without it are at the end.
-
-    Raises:
-        ConfigError: The key is in none of the runs.
-    """
+    """Sort runs by a key, of a metric the best first; ``-key`` reverses this. Runs without it are at the end."""
     is_reversed, key = key.startswith("-"), key.removeprefix("-")
     check_key(runs, key, "sort")
     if key not in FIELDS and any(key in run.metrics for run in runs) and metric_mode(runs, key) == "max":
@@ -152,11 +141,7 @@ def format_age(seconds: float) -> str:
 
 
 def print_table(runs: Sequence[Run], keys: Sequence[str]) -> None:
-    """Print runs as a table.
-
-    Raises:
-        ConfigError: rich is not installed.
-    """
+    """Print runs as a table."""
     try:
         from rich.console import Console
         from rich.table import Table

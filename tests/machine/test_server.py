@@ -10,6 +10,7 @@ import pytest
 from conftest import require
 
 from boltcutter.assembly.assemble import read_config
+from boltcutter.config.compose import refuse_duplicates
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter_machine.server import Tools, as_text, main
@@ -98,6 +99,7 @@ def test_training_has_a_time_limit_and_leaves_out_the_test_split(
     monkeypatch.setattr(tools, "run", run)
     found = asyncio.run(tools.train(overrides, minutes=90))
     assert found["seconds"] == 90 * 60 + 60
+    refuse_duplicates(found["arguments"])
     cfg = read_config(Project.find(ROOT), list(found["arguments"][1:]))
     assert (cfg.test, cfg.trainer.max_time) == (tests, "00:01:30:00")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from boltcutter.config.redaction import hide_passwords, looks_secret
 
 
+@cache
 def load_template(path: Path) -> jinja2.Template:
     """Load a template of a self-contained page, which may extend ``base.html`` of this folder.
 

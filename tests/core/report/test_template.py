@@ -44,6 +44,7 @@ def test_durations_are_formatted(seconds: float | None, text: str) -> None:
 
 def test_a_template_includes_shared_files_and_escapes_values(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<style>{{ include_text('style.css') }}</style>{{ text }} {{ 0.5 | number }}")
+    assert load_template(tmp_path / "page.html") is load_template(tmp_path / "page.html")  # compiled once
     page = load_template(tmp_path / "page.html").render(text="<b>")
     assert "--ink" in page
     assert page.endswith("</style>&lt;b&gt; 0.5000")
