@@ -1,4 +1,5 @@
 import json
+import pickle
 import threading
 import time
 from dataclasses import asdict, replace
@@ -41,6 +42,9 @@ def test_a_url_is_held_by_one_process(url: str, tmp_path: Path, monkeypatch: pyt
         with pytest.raises(LeaseHeldError, match="in use by process"):
             RemoteLease(tmp_path / "b", url).acquire()
         lease.check()
+        copy = pickle.loads(pickle.dumps(lease.current()))  # of a spawned rank
+        copy.check()
+        copy.release()
         token = lease.current()._holder.token  # type: ignore[union-attr]
         end = time.monotonic() + 20
         while names(url) != [".lease", f".lease.{token}"]:
@@ -106,6 +110,20 @@ def test_an_object_is_created_by_one_process_only(url: str, tmp_path: Path, monk
     assert first._put_new("new")
     monkeypatch.setattr(LocalFileSystem, "exists", lambda *_: False)  # as seen just before the first created it
     assert not second._put_new("new")
+
+
+def test_storage_without_exclusive_objects_holds_leases_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr("boltcutter_remote.lease._create_object", refuse)
+    url = f"file://{tmp_path}/store"
+    (tmp_path / "store").mkdir()
+    with hold(tmp_path / "a", lease=RemoteLease(tmp_path / "a", url)):
+        assert ".lease" in names(url)
+        with pytest.raises(LeaseHeldError, match="in use by process"):
+            RemoteLease(tmp_path / "b", url).acquire()
+    assert names(url) == []
 
 
 def test_one_of_several_concurrent_takeovers_succeeds(url: str, tmp_path: Path) -> None:
