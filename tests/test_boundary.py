@@ -128,6 +128,18 @@ def test_files_of_others_are_read_in_known_places() -> None:
             assert given.get("shell") != "True", file
 
 
+def test_digits_of_other_scripts_are_none() -> None:
+    """Patterns name the digits, as ``\\d`` and ``isdigit`` also accept those which services and ``int`` do not."""
+    for file in SOURCES:
+        tree = ast.parse(file.read_text())
+        texts = {id(node.value): node for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # documentation
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
+                assert "\\d" not in node.value, f"{file}:{node.lineno}"
+            if isinstance(node, ast.Attribute):
+                assert node.attr not in ("isdigit", "isnumeric"), f"{file}:{node.lineno}"
+
+
 def test_each_command_is_known_here() -> None:
     assert commands().keys() == READ_RUNS.keys() | READ_NO_RUNS
 

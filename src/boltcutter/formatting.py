@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
+
+# A spreadsheet would compute text that begins so, as =HYPERLINK(…); the last four are full-width.
+FORMULA = (*"=+-@\t\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def is_terminal(file: TextIO) -> bool:
@@ -40,12 +45,32 @@ def format_limit(seconds: float) -> str:
 
 def parse_duration(text: str) -> float | None:
     """Seconds of a duration such as ``30m``, ``8h``, ``8:00:00`` or, with days, ``01:12:00:00``; None otherwise."""
-    if found := re.fullmatch(r"([1-9]\d*)([smhd])", text):
+    if found := re.fullmatch(r"([1-9][0-9]{0,17})([smhd])", text):
         return float(int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]])
-    if not (found := re.fullmatch(r"(?:(\d+):)?(\d+):(\d+):(\d+)", text.strip())):
+    if not (found := re.fullmatch(r"(?:([0-9]{1,9}):)?([0-9]{1,9}):([0-9]+):([0-9]+)", text.strip())):
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def parse_count(text: str | None) -> int | None:
+    """A number of up to 18 digits, which are those of ASCII; None for any other text."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text or "") else None  # type: ignore[arg-type]
+
+
+def as_cell(value: Any) -> Any:
+    """A value of CSV: text that a spreadsheet would compute is preceded by an apostrophe."""
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r", "\n")  # which the writer quotes; after a carriage return, a row would begin
+    return f"'{text}" if text.startswith(FORMULA) else text
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows as the text of a CSV file, in which no text is a formula."""
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(map(as_cell, row) for row in rows)
+    return file.getvalue()
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:

@@ -19,7 +19,9 @@ from boltcutter.data.module import BatchedTensorDataset, DataModule, Kind, Split
 from boltcutter.data.splits import Indices, check_split, split_indices
 
 Floats = npt.NDArray[np.float64]
-DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([ T].*)?|\d{1,2}:\d{2}(:\d{2}.*)?")  # or a time of day
+DATE = re.compile(
+    r"[0-9]{1,4}([-/.])[0-9]{1,2}\1[0-9]{1,4}([ T].*)?|[0-9]{1,2}:[0-9]{2}(:[0-9]{2}.*)?"
+)  # or a time of day
 DATES = "{name}: column {column} has dates; convert it to numbers or set data.ignore=[{column}]"
 
 

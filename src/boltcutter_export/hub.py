@@ -26,7 +26,7 @@ def check(repo: str) -> None:
     """
     from huggingface_hub import get_token
 
-    if not re.fullmatch(r"[\w.-]+/[\w.-]{1,96}", repo):
+    if not re.fullmatch(r"[\w.-]+/[\w.-]{1,96}", repo, re.ASCII):
         raise ConfigError(f"export.push={repo}: not a repository of the Hub; use <user>/<name>")
     if not get_token():
         raise ConfigError(f"export.push={repo}: not logged in to the Hub; run `hf auth login`, or set HF_TOKEN")

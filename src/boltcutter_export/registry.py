@@ -9,10 +9,10 @@ downloaded when it is used.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +22,7 @@ from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.checkpoint.storage import is_url
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.extend import RUNS
 from boltcutter.project import Project
@@ -47,7 +47,7 @@ KEPT = (
     "evaluation",
     "export",
 )
-NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def location(project: Project) -> str:
@@ -187,7 +187,7 @@ def versions(place: str) -> list[int]:
     with storage_errors(place, place):
         store, path = resolve_filesystem(place)
         found = store.glob(f"{path}/v*/{LINEAGE}")
-    numbers = [re.fullmatch(r"v(\d+)", str(file).split("/")[-2]) for file in found]
+    numbers = [re.fullmatch(r"v([1-9][0-9]*)", str(file).split("/")[-2]) for file in found]
     return sorted(int(number[1]) for number in numbers if number)
 
 
@@ -251,9 +251,9 @@ def best(place: str, known: Sequence[int], reference: str) -> int:
     return max(scores, key=lambda number: (sign * float(scores[number]["score"]), number))
 
 
-def is_finite(score: float | None) -> bool:
+def is_finite(score: object) -> bool:
     """Whether a checkpoint has a score that can be compared."""
-    return score is not None and math.isfinite(float(score))
+    return isinstance(score, int | float) and abs(score) <= sys.float_info.max
 
 
 def resolve(project: Project, overrides: Sequence[str]) -> list[str]:
@@ -287,9 +287,11 @@ def log_artifact(place: str, name: str, folder: Path, checkpoint: str) -> str:
 
 def is_better(lineage: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether a version has a better score than another, of the same metric, or as good a one."""
-    new, old = lineage["best"], other.get("best") or {}
-    if new["score"] is None or old.get("score") is None:
-        return old.get("score") is None
+    new, old = lineage["best"], other.get("best")
+    if not isinstance(old, dict) or not is_finite(old.get("score")):
+        return True
+    if not is_finite(new["score"]):
+        return False
     sign = 1 if new["mode"] == "max" else -1
     comparable = all(new[key] == old.get(key) for key in ("monitor", "mode"))
     return comparable and sign * float(new["score"]) >= sign * float(old["score"])
@@ -299,7 +301,7 @@ def download_artifact(project: Project, name: str, which: str) -> Path:
     """The folder of a version at W&B, downloaded at its first use."""
     place = location(project)
     parent = project.root / "registry" / ".wandb" / place.removeprefix(WANDB) / name
-    if re.fullmatch(r"v\d+", which) and (parent / which).is_dir():
+    if re.fullmatch(r"v[0-9]+", which) and (parent / which).is_dir():
         return parent / which
     from boltcutter_export import artifacts  # imports wandb
 

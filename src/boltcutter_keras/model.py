@@ -20,7 +20,7 @@ if "keras" not in sys.modules:
 import keras as keras  # re-exported, so that other modules import it after the backend is set
 from keras.src.random.seed_generator import global_seed_generator
 
-COUNTER_SUFFIX = re.compile(r"_\d+$")
+COUNTER_SUFFIX = re.compile(r"_[0-9]+$")
 SEED_GENERATOR = "seed_generator"
 SUFFIXES = (".keras", ".weights.h5")
 

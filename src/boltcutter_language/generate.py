@@ -51,7 +51,7 @@ def generate(components: Components, model: str | Predictor, overrides: dict[str
 def _number(overrides: dict[str, str], name: str, default: Any, kind: type, least: int) -> Any:
     """Parse a number from an override, or return the default."""
     text = overrides.get(name, str(default))
-    pattern = r"\d+" if kind is int else r"\d+(\.\d*)?|\.\d+"
+    pattern = r"[0-9]+" if kind is int else r"[0-9]+(\.[0-9]*)?|\.[0-9]+"
     if not re.fullmatch(pattern, text) or kind(text) < least:
         raise ConfigError(f"{name}={text} is not a number of at least {least}; try {name}={default}")
     return kind(text)

@@ -71,7 +71,9 @@ class StoredRuns(Launcher):
 
     def remote_folder(self, folder: Path) -> str:
         """Return the URL of a run, or its path on the nodes, from its folder on this machine."""
-        depth = 3 if re.fullmatch(rf"{re.escape(folder.parent.name)}-\d*", folder.name) else 2  # in an array, or alone
+        depth = (
+            3 if re.fullmatch(rf"{re.escape(folder.parent.name)}-[0-9]*", folder.name) else 2
+        )  # in an array, or alone
         return "/".join([str(self.storage).rstrip("/"), *folder.parts[-depth:]])
 
     def command(self, job: Job) -> list[str]:
@@ -179,7 +181,7 @@ class CloudLauncher(StoredRuns):
         for name, (form, what) in self.forms.items():
             value = getattr(self, name)
             for text in value if isinstance(value, list) else [value]:
-                if text is not None and not re.fullmatch(form, text):
+                if text is not None and not re.fullmatch(form, text, re.ASCII):
                     zone = re.fullmatch(rf"({form})-?[a-z]", text) if name == "region" else None
                     what = f"a zone, not a region; try launch.region={zone[1]}" if zone else f"not {what}"
                     raise ValueError(f"launch.{name}={text} is {what}")
@@ -392,5 +394,5 @@ def next_name(job: Job, limit: int = 60) -> str:
         limit: Largest number of characters, without the number that a resumed run gets.
     """
     name = job_name(job, limit=limit)
-    found = re.search(rf"/{re.escape(name)}(?:-(\d+))?(?:@|$)", earlier_id(job))
+    found = re.search(rf"/{re.escape(name)}(?:-([0-9]+))?(?:@|$)", earlier_id(job))
     return f"{name}-{int(found[1] or 1) + 1}" if found else name

@@ -50,7 +50,7 @@ class ContainerLauncher(LocalLauncher):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not re.fullmatch(r"\d+[bkmg]?", self.shm_size, re.I):
+        if not re.fullmatch(r"[0-9]+[bkmg]?", self.shm_size, re.I):
             raise ValueError(f"launch.shm_size={self.shm_size} is not a size; try launch.shm_size=8g")
 
     def check(self, job: Job) -> None:

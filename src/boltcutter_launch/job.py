@@ -22,7 +22,7 @@ from boltcutter.config.redaction import find_secret_text, find_secrets
 State = Literal["pending", "running", "ended", "unknown"]
 FINAL = ("ended", "unknown")  # states that do not change
 POLL_SECONDS = 1.0  # between two reads of a log that is followed
-TIME = re.compile(r"(?:(\d+)-(\d+)(?::(\d\d))?(?::(\d\d))?|(\d+):(\d\d)(?::(\d\d))?)")
+TIME = re.compile(r"(?:([0-9]+)-([0-9]+)(?::([0-9][0-9]))?(?::([0-9][0-9]))?|([0-9]+):([0-9][0-9])(?::([0-9][0-9]))?)")
 CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")  # some start a new line in a job script
 JOB_VARIABLE = re.compile(r"\$(?:\{SLURM_\w+\}|SLURM_\w+)")  # variables that are set only in the job
 Range = tuple[float | str, float | str | None]

@@ -77,7 +77,7 @@ class LocalLauncher(Launcher):
 
     def status(self, job_id: str) -> Status:
         """Return whether the process runs; unknown on another host."""
-        found = re.fullmatch(r"(\d+) on (\S+) since (.*)", job_id)
+        found = re.fullmatch(r"([0-9]+) on (\S+) since (.*)", job_id)
         if not found or found[2] != socket.gethostname():
             return Status("unknown", f"process {job_id}")
         alive = bool(found[3]) and str(start_time(int(found[1]))) == found[3]

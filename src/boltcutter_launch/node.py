@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def read_index(variable: str) -> str:
     """Return the index of this run in its array from the variable in which the platform gives it."""
-    if not (index := os.environ.get(variable, "")).isdigit():
+    if not (index := os.environ.get(variable, "")).isdecimal():
         raise ConfigError(f"{variable}={index} is not the index of a run; start this as a job of an array")
     return index
 

@@ -239,7 +239,7 @@ def _kubeflow(env: Env) -> NodeInfo | None:
         _number(env, "PET_NNODES"),
         env.get("PET_MASTER_ADDR"),
         env.get("PET_MASTER_PORT"),
-        devices=int(each) if each.isdigit() else None,
+        devices=int(each) if each.isdecimal() else None,
     )
 
 
@@ -291,7 +291,7 @@ READERS = (_skypilot, _sagemaker, _vertex, _azureml, _kubeflow, _pods, _aws_batc
 
 
 def _number(env: Env, name: str) -> int:
-    if not re.fullmatch(r"\d+", env.get(name, "")):
+    if not re.fullmatch(r"[0-9]+", env.get(name, "")):
         fault = f"{name}={env[name]} is not a number" if name in env else f"{name} is not set"
         raise PlatformError(f"{fault}, but other variables of its platform are; set it, or unset them")
     return int(env[name])

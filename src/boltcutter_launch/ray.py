@@ -76,7 +76,7 @@ class RayLauncher(StoredRuns, LocalLauncher):
         super().__post_init__()
         if unknown := self.ports.keys() - PORTS:
             raise ValueError(f"launch.ports.{min(unknown)}: no such port; choose from {', '.join(PORTS)}")
-        if self.address is not None and not re.fullmatch(r"auto|(https?://)?[\w.:\[\]-]+:\d+/?", self.address):
+        if self.address is not None and not re.fullmatch(r"auto|(https?://)?[\w.:\[\]-]+:[0-9]+/?", self.address):
             raise ValueError(f"launch.address={self.address}: expected auto, host:port or http://host:8265; correct it")
         if self.address and (self.dashboard or self.ports):
             name = "dashboard" if self.dashboard else "ports"

@@ -31,7 +31,7 @@ RESERVED_SRUN = RESERVED | {"export", "kill-on-bad-exit", "label", "multi-prog",
 SHORT_OPTIONS = {"a": "array", "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error", "J": "job-name"}
 SHORT_OPTIONS |= {"K": "kill-on-bad-exit", "l": "label", "N": "nodes", "n": "ntasks", "o": "output", "t": "time"}
 SHORT_OPTIONS |= {"W": "wait"}
-MEMORY = re.compile(r"\d+[KMGT]", re.I)
+MEMORY = re.compile(r"[0-9]+[KMGT]", re.I)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -194,4 +194,4 @@ def split_job_ids(job_id: str) -> list[str]:
     Raises:
         ValueError: The recorded id is malformed; scancel could take it for an option.
     """
-    return [match_job_id(r"\d+(_\d+)?", link, "a number such as 123 or 123_4")[0] for link in job_id.split(",")]
+    return [match_job_id(r"[0-9]+(_[0-9]+)?", link, "a number such as 123 or 123_4")[0] for link in job_id.split(",")]

@@ -55,9 +55,11 @@ def partitions(names: str | None) -> list[Partition]:
     for line in result.stdout.splitlines() if result.returncode == 0 else ():
         name, nodes, cpus, gres, limit = line.split("|")
         if names or name.endswith("*"):
-            gpus = sum(int(count) for count in re.findall(r"\bgpu:(?:[^:,()]+:)?(\d+)", gres))
+            gpus = sum(int(count) for count in re.findall(r"\bgpu:(?:[^:,()]+:)?([0-9]+)", gres))
             found.append(
-                Partition(int(nodes), int(cpus.rstrip("+")), gpus, seconds(limit) if limit[0].isdigit() else UNLIMITED)
+                Partition(
+                    int(nodes), int(cpus.rstrip("+")), gpus, seconds(limit) if limit[0] in "0123456789" else UNLIMITED
+                )
             )
     return found
 

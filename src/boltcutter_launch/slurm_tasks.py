@@ -51,7 +51,7 @@ def is_task(env: Env) -> bool:
 def tasks_per_node(env: Env) -> list[int]:
     """Number of tasks of the step on each of its nodes, parsed from a value such as ``2(x3),1``."""
     text = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_NTASKS", "1")
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    found = re.findall(r"([0-9]+)(?:\(x([0-9]+)\))?", text)
     return [int(tasks) for tasks, nodes in found for _ in range(int(nodes or 1))]
 
 

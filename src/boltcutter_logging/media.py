@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.checkpoint.atomic import write, write_text
-from boltcutter.evaluation.table import as_cell
+from boltcutter.formatting import csv_text
 from boltcutter.run import trust
 from boltcutter_logging.pixels import arrange, encode_png, to_pixels
 
@@ -44,11 +44,9 @@ def write_table(folder: Path, name: str, columns: Sequence[Any] | None, data: An
     """Write a table as CSV, from columns and rows or from a data frame."""
     if dataframe is not None:
         columns, data = list(dataframe.columns), dataframe.to_numpy().tolist()
-    text = io.StringIO()
     rows = [[cell.item() if getattr(cell, "ndim", None) == 0 else cell for cell in row] for row in data or ()]
     table = [*([list(columns)] if columns else []), *rows]
-    csv.writer(text, lineterminator="\n").writerows(map(as_cell, row) for row in table)
-    write_text(_path(folder, name, f"{step}.csv"), text.getvalue())
+    write_text(_path(folder, name, f"{step}.csv"), csv_text(table))
 
 
 def discard_after(folder: Path, step: int) -> None:
@@ -95,7 +93,7 @@ def _path(folder: Path, name: str, file: str) -> Path:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (file for file in (folder / FOLDER).rglob("*") if re.fullmatch(r"\d+\.(png|csv)", file.name))
+    return (file for file in (folder / FOLDER).rglob("*") if re.fullmatch(r"[0-9]+\.(png|csv)", file.name))
 
 
 def _read(file: Path) -> Mapping[str, Any]:

@@ -84,7 +84,7 @@ def _read_predictions(path: Path) -> tuple[list[dict[str, Any]], bool]:
         header = next(csv.reader([file.readline().decode()]), [])
         if "confidence" in header:
             return [], True
-        suffixes = [name.removeprefix("target") for name in header if re.fullmatch(r"target(_\d+)?", name)]
+        suffixes = [name.removeprefix("target") for name in header if re.fullmatch(r"target(_[0-9]+)?", name)]
         used = ["index", *filter({"loss"}.__contains__, header)]
         used += [f"{what}{suffix}" for suffix in suffixes[:MAX_TARGETS] for what in ("target", "prediction")]
         numbers = np.loadtxt(file, delimiter=",", usecols=[header.index(name) for name in used], ndmin=2)
@@ -131,7 +131,7 @@ def _read_worst(path: Path, classes: Sequence[Mapping[str, Any]]) -> list[dict[s
 
 def _format_answer(arrays: Mapping[str, Any], what: str, index: int, names: Sequence[str]) -> str:
     """Class name, or numbers."""
-    values = [array[index].item() for name, array in arrays.items() if re.fullmatch(rf"{what}(_\d+)?", name)]
+    values = [array[index].item() for name, array in arrays.items() if re.fullmatch(rf"{what}(_[0-9]+)?", name)]
     return ", ".join(
         names[v] if isinstance(v, int) and 0 <= v < len(names) else str(v) if isinstance(v, int) else format_number(v)
         for v in values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -15,7 +14,9 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from boltcutter.evaluation.table import Table, as_cell, count_rows, write_csv
+from boltcutter.checkpoint.atomic import write_text
+from boltcutter.evaluation.table import Table, count_rows, write_csv
+from boltcutter.formatting import csv_text
 from boltcutter.protocols import data_parallel, gather_objects
 from boltcutter_logging.batches import count_samples, first_tensor
 from boltcutter_logging.columns import concatenate, select_rows, to_columns, to_numpy
@@ -191,8 +192,6 @@ def _write_classes(folder: Path, targets: npt.NDArray[Any], predictions: npt.NDA
         "f1": 2 * correct / np.maximum(1, predicted + support),
     }
     write_csv(folder / "classes.csv", {"class": names, **scores, "samples": support})
-    with open(folder / "confusion.csv", "w", newline="", encoding="utf-8") as file:  # names of classes may be equal
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["target", *map(as_cell, names)])
-        writer.writerows([as_cell(name), *row] for name, row in zip(names, matrix.tolist(), strict=True))
+    rows = [[name, *row] for name, row in zip(names, matrix.tolist(), strict=True)]  # names of classes may be equal
+    write_text(folder / "confusion.csv", csv_text([["target", *names], *rows]))
     draw_confusion(folder / "confusion.svg", matrix, names)

@@ -23,7 +23,7 @@ STYLE = "font: 12px sans-serif; fill: black"
 
 def draw_targets(folder: Path, table: Table) -> None:
     """Plot some samples with several targets, such as a forecast, in the order of the targets."""
-    names = [name for name in table if re.fullmatch(r"target_\d+", name) and f"prediction{name[6:]}" in table]
+    names = [name for name in table if re.fullmatch(r"target_[0-9]+", name) and f"prediction{name[6:]}" in table]
     if not names:
         return
     targets = np.stack([table[name] for name in names], axis=1)  # (N, T)

@@ -163,6 +163,6 @@ def as_text(html: str) -> str:
         end = re.compile(f"</{begin[1]}>", re.I).search(html, begin.end())
         parts.append(html[place : begin.start()])
         place = end.end() if end else len(html)
-    plain = re.sub(r"</(tr|p|h\d|li|div|pre)>", "\n", "".join([*parts, html[place:]]).replace("\n", " "))
+    plain = re.sub(r"</(tr|p|h[0-9]|li|div|pre)>", "\n", "".join([*parts, html[place:]]).replace("\n", " "))
     lines = (" ".join(line.split()) for line in unescape(re.sub(r"<[^<>]*>", " ", plain)).splitlines())
     return "\n".join(line for line in lines if line)

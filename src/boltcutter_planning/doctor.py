@@ -155,7 +155,7 @@ def estimate(found: Sequence[StrategyEstimate], memory: int) -> Lines:
 
 def _devices(special: dict[str, str]) -> int:
     text = special.get("devices", str(max(1, torch.cuda.device_count())))
-    if not re.fullmatch(r"[1-9]\d{0,5}", text):
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
         raise ConfigError(f"devices={text} is not a number of devices; try devices=8")
     return int(text)
 
@@ -163,7 +163,7 @@ def _devices(special: dict[str, str]) -> int:
 def _memory(special: dict[str, str]) -> int:
     """Return the memory of each device in bytes: the override, or that of the smallest device."""
     if "memory" in special:
-        parts = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT])(?:iB|B)?", special["memory"], re.I)
+        parts = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([KMGT])(?:iB|B)?", special["memory"], re.I)
         if not parts or not float(parts[1]):
             raise ConfigError(f"memory={special['memory']} is not an amount of memory; try memory=80GiB")
         return int(float(parts[1]) * UNITS[parts[2].upper()])
@@ -192,7 +192,7 @@ def _links() -> str | None:
     if not shutil.which("nvidia-smi"):
         return None
     done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=60)
-    return re.sub(r"\x1b\[\d*m", "", done.stdout).strip() or None
+    return re.sub(r"\x1b\[[0-9]*m", "", done.stdout).strip() or None
 
 
 def _print(title: str, lines: Lines) -> None:

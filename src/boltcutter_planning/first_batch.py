@@ -21,7 +21,7 @@ from boltcutter.project import is_library
 PYTHON = re.escape(sysconfig.get_path("stdlib"))
 INSTALLED = re.compile(rf"[/\\](site|dist)-packages[/\\]|<frozen|^<string>|^{PYTHON}")
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
-WORKER = re.compile(r'Caught \w+ in DataLoader.* File "(.+?)", line (\d+), in (\w+)\n.*?\n(\w.*)', re.S)
+WORKER = re.compile(r'Caught \w+ in DataLoader.* File "(.+?)", line ([0-9]+), in (\w+)\n.*?\n(\w.*)', re.S)
 KINDS = {L.LightningDataModule: "data", Dataset: "data", Callback: "callback", L.LightningModule: "task"}
 MORE = "(BOLTCUTTER_DEBUG=1 shows the traceback)"
 MAX_TENSORS = 6  # in a message

@@ -33,7 +33,7 @@ def check_devices(trainer: DictConfig) -> None:
     accelerator, devices = str(trainer.get("accelerator", "auto")), trainer.get("devices", "auto")
     gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
     wanted = count_devices(trainer)
-    if not re.fullmatch(r"auto|-1|[1-9]\d*|\d+(, ?\d+)+|\[.+\]", str(devices)):
+    if not re.fullmatch(r"auto|-1|[1-9][0-9]*|[0-9]+(, ?[0-9]+)+|\[.+\]", str(devices)):
         raise ConfigError(
             f"trainer.devices={devices} is not a number of devices; try trainer.devices=1, or auto for all"
         )

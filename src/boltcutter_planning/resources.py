@@ -32,7 +32,7 @@ class ResourceNotes(L.Callback):
 def available_memory() -> int:
     """Available memory of the host, in bytes; all of it where this is unknown."""
     with suppress(OSError):
-        line = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
+        line = re.search(r"MemAvailable: *([0-9]+)", Path("/proc/meminfo").read_text())
         if line:
             return int(line[1]) * 2**10
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.errors import ConfigError, hint, printable
 from boltcutter.config.values import split_overrides
-from boltcutter.formatting import aligned
+from boltcutter.formatting import aligned, parse_count
 from boltcutter.project import Project, display_path
 from boltcutter_runs import actions, query, table
 from boltcutter_runs.query import OPERATORS, select
@@ -91,10 +91,9 @@ def show(runs: Sequence[Run], place: str, flags: dict[str, str], text: str) -> N
     if not runs:
         print(printable(f"no runs in {place}" + (f" match {text}" if text else "")))
         return
-    limit = flags.get("--limit", str(LIMIT))
-    if not limit.isdecimal():
+    if (count := parse_count(limit := flags.get("--limit", str(LIMIT)))) is None:
         raise ConfigError(f"--limit {limit}: not a number; use 0 for all runs")
-    count = int(limit) or len(runs)
+    count = count or len(runs)
     shown = runs[:count] if "--sort" in flags else runs[-count:]  # the newest are the last
     keys, others = table.columns(runs if "--columns" in flags else shown, flags.get("--columns"))
     table.print_table(shown, keys)

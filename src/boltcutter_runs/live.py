@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from boltcutter import extend
 from boltcutter.config.errors import ConfigError, one_line, printable
+from boltcutter.formatting import parse_count
 from boltcutter.report import html
 from boltcutter.run import trust
 from boltcutter.run.folder import is_signed_by_user
@@ -49,11 +50,11 @@ def serve(root: str, query: Query, given: Mapping[str, str]) -> None:
         given: ``host``, ``port`` and ``token_file``, as of ``serve``.
     """
     host, port, file = (given.get(name, default) for name, default in SETTINGS.items())
-    if not port.isdecimal() or int(port) > 65535:
+    if (number := parse_count(port)) is None or number > 65535:
         raise ConfigError(f"port={port} is not a port; try port={SETTINGS['port']}, or port=0 for a free one")
     token = read_token(host, file)
     os.nice(NICENESS)
-    with LiveServer(Watch(root, query), host, int(port), token) as server:
+    with LiveServer(Watch(root, query), host, number, token) as server:
         shown = f"[{host}]" if ":" in host else host
         once = " (in a browser, open /?token=<token> once)" if token else ""
         print(f"http://{shown}:{server.server_port}{once}", flush=True)

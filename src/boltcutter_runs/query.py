@@ -172,7 +172,7 @@ class _Parser:
     def number(self, key: str, text: str, position: int) -> float | None:
         """The number that a value stands for, which is a duration or date for some keys; None if it is none."""
         if key in DURATIONS:
-            match = re.fullmatch(r"(\d+(?:\.\d*)?)([smhdw]?)", text)
+            match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?)([smhdw]?)", text)
             if not match:
                 raise self.error(position, f"{text} is not a duration; write one as 30s, 10m, 3h, 7d or 2w")
             return float(match[1]) * UNITS[match[2] or "s"]

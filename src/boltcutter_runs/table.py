@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import os
 import sys
 import time
 from collections import Counter, defaultdict
@@ -13,8 +10,7 @@ from typing import Any
 
 from boltcutter.config.errors import ConfigError, printable
 from boltcutter.config.values import format_value
-from boltcutter.evaluation.table import as_cell
-from boltcutter.formatting import format_duration, format_number
+from boltcutter.formatting import csv_text, format_duration, format_number
 from boltcutter.project import install_command
 from boltcutter_runs.query import FIELDS, UNITS, find_fault, value_of
 from boltcutter_runs.record import Run, metric_mode
@@ -170,14 +166,10 @@ def print_table(runs: Sequence[Run], keys: Sequence[str]) -> None:
 
 def as_csv(runs: Sequence[Run], keys: Sequence[str]) -> str:
     """Runs as CSV, with numbers as they are: durations in seconds, and times in seconds since the epoch."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator=os.linesep)
-    writer.writerow(map(_csv_cell, keys))
-    writer.writerows([_csv_cell(value_of(run, key)) for key in keys] for run in runs)
-    return file.getvalue()
+    return csv_text([keys, *([_csv_cell(value_of(run, key)) for key in keys] for run in runs)])
 
 
-def _csv_cell(value: Any) -> float | str:
-    if isinstance(value, str):
-        return str(as_cell(value))
-    return "" if value in (None, []) else value if isinstance(value, float) else format_value(value)
+def _csv_cell(value: Any) -> Any:
+    if value in (None, []):
+        return ""
+    return value if isinstance(value, str | int | float) and not isinstance(value, bool) else format_value(value)

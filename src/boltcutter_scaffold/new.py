@@ -66,7 +66,7 @@ def find_template(template: str | None = None) -> tuple[str, str | None]:
     if "dir_info" in origin:
         return origin["url"].removeprefix("file://"), None
     version = installed.version if installed else "0+unknown"
-    if not (origin or (BUNDLE / "origin.json").is_file() or re.fullmatch(r"[\d.]+((a|b|rc)\d+)?", version)):
+    if not (origin or (BUNDLE / "origin.json").is_file() or re.fullmatch(r"[0-9.]+((a|b|rc)[0-9]+)?", version)):
         raise ConfigError(
             f"template: boltcutter {version}, which is installed, is neither a release nor of a known repository, so a "
             "project cannot require it; set template=<URL or folder>"

@@ -10,6 +10,7 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import split_overrides
 from boltcutter.environment import lease, signals, startup
 from boltcutter.extend import resolve_references
+from boltcutter.formatting import parse_count
 from boltcutter.project import Project, command, display_path
 from boltcutter.run.folder import record_attempt
 from boltcutter_search.plan import Plan, continued, planned, save
@@ -44,7 +45,8 @@ def main(project: Project, arguments: list[str]) -> Path | None:
     special, rest = split_overrides(rest, "resume", "worker")
     plan = continued(project, Path(special["resume"]), rest) if special else planned(project, rest)
     if "worker" in special:
-        worker = int(special["worker"])
+        if (worker := parse_count(special["worker"])) is None:
+            raise ConfigError(f"worker={special['worker']}: not a number; use worker=0")
         with startup.restored_signals():
             signals.install_handlers()
             with record_attempt(worker_folder(plan.folder, worker), writes=True):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError
+from boltcutter.formatting import csv_text
 from boltcutter.project import command, display_path
 from boltcutter.run.folder import read_record
 from boltcutter_search.export import write_best
@@ -44,15 +44,13 @@ def write_trials(path: Path, results: Sequence[Result], metrics: Metrics) -> Non
     keys = list(dict.fromkeys(key for result in results for key in result.values))
     names = [name for name, _ in metrics]
     names += sorted({name for result in results for name in result.metrics} - set(names))
-    file = io.StringIO()
-    writer = csv.writer(file)
-    writer.writerow(["trial", "state", *keys, *names, "seconds", "folder", "error"])
+    rows: list[list[Any]] = [["trial", "state", *keys, *names, "seconds", "folder", "error"]]
     for result in results:
         scores = {**result.metrics, **result.objectives}
         values = [result.values.get(key, "") for key in keys]
         row = [result.number, result.state, *values, *(scores.get(name, "") for name in names)]
-        writer.writerow([*row, result.seconds, result.folder.name, result.error])
-    write_text(path, file.getvalue())
+        rows.append([*row, result.seconds, result.folder.name, result.error])
+    write_text(path, csv_text(rows))
 
 
 def summarize_groups(results: Sequence[Result], num_folds: int | None) -> str:

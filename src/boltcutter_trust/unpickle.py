@@ -40,9 +40,11 @@ SKIPPABLE_CALLS = {
 TYPES = {
     f"builtins.{kind.__name__}": kind for kind in (bool, dict, float, int, list, str, tuple)
 }  # referred to, never called
-PLAIN_FRACTION = re.compile(r"-?\d{1,4000}(/\d{1,4000})?")  # Python itself limits integers in text to 4,300 digits
+PLAIN_FRACTION = re.compile(
+    r"-?[0-9]{1,4000}(/[0-9]{1,4000})?"
+)  # Python itself limits integers in text to 4,300 digits
 MAX_VALUES = 1 << 25  # in a container, each as often as it occurs
-SIMPLE_DTYPE = re.compile(r"[?biufc]\d{0,2}|[SU]\d+")
+SIMPLE_DTYPE = re.compile(r"[?biufc][0-9]{0,2}|[SU][0-9]+")
 
 
 @dataclass(eq=False)

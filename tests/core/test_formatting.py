@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from boltcutter.formatting import aligned, format_duration, format_limit, format_number, parse_duration
+from boltcutter.formatting import aligned, format_duration, format_limit, format_number, parse_count, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,17 @@ def test_numbers_are_formatted(value: float, text: str) -> None:
 def test_time_limits_are_read_and_formatted(text: str, seconds: float, limit: str) -> None:
     assert parse_duration(text) == seconds
     assert format_limit(seconds) == limit
-    assert [parse_duration(other) for other in ("soon", "30", "0m", "1:2")] == [None] * 4
+    assert [
+        parse_duration(other) for other in ("soon", "30", "0m", "1:2", f"{'9' * 400}s", "1\N{FULLWIDTH DIGIT TWO}s")
+    ] == [None] * 6
+
+
+def test_counts_are_digits_of_ascii() -> None:
+    assert [parse_count(text) for text in ("0", "12", "007")] == [0, 12, 7]
+    others = ("", None, "-1", "1_0", " 1", "1\n", "x", "9" * 19, "9" * 5000, "\N{SUPERSCRIPT TWO}")
+    assert [parse_count(text) for text in (*others, "\N{FULLWIDTH DIGIT TWO}", "\N{DEVANAGARI DIGIT ONE}")] == [
+        None
+    ] * 12
 
 
 def test_durations_are_formatted() -> None:

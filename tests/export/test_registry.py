@@ -1,8 +1,11 @@
 import hashlib
 import json
+import os
 import shutil
 import tracemalloc
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import QUICK, Script
@@ -212,6 +215,52 @@ def test_a_damaged_lineage_ends_in_one_line(project: Project, trained: Path, con
         assert "\n" not in str(error.value)
 
 
+def test_files_that_are_none_and_names_that_leave_the_registry_are_refused(project: Project, trained: Path) -> None:
+    add(project, trained)
+    version = project.root / "registry" / "digits" / "v1"
+    for name in (
+        "v\N{FULLWIDTH DIGIT TWO}",
+        "v01",
+        "v-1",
+        "v2 ",
+        "v",
+        "v1\n",
+    ):  # the first has a digit of another script
+        (version.parent / name).mkdir()
+        (version.parent / name / registry.LINEAGE).write_text("{}")
+    (version.parent / os.fsdecode(b"v\xff")).mkdir()
+    assert registry.versions(str(version.parent)) == [1]
+    lineage = json.loads((version / registry.LINEAGE).read_text())
+    (project.root / "secret").write_text("a secret value")
+    outside = {f"checkpoints/{'../' * depth}secret": registry.sha256(project.root / "secret") for depth in range(1, 6)}
+    for name in ("digits/v1", "../registry/digits", "..", "digits@v1/..", "dígits", "digits\n", "a" * 5000):
+        with pytest.raises(ConfigError, match=r"not in|no such version"):
+            registry.resolve(project, [f"run=registry:{name}"])
+    for change in outside:
+        files = lineage["files"] | {change: outside[change]}
+        (version / registry.LINEAGE).write_text(json.dumps(lineage | {"files": files}))
+        with pytest.raises(ConfigError, match=r"is not the file that was registered"):
+            registry.resolve(project, ["run=registry:digits"])
+    checkpoint = version / "checkpoints" / "best.ckpt"
+    (version / registry.LINEAGE).write_text(json.dumps(lineage))
+    for replace in (
+        lambda: None,
+        lambda: os.mkfifo(checkpoint),
+        lambda: checkpoint.symlink_to("/dev/zero"),
+        lambda: checkpoint.symlink_to(checkpoint),
+        checkpoint.mkdir,
+    ):
+        checkpoint.unlink()
+        replace()
+        with pytest.raises(ConfigError, match=r"best\.ckpt is not the file that was registered"):
+            registry.resolve(project, ["run=registry:digits"])
+        if checkpoint.is_dir():
+            checkpoint.rmdir()
+            checkpoint.touch()
+        checkpoint.unlink(missing_ok=True)
+        checkpoint.touch()
+
+
 def test_a_registry_at_a_url(project: Project, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(registry.VARIABLE, f"file://{tmp_path}/shared")
     (tmp_path / "shared" / "digits").mkdir(parents=True)
@@ -253,6 +302,8 @@ def test_only_scores_of_the_same_metric_are_compared() -> None:
             (None, None, None),
         )
     ]
+    for odd in (None, 3, [], {"score": "x"}, {"score": 10**400}, {"score": float("nan")}):  # of another program
+        assert registry.is_better(lineages[0], {"best": odd})
     better = [[registry.is_better(new, old) for old in lineages] for new in lineages]
     assert better == [
         [True, True, False, False, True],

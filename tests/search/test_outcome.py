@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,11 @@ def test_trials_csv(tmp_path: Path) -> None:
     assert list(table)[:5] == ["trial", "state", "optimizer", "optimizer.lr", "val/loss"]
     assert list(table["val/loss"]) == [0.5, 9.1]  # of the best checkpoint, where a trial is complete
     assert list(table["folder"]) == [0, 1]
+    hostile = replace(result(tmp_path, 2, 0.5, name="=HYPERLINK(1)\r@x"), error="+1")
+    write_trials(tmp_path / "trials.csv", [hostile], [("=1", "min")])
+    header, row = csv.reader((tmp_path / "trials.csv").read_text().splitlines(keepends=True))
+    assert not [cell for cell in (*header, *row) if cell.startswith(("=", "+", "-", "@"))]
+    assert row[2] == "'=HYPERLINK(1)\n@x"
 
 
 def test_a_search_leaves_its_best_trial_as_an_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

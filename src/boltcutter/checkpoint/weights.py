@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from boltcutter import extend
-from boltcutter.checkpoint.load import find_objects, load, read_metadata
-from boltcutter.checkpoint.state import check_state
+from boltcutter.checkpoint.load import find_objects, load
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.protocols import NativeTask
 
 LATE_HOOKS = ("setup", "configure_model", "on_load_checkpoint")  # may change the parameters of a user's module
 TRAINING_STATE = ("state_dict", "optimizer_states", "lr_schedulers", "loops")  # needed to resume training
+MATRIX = torch.Size((2, 3))  # of a parameter with which an optimizer is tried
+NUMBER = (int, float, Tensor, type(None))  # which versions of torch exchange
 # Components that torch.compile, FSDP and activation checkpointing insert into parameter names.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
@@ -79,18 +82,14 @@ def load_weights(model: nn.Module, path: str | Path) -> list[str]:
     return [f"{len(keys)} {kind}: {first_names(keys)}" for kind, keys in kinds.items() if keys]
 
 
-def incompatibility(path: str | Path, task: nn.Module) -> str | None:
-    """Return why a checkpoint cannot be resumed with this task, in one line; None if it can.
+def incompatibility(content: Mapping[str, Any], task: nn.Module) -> str | None:
+    """Return why a loaded checkpoint cannot be resumed with this task, in one line; None if it can.
 
-    Compares names and shapes of the weights, unless the task creates them later or loads them differently, and the
-    settings that the optimizer stores in each parameter group. The whole training state must be plain values.
-
-    Raises:
-        CheckpointError: The file cannot be read, or its state of training has entries of other types.
+    Compares names and shapes of the weights, unless the task creates them later or loads them differently, the settings
+    that the optimizer stores in each parameter group, and the types of the states of optimizer and scheduler. The whole
+    training state must be plain values.
     """
-    found = read_metadata(path)
-    check_state(found, path)
-    given, own = ({}, {}) if _has_own_loading(task) else (found.get("state_dict", {}), task.state_dict())
+    given, own = ({}, {}) if _has_own_loading(task) else (content.get("state_dict", {}), task.state_dict())
     kinds = {
         "weights are missing": [key for key in own if key not in given],
         "weights are unexpected": [key for key in given if key not in own],
@@ -98,14 +97,55 @@ def incompatibility(path: str | Path, task: nn.Module) -> str | None:
             k for k in own if k in given and not is_lazy(own[k]) and _shape(given[k]) != _shape(own[k])
         ],
     }
-    restored = {key: found[key] for key in TRAINING_STATE if key in found}
+    restored = {key: content[key] for key in TRAINING_STATE if key in content}
     kinds["values are objects, which are not loaded"] = find_objects(restored)
-    make = task.optimizer if isinstance(task, NativeTask) else None
-    if make is not None and (states := found.get("optimizer_states")) and states[0]["param_groups"]:
+    if isinstance(task, NativeTask) and (states := content.get("optimizer_states")) and states[0]["param_groups"]:
         then = states[0]["param_groups"][0].keys()  # including those added by schedulers
-        now = make([nn.Parameter(torch.zeros(1))]).param_groups[0].keys()
-        kinds["optimizer settings are missing"] = sorted(now - then)
+        optimizer, scheduler = _train_a_matrix(task)
+        shapes = {parameter.shape for parameter in task.parameters() if not is_lazy(parameter)}
+        kinds["optimizer settings are missing"] = sorted(optimizer["param_groups"][0].keys() - then)
+        kinds["entries of the optimizer are of another type"] = list(_unlike(states[0], optimizer, shapes))
+        kinds["entries of the scheduler are of another type"] = [
+            line for state in content.get("lr_schedulers", []) for line in _unlike(state, scheduler, shapes)
+        ]
     return "; ".join(f"{len(keys)} {kind} ({first_names(keys)})" for kind, keys in kinds.items() if keys) or None
+
+
+def _train_a_matrix(task: NativeTask) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The states of the task's optimizer and scheduler after a step of one parameter, as far as they can be known."""
+    weight, states = nn.Parameter(torch.zeros(MATRIX)), ({}, {})
+    weight.grad = torch.zeros(MATRIX)
+    optimizer = task.optimizer([weight])
+    with suppress(Exception):  # it needs what only training has, such as a device
+        optimizer.step()
+        if task.scheduler is not None:
+            steps = {"total_steps": 2} if "total_steps" in inspect.signature(task.scheduler).parameters else {}
+            states = ({}, task.scheduler(optimizer, **steps).state_dict())
+    return optimizer.state_dict(), states[1]
+
+
+def _unlike(value: Any, model: Any, shapes: set[Any], name: str = "") -> Iterator[str]:
+    """Name the entries of a saved state of training which have another type, or whose tensors have another shape.
+
+    Args:
+        value: The saved state.
+        model: What a step with one parameter of the shape ``MATRIX`` leaves.
+        shapes: Of the parameters of the task.
+        name: Of the state, with a dot.
+    """
+    if isinstance(model, Mapping) and isinstance(value, Mapping):
+        for key in value:
+            of_all = model.get(0) if name == "state." else model.get(key)  # parameters have the same entries
+            if of_all is not None and key != "params":
+                yield from _unlike(value[key], of_all, shapes, f"{name}{key}.")
+    elif isinstance(model, list | tuple) and isinstance(value, list | tuple) and model:
+        for number, item in enumerate(value):
+            yield from _unlike(item, model[0], shapes, f"{name}{number}.")
+    elif isinstance(model, Tensor) and isinstance(value, Tensor):
+        if value.shape not in {MATRIX: shapes, (): {(), (1,)}}.get(model.shape, {value.shape}):
+            yield name[:-1]
+    elif not isinstance(value, NUMBER if isinstance(model, NUMBER) else type(model)):
+        yield name[:-1]
 
 
 def _has_own_loading(task: nn.Module) -> bool:

@@ -29,7 +29,7 @@ SECRET_KEY = re.compile(
 )
 # Environment variables: any name that ends so, such as MY_SERVICE_KEY and PGPASSWORD.
 SECRET_VARIABLE = re.compile(
-    r"(^|_)(TOKEN|KEY|PAT|SECRET|CREDENTIALS?|JWT|DSN)(_?V?\d+)?$|(?<!COM)(?<!BY)PASS(_?\d+)?$|PASSW(OR)?D|PASSPHRASE|PASSFILE"
+    r"(^|_)(TOKEN|KEY|PAT|SECRET|CREDENTIALS?|JWT|DSN)(_?V?[0-9]+)?$|(?<!COM)(?<!BY)PASS(_?[0-9]+)?$|PASSW(OR)?D|PASSPHRASE|PASSFILE"
 )
 ORDINARY_VARIABLE = re.compile(
     r"(^|_)(PAD|EOS|BOS|UNK|MASK|CLS|SEP|IMAGE|MAX|MIN|NUM|STOP|NEXT)_TOKEN$|PUBLIC_KEY$|^(OLD)?PWD$"
@@ -56,7 +56,7 @@ URL = re.compile(r"([A-Za-z][\w+.-]*://)([^\s'\"<>,]*@[^\s'\"<>,]*)")
 ASSIGNMENT = re.compile(r"(?<![\w$])([A-Z][A-Z0-9_]*)=[\"']?(?=[^\s\"'$])")  # in a shell command: export NAME=value
 QUERY_PARAMETER = re.compile(r"[?&]([\w-]+)=[^\s&$]")  # in a URL
 SIGNATURE_PARAMETERS = ("sig", "x-amz-signature", "x-goog-signature")
-PASSWORD = re.compile(r"[^/@:\s]*:(?!\d+(/|$))[^\s]*@")  # user:password@ at the start of a URL, as opposed to host:port
+PASSWORD = re.compile(r"[^/@:\s]*:(?![0-9]+(/|$))[^\s]*@")  # user:password@ at the start of a URL, not host:port
 
 
 def looks_secret(name: str) -> bool:

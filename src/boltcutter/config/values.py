@@ -15,8 +15,8 @@ from boltcutter.config import redaction
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.config.foreign import foreign
 
-INTEGER = re.compile(r"[-+]?(0|[1-9](_?\d)*)")
-NUMBER = re.compile(r"[-+]?(?!0\d)((\d+\.\d*|\.\d+)(e[-+]?\d+)?|\d+e[-+]?\d+)", re.I)
+INTEGER = re.compile(r"[-+]?(0|[1-9](_?[0-9]){0,4000})")  # Python limits the digits of integers in text
+NUMBER = re.compile(r"[-+]?(?!0[0-9])(([0-9]+\.[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[0-9]+e[-+]?[0-9]+)", re.I)
 RESERVED = {"true": True, "false": False, "null": None}
 NOT_FINITE = {".inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
 WRITTEN = {str(value): text for text, value in (RESERVED | NOT_FINITE).items()}

@@ -10,24 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from boltcutter.formatting import as_cell
+
 Table = dict[str, npt.NDArray[Any]]  # columns of the same length, by name
 
 ROWS_AT_ONCE = 10_000
-FORMULA = ("=", "+", "-", "@", "\t", "\n")  # a spreadsheet would compute text that begins so, as =HYPERLINK(…)
 MAX_COLUMNS = 1000  # per entry of an output, in the tables of a test and of predictions
 
 
 def count_rows(table: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> int:
     """Number of rows; 0 without columns."""
     return len(next(iter(table.values()), ()))
-
-
-def as_cell(value: Any) -> Any:
-    """A value of CSV: text that a spreadsheet would compute is preceded by an apostrophe."""
-    if not isinstance(value, str):
-        return value
-    text = value.replace("\r", "\n")  # which the writer quotes; after a carriage return, a row would begin
-    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def write_csv(path: Path, table: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> None:

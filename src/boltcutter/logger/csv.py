@@ -19,6 +19,8 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyExperiment  # type: ignore[attr-defined]
 from lightning.pytorch.utilities import rank_zero_only
 
+from boltcutter.formatting import as_cell, parse_count
+
 # Why not Lightning's CSVLogger: a resumed run would delete the metrics of earlier attempts, metrics of one step would
 # be in different rows, a killed process could leave an incomplete file, and training would wait for each write.
 Row = dict[str, str]
@@ -175,7 +177,7 @@ class CSVLogger(Logger):
         self._columns = list(
             dict.fromkeys([*columns, "step", "epoch", *(name for row in pending.values() for name in row)])
         )
-        header, lines = _line(self._columns), self._lines(rows)
+        header, lines = _line(map(as_cell, self._columns)), self._lines(rows)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_name(f".{self.path.name}.part")
         with open(draft, "wb") as file:
@@ -202,9 +204,11 @@ class CSVLogger(Logger):
             return [], {}
         text = self.path.read_text(errors="replace").replace("\0", "")
         reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-        rows = {int(row["step"]): row for row in reader if (row.get("step") or "").isdigit()}
-        filled = {step: {name: value for name, value in row.items() if name and value} for step, row in rows.items()}
-        return list(reader.fieldnames or []), filled
+        rows = {step: row for row in reader if (step := parse_count(row.get("step"))) is not None}
+        names = {name: name[1:] if as_cell(name[1:]) == name else name for name in reader.fieldnames or ()}
+        return list(names.values()), {
+            step: {names[name]: value for name, value in row.items() if name and value} for step, row in rows.items()
+        }
 
 
 def _line(cells: Iterable[str]) -> bytes:

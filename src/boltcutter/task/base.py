@@ -280,12 +280,13 @@ class Task(L.LightningModule, ABC):
 
         If the number of ranks has changed, rank 0 gets the merged state of all.
         """
+        trainer = find_trainer(self)
+        if trainer is None or trainer.state.fn != "fit":
+            return
         for state in checkpoint.get("lr_schedulers", []):
             for name in ("total_steps", "_schedule_phases"):  # the latter are OneCycleLR's
                 state.pop(name, None)
-        ranks = checkpoint.get("train_metrics", [])
-        trainer = find_trainer(self)
-        if trainer is None or not ranks:
+        if not (ranks := checkpoint.get("train_metrics")):
             return
         world_size, rank = data_parallel(trainer.strategy)
         same = len(ranks) == world_size

@@ -26,8 +26,16 @@ def get_state(metric: Metric) -> State:
 
 
 def set_state(metric: Metric, state: State) -> None:
-    """Restore a metric's state as returned by ``get_state``."""
+    """Restore a metric's state as returned by ``get_state``.
+
+    Raises:
+        ValueError: An entry is not of the metric, or of another type.
+    """
+    own = get_state(metric)
     for name, value in state.items():
+        kind, items = int if name == UPDATE_COUNT else Tensor, value if isinstance(value, list) else [value]
+        if name not in own or not all(isinstance(item, kind) for item in items):
+            raise ValueError(f"{type(metric).__name__} has no state {name!r} of the type {type(value).__name__}")
         if isinstance(value, list):
             value = [tensor.to(metric.device) for tensor in value]
         setattr(metric, name, value.to(metric.device) if isinstance(value, Tensor) else value)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,14 @@ from boltcutter.checkpoint.state import check_state
 from boltcutter.checkpoint.storage import CheckpointError, check_writable
 from boltcutter.checkpoint.weights import incompatibility, load_weights
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError, as_config_error, prefix_errors
+from boltcutter.config.errors import ConfigError, as_config_error, one_line, prefix_errors
 from boltcutter.protocols import NativeData, NativeTask, find_model
 from boltcutter.run.changes import SettingChanges
 from boltcutter.run.folder import read_record
 from boltcutter.run.store import run_store
 from boltcutter.training.ending import EndOfTraining
+
+RESTORING = {"_restore_modules_and_callbacks", "restore_training_state"}  # functions of Lightning
 
 
 def load_initial_state(
@@ -41,13 +46,12 @@ def load_initial_state(
             check_writable(cfg.checkpoints)
     if checkpoint:
         with prefix_errors(f"resume={cfg.folder}", CheckpointError):
-            fault = incompatibility(checkpoint, components.task)
-            if fault:
+            saved = load(checkpoint, lazy=True)
+            check_state(saved, checkpoint, resumes=True)
+            if fault := incompatibility(saved, components.task):
                 raise ConfigError(
                     f"{checkpoint} does not match the task: {fault}; use the same model, or start a new run"
                 )
-            saved = load(checkpoint, lazy=True)
-            check_state(saved, checkpoint, resumes=True)
             reached_limit = check_limits(components.trainer, saved)
             for callback in components.trainer.callbacks:  # type: ignore[attr-defined]
                 state = saved.get("callbacks", {}).get(callback.state_key)
@@ -67,6 +71,25 @@ def load_initial_state(
             unmatched = load_weights(find_model(components.task) if is_native else components.task, cfg.init_from)
         if components.trainer.is_global_zero:
             print(*(f"init_from: {line}\n" for line in unmatched), sep="", end="")
+
+
+@contextmanager
+def explain_restoring(checkpoint: str | None) -> Iterator[None]:
+    """In this context, an error while a checkpoint is restored is one line with the place of its cause.
+
+    Raises:
+        ConfigError: Lightning, the task, the data module or a callback cannot restore its state.
+    """
+    try:
+        yield
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if getattr(error, "hide_traceback", False) or not RESTORING & {frame.name for frame in frames}:
+            raise
+        place = f"{type(error).__name__} in {Path(frames[-1].filename).name}:{frames[-1].lineno}"
+        raise ConfigError(
+            f"{checkpoint}: not restored ({place}: {one_line(error)}); use another checkpoint, or start a new run"
+        ) from error
 
 
 def check_limits(trainer: L.Trainer, saved: dict[str, Any]) -> str:

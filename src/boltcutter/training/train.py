@@ -37,7 +37,7 @@ from boltcutter.run.metrics import final_metrics
 from boltcutter.run.restart import check_start
 from boltcutter.run.store import join, run_store
 from boltcutter.training.ending import EndOfTraining, unfinished_schedule
-from boltcutter.training.resume import load_initial_state
+from boltcutter.training.resume import explain_restoring, load_initial_state
 
 
 def main(project: Project, overrides: list[str]) -> Path:
@@ -109,7 +109,8 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     if trainer.is_global_zero:
         create_run(cfg, project, components, checkpoint)
     with attempt(cfg, components, checkpoint, changes):
-        trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+        with explain_restoring(checkpoint):
+            trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True)
         stopped_by = ending.stopped_by(trainer)
         record_metrics(cfg, trainer, stopped_by)
         if trainer.is_global_zero and (line := unfinished_schedule(trainer, stopped_by)):

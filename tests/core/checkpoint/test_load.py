@@ -65,7 +65,7 @@ def test_weights_of_a_gpu_are_loaded_into_a_model(saved_on_gpu: Path) -> None:
     model = nn.Linear(3, 2)
     load_weights(model, saved_on_gpu)
     assert torch.equal(model.weight, STATE["state_dict"]["weight"])  # type: ignore[index]
-    assert incompatibility(saved_on_gpu, model) is None
+    assert incompatibility(load(saved_on_gpu), model) is None
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "xpu"])

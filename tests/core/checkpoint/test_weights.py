@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from boltcutter.checkpoint.load import load
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.checkpoint.weights import extract_weights, incompatibility, load_weights
 from boltcutter_data.regression import Regression
@@ -53,12 +54,12 @@ def test_another_model_or_optimizer_is_reported(tmp_path: Path) -> None:
     adam = torch.optim.Adam(task.parameters())
     path = tmp_path / "last.ckpt"
     torch.save({"state_dict": task.state_dict(), "optimizer_states": [adam.state_dict()]}, path)
-    assert incompatibility(path, task) is None
+    assert incompatibility(load(path), task) is None
     task.optimizer = torch.optim.SGD
-    assert "(dampening, momentum, nesterov)" in str(incompatibility(path, task))
+    assert "(dampening, momentum, nesterov)" in str(incompatibility(load(path), task))
     other = Regression(nn.Linear(3, 5), num_outputs=2, optimizer=torch.optim.Adam)
-    assert incompatibility(path, other) == "2 weights have another shape (model.weight, model.bias)"
-    assert incompatibility(path, nn.Sequential(task)) is not None
+    assert incompatibility(load(path), other) == "2 weights have another shape (model.weight, model.bias)"
+    assert incompatibility(load(path), nn.Sequential(task)) is not None
 
 
 class Mode(enum.Enum):
@@ -70,9 +71,9 @@ def test_training_state_that_is_not_loaded_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     given = {"state_dict": task.state_dict(), "hyper_parameters": {"mode": Mode.MIN, "model": task}}
     torch.save(given | {"lr_schedulers": [{"mode": "min"}]}, path)
-    assert incompatibility(path, task) is None
+    assert incompatibility(load(path), task) is None
     torch.save(given | {"lr_schedulers": [{"mode": Mode.MIN}]}, path)
-    assert "(lr_schedulers.0.mode is a " in str(incompatibility(path, task))
+    assert "(lr_schedulers.0.mode is a " in str(incompatibility(load(path), task))
 
 
 def test_a_pickled_model_in_a_checkpoint_is_ignored(tmp_path: Path) -> None:

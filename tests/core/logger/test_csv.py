@@ -53,6 +53,21 @@ def test_a_new_column_is_added_to_all_rows(path: Path) -> None:
     assert lines(path) == ["step,epoch,loss,val/loss", "0,,2.0,", "1,,1.0,", "2,,0.5,0.7"]
 
 
+def test_names_of_metrics_are_no_formula(path: Path) -> None:
+    made = log(path, (0, {"=1+1": 2.0, "-x": 1.0}))
+    log(path, (1, {"=1+1": 3.0}), into=made)
+    log(path, (2, {"=1+1": 4.0, "\uff1dy": 5.0}))  # of a run that is resumed
+    assert lines(path) == ["step,epoch,'=1+1,'-x,'\uff1dy", "0,,2.0,1.0,", "1,,3.0,,", "2,,4.0,,5.0"]
+
+
+@pytest.mark.parametrize("step", ["9" * 5000, "\N{SUPERSCRIPT TWO}", "\N{FULLWIDTH DIGIT TWO}", "x", "-1", "1" * 10**6])
+def test_rows_without_a_step_are_left_out(path: Path, step: str) -> None:
+    path.parent.mkdir()
+    path.write_text(f"step,epoch,loss\n{step},0,2.0\n0,0,1.0\n")
+    log(path, (1, {"loss": 3.0}))
+    assert lines(path) == ["step,epoch,loss", "0,0,1.0", "1,,3.0"]
+
+
 def test_the_last_row_can_change_after_it_was_written(path: Path) -> None:
     made = log(path, (0, {"loss": 2.0, "lr": 0.1}), (1, {"loss": 1.0}))
     log(path, (1, {"lr": 0.05}), into=made)
