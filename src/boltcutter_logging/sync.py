@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import wandb
 from boltcutter.config.values import redacted
 from boltcutter.project import Project
 from boltcutter.run.folder import read_record, read_run_config
+from boltcutter.run.metrics import read_rows
 from boltcutter_logging.wandb import base_url, is_reachable, logged_in
 
 # What the logger in a record may set; others, as save_code, would upload files of this machine.
@@ -75,19 +74,9 @@ def sync(folder: Path, config: dict[str, Any]) -> str:
         uploaded.define_metric("*", step_metric="trainer/global_step", step_sync=True)
         for metric, summary in (settings.get("best") or {}).items():
             uploaded.define_metric(metric, summary=summary, step_metric="trainer/global_step")
-        for row in rows(folder / "metrics.csv"):
-            uploaded.log(row)
+        for step, values in read_rows(folder / "metrics.csv"):
+            uploaded.log(values | {"trainer/global_step": step})
         uploaded.summary.update(record.get("test", {}))
         reason = (record.get("attempts") or [{}])[-1].get("reason")
         uploaded.finish(exit_code=0 if str(reason).startswith("completed") else 1)
     return str(uploaded.url)
-
-
-def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Metrics of each step."""
-    if not path.is_file():
-        return
-    with open(path, newline="") as file:
-        for row in csv.DictReader(file):
-            step = int(row.pop("step"))
-            yield {name: float(value) for name, value in row.items() if value} | {"trainer/global_step": step}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from boltcutter.environment import lease
 from boltcutter.environment.startup import TRIAL_FD
 from boltcutter.project import Project
 from boltcutter.run.folder import read_record
+from boltcutter.run.metrics import read_rows
 
 SAVE_TIMEOUT = 120.0  # seconds for a checkpoint to be written after SIGTERM
 # Variables by which a trial in a job would take itself for one of the job's processes, or ask to be requeued.
@@ -230,15 +230,13 @@ def seconds(folder: Path) -> float:
 
 
 def read_reports(folder: Path, metric: str) -> list[Report]:
-    """The validations of a run so far, by its ``metrics.csv``."""
-    reports = []
-    with suppress(FileNotFoundError), open(folder / "metrics.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            if row.get(metric):
-                with suppress(ValueError):  # a line that a full disk cut off
-                    values = {name: float(value) for name, value in row.items() if name != "step" and value}
-                    reports.append(Report(int(row["step"]) + 1, values))
-    return reports
+    """The validations of a run so far, by its ``metrics.csv``.
+
+    Args:
+        folder: Folder of the run.
+        metric: A metric that each validation logs.
+    """
+    return [Report(step + 1, values) for step, values in read_rows(folder / "metrics.csv") if metric in values]
 
 
 def last_error(folder: Path, log: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.utilities.migration import migrate_checkpoint
+from lightning.pytorch.utilities.migration.utils import migrate_checkpoint
 
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.config.errors import one_line, printable

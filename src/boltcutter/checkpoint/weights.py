@@ -113,15 +113,15 @@ def incompatibility(content: Mapping[str, Any], task: nn.Module) -> str | None:
 
 def _train_a_matrix(task: NativeTask) -> tuple[dict[str, Any], dict[str, Any]]:
     """The states of the task's optimizer and scheduler after a step of one parameter, as far as they can be known."""
-    weight, states = nn.Parameter(torch.zeros(MATRIX)), ({}, {})
+    weight, state = nn.Parameter(torch.zeros(MATRIX)), dict[str, Any]()
     weight.grad = torch.zeros(MATRIX)
     optimizer = task.optimizer([weight])
     with suppress(Exception):  # it needs what only training has, such as a device
         optimizer.step()
         if task.scheduler is not None:
             steps = {"total_steps": 2} if "total_steps" in inspect.signature(task.scheduler).parameters else {}
-            states = ({}, task.scheduler(optimizer, **steps).state_dict())
-    return optimizer.state_dict(), states[1]
+            state = task.scheduler(optimizer, **steps).state_dict()
+    return optimizer.state_dict(), state
 
 
 def _unlike(value: Any, model: Any, shapes: set[Any], name: str = "") -> Iterator[str]:

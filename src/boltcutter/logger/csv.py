@@ -204,7 +204,9 @@ class CSVLogger(Logger):
             return [], {}
         text = self.path.read_text(errors="replace").replace("\0", "")
         reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-        rows = {step: row for row in reader if (step := parse_count(row.get("step"))) is not None}
+        rows: dict[int, dict[str, str]] = {}
+        with suppress(csv.Error):  # a field that is too long, which this logger does not write
+            rows.update((step, row) for row in reader if (step := parse_count(row.get("step"))) is not None)
         names = {name: name[1:] if as_cell(name[1:]) == name else name for name in reader.fieldnames or ()}
         return list(names.values()), {
             step: {names[name]: value for name, value in row.items() if name and value} for step, row in rows.items()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
+import sys
 from array import array
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from boltcutter.formatting import parse_count
 from boltcutter.run import trust
 
 Mode = Literal["min", "max"]
@@ -51,12 +56,21 @@ def final_metrics(folder: Path) -> dict[str, tuple[float, int]]:
         For each metric, its value and the number of optimizer steps after which it was measured.
     """
     found: dict[str, tuple[float, int]] = {}
-    if (folder / "metrics.csv").is_file():
-        with open(folder / "metrics.csv", newline="") as file:
-            for row in csv.DictReader(file):
-                steps = int(row["step"]) + 1  # loggers count steps from 0
-                found |= {name: (float(value), steps) for name, value in row.items() if value}
+    for step, values in read_rows(folder / "metrics.csv"):
+        found |= {name: (value, step + 1) for name, value in values.items()}  # loggers count steps from 0
     return {name: value for name, value in found.items() if not name.startswith(NO_METRICS)}
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    """Read the step and the values of each row of ``metrics.csv``, except for rows that are not as they are written."""
+    with (
+        suppress(OSError, ValueError, csv.Error),
+        io.TextIOWrapper(trust.open_file(path, sys.maxsize), errors="replace", newline="") as file,
+    ):
+        for row in csv.DictReader(file):
+            if (step := parse_count(row.pop("step", None))) is not None:  # not a line that a full disk cut off
+                texts = ((name, text) for name, text in row.items() if name and text)
+                yield step, {name: _to_float(text) for name, text in texts}
 
 
 def read_columns(path: Path) -> dict[str, tuple[array[int], array[int], array[float]]]:

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,33 @@ def test_a_table_of_somebody_else_is_limited(tmp_path: Path, content: str, messa
     (tmp_path / "metrics.csv").write_text(content)
     with pytest.raises(ValueError, match=message):
         read_columns(tmp_path / "metrics.csv")
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (f"step,epoch,val/loss\n{'9' * 5000},0,1\n0,0,0.5\n", {"val/loss": (0.5, 1)}),
+        ("step,epoch,val/loss\n\N{SUPERSCRIPT TWO},0,1\n1,0,0.5,7,8\n2\n", {"val/loss": (0.5, 2)}),
+        (f"step,val/loss\n0,1\n1,{'1' * 10**6}\n", {"val/loss": (1.0, 1)}),
+        ("val/loss\n1\n", {}),
+        ('"' + "[" * (64 << 20), {}),
+        (b"\xff\x00\n\x00", {}),
+        ("", {}),
+    ],
+    ids=range(7),
+)
+def test_rows_that_are_not_as_they_are_written_are_left_out(
+    tmp_path: Path, content: str | bytes, found: dict[str, tuple[float, int]]
+) -> None:
+    text = content.encode() if isinstance(content, str) else content
+    (tmp_path / "metrics.csv").write_bytes(text)
+    assert final_metrics(tmp_path) == found
+
+
+def test_a_table_that_is_no_file_is_none(tmp_path: Path) -> None:
+    assert final_metrics(tmp_path) == {}
+    path = tmp_path / "metrics.csv"
+    for replace in (lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero"), lambda: path.symlink_to(path)):
+        replace()
+        assert final_metrics(tmp_path) == {}
+        path.unlink()
