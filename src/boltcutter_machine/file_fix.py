@@ -12,7 +12,7 @@ import yaml
 from boltcutter.project import Project
 from boltcutter_machine.mistake import REMOVABLE, REMOVED, Mistake, concerns
 
-PLACE = re.compile(r"(.+?\.yaml)(?::(\d+))?")
+PLACE = re.compile(r"(.+?\.yaml)(?::([0-9]+))?")
 HYDRA = re.compile(r"(\s*)- (?:override )?/?(?:_self_|([\w/]+: .+))")  # an entry of a list of defaults
 ENTRY = re.compile(r"- ([\w.]+:(?: .*)?)")
 ENDS = ("]", "}", "'", '"', "]}", "}]")  # that a line may lack

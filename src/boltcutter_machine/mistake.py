@@ -57,7 +57,7 @@ class Mistake:
 def explain(line: str, arguments: Sequence[str]) -> Mistake:
     """Take an error apart."""
     setting = re.match(r"[^\s=:]*", line)[0]  # type: ignore[index]
-    if is_place := re.match(r"[\w./ -]+\.yaml(:[0-9]+)?(?=: (?!not a valid override))", line):  # a file and the line in it
+    if is_place := re.match(r"[\w./ -]+\.yaml(:[0-9]+)?(?=: (?!not a valid override))", line):  # a line of a file
         setting = is_place[0]
     shown = re.match(r"=(.*?)(?:: | (?=[a-z(])|, (?=[\w.]+=|but ))", line[len(setting) :])
     names = [setting, *re.findall(r"\$\{(\w+)[^}]*\} refers to nothing", line)]

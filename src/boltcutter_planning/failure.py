@@ -32,7 +32,7 @@ NO_PEER = re.compile(
     re.I,
 )
 # Errors of Lightning that name the remedy: hooks of Lightning 1, and a validation that would never run.
-REFUSED = re.compile(r"Support for `\w+` has been removed in v|`val_check_interval` \([0-9]+\) must be less than or equal")
+REFUSED = re.compile(r"Support for `\w+` has been removed in v|`val_check_interval` \(.+?\) must be less than or equal")
 NOT_LOGGED = re.compile(r"conditioned on metric|could not find the monitored key")
 NO_GRADIENT = re.compile(r"element 0 of tensors does not require grad")
 UNUSED = re.compile(r"parameters that were not used in producing", re.I)
