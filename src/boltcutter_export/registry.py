@@ -22,7 +22,7 @@ from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.checkpoint.storage import is_url
-from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.errors import ConfigError
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.extend import RUNS
 from boltcutter.project import Project

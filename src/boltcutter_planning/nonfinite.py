@@ -108,7 +108,7 @@ def _in_step(trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_id
                 # Not loss.backward(), which would reduce the gradients over ranks.
                 torch.autograd.grad(loss, [p for p in module.parameters() if p.requires_grad], allow_unused=True)
     except Exception as error:  # of any kind: this is only the explanation of another error
-        if found := re.search(r"Function '(\w+?)(Backward\d*)?' returned nan", str(error)):
+        if found := re.search(r"Function '(\w+?)(Backward[0-9]*)?' returned nan", str(error)):
             return Origin(f"the loss is finite, but the backward pass of {found[1]} is not")
     finally:
         for handle in handles:

@@ -3,9 +3,7 @@ import json
 import os
 import shutil
 import tracemalloc
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import QUICK, Script
