@@ -21,8 +21,8 @@ from boltcutter_launch.job import NoAnswerError, UnreachableError
 
 LOGIN = "run `aws sso login` or `aws configure`, or set AWS_PROFILE"
 LIMITS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"mode": "standard", "total_max_attempts": 3}}
-REGION = r"[a-z]{2,4}(?:-[a-z]+)+-\d+"
-ECR_IMAGE = re.compile(r"\d{12}\.dkr[.-]ecr(?:-fips)?\.([a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|on\.aws)/.+")
+REGION = r"[a-z]{2,4}(?:-[a-z]+)+-[0-9]+"
+ECR_IMAGE = re.compile(r"[0-9]{12}\.dkr[.-]ecr(?:-fips)?\.([a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|on\.aws)/.+")
 BUSY = re.compile("Throttling|RequestLimitExceeded|TooManyRequests")
 # Error codes of the services, https://docs.aws.amazon.com/general/latest/gr/api-error-codes.html and of each API.
 REMEDIES = (

@@ -33,7 +33,7 @@ class AwsBatchLauncher(aws.AwsLauncher):
 
     option, job_file = "aws_batch", "job.json"
     # Region and ID, with the index in an array.
-    id_form = r"arn:aws[a-z-]*:batch:([a-z0-9-]+):\d{12}:job/([a-z0-9-]+(?::\d+)?)", "the ARN of a job"
+    id_form = r"arn:aws[a-z-]*:batch:([a-z0-9-]+):[0-9]{12}:job/([a-z0-9-]+(?::[0-9]+)?)", "the ARN of a job"
     index_variable = "AWS_BATCH_JOB_ARRAY_INDEX"
     ranges: ClassVar = {"time": ("0:01:00", None), "max_restarts": (0, 9)}
 

@@ -41,7 +41,10 @@ class SageMakerLauncher(aws.AwsLauncher):
 
     option, job_file = "sagemaker", "job.json"
     # Region and name.
-    id_form = r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):\d{12}:training-job/([a-zA-Z0-9-]+)", "the ARN of a training job"
+    id_form = (
+        r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):[0-9]{12}:training-job/([a-zA-Z0-9-]+)",
+        "the ARN of a training job",
+    )
     # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
     ranges: ClassVar = {"max_restarts": (0, 30), "disk_gb": (1, 16384), "time": ("0:00:01", "28-00:00:00")}
 
@@ -141,5 +144,5 @@ def _describe(region: str | None, name: str) -> dict[str, Any]:
 
 def _line(event: dict[str, Any], name: str) -> str:
     """Return a line of output; lines of instances other than the first begin with their host."""
-    host = re.sub(r"-\d+$", "", event["logStreamName"].removeprefix(f"{name}/"))
+    host = re.sub(r"-[0-9]+$", "", event["logStreamName"].removeprefix(f"{name}/"))
     return f"{'' if host == 'algo-1' else f'[{host}] '}{event['message'].rstrip()}\n"

@@ -57,11 +57,11 @@ class VertexLauncher(CloudLauncher):
 
     option, protocols, notices = "vertex", ("gs", "s3"), "gce"
     # Project, region and number.
-    id_form = r"projects/([\w.:-]+)/locations/([a-z0-9-]+)/customJobs/(\d+)", "projects/…/customJobs/<number>"
+    id_form = r"projects/([\w.:-]+)/locations/([a-z0-9-]+)/customJobs/([0-9]+)", "projects/…/customJobs/<number>"
     pause = 15  # a project may read logs 60 times a minute, https://cloud.google.com/logging/quotas
     forms: ClassVar = {
         "project": (r"[a-z0-9.:-]+", "a project ID; try launch.project=my-project"),
-        "region": (r"[a-z]+-[a-z]+\d+", "a region; try launch.region=us-central1"),
+        "region": (r"[a-z]+-[a-z]+[0-9]+", "a region; try launch.region=us-central1"),
     }
     ranges: ClassVar = {"disk_gb": (100, None)}
 

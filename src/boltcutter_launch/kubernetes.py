@@ -62,9 +62,9 @@ class KubernetesLauncher(CloudLauncher):
 
     option, takes_path, index_variable = "kubernetes", True, "JOB_COMPLETION_INDEX"
     # Namespace, name, index in an array, and context.
-    id_form = rf"({NAME})/({NAME})(?::(\d+))?@(.*)", "<namespace>/<name>@<context>"
+    id_form = rf"({NAME})/({NAME})(?::([0-9]+))?@(.*)", "<namespace>/<name>@<context>"
     own_secret, secret_example = r"[a-z0-9.-]+/[\w.-]+", "<secret>/<key>"
-    forms: ClassVar = dict.fromkeys(("memory", "shm_size"), (r"[\d.]+[KMGTPE]i?", "a size with its unit; try 64Gi"))
+    forms: ClassVar = dict.fromkeys(("memory", "shm_size"), (r"[0-9.]+[KMGTPE]i?", "a size with its unit; try 64Gi"))
     ranges: ClassVar = {"grace": (30, None)}  # time to save
 
     kind: Literal["job", "trainjob", "rayjob"] = "job"

@@ -180,7 +180,7 @@ def check_reachable(address: str, setting: str, timeout: float = 0) -> None:
     """
     given = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     host, _, port = given.rpartition("://")[2].rpartition(":")
-    if not port.isdigit():
+    if not port.isdecimal():
         return  # Ray searches on this machine
     end = time.monotonic() + timeout
     while True:

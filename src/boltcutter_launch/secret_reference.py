@@ -17,7 +17,7 @@ from boltcutter_launch.job import UnreachableError
 
 # With a key of JSON as ECS writes it:
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/secrets-envvar-secrets-manager.html
-AWS = re.compile(r"(arn:aws[a-z-]*:secretsmanager:([a-z0-9-]+):\d{12}:secret:[\w/+=.@-]+)(?::([^:]+)::)?")
+AWS = re.compile(r"(arn:aws[a-z-]*:secretsmanager:([a-z0-9-]+):[0-9]{12}:secret:[\w/+=.@-]+)(?::([^:]+)::)?")
 EXAMPLE = "arn:aws:secretsmanager:us-east-1:123456789012:secret:wandb-a1b2c3"
 
 
@@ -34,7 +34,7 @@ def read_aws(reference: str) -> str:
 
 
 # https://cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets.versions/access
-GOOGLE = re.compile(r"projects/[\w.:-]+/secrets/[\w-]+/versions/(\d+|latest)")
+GOOGLE = re.compile(r"projects/[\w.:-]+/secrets/[\w-]+/versions/([0-9]+|latest)")
 # https://learn.microsoft.com/azure/key-vault/general/about-keys-secrets-certificates#object-identifiers
 AZURE = re.compile(r"https://[A-Za-z0-9-]{3,24}\.(vault\.[a-z.-]+)/secrets/[A-Za-z0-9-]+(/[0-9a-f]{32})?")
 KEY_VAULT_VERSION = "7.4"

@@ -75,7 +75,7 @@ class SkyLauncher(CloudLauncher):
     """
 
     option, protocols = "sky", ("s3", "gs")
-    id_form = r"(\d+)/[\w.-]+", "<number>/<name>"
+    id_form = r"([0-9]+)/[\w.-]+", "<number>/<name>"
     own_secret, secret_example = "env", "env"
     forms: ClassVar = {
         "infra": (r"[a-z0-9]+(/[^\s/*]+)*", "a place; try launch.infra=[aws/us-east-1]"),
@@ -268,5 +268,5 @@ def environment() -> dict[str, str]:
 
 def fault(done: subprocess.CompletedProcess[str]) -> str:
     """Return the end of what a command has printed."""
-    lines = [line.strip() for line in re.sub(r"\x1b\[[\d;]*m", "", f"{done.stdout}\n{done.stderr}").splitlines()]
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", f"{done.stdout}\n{done.stderr}").splitlines()]
     return one_line(" ".join([line for line in lines if line][-3:]), 400)
