@@ -23,4 +23,10 @@ PART = Part(
         "boltcutter.model.resnet": "boltcutter_data.resnet",
         "boltcutter.task.regression": "boltcutter_data.regression",
     },
+    removed={
+        "boltcutter_data.augment.Augment": {"rotate": 0, "erase": 0},
+        "boltcutter_data.images.Images": {"group": None},
+        "boltcutter_data.resnet.ResNet": {"mean": None, "std": None, "zero_init_residual": True},
+        "boltcutter_data.shards.Shards": {"num_folds": None, "fold": ..., "group": None},
+    },
 )

@@ -18,4 +18,5 @@ PART = Part(
         "boltcutter.model.transformer": "boltcutter_language.transformer",
         "boltcutter.task.language": "boltcutter_language.task",
     },
+    removed={"boltcutter_language.tokens.Tokens": {"header": 0, "num_folds": None, "fold": ...}},
 )

@@ -22,6 +22,10 @@ PART = Part(
         **{f"boltcutter.callback.{module}": f"boltcutter_logging.{module}" for module in CALLBACKS},
         **{f"boltcutter.logger.{module}": f"boltcutter_logging.{module}" for module in ("services", "wandb")},
     },
+    removed={
+        "boltcutter_logging.progress.Progress": {"refresh_per_second": ..., "seconds_between_lines": ...},
+        "boltcutter_logging.throughput.ThroughputMonitor": {"max_data_wait": ...},
+    },
     section=Section("Pictures and tables", "record.json", "boltcutter_logging.media:render"),
     offers={
         "encode_image": "boltcutter_logging.pixels:encode_image",

@@ -12,6 +12,7 @@ PART = Part(
         "boltcutter.callback.ema": "boltcutter_parallel.ema",
         "boltcutter.callback.skip_no_op_hooks": "boltcutter_parallel.skip_no_op_hooks",
     },
+    removed={"boltcutter_parallel.pipeline.PipelineStrategy": {"process_group_backend": None}},
     ranks="boltcutter_parallel.mpi_environment:export_torchrun_env",
     offers={
         "backend.mpi4py": "boltcutter_parallel.mpi:register",

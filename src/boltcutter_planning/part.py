@@ -31,6 +31,7 @@ boltcutter doctor --test""",
     names={"Profile": "boltcutter_planning.profile"},
     components=("boltcutter_planning.profile",),
     moved={"boltcutter.callback.profile": "boltcutter_planning.profile"},
+    removed={"boltcutter_planning.profile.Profile": {"profile_memory": ..., "with_stack": ...}},
     callbacks="boltcutter_planning.learning:callbacks",
     offers={
         "check": "boltcutter_planning.check:main",

@@ -64,7 +64,7 @@ def as_experiment(project: Project, overrides: Sequence[str]) -> tuple[dict[str,
         elif dropped:
             removed.append(override)
         else:
-            path = re.split(r"\.\d+(?:\.|$)", _target(cfg, key))[0]  # of an item of a list the whole list
+            path = re.split(r"\.[0-9]+(?:\.|$)", _target(cfg, key))[0]  # of an item of a list the whole list
             *parents, leaf = path.split(".")
             value: Any = reduce(getitem, parents, values)[leaf]
             node = reduce(lambda above, name: above.setdefault(name, {}), parents, content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,9 @@ def _axis(key: str, results: Sequence[Result], log_keys: Collection[str]) -> dic
     values = [result.values[key] for result in results if key in result.values]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return {"name": key, "log": key in log_keys and all(value > 0 for value in values), "options": None}
-    options = sorted(set(map(format_value, values)), key=lambda option: option.zfill(9) if option.isdigit() else option)
+    options = sorted(
+        set(map(format_value, values)), key=lambda text: text.zfill(9) if re.fullmatch("[0-9]+", text) else text
+    )
     return {"name": key, "log": False, "options": options}
 
 

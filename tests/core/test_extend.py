@@ -1,5 +1,7 @@
 """Parts of other distributions: a small one is installed, and everything that it adds is used."""
 
+import importlib
+import inspect
 import json
 import os
 import re
@@ -15,7 +17,7 @@ from conftest import ROOT
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.locate import locate
-from boltcutter.extend import added, find, parts, require
+from boltcutter.extend import added, find, parts, require, without_removed
 
 ACME = ROOT / "tests" / "acme"
 Boltcutter = Callable[..., subprocess.CompletedProcess[str]]
@@ -201,3 +203,20 @@ def test_each_implementation_that_the_core_asks_for_is_offered_and_documented() 
     documented = (ROOT / "docs" / "extending.md").read_text()
     assert not [name for name in asked if f"`{name.partition('.')[0]}" not in documented]
     assert all(find_spec(path.partition(":")[0]) for path in added("offers").values())
+
+
+def test_settings_that_a_class_no_longer_has_are_left_out_where_they_had_no_effect() -> None:
+    augment = {"_target_": "boltcutter.data.augment.Augment", "flip": 0.5, "rotate": 0.0, "erase": 8}
+    progress = {"_target_": "boltcutter.callback.progress.Progress", "refresh_per_second": 1.0}
+    config = {"data": {"augment": augment, "rotate": 0}, "callback": [progress]}
+    assert without_removed(config) == {
+        "data": {"augment": {key: augment[key] for key in ("_target_", "flip", "erase")}, "rotate": 0},
+        "callback": [{"_target_": progress["_target_"]}],
+    }
+
+
+def test_removed_settings_are_of_classes_that_do_not_take_them() -> None:
+    for path, settings in added("removed").items():
+        module, _, name = path.rpartition(".")
+        arguments = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+        assert not arguments.keys() & settings.keys(), path

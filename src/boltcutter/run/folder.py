@@ -25,6 +25,7 @@ from boltcutter.config.compose import DictConfig, merge
 from boltcutter.config.errors import ConfigError, prefix_errors
 from boltcutter.config.values import as_yaml, redacted
 from boltcutter.environment import lease
+from boltcutter.extend import without_removed
 from boltcutter.project import Project
 from boltcutter.protocols import PlannedExit
 from boltcutter.run import lineage, trust
@@ -58,7 +59,7 @@ def read_run_config(project: Project, folder: Path, setting: str = "run", *, ins
     trust.check(recorded, where, folder, project, signature=signature, instantiates=instantiates, walks=True)
     if missing := [key for key in REQUIRED if instantiates and key not in recorded]:
         raise ConfigError(f"{where}: its record.json has no {missing[0]} in config; restore it from a copy")
-    return moved_to(folder, DictConfig(recorded), setting)
+    return moved_to(folder, DictConfig(without_removed(recorded)), setting)
 
 
 def recorded_config(folder: Path, setting: str) -> tuple[dict[str, Any], object]:
