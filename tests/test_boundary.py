@@ -61,7 +61,7 @@ LOADERS = {
     "runpy.run_path": {"boltcutter_scaffold/proof.py"},  # boltcutter import trains the original
     "OmegaConf.load": {"boltcutter/config/compose.py"},
     "np.load": {
-        *("boltcutter_data/files.py", "boltcutter_export/runner.py", "boltcutter_export/serving/app.py"),
+        *("boltcutter_data/files.py", "boltcutter_export/serving/app.py"),
         "boltcutter_logging/outcome_report.py",
     },
 }
@@ -103,7 +103,6 @@ def test_records_are_read_by_one_reader() -> None:
                     found.add(f"{file.relative_to(SRC)}:{function.name}")
     assert found == {  # which open another file
         "boltcutter/run/restart.py:check_start",  # of what it has just written
-        "boltcutter_export/hub.py:write_readme",
         "boltcutter_launch/jobs.py:list_runs",
         "boltcutter_launch/node.py:check_starts",  # an object at a URL, parsed by trust.parse_json
         "boltcutter_search/trial.py:start",

@@ -348,7 +348,8 @@ def test_fractions_of_a_split_must_add_up_to_one(refusal: Refusal, tmp_path: Pat
 
 def test_a_command_whose_package_is_not_installed(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
     server = "boltcutter_export.serving.server"
-    monkeypatch.delitem(sys.modules, server, raising=False)
+    for module in (server, "boltcutter_export.serving.app"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "prometheus_client.multiprocess", raising=False)
     assert_one_line(refusal(module=server), "prometheus_client: ", "pip install 'boltcutter[serve]'")

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from conftest import require
 from kubeflow_trainer_api import models
+from ray_run import RAY_PROBE
 
 from boltcutter.environment.platform import PLATFORM, launched_layout
 from boltcutter_launch.job import Job
@@ -155,7 +156,7 @@ def test_a_ray_job_has_a_worker_for_each_node(job: Job, settings: dict[str, Any]
     assert spec["submissionMode"] == "HTTPMode"
     for group in (head, workers):
         (container,) = group["template"]["spec"]["containers"]
-        assert container["livenessProbe"]["httpGet"] == container["readinessProbe"]["httpGet"] != {}
+        assert container["livenessProbe"]["httpGet"] == container["readinessProbe"]["httpGet"] == RAY_PROBE
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
         check_core("v1", "PodTemplate", metadata={"name": "a"}, template=group["template"])
     resources = [group["template"]["spec"]["containers"][0]["resources"] for group in (head, workers)]

@@ -19,9 +19,7 @@ import psutil
 import pytest
 from conftest import Script, environment, patience, require
 from object_storage import s3_server
-from ray_run import OVERRIDES, Run, assert_bitwise_equal
-
-from boltcutter_launch.kubernetes_manifest import RAY_PROBE
+from ray_run import OVERRIDES, RAY_PROBE, Run, assert_bitwise_equal
 
 require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -142,9 +140,8 @@ def test_missing_nodes_are_reported(cluster: Cluster, run: Run) -> None:
     assert done.returncode == 1, done.stderr
     assert "error: trainer.num_nodes=4 trainer.devices=1: needs 4 nodes with CPU: 1; the cluster has " in run.log
     assert "try trainer.num_nodes=2\n" in run.log
-    probe = RAY_PROBE["httpGet"]  # of the nodes that KubeRay starts, at the default port of Ray's agent
-    cluster.wait(int(probe["port"]))
-    with urllib.request.urlopen(f"http://127.0.0.1:{probe['port']}{probe['path']}", timeout=60) as answer:
+    cluster.wait(int(RAY_PROBE["port"]))
+    with urllib.request.urlopen(f"http://127.0.0.1:{RAY_PROBE['port']}{RAY_PROBE['path']}", timeout=60) as answer:
         assert answer.read() == b"success"
 
 
