@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import resource
@@ -58,18 +59,21 @@ def main(project: Project, overrides: list[str]) -> None:
     printed = _run([*train, "--print", *overrides])
     if printed.returncode:
         raise ConfigError(_message(printed.stderr))
-    cfg = yaml.safe_load(printed.stdout)
-    unit = batch_unit(cfg["trainer"])
-    size = cfg["data"].get("batch_size")
-    if type(size) is not int or size < 1:
-        raise ConfigError(f"data.batch_size={size} is not a number of samples to start with; try data.batch_size=64")
-    start = max(unit, size // unit * unit)
+    start, unit = first_size(yaml.safe_load(printed.stdout))
     with tempfile.TemporaryDirectory() as scratch:
         fits = partial(trial, train, overrides, limit, Path(scratch))
         best = search(start, unit, fits)
     if best is None:
         raise TrialError(f"data.batch_size={unit} does not fit; use a smaller model, or trainer.precision=bf16-mixed")
     print(f"data.batch_size={best}")
+
+
+def first_size(cfg: dict[str, Any]) -> tuple[int, int]:
+    """Return the batch size to start with, and the unit of which all sizes are multiples."""
+    size, unit = cfg["data"].get("batch_size"), batch_unit(cfg["trainer"])
+    if type(size) is not int or size < 1:
+        raise ConfigError(f"data.batch_size={size} is not a number of samples to start with; try data.batch_size=64")
+    return max(unit, size // unit * unit), unit
 
 
 def batch_unit(trainer: dict[str, Any]) -> int:
@@ -92,7 +96,8 @@ def search(start: int, unit: int, fits: Callable[[int], bool | None]) -> int | N
         elif high <= low * CLOSE:
             break
         else:
-            size = (low + high) // 2 // unit * unit
+            # The geometric mean, as the size to start with may be far from the result.
+            size = min(-(-math.isqrt(max(low, unit) * high) // unit) * unit, high - unit)
     return low or None
 
 
