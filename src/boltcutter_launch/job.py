@@ -204,7 +204,11 @@ def render_template(file: Path, **values: object) -> str:
 
 def render_yaml(file: Path, **values: object) -> Any:
     """Render a template of YAML, in which each value is inserted as JSON, and return its content."""
-    return yaml.safe_load(_template(file, lambda value: json.dumps(value, ensure_ascii=False)).render(values))
+
+    def insert(value: object) -> str:  # without characters that YAML takes for line ends, or refuses
+        return re.sub(r"[^ -~]", lambda char: f"\\U{ord(char[0]):08x}", json.dumps(value, ensure_ascii=False))
+
+    return yaml.safe_load(_template(file, insert).render(values))
 
 
 def assignments(environment: Mapping[str, str]) -> list[str]:

@@ -4,7 +4,16 @@ from pathlib import Path
 import pytest
 
 from boltcutter_launch import job
-from boltcutter_launch.job import Job, UnreachableError, assignments, check_settings, follow_log, quote, seconds
+from boltcutter_launch.job import (
+    Job,
+    UnreachableError,
+    assignments,
+    check_settings,
+    follow_log,
+    quote,
+    render_yaml,
+    seconds,
+)
 
 
 def test_runs_of_an_array_have_unique_names() -> None:
@@ -35,6 +44,16 @@ def test_the_values_of_secrets_are_refused_in_all_settings(monkeypatch: pytest.M
 
 def test_values_of_variables_are_quoted() -> None:
     assert assignments({"A": "b c", "N": "1"}) == ["export A='b c'", "export N=1"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["a\x85b", "a\u2028b", "\x7f", "\U0001f600", "\udcff", "yes", "1e3", "# a", "a: b\n- c", '"}}', {"k: ": ["\x85"]}],
+)
+def test_values_in_templates_of_yaml_stay_as_they_are(tmp_path: Path, value: object) -> None:
+    file = tmp_path / "job.yaml.j2"
+    file.write_text("name: {{ value }}\nlist: [{{ value }}]\n")
+    assert render_yaml(file, value=value) == {"name": value, "list": [value]}
 
 
 def test_only_job_variables_are_expanded() -> None:
