@@ -72,7 +72,8 @@ def check_state(content: dict[str, Any], path: str | Path, *, resumes: bool = Fa
     if fault and not resumes:
         states = {} if any(_misfits(content, {"callbacks": {}})) else content.get("callbacks", {})
         for name in ENTRIES.keys() - {"state_dict"}:
-            content.pop(name, None)
+            if ENTRIES[name] is not int or any(_misfits(content, {name: int})):  # valid numbers stay
+                content.pop(name, None)
         kept = {name: state for name, state in states.items() if not any(_callback_faults({name: state}))}
         content |= {"callbacks": kept, VERSION: L.__version__}
         fault = next(_misfits(content, {"state_dict": {}}), None)

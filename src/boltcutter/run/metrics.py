@@ -70,7 +70,11 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
         for row in csv.DictReader(file):
             if (step := parse_count(row.pop("step", None))) is not None:  # not a line that a full disk cut off
                 texts = ((name, text) for name, text in row.items() if name and text)
-                yield step, {name: _to_float(text) for name, text in texts}
+                try:
+                    values = {name: float(text) for name, text in texts}
+                except (TypeError, ValueError):  # two lines that were written at once
+                    continue
+                yield step, values
 
 
 def read_columns(path: Path) -> dict[str, tuple[array[int], array[int], array[float]]]:
