@@ -15,7 +15,7 @@ import yaml
 
 from boltcutter.checkpoint.storage import resolve_filesystem, store_errors
 from boltcutter_cloud import aws
-from boltcutter_cloud.ec2_script import VENV, render_user_data
+from boltcutter_cloud.ec2_script import VENV, check_requirements, render_user_data
 from boltcutter_cloud.machines import check_devices, find_machine
 from boltcutter_launch import jupyter as notebook
 from boltcutter_launch.cloud import earlier_id, next_name, read
@@ -81,6 +81,8 @@ class EC2Launcher(aws.AwsLauncher):
             )
         self.check_set("instance_type", f"try launch.instance_type={'g5.xlarge' if job.gpus else 'm7i.xlarge'}")
         self.check_set("instance_profile", "it gives access to the storage; docs/cloud.md shows how to create one")
+        if self.install and job.root:
+            check_requirements(job.root)
         machine = str(self.instance_type)
         check_devices("launch.instance_type", machine, find_machine("ec2", machine), job)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,21 @@ if TYPE_CHECKING:
 
 HOME = "/opt/boltcutter"  # on the instance
 VENV = f"{HOME}/venv/bin/python"
+PRIVATE = re.compile(r"""["']([\w.-]+(?:\[[\w,. -]*\])? *@ *(?:git\+)?(?:file|ssh):[^"']*)["']""")  # of requirements
+
+
+def check_requirements(project: Path) -> None:
+    """Check that an instance can install what a project requires, as far as its addresses tell.
+
+    Raises:
+        ValueError: A requirement is on this machine, or needs a key.
+    """
+    file = project / "pyproject.toml"
+    if file.is_file() and (match := PRIVATE.search(file.read_text())):
+        raise ValueError(
+            f"launch.install: pyproject.toml requires {match[1]}, which the instance cannot read; give an https address"
+            ", set launch.image, or use an AMI that has it with launch.install=false"
+        )
 
 
 def render_user_data(ec2: EC2Launcher, job: Job) -> str:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from boltcutter.protocols import NativeTask, SavesShards, ShardsWeights
 from boltcutter.strategy.errors import StrategyError
+from boltcutter_parallel.ema import FULL_MODEL, averages_full_model
 from boltcutter_parallel.internals import move_some, tree_map_only
 from boltcutter_parallel.sharded_checkpoint import WEIGHTS
 from boltcutter_parallel.units import fully_shard_units
@@ -73,6 +74,8 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         if self._save_distributed_checkpoint:
             self._check_writer()
         task: Any = self.lightning_module
+        if averages_full_model(task.trainer):
+            raise StrategyError(FULL_MODEL)
         super().setup_environment()
         configure = task.configure_model
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from boltcutter.internals import BatchNorm, foreach_norm
 from boltcutter.protocols import ComputesLosses, NativeTask, SplitsIntoStages, gather_objects
 from boltcutter.strategy.errors import StrategyError
+from boltcutter_parallel.ema import FULL_MODEL, averages_full_model
 from boltcutter_parallel.internals import move_some
 
 MAX_SCHEDULES = 8  # cached, one for each shape of batch, each with its buffers
@@ -280,6 +281,7 @@ def _refused(trainer: L.Trainer, task: Any, model: Any, microbatches: int, stage
         "task.compile=true: stages are not compiled; set it to false": bool(
             getattr(model, "_compiled_call_impl", None)
         ),
+        FULL_MODEL: averages_full_model(trainer),
         "trainer.precision=16-mixed: loss scaling is not supported; try bf16-mixed": (
             getattr(trainer.precision_plugin, "scaler", None) is not None
         ),

@@ -20,7 +20,6 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import last_of_each, split_overrides
 from boltcutter.project import Project
 from boltcutter.topology import count_devices
-from boltcutter_planning.resources import available_memory
 
 TRIAL = ["trainer.limit_train_batches=3", "trainer.max_epochs=1", "trainer.limit_val_batches=2"]
 TRIAL += ["trainer.log_every_n_steps=1", "logger=null", "test=false", "report=false"]
@@ -49,16 +48,20 @@ def main(project: Project, overrides: list[str]) -> None:
     """
     special, overrides = split_overrides(overrides, "limit_gib")
     try:
-        limit = float(special.get("limit_gib", 0.9 * available_memory() / 2**30))
+        limit = float(special.get("limit_gib", "1"))
     except ValueError:
         limit = 0.0
-    if limit <= 0:
+    if not limit > 0:
         raise ConfigError(f"limit_gib={special['limit_gib']} is not a number of GiB; try 4")
     os.environ.update(project.environment)
     train = [sys.executable, *project.train_command]
     printed = _run([*train, "--print", *overrides])
     if printed.returncode:
         raise ConfigError(_message(printed.stderr))
+    if "limit_gib" not in special:
+        from boltcutter_planning.resources import available_memory  # imports torch, which mistakes need not wait for
+
+        limit = 0.9 * available_memory() / 2**30
     start, unit = first_size(yaml.safe_load(printed.stdout))
     with tempfile.TemporaryDirectory() as scratch:
         fits = partial(trial, train, overrides, limit, Path(scratch))

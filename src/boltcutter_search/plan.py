@@ -18,6 +18,7 @@ from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.compose import DictConfig, compose, merge
 from boltcutter.config.errors import ConfigError, as_config_error, hint, one_line, prefix_errors
 from boltcutter.config.instantiate import build, find_mistakes
+from boltcutter.config.locate import locate
 from boltcutter.config.values import last_of_each, plain, redacted, split_overrides
 from boltcutter.environment.identity import new_run_id
 from boltcutter.extend import require
@@ -32,6 +33,11 @@ from boltcutter_search.trial import Sampled, Trial, trial_overrides
 
 RECORD = "search.json"
 SHARED = "trials share a folder"
+KINDS = {  # that an engine takes: the base class, and what it is
+    ("sampler", "local"): ("optuna.samplers.BaseSampler", "a sampler of Optuna"),
+    ("scheduler", "local"): ("optuna.pruners.BasePruner", "a pruner of Optuna"),
+    ("scheduler", "ray"): ("ray.tune.schedulers.TrialScheduler", "a scheduler of Ray Tune"),
+}
 CHANGEABLE = ("num_trials", "max_parallel", "max_time", "target", "cpus", "gpus", "address", "dashboard", "ports")
 # What a search that is continued takes from its record; signed as a whole, since overrides may name any class.
 SIGNED = ("overrides", "settings", "metrics", "fixed", "devices", "gpus", "num_workers")
@@ -169,19 +175,39 @@ def make_search(settings: Mapping[str, Any]) -> Search:
         search: Search = build(cfg.search, "search")
     except ValueError as error:
         raise ConfigError(one_line(error)) from error
-    check_scheduler(search)
+    check_algorithms(search)
     return search
 
 
-def check_scheduler(search: Search) -> None:
-    """Check that the scheduler belongs to the engine."""
-    owner = {"local": "optuna", "ray": "ray"}.get(search.engine)
-    kind: Any = search.scheduler.func if isinstance(search.scheduler, partial) else type(search.scheduler)
-    if search.scheduler is not None and owner not in {base.__module__.partition(".")[0] for base in kind.__mro__}:
-        raise ConfigError(
-            f"search.scheduler={kind.__name__}: search.engine={search.engine} takes "
-            f"{f'one of {owner}' if owner else 'none'}; choose another, or null"
-        )
+def check_algorithms(search: Search) -> None:
+    """Check that the engine takes the kinds of sampler and scheduler, and that the sampler can be made anew."""
+    for setting, engine, algorithm in (
+        ("sampler", "local", search.sampler),  # each engine samples by Optuna
+        ("scheduler", search.engine, search.scheduler),
+    ):
+        if algorithm is None:
+            continue
+        base, text = KINDS.get((setting, engine), ("", "none"))
+        kind: Any = algorithm.func if isinstance(algorithm, partial) else type(algorithm)
+        if not base or (isinstance(kind, type) and not issubclass(kind, locate(base))):
+            raise ConfigError(
+                f"search.{setting}={kind.__name__}: search.engine={search.engine} takes {text}; choose another, or null"
+            )
+        if setting == "sampler" and not callable(algorithm):
+            raise ConfigError(
+                f"search.sampler={kind.__name__}: made for each trial; write search.sampler._partial_=true"
+            )
+
+
+def check_population(cfg: DictConfig) -> None:
+    """Check that trials can continue from the checkpoints of others, as a population does."""
+    from boltcutter.protocols import handles_signals  # imports torch
+
+    callbacks = plain(cfg).get("callback") or {}
+    if not handles_signals([locate(callback["_target_"]) for callback in callbacks.values() if callback]):
+        raise ConfigError("callback.preemption=null: the trials of a population save by it; remove it")
+    if plain(cfg)["checkpoints"] != "${folder}/checkpoints":
+        raise ConfigError(f"checkpoints={cfg.checkpoints}: a population copies those of its trials; remove it")
 
 
 def check(
@@ -200,8 +226,8 @@ def check(
     if clash := next((p for p in space.parameters if p.key in given), None):
         raise ConfigError(f"{given[clash.key]}: {clash.key} is in the search space as well; remove one of the two")
     cfg = read_config(project, base)
-    if isinstance(search.scheduler, partial) and plain(cfg)["checkpoints"] != "${folder}/checkpoints":
-        raise ConfigError(f"checkpoints={cfg.checkpoints}: a population copies those of its trials; remove it")
+    if search.engine == "ray" and isinstance(search.scheduler, partial):
+        check_population(cfg)
     metrics = objectives(search, redacted(cfg))
     fixed = search.fixed(int(cfg.seed))
     if not space.parameters and len(fixed) == 1:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from boltcutter_cloud.ec2_script import check_requirements
+
 from .test_ec2 import CASES, job, launcher
 
 
@@ -57,3 +59,16 @@ def test_the_unit_is_valid(tmp_path: Path) -> None:
     unit.write_text(unit.read_text().replace("KillMode=mixed", "KillMode=mixture"))
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60)
     assert "boltcutter.service:11: Failed to parse kill mode" in done.stderr  # it does check
+
+
+def test_requirements_on_this_machine_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "pyproject.toml"
+    check_requirements(tmp_path)
+    for accepted in ("boltcutter>=0.1", "boltcutter @ git+https://server/boltcutter@0123"):
+        file.write_text(f'dependencies = [\n    "{accepted}",\n    "scikit-learn",\n]\n')
+        check_requirements(tmp_path)
+    for refused in ("file:///home/me/boltcutter", "git+file://localhost/home/me@0123", "git+ssh://git@server/it@0123"):
+        file.write_text(f'dependencies = [\n    "boltcutter @ {refused}",\n]\n')
+        with pytest.raises(ValueError, match=r"^launch\.install: .* requires boltcutter @ .*https") as error:
+            check_requirements(tmp_path)
+        assert refused in str(error.value)

@@ -299,6 +299,13 @@ def test_a_non_finite_gradient_stops_all_ranks(script: Script, tmp_path: Path) -
             "; set checkpoint_io.asynchronous=false",
         ),
         (["trainer.strategy.cpu_offload=true"], "; set it to false"),
+        (
+            [
+                "+callback.swa._target_=lightning.pytorch.callbacks.StochasticWeightAveraging",
+                "+callback.swa.swa_lrs=0.1",
+            ],
+            "; use callback=[default,ema]",
+        ),
         (["trainer=fsdp"], "trainer.strategy=fsdp, trainer.accelerator=cpu: "),
         (["trainer=deepspeed"], "trainer"),
         (["model=convnet", "trainer.strategy.tensor_parallel_size=2"], "ConvNet has no method shard(mesh)"),

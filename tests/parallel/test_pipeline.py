@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import QUICK, Script, assert_same, assert_same_history, max_difference
+from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
 
 from boltcutter.model.convnet import ConvNet
@@ -198,6 +199,7 @@ def task(model: nn.Module | None = None, **options: Any) -> Classification:
             "model.norm=batchnorm: .*; use another norm",
         ),
         (task(ConvNet((1, 8, 8), 3)), {}, "ConvNet has no method stages"),
+        (task(), {"callbacks": [WeightAveraging()]}, r"callback: .*; use callback=\[default,ema\]"),
         (
             task(),
             {"precision_plugin": SimpleNamespace(scaler=1)},

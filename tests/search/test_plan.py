@@ -70,21 +70,32 @@ def test_nothing_to_search() -> None:
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
-def test_a_population_needs_checkpoints_beside_the_run() -> None:
-    message = mistake("checkpoints=elsewhere", search="pbt")
-    assert message.startswith("checkpoints=elsewhere: ")
+@pytest.mark.parametrize("argument", ["callback.preemption=null", "checkpoints=elsewhere"])
+def test_a_population_needs_checkpoints_on_request_and_beside_the_run(argument: str) -> None:
+    message = mistake(argument, search="pbt")
+    assert message.startswith(f"{argument}: ")
     assert "remove" in message
 
 
 def test_a_scheduler_belongs_to_an_engine() -> None:
-    expected = "search.engine=local takes one of optuna; choose another, or null"
-    message = mistake("search.scheduler={_target_: torch.nn.Identity}")
-    assert message == f"search.scheduler=Identity: {expected}"
+    expected = "search.engine=local takes a pruner of Optuna; choose another, or null"
+    for target in ("torch.nn.Identity", "optuna.samplers.RandomSampler"):
+        message = mistake(f"search.scheduler={{_target_: {target}}}")
+        assert message == f"search.scheduler={target.rpartition('.')[2]}: {expected}"
     if find_spec("ray"):
         assert mistake("search.engine=local", search="asha").endswith(expected)
-        assert mistake("search.engine=ray").endswith("search.engine=ray takes one of ray; choose another, or null")
+        assert mistake("search.engine=ray").endswith(
+            "search.engine=ray takes a scheduler of Ray Tune; choose another, or null"
+        )
     message = mistake("search.scheduler={_target_: optuna.pruners.NopPruner}", search="wandb")
     assert message == "search.scheduler=NopPruner: search.engine=wandb takes none; choose another, or null"
+
+
+def test_a_sampler_is_one_of_optuna_and_made_for_each_trial() -> None:
+    message = mistake("search.sampler={_target_: optuna.pruners.NopPruner, _partial_: true}")
+    assert message.startswith("search.sampler=NopPruner: search.engine=local takes a sampler of Optuna; ")
+    message = mistake("search.sampler={_target_: optuna.samplers.RandomSampler}")
+    assert message.endswith("; write search.sampler._partial_=true")
 
 
 @pytest.mark.parametrize(("search", "package"), [("optuna", "optuna"), ("asha", "ray")])

@@ -102,7 +102,8 @@ def incompatibility(content: Mapping[str, Any], task: nn.Module) -> str | None:
     if isinstance(task, NativeTask) and (states := content.get("optimizer_states")) and states[0]["param_groups"]:
         then = states[0]["param_groups"][0].keys()  # including those added by schedulers
         optimizer, scheduler = _train_a_matrix(task)
-        shapes = {parameter.shape for parameter in task.parameters() if not is_lazy(parameter)}
+        lazy = any(is_lazy(parameter) for parameter in task.parameters())
+        shapes = set() if lazy else {parameter.shape for parameter in task.parameters()}
         kinds["optimizer settings are missing"] = sorted(optimizer["param_groups"][0].keys() - then)
         kinds["entries of the optimizer are of another type"] = list(_unlike(states[0], optimizer, shapes))
         kinds["entries of the scheduler are of another type"] = [
@@ -130,7 +131,7 @@ def _unlike(value: Any, model: Any, shapes: set[Any], name: str = "") -> Iterato
     Args:
         value: The saved state.
         model: What a step with one parameter of the shape ``MATRIX`` leaves.
-        shapes: Of the parameters of the task.
+        shapes: Of the parameters of the task; empty if some are not known yet.
         name: Of the state, with a dot.
     """
     if isinstance(model, Mapping) and isinstance(value, Mapping):
@@ -142,7 +143,7 @@ def _unlike(value: Any, model: Any, shapes: set[Any], name: str = "") -> Iterato
         for number, item in enumerate(value):
             yield from _unlike(item, model[0], shapes, f"{name}{number}.")
     elif isinstance(model, Tensor) and isinstance(value, Tensor):
-        if value.shape not in {MATRIX: shapes, (): {(), (1,)}}.get(model.shape, {value.shape}):
+        if value.shape not in {MATRIX: shapes or {value.shape}, (): {(), (1,)}}.get(model.shape, {value.shape}):
             yield name[:-1]
     elif not isinstance(value, NUMBER if isinstance(model, NUMBER) else type(model)):
         yield name[:-1]

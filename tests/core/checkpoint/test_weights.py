@@ -62,6 +62,16 @@ def test_another_model_or_optimizer_is_reported(tmp_path: Path) -> None:
     assert incompatibility(load(path), nn.Sequential(task)) is not None
 
 
+def test_parameters_whose_shape_is_not_known_yet_are_resumed(tmp_path: Path) -> None:
+    task, later = (Regression(nn.LazyLinear(2), num_outputs=2, optimizer=torch.optim.Adam) for _ in range(2))
+    task.model(torch.ones(1, 3)).sum().backward()
+    adam = torch.optim.Adam(task.parameters())
+    adam.step()
+    path = tmp_path / "last.ckpt"
+    torch.save({"state_dict": task.state_dict(), "optimizer_states": [adam.state_dict()]}, path)
+    assert incompatibility(load(path), later) is None
+
+
 class Mode(enum.Enum):
     MIN = "min"
 
