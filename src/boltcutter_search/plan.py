@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.checkpoint.atomic import write_text
@@ -189,7 +189,7 @@ def check_algorithms(search: Search) -> None:
             continue
         base, text = KINDS.get((setting, engine), ("", "none"))
         kind: Any = algorithm.func if isinstance(algorithm, partial) else type(algorithm)
-        if not base or (isinstance(kind, type) and not issubclass(kind, locate(base))):
+        if not base or (isinstance(kind, type) and not issubclass(kind, cast("type", locate(base)))):
             raise ConfigError(
                 f"search.{setting}={kind.__name__}: search.engine={search.engine} takes {text}; choose another, or null"
             )
