@@ -1,6 +1,7 @@
 """Private names of torch, Lightning and other libraries that are used: an upgrade that changes one fails here first."""
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -347,6 +348,15 @@ def test_torchax_has_its_private_name() -> None:
     assert "def _should_use_torchax_tensor(self, device)" in Path(spec.origin).with_name("tensor.py").read_text()
 
 
+def is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def is_super(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
+
+
+@functools.cache
 def used() -> dict[str, set[str]]:
     """Private names of other libraries, and the files that use them."""
     trees = {file: ast.parse(file.read_text()) for file in SRC.rglob("*.py")}
@@ -359,14 +369,14 @@ def used() -> dict[str, set[str]]:
     own |= {
         node.attr
         for _, node in nodes
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value)
     }
     found: dict[str, set[str]] = {}
     for file, node in nodes:
         names: list[str] = []
         if isinstance(node, ast.Attribute):
             names = [node.attr]
-            if ast.unparse(node.value) == "super()" and defined.count(node.attr) == 1:  # overrides a library's method
+            if is_super(node.value) and defined.count(node.attr) == 1:  # overrides a library's method
                 own = own - {node.attr}
         elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("boltcutter"):
             names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
