@@ -13,6 +13,7 @@ from boltcutter.config.errors import one_line
 from boltcutter_cloud import aws
 from boltcutter_launch.job import FINAL, Job, NoAnswerError, State, Status, UnreachableError
 
+ARRAY_SIZES = (2, 10_000)  # https://docs.aws.amazon.com/batch/latest/userguide/array_jobs.html
 STATES: dict[str, State] = {"RUNNING": "running", "SUCCEEDED": "ended", "FAILED": "ended"}  # others: pending
 TEMPLATE = Path(__file__).with_name("aws_batch.yaml.j2")
 FIND_SECONDS = (0, 2, 5)  # before each search for a job whose submission was not answered
@@ -47,6 +48,12 @@ class AwsBatchLauncher(aws.AwsLauncher):
         super().check(job)
         for name in ("queue", "job_definition"):
             self.check_set(name, "give the name of one; docs/cloud.md creates it")
+        least, most = ARRAY_SIZES
+        if job.array_size and not least <= job.array_size <= most:
+            raise ValueError(
+                f"launch.array: {job.array_size} runs, but AWS Batch takes {least} to {most}; "
+                + ("remove launch.array" if job.array_size < least else "launch several arrays")
+            )
 
     def render(self, job: Job) -> str:
         """Render the input of ``aws batch submit-job --cli-input-json file://job.json``."""

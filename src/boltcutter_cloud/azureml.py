@@ -62,7 +62,11 @@ class AzureMLLauncher(CloudLauncher):
 
     option, protocols, notices = "azureml", ("abfss", "abfs", "az"), "azure"
     id_form = JOB, "/subscriptions/…/jobs/<name>"
-    forms: ClassVar = dict.fromkeys((*WORKSPACE, "compute"), (r"[\w.()-]+", "a name in Azure; correct it"))
+    forms: ClassVar = {
+        **dict.fromkeys((*WORKSPACE, "compute"), (r"[\w.()-]+", "a name in Azure; correct it")),
+        # https://learn.microsoft.com/rest/api/azureml/jobs/create-or-update#jobresourceconfiguration
+        "shm_size": ("[0-9]+[bBkKmMgG]", "a size with its unit; try launch.shm_size=16g"),
+    }
 
     subscription: str | None = None
     resource_group: str | None = None
@@ -130,7 +134,7 @@ class AzureMLLauncher(CloudLauncher):
             Path(__file__).with_name("azureml.yaml.j2"),
             job,
             display_name=f"{job.name}/{job.folder.name}",
-            experiment=re.sub(r"[^\w-]+", "-", job.name),
+            experiment=re.sub("[^a-zA-Z0-9_-]+", "-", job.name).strip("-_") or "run",
             shell=self._shell(job),
             account={"AZURE_STORAGE_ACCOUNT_NAME": account} if account else {},
             inputs={variable_of(name): name for name in self.inputs},

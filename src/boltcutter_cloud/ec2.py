@@ -25,6 +25,7 @@ TAG = "boltcutter-job"  # of all that belongs to a job
 # With the NVIDIA driver, Docker, Python 3.12 and the AWS CLI: https://docs.aws.amazon.com/dlami/latest/devguide
 AMI = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 PROFILE_SECONDS = (3, 6, 12)  # between requests with an instance profile that EC2 does not know
+MAX_USER_DATA = 16384  # bytes, https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
 ALIVE = ("pending", "running", "stopping", "stopped")
 
 
@@ -85,6 +86,11 @@ class EC2Launcher(aws.AwsLauncher):
             check_requirements(job.root)
         machine = str(self.instance_type)
         check_devices("launch.instance_type", machine, find_machine("ec2", machine), job)
+        if (size := len(render_user_data(self, job).encode())) > MAX_USER_DATA:
+            raise ValueError(
+                f"launch.setup: the script of the instance has {size} bytes with it and the variables, but EC2 takes "
+                f"{MAX_USER_DATA}; move its lines to a script in the project or to an AMI"
+            )
 
     def command(self, job: Job) -> list[str]:
         """Return the command that the instance runs."""

@@ -14,7 +14,7 @@ from boltcutter.config.errors import one_line
 from boltcutter_cloud import aws
 from boltcutter_cloud.machines import check_devices, find_machine
 from boltcutter_launch import jupyter as jupyterlab
-from boltcutter_launch.job import FINAL, ForbiddenError, Job, NoAnswerError, State, Status, UnreachableError
+from boltcutter_launch.job import FINAL, ForbiddenError, Job, NoAnswerError, State, Status, UnreachableError, seconds
 
 TEMPLATE = Path(__file__).with_name("sagemaker.yaml.j2")
 NOT_FOUND = {"ResourceNotFound", "ValidationException"}
@@ -65,6 +65,11 @@ class SageMakerLauncher(aws.AwsLauncher):
         self.check_set("image", "push it to Amazon ECR, and give its URI with the tag")
         if self.max_wait and not self.spot:
             raise ValueError(f"launch.max_wait={self.max_wait} applies to spot instances; set launch.spot=true too")
+        if self.max_wait and seconds(self.max_wait, "launch.max_wait") < seconds(self.time):
+            raise ValueError(
+                f"launch.max_wait={self.max_wait} is less than launch.time={self.time}, which it includes; "
+                f"try launch.max_wait={self.time}"
+            )
         machine = find_machine("ec2", self.instance_type.removeprefix("ml."))
         check_devices("launch.instance_type", self.instance_type, machine, job)
         if machine and machine.gpus and self.disk_gb != type(self).disk_gb:

@@ -85,9 +85,10 @@ class VertexLauncher(CloudLauncher):
         super().__post_init__()
         if self.max_restarts:
             raise ValueError(f"launch.max_restarts={self.max_restarts}: Vertex AI decides how often; use null or 0")
-        if self.max_wait and (self.spot or self.reservation):  # other scheduling strategies
-            other = "spot=true" if self.spot else "reservation"
-            raise ValueError(f"launch.max_wait: not possible with launch.{other}; remove one of them")
+        # Other scheduling strategies; https://cloud.google.com/compute/docs/instances/reservations-consume#limitations
+        given = {"max_wait": self.max_wait, "spot=true": self.spot, "reservation": self.reservation}
+        if len(found := [name for name, value in given.items() if value]) > 1:
+            raise ValueError(f"launch.{found[0]}: not possible with launch.{found[1]}; remove one of them")
         if self.max_wait and seconds(self.time) > FLEX_START_DAYS * 86400:
             raise ValueError(f"launch.time={self.time}: at most {FLEX_START_DAYS} days with launch.max_wait; reduce it")
 
@@ -113,6 +114,13 @@ class VertexLauncher(CloudLauncher):
             raise ValueError(
                 f"trainer.devices={job.devices}: {name} takes {', '.join(map(str, counts))} {gpu}; try one"
             )
+
+    def variables(self, job: Job) -> dict[str, str]:
+        """Return the environment variables of the run, with references escaped that Vertex AI would expand.
+
+        Source: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/EnvVar.
+        """
+        return {name: value.replace("$(", "$$(") for name, value in super().variables(job).items()}
 
     def gpus(self, job: Job) -> tuple[str, int] | None:
         """Return the type and number of the GPUs of each node."""

@@ -96,15 +96,23 @@ class StoredRuns(Launcher):
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of rank 0 from the storage; with ``follow`` until the job has ended."""
-        place, position = f"{self.remote_folder(folder)}/logs/rank-0.log", 0
+        return self.follow(self.stored_output(folder), job_id if follow else None)
+
+    def log_place(self, folder: Path) -> str:
+        """Return the URL of the log of rank 0, or its path on the nodes."""
+        return f"{self.remote_folder(folder)}/logs/rank-0.log"
+
+    def stored_output(self, folder: Path) -> Callable[[], Iterator[str]]:
+        """Return a function that yields what rank 0 has written to the storage since its last call."""
+        position = 0
 
         def new() -> Iterator[str]:
             nonlocal position
-            if content := read(place, position):
+            if content := read(self.log_place(folder), position):
                 position += len(content)
                 yield content.decode(errors="replace")
 
-        return self.follow(new, job_id if follow else None)
+        return new
 
     def follow(self, read: Callable[[], Iterator[str]], job_id: str | None, late: float = 0) -> Iterator[str]:
         """Yield output until a job has ended, or what there is now if the job is None; see ``job.follow``."""
@@ -374,15 +382,14 @@ def merged(values: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
-def job_name(job: Job, *, limit: int = 63, pattern: str = r"[^a-z0-9-]+") -> str:
-    """Return a name for the platform, unique to the run: lower-case letters, digits and hyphens.
+def job_name(job: Job, *, limit: int = 63) -> str:
+    """Return a name for the platform, unique to the run: lower-case letters, digits and single hyphens.
 
     Args:
         job: The job.
         limit: Largest number of characters.
-        pattern: What is replaced by a hyphen.
     """
-    name = re.sub(pattern, "-", f"{job.name}-{job.folder.name}".lower()).strip("-")
+    name = re.sub("[^a-z0-9]+", "-", f"{job.name}-{job.folder.name}".lower()).strip("-")
     return name[-limit:].strip("-")  # the end is what is unique
 
 

@@ -65,7 +65,7 @@ class KubernetesLauncher(CloudLauncher):
     id_form = rf"({NAME})/({NAME})(?::([0-9]+))?@(.*)", "<namespace>/<name>@<context>"
     own_secret, secret_example = r"[a-z0-9.-]+/[\w.-]+", "<secret>/<key>"
     forms: ClassVar = dict.fromkeys(("memory", "shm_size"), (r"[0-9.]+[KMGTPE]i?", "a size with its unit; try 64Gi"))
-    ranges: ClassVar = {"grace": (30, None)}  # time to save
+    ranges: ClassVar = {"grace": (30, None), "cpus": (0, None), "max_parallel": (1, None)}  # time to save
 
     kind: Literal["job", "trainjob", "rayjob"] = "job"
     context: str | None = None
@@ -194,14 +194,20 @@ class KubernetesLauncher(CloudLauncher):
         place.delete(name)
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
-        """Yield the output of the first pod, and of those that replace it; without pods that in the storage."""
+        """Yield the output of the first pod, and of those that replace it; without pods that in the storage.
+
+        The ranks of a rayjob write only there.
+        """
         shown: dict[tuple[str, int], str | None] = {}
-        noted = ""
+        noted, stored = "", self.stored_output(folder) if is_url(str(self.storage)) else None
 
         def new() -> Iterator[str]:
             place, name = self._cluster(job_id)
             index = self.split_id(job_id)[2] or "0"
-            for pod in place.pods(name) if self.kind != "rayjob" else ():  # whose ranks write to the storage
+            if self.kind == "rayjob":
+                yield from stored() if stored else ()
+                return
+            for pod in place.pods(name):
                 if not kubernetes_cluster.has_index(pod, index):
                     continue
                 yield from place.new_output(pod, shown, follow=follow)
@@ -214,5 +220,9 @@ class KubernetesLauncher(CloudLauncher):
             return status.state in FINAL
 
         yield from follow_job(new, is_over if follow else None, 5 * POLL_SECONDS)
-        if not shown and is_url(str(self.storage)):
-            yield from super().logs(job_id, folder, follow=False)
+        if stored and not shown:
+            yield from stored()
+        elif not shown:
+            place = self.log_place(folder)
+            note = f"note: the output of rank 0 is in {place}, on a volume of the pods; copy it from there"
+            print(note, file=sys.stderr)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from boltcutter.checkpoint.storage import error_text, is_url, resolve_filesystem
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.project import LIBRARY, VARIABLE
 from boltcutter.run import lineage, trust
 from boltcutter_launch import jupyter, secret_reference
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         root = fetch_code(given.bundle or f"{given.run.rstrip('/')}/{BUNDLE}")
         if given.unpack:
-            shutil.copytree(root / CODE, Path.cwd(), symlinks=True, dirs_exist_ok=True)
+            copy_code(root / CODE)
             sys.exit()
         if given.index and given.search:
             overrides.append(f"worker={read_index(given.index)}")
@@ -88,6 +88,17 @@ def fetch_code(bundle: str) -> Path:
     unpack(file, root)
     file.unlink()
     return root
+
+
+def copy_code(code: Path) -> None:
+    """Copy the code to the working directory."""
+    try:
+        shutil.copytree(code, Path.cwd(), symlinks=True, dirs_exist_ok=True)
+    except OSError as error:  # of shutil, with the error of each file
+        raise ConfigError(
+            f"{Path.cwd()}: user {os.getuid()} cannot write the code there ({one_line(error, 200)}); "
+            "use an image whose user is root"
+        ) from error
 
 
 def create_run(root: Path, folder: Path) -> None:

@@ -19,6 +19,7 @@ from boltcutter_cloud.aws_batch import AwsBatchLauncher
 from boltcutter_launch.job import Job, NoAnswerError
 
 from ..launch.aws_server import ACCOUNT, CREDENTIALS, AwsAnswers, aws_answers, check_request
+from ..launch.test_library import git
 from .golden import check_job_file
 
 NUMBER = "0a1b2c3d-0000-1111-2222-333344445555"
@@ -60,6 +61,14 @@ def job(root: Path = Path("/p"), **facts: Any) -> Job:
     return Job("digits", folder, folder / "code" / "scripts" / "train.py", **facts)
 
 
+def write_project(root: Path) -> Path:
+    """Make a project with one file, which can be sent."""
+    (root / "a.py").write_text("a = 1\n")
+    git(root, "init", "-q")
+    git(root, "add", "a.py")
+    return root
+
+
 NODES: dict[str, Any] = {"nodes": 4, "devices": 8, "trusted": True}
 OF_NODES: dict[str, Any] = {
     **{"time": "2:00:00", "environment": {"NCCL_SOCKET_IFNAME": "eth0"}, "job_definition": "train:3"},
@@ -92,6 +101,19 @@ def test_an_array_has_a_job_for_each_run(answers: AwsAnswers) -> None:
     answers.replies = [(200, {"jobs": [{"status": "RUNNING"}]})]
     assert own.status(one).text == f"job {NUMBER}:2, RUNNING"
     assert answers.requests[0][1] == {"jobs": [f"{NUMBER}:2"]}
+
+
+@pytest.mark.parametrize(
+    ("size", "remedy"), [(1, "remove launch.array"), (2, ""), (10_000, ""), (10_001, "launch sev")]
+)
+def test_an_array_has_2_to_10000_jobs(size: int, remedy: str, tmp_path: Path) -> None:
+    """https://docs.aws.amazon.com/batch/latest/APIReference/API_ArrayProperties.html."""
+    array = job(write_project(tmp_path), array_size=size)
+    if not remedy:
+        launcher().check(array)
+        return
+    with pytest.raises(ValueError, match=rf"^launch\.array: {size} runs, but AWS Batch takes 2 to 10000; {remedy}"):
+        launcher().check(array)
 
 
 # What the documentation says of an attempt that ends, and whether another one starts.

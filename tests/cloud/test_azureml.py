@@ -95,6 +95,7 @@ def test_the_job_file(name: str) -> None:
     ("settings", "message"),
     [
         ({"inputs": {"my-data": "azureml:x:1"}}, "launch.inputs.my-data: not a valid name; use letters, digits and _"),
+        ({"shm_size": "16Gi"}, "launch.shm_size=16Gi is not a size with its unit; try launch.shm_size=16g"),
         ({"time": "90"}, "launch.time=90 is not a time limit; write H:MM:SS"),
         ({"tags": {"a": "b\n"}}, "launch.tags='b\\n' has the control character"),
         ({"environment": {"WANDB_API_KEY": "x"}}, "launch.environment.WANDB_API_KEY: secrets must not be written"),
@@ -138,6 +139,13 @@ def test_jobs_that_do_not_fit_are_refused(
         AzureMLLauncher(**SERVERLESS | settings).check(replace(job, **changed))
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["größe", "-x", "数字", "a b/c"])
+def test_the_name_of_the_experiment_is_valid(name: str) -> None:
+    # https://learn.microsoft.com/azure/machine-learning/reference-yaml-job-command; letters are those of ASCII
+    found = yaml.safe_load(AzureMLLauncher(**SERVERLESS).render(replace(JOB, name=name)))["experiment_name"]
+    assert re.fullmatch("[a-zA-Z0-9][a-zA-Z0-9_-]{0,254}", found)
 
 
 def test_the_account_of_the_environment_is_that_of_the_nodes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,6 +172,17 @@ def test_jobs_are_checked(settings: dict[str, Any], facts: dict[str, Any], fault
     assert "\n" not in str(error.value)
 
 
+def test_a_script_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html: 16 KB, before it is encoded
+    (tmp_path / "a.py").write_text("a = 1\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "a.py")
+    long = launcher(setup=["# " + "x" * 5000] * 2)
+    long.check(job(tmp_path))
+    with pytest.raises(ValueError, match=r"^launch\.setup: .* has \d+ bytes .*, but EC2 takes 16384; move its lines"):
+        launcher(setup=["# " + "x" * 5000] * 3).check(job(tmp_path))
+
+
 def test_a_job_is_submitted_and_cancelled(requests: Requests, project: Path, profile: str, bucket: str) -> None:
     ec2 = boto3.client("ec2")
     own = launcher(ami=image(ec2)["ImageId"], region="us-east-1")

@@ -134,6 +134,13 @@ def test_settings_are_checked(settings: dict[str, Any], fault: str) -> None:
         ({"storage": "/mnt/runs"}, {}, r"launch\.storage=/mnt/runs: .*s3://"),
         ({"role": None}, {}, r"launch\.role: not set; .*arn:aws:iam"),
         ({"max_wait": "2-00:00:00"}, {}, r"launch\.max_wait=2-00:00:00 .* set launch\.spot=true"),
+        # "It must be equal to or greater than MaxRuntimeInSeconds":
+        # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html
+        (
+            {"spot": True, "time": "2:00:00", "max_wait": "1:59:59"},
+            {},
+            r"launch\.max_wait=1:59:59 is less than launch\.time=2:00:00, .*; try launch\.max_wait=2:00:00",
+        ),
         ({"image": None}, {}, r"launch\.image: not set; push"),
         (
             {"instance_type": "ml.g5.12xlarge"},

@@ -93,6 +93,8 @@ def test_the_job_file(name: str) -> None:
         # https://cloud.google.com/vertex-ai/docs/training/schedule-jobs-dws
         ({"max_wait": "1:00:00", "time": "7-00:00:01"}, "launch.time=7-00:00:01: at most 7 days with launch.max_wait"),
         ({"max_wait": "1:00:00", "reservation": RESERVATION}, "launch.max_wait: not possible with launch.reservation"),
+        # https://cloud.google.com/compute/docs/instances/reservations-consume#limitations
+        ({"spot": True, "reservation": RESERVATION}, "launch.spot=true: not possible with launch.reservation; remove"),
         # https://cloud.google.com/vertex-ai/docs/reference/rest/v1/DiskSpec
         ({"disk_gb": 99}, "launch.disk_gb=99 is less than 100; try launch.disk_gb=100"),
         ({"image": "a\nb"}, "launch.image='a\\nb' has the control character"),
@@ -166,6 +168,14 @@ def test_jobs_that_do_not_fit_are_refused(
         VertexLauncher(**G2 | settings).check(replace(job, **changed))
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
+
+
+def test_values_of_variables_are_not_expanded() -> None:
+    # https://cloud.google.com/vertex-ai/docs/reference/rest/v1/EnvVar: "escaped with a double $$, ie: $$(VAR_NAME)"
+    text = VertexLauncher(**G2 | {"environment": {"A": "$(HOME) $HOME"}}).render(JOB)
+    assert yaml.safe_load(text)["workerPoolSpecs"][0]["containerSpec"]["env"] == [
+        {"name": "A", "value": "$$(HOME) $HOME"}
+    ]
 
 
 def test_the_project_and_the_region_are_required(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

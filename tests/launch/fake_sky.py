@@ -92,7 +92,9 @@ def launch(given: dict[str, list[str]], file: str) -> dict[str, object]:
         jsonschema.validate(value, SCHEMA["remote_identity"][cloud])
     for name in given.get("--secret", ()):
         assert os.environ[name], f"{name} is not set"
-    assert re.fullmatch(r"[a-zA-Z]([-_.a-zA-Z0-9]*[a-zA-Z0-9])?", task["name"])
+    # Of its clusters, and _VALID_NAME_REGEX of its task.py
+    for form in (r"[a-zA-Z]([-_.a-zA-Z0-9]*[a-zA-Z0-9])?", r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*"):
+        assert re.fullmatch(form, task["name"])
     infra = (task["resources"].get("any_of") or [task["resources"]])[0]["infra"]
     return {"job_name": task["name"], "status": "STARTING", "infra": infra, "recovery_count": 0, "failure_reason": None}
 

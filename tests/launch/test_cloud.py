@@ -169,6 +169,8 @@ def test_objects_are_read_from_a_position_on(tmp_path: Path) -> None:
 def test_names_of_jobs_are_unique_and_valid(tmp_path: Path) -> None:
     run = tmp_path / "20261122-115500_ab12"
     assert job_name(Job("Digits_CNN", run, None)) == "digits-cnn-20261122-115500-ab12"
+    # SkyPilot refuses three hyphens in sequence: _VALID_NAME_REGEX of its task.py
+    assert job_name(Job("a - b---c", run, None)) == "a-b-c-20261122-115500-ab12"
     assert job_name(Job("x" * 80, run, None), limit=30).endswith("-20261122-115500-ab12")
 
 

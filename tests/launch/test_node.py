@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,18 @@ def test_the_code_is_unpacked_into_the_working_directory(bundle: Path, tmp_path:
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert (tmp_path / "src" / "boltcutter").is_dir()
     assert not (tmp_path / "record.json").exists()
+
+
+def test_a_user_that_cannot_write_the_code_is_told_to_be_root(bundle: Path, tmp_path: Path) -> None:
+    # As on Azure ML, whose JupyterLab needs an image with root as its user:
+    # https://learn.microsoft.com/azure/machine-learning/how-to-interactive-jobs
+    command = [sys.executable, "-m", "boltcutter_launch.node", f"file://{bundle.parent}", "--unpack"]
+    env = environment(TMPDIR=str(tmp_path))
+    done = subprocess.run(command, cwd="/proc", env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: /proc: user {os.getuid()} cannot write the code there (")
+    assert done.stderr.endswith("); use an image whose user is root\n")
+    assert done.stderr.count("\n") == 1
 
 
 def test_faults_of_a_bundle(bundle: Path, tmp_path: Path) -> None:
