@@ -78,7 +78,6 @@ def estimate_step(
     *,
     data_ranks: int = 1,
     tensor_ranks: int = 0,
-    replicas: int = 1,
     stages: int = 1,
     keep_gradients: bool = False,
 ) -> Memory:
@@ -90,7 +89,6 @@ def estimate_step(
         size: Samples in the batch of one rank.
         data_ranks: Ranks of FSDP, if ``tensor_ranks`` is set.
         tensor_ranks: Ranks of tensor parallelism; 0: the model is not sharded.
-        replicas: Devices of one process that split the batch, with outputs gathered on the first (DataParallel).
         stages: Pipeline stages, with at least four microbatches.
         keep_gradients: Whether gradients stay allocated between steps.
 
@@ -122,9 +120,6 @@ def estimate_step(
             if mesh:
                 _shard(task.model, mesh)  # outside the fake mode, since it reads the mesh
             with fake_mode:
-                if replicas > 1:  # the first computes its chunk, and gathers outputs of the same size from the others
-                    forward = task.model.forward
-                    task.model.forward = lambda x: torch.cat([forward(x[: len(x) // replicas])] * replicas)
                 batch = tuple(torch.zeros((size, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in like)
                 if dtype and not mixed:
                     batch = tuple(x.to(dtype) if x.is_floating_point() else x for x in batch)

@@ -165,7 +165,7 @@ TEXT = ["model=gpt", "task=language"]
 # For machines or libraries that may not be there: tests/strategy and tests/logger have these.
 ELSEWHERE = ["trainer=fsdp", "trainer=deepspeed", "trainer=horovod", "trainer=tpu"]
 ELSEWHERE += ["data=images", "data=shards", "data=huggingface", "data=tokens"]  # of files: tests/data
-ELSEWHERE += [f"logger={name}" for name in ("aim", "comet", "mlflow", "neptune", "trackio")]
+ELSEWHERE += [f"logger={name}" for name in ("aim", "comet", "mlflow", "trackio")]
 if find_spec("keras") is None:  # it needs Python 3.11
     ELSEWHERE += ["model=keras_convnet", "callback=keras_file"]
 OPTIONS = [
