@@ -43,6 +43,5 @@ from boltcutter_logging.progress import Progress as Progress
 from boltcutter_logging.throughput import ThroughputMonitor as ThroughputMonitor
 from boltcutter_logging.wandb import WandbLogger as WandbLogger
 from boltcutter_parallel.ema import EMA as EMA
-from boltcutter_planning.profile import Profile as Profile
 
 __version__: str

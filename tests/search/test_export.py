@@ -41,7 +41,7 @@ def composed(*overrides: str) -> dict[str, Any]:
         (["trainer.max_epochs=2"], {"optimizer.lr": 0.00123, "optimizer": "sgd", "optimizer.momentum": 0.5}),
         (["model=mlp", "model.hidden_sizes.0=32"], {"task.model.dropout": 0.25, "seed": 3}),
         (["experiment=diabetes", "data.batch_size=16"], {"model": "linear", "optimizer.lr": 1e-5}),
-        (["callback=[default,profile]", "logger=csv", "test=false"], {"trainer.precision": "bf16-mixed"}),
+        (["callback=[default,ema]", "logger=csv", "test=false"], {"trainer.precision": "bf16-mixed"}),
         (["scheduler=null", "+data.new=1"], {"model.dropout": "0.1", "data.split": "[0.8,0.2]"}),
         (["optimizer._target_=torch.optim.SGD", "optimizer.lr=0.1"], {"optimizer.nesterov": True}),
         (["~callback.recompiles", "folder=/tmp/x"], {"optimizer.lr": 0.1}),

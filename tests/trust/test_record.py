@@ -121,7 +121,7 @@ KNOWN = """
     lightning.pytorch.profilers.SimpleProfiler lightning.pytorch.plugins.precision.MixedPrecision
     lightning.fabric.plugins.TorchCheckpointIO lightning.fabric.plugins.precision.Precision
     boltcutter_data.resnet.ResNet boltcutter_data.synthetic.Synthetic boltcutter_data.regression.Regression
-    boltcutter_planning.profile.Profile boltcutter.logger.csv.CSVLogger boltcutter.strategy.ddp.DDPStrategy
+    boltcutter.logger.csv.CSVLogger boltcutter.strategy.ddp.DDPStrategy
     boltcutter.checkpoint.io.AtomicCheckpointIO boltcutter_data.tabular.Tabular boltcutter_keras.file.KerasFile
     boltcutter_language.gpt.GPT boltcutter_parallel.fsdp.FSDPStrategy boltcutter_export.qat.QAT
     boltcutter_launch.local.LocalLauncher boltcutter.model.linear.Linear boltcutter.data.digits.Digits
