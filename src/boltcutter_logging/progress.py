@@ -5,26 +5,24 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 
 from boltcutter.formatting import format_duration, format_number, is_terminal
-from boltcutter.protocols import data_parallel
-from boltcutter_logging.batches import count_samples
 from boltcutter_logging.status_line import Field, StatusLine
 from boltcutter_logging.throughput import ThroughputMonitor
 
 # Why not one of Lightning's bars: its rich bar takes 1 ms of each step, this one 0.03 ms (docs/benchmarks.md), because
 # it computes nothing between redraws. It also shows the progress and remaining time of the whole training.
-SMOOTHING = 3.0  # time constant in seconds of the averaged speed
 INTERVAL = 0.2  # seconds between two redraws, at least
 LINE_INTERVAL = 10.0  # seconds between two lines, at least, if there is no terminal
 
 
 class Progress(ProgressBar):
-    """A progress bar over the whole training with loss, metric, throughput and remaining time.
+    """A progress bar over the whole training: loss, metric, remaining time, and what ``ThroughputMonitor`` measures.
 
     The bar is drawn, and the loss read from the device, at most five times per second; other output appears above it.
     If standard output is not a terminal, one line per epoch is printed instead, at most every ten seconds, and always
@@ -44,9 +42,6 @@ class Progress(ProgressBar):
         self._began, self._began_at = 0.0, 0  # time and step when training started
         self._next = self._next_line = 0.0
         self._pending = ""  # a line to be printed after ``LINE_INTERVAL``
-        self._samples, self._since = 0, 0.0
-        self._speed: float | None = None  # units per second
-        self._unit = "samples"  # or batches, if their number of samples is unknown
         self._loss: Any = None  # of the latest step, still on its device
         self._metric: Any = None  # of the latest validation
         self._is_validating = False
@@ -62,11 +57,11 @@ class Progress(ProgressBar):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the status line, if standard output is a terminal."""
         super().on_train_start(trainer, pl_module)
-        self._began = self._since = time.monotonic()
+        self._began = time.monotonic()
         # With manual optimization, each step of each optimizer counts as one of Lightning's, but batches do not.
         self._counts_batches = not pl_module.automatic_optimization and trainer.max_steps == -1
         self._began_at = self._step(trainer)
-        self._samples, self._speed, self._loss, self._metric = 0, None, None, None
+        self._loss = self._metric = None
         steps = trainer.estimated_stepping_batches
         self._total = int(steps) if 0 < steps < math.inf else None
         # The terminal itself, not a stream that also writes a log, in which redraws are useless.
@@ -80,25 +75,19 @@ class Progress(ProgressBar):
         """Redraw the bar, if it is time to."""
         if not self.enabled:
             return
-        count = count_samples(batch)
-        if count is None:
-            self._unit = "batches"
-        self._samples += count or 1
         self._loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if self._status_line and time.monotonic() >= self._next:
             self._update_metric(trainer)
             self._draw(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Pause the clock."""
-        self._update_speed()
+        """Show that training is validated."""
         self._is_validating = True
         self._draw(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Update the metric and restart the clock."""
+        """Update the metric."""
         self._is_validating = False
-        self._since = time.monotonic()
         if not trainer.sanity_checking:
             self._update_metric(trainer)
 
@@ -149,19 +138,8 @@ class Progress(ProgressBar):
     def _step(self, trainer: L.Trainer) -> int:
         return trainer.fit_loop.total_batch_idx + 1 if self._counts_batches else trainer.global_step
 
-    def _update_speed(self) -> None:
-        now = time.monotonic()
-        seconds = now - self._since
-        if self._samples and seconds > 0:
-            newest = self._samples / seconds
-            keep = math.exp(-seconds / SMOOTHING) if self._speed is not None else 0.0
-            self._speed = keep * (self._speed or 0.0) + (1 - keep) * newest
-            self._samples, self._since = 0, now
-
     def _fields(self, trainer: L.Trainer, *, ended: bool = False) -> list[Field]:
         """Fields of the bar, as far as their values are known."""
-        if not self._is_validating:
-            self._update_speed()
         step, total = self._step(trainer), self._total
         epoch = trainer.current_epoch + (not ended)
         limit = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
@@ -176,9 +154,9 @@ class Progress(ProgressBar):
             found.append(Field(monitored_metric(self, trainer), format_number(self._metric), 5))
         if self._is_validating:
             found.append(Field("", "validating", 4))
-        elif self._speed is not None:
+        else:
             meters = (c for c in trainer.callbacks if isinstance(c, ThroughputMonitor))  # type: ignore[attr-defined]
-            found += speed_fields(self._speed * data_parallel(trainer.strategy).size, next(meters, None), self._unit)
+            found += speed_fields(next((meter.rates for meter in meters), {}))
         found.append(Field("step", f"{step:,}/{total:,}" if total else f"{step:,}", 0 if total else 2))
         if ended or total == step:
             found.append(Field("in", format_duration(spent), 4))
@@ -193,10 +171,10 @@ def monitored_metric(bar: Progress, trainer: L.Trainer) -> str:
     return bar.monitor or next(filter(None, monitors), "val/loss")
 
 
-def speed_fields(samples: float, meter: ThroughputMonitor | None, unit: str = "samples") -> list[Field]:
-    """Fields for throughput, MFU, time spent waiting for data, and memory."""
-    tokens, rates = (meter.tokens, meter.rates) if meter else (0, dict[str, float]())
-    found = [Field("", f"{samples * tokens:,.0f} tokens/s" if tokens else f"{samples:,.0f} {unit}/s", 3)]
+def speed_fields(rates: Mapping[str, float]) -> list[Field]:
+    """Fields for throughput, MFU, time spent waiting for data, and memory, as ``ThroughputMonitor`` measured them."""
+    units = (unit for unit in ("tokens", "samples", "batches") if f"{unit}_per_second" in rates)
+    found = [Field("", f"{rates[f'{unit}_per_second']:,.0f} {unit}/s", 3) for unit in units][:1]
     if "mfu" in rates:
         found.append(Field("MFU", f"{rates['mfu']:.0%}", 2))
     if rates.get("data_wait", 0.0) >= 0.05:
