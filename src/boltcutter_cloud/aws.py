@@ -7,17 +7,19 @@ AWS_ENDPOINT_URL, …).
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from boltcutter.config.errors import one_line
 from boltcutter.project import install_command
 from boltcutter_launch.cloud import CloudLauncher
-from boltcutter_launch.job import NoAnswerError, UnreachableError
+from boltcutter_launch.job import Job, NoAnswerError, UnreachableError
 
 LOGIN = "run `aws sso login` or `aws configure`, or set AWS_PROFILE"
 LIMITS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"mode": "standard", "total_max_attempts": 3}}
@@ -44,10 +46,14 @@ class AwsLauncher(CloudLauncher):
             {SubnetId: subnet-0123} of EC2; they are merged into those of the launcher.
     """
 
-    protocols = ("s3",)
+    job_file, protocols = "job.json", ("s3",)
     forms: ClassVar = {"region": (REGION, "a region of AWS; try launch.region=us-east-1")}
     region: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def render(self, job: Job) -> str:
+        """Render the input of the AWS CLI, ``--cli-input-json file://job.json``."""
+        return json.dumps(self.fill(Path(__file__).with_name(f"{self.option}.yaml.j2"), job), indent=2) + "\n"
 
     def check_credentials(self) -> None:
         """Raise ValueError with the command to log in, if there are no valid credentials."""

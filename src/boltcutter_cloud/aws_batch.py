@@ -13,15 +13,16 @@ from boltcutter.config.errors import one_line
 from boltcutter_cloud import aws
 from boltcutter_launch.job import FINAL, Job, NoAnswerError, State, Status, UnreachableError
 
-ARRAY_SIZES = (2, 10_000)  # https://docs.aws.amazon.com/batch/latest/userguide/array_jobs.html
+MAX_ARRAY = 10_000  # runs, https://docs.aws.amazon.com/batch/latest/userguide/array_jobs.html
 STATES: dict[str, State] = {"RUNNING": "running", "SUCCEEDED": "ended", "FAILED": "ended"}  # others: pending
-TEMPLATE = Path(__file__).with_name("aws_batch.yaml.j2")
 FIND_SECONDS = (0, 2, 5)  # before each search for a job whose submission was not answered
 
 
 @dataclass(kw_only=True, eq=False)
 class AwsBatchLauncher(aws.AwsLauncher):
     """Submit runs to a queue of AWS Batch; with several nodes, as a multi-node parallel job.
+
+    The job file is the input of ``aws batch submit-job``.
 
     Args:
         queue: Job queue, whose compute environment has the machines.
@@ -32,7 +33,7 @@ class AwsBatchLauncher(aws.AwsLauncher):
         array: Overrides in which the runs of an array differ, such as "seed=1,2;optimizer.lr=0.1,0.01".
     """
 
-    option, job_file = "aws_batch", "job.json"
+    option = "aws_batch"
     # Region and ID, with the index in an array.
     id_form = r"arn:aws[a-z-]*:batch:([a-z0-9-]+):[0-9]{12}:job/([a-z0-9-]+(?::[0-9]+)?)", "the ARN of a job"
     index_variable = "AWS_BATCH_JOB_ARRAY_INDEX"
@@ -48,16 +49,9 @@ class AwsBatchLauncher(aws.AwsLauncher):
         super().check(job)
         for name in ("queue", "job_definition"):
             self.check_set(name, "give the name of one; docs/cloud.md creates it")
-        least, most = ARRAY_SIZES
-        if job.array_size and not least <= job.array_size <= most:
-            raise ValueError(
-                f"launch.array: {job.array_size} runs, but AWS Batch takes {least} to {most}; "
-                + ("remove launch.array" if job.array_size < least else "launch several arrays")
-            )
-
-    def render(self, job: Job) -> str:
-        """Render the input of ``aws batch submit-job --cli-input-json file://job.json``."""
-        return json.dumps(self.fill(TEMPLATE, job), indent=2) + "\n"
+        if job.array_size == 1 or job.array_size > MAX_ARRAY:
+            remedy = "remove launch.array" if job.array_size == 1 else "launch several arrays"
+            raise ValueError(f"launch.array: {job.array_size} runs, but AWS Batch takes 2 to {MAX_ARRAY}; {remedy}")
 
     def create(self, job: Job, file: Path) -> str:
         """Submit the job; returns its ARN."""

@@ -61,7 +61,7 @@ class AzureMLLauncher(CloudLauncher):
     """
 
     option, protocols, notices = "azureml", ("abfss", "abfs", "az"), "azure"
-    id_form = JOB, "/subscriptions/…/jobs/<name>"
+    id_form, defaults = (JOB, "/subscriptions/…/jobs/<name>"), WORKSPACE
     forms: ClassVar = {
         **dict.fromkeys((*WORKSPACE, "compute"), (r"[\w.()-]+", "a name in Azure; correct it")),
         # https://learn.microsoft.com/rest/api/azureml/jobs/create-or-update#jobresourceconfiguration
@@ -82,8 +82,6 @@ class AzureMLLauncher(CloudLauncher):
 
     def __post_init__(self) -> None:
         self.resource_manager = self.resource_manager.rstrip("/")
-        for name, variable in WORKSPACE.items():
-            setattr(self, name, getattr(self, name) or os.environ.get(variable))
         super().__post_init__()
         for name in self.inputs:
             if not re.fullmatch(r"[A-Za-z]\w*", name):
@@ -101,8 +99,6 @@ class AzureMLLauncher(CloudLauncher):
                 f"launch.storage=abfss://{found['container'] if found else '<container>'}"
                 f"@<account>.dfs.core.windows.net/runs"
             )
-        for name, variable in WORKSPACE.items():
-            self.check_set(name, f"give launch.{name}=…, or export {variable}=…")
         self.check_set("image", "give the image of the nodes, launch.image=<registry>/<image>:<tag>")
         if not self.instance_type:
             example = "Standard_NC24ads_A100_v4" if job.gpus else "Standard_D8s_v5"

@@ -18,7 +18,7 @@ from boltcutter_cloud import aws
 from boltcutter_cloud.ec2_script import VENV, check_requirements, render_user_data
 from boltcutter_cloud.machines import check_devices, find_machine
 from boltcutter_launch import jupyter as notebook
-from boltcutter_launch.cloud import earlier_id, next_name, read
+from boltcutter_launch.cloud import earlier_id, read
 from boltcutter_launch.job import Job, NoAnswerError, State, Status, first_output, seconds
 
 TAG = "boltcutter-job"  # of all that belongs to a job
@@ -50,7 +50,8 @@ class EC2Launcher(aws.AwsLauncher):
         time: Lifetime of the instance, which then terminates, D-HH:MM:SS or H:MM:SS.
     """
 
-    option = "ec2"
+    option, job_file = "ec2", "job.yaml"
+    search_hint = f"look for the tag {TAG}={{name}}, cancel a Spot request that has it, and terminate the instance"
     id_form = rf"({aws.REGION})/([a-z0-9-]+)", "<region>/<tag of the job>"
     ranges: ClassVar = {"time": ("0:06:00", None), "disk_gb": (8, None)}  # with the time to set the instance up
 
@@ -123,11 +124,6 @@ class EC2Launcher(aws.AwsLauncher):
         with suppress(ValueError), aws.as_value_errors():  # until then, the status would be that of an ended job
             ec2.get_waiter("instance_exists").wait(**seen)
         return job_id
-
-    def search_hint(self, job: Job) -> str:
-        """Return how to find an instance whose start was not confirmed."""
-        first = "cancel its Spot request, " if self.spot else ""  # or EC2 would replace it
-        return f"look for an instance with the tag {TAG}={next_name(job)}, {first}and terminate it"
 
     def _run(self, region: str, request: dict[str, Any]) -> None:
         """Start the instance; its profile may not be visible to EC2 for some seconds after it was created.

@@ -16,7 +16,6 @@ from boltcutter_cloud.machines import check_devices, find_machine
 from boltcutter_launch import jupyter as jupyterlab
 from boltcutter_launch.job import FINAL, ForbiddenError, Job, NoAnswerError, State, Status, UnreachableError, seconds
 
-TEMPLATE = Path(__file__).with_name("sagemaker.yaml.j2")
 NOT_FOUND = {"ResourceNotFound", "ValidationException"}
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"  # https://docs.aws.amazon.com/sagemaker/latest/dg/logging-cloudwatch.html
 WAITING = {"Starting", "Pending", "Downloading", "Interrupted", "Restarting"}  # secondary status before the run starts
@@ -25,6 +24,8 @@ WAITING = {"Starting", "Pending", "Downloading", "Interrupted", "Restarting"}  #
 @dataclass(kw_only=True, eq=False)
 class SageMakerLauncher(aws.AwsLauncher):
     """Submit runs to SageMaker; the number of instances is ``trainer.num_nodes``.
+
+    The job file is the input of ``aws sagemaker create-training-job``.
 
     Args:
         role: ARN of the role that the job has, which must be able to read the image and to write to ``storage``.
@@ -39,7 +40,7 @@ class SageMakerLauncher(aws.AwsLauncher):
         time: Time limit of all attempts together, after which the run saves and ends, D-HH:MM:SS or H:MM:SS.
     """
 
-    option, job_file = "sagemaker", "job.json"
+    option = "sagemaker"
     # Region and name.
     id_form = (
         r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):[0-9]{12}:training-job/([a-zA-Z0-9-]+)",
@@ -78,10 +79,6 @@ class SageMakerLauncher(aws.AwsLauncher):
                 "instead, and refuses a larger size",
                 file=sys.stderr,
             )
-
-    def render(self, job: Job) -> str:
-        """Render the input of ``aws sagemaker create-training-job --cli-input-json file://job.json``."""
-        return json.dumps(self.fill(TEMPLATE, job), indent=2) + "\n"
 
     def create(self, job: Job, file: Path) -> str:
         """Create the training job once; returns its ARN."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -58,12 +57,14 @@ class VertexLauncher(CloudLauncher):
     option, protocols, notices = "vertex", ("gs", "s3"), "gce"
     # Project, region and number.
     id_form = r"projects/([\w.:-]+)/locations/([a-z0-9-]+)/customJobs/([0-9]+)", "projects/…/customJobs/<number>"
+    search_hint = "see gcloud ai custom-jobs list --project={own.project} --region={own.region}"
     pause = 15  # a project may read logs 60 times a minute, https://cloud.google.com/logging/quotas
     forms: ClassVar = {
         "project": (r"[a-z0-9.:-]+", "a project ID; try launch.project=my-project"),
         "region": (r"[a-z]+-[a-z]+[0-9]+", "a region; try launch.region=us-central1"),
     }
     ranges: ClassVar = {"disk_gb": (100, None)}
+    defaults: ClassVar = {"project": "GOOGLE_CLOUD_PROJECT", "region": "GOOGLE_CLOUD_REGION"}
 
     project: str | None = None
     region: str | None = None
@@ -80,8 +81,6 @@ class VertexLauncher(CloudLauncher):
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.project = self.project or os.environ.get("GOOGLE_CLOUD_PROJECT")
-        self.region = self.region or os.environ.get("GOOGLE_CLOUD_REGION")
         super().__post_init__()
         if self.max_restarts:
             raise ValueError(f"launch.max_restarts={self.max_restarts}: Vertex AI decides how often; use null or 0")
@@ -94,8 +93,6 @@ class VertexLauncher(CloudLauncher):
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that Vertex AI cannot run, as far as can be known before submission."""
-        for name in ("project", "region"):
-            self.check_set(name, f"give launch.{name}=…, or export GOOGLE_CLOUD_{name.upper()}=…")
         super().check(job)
         example = f"{self.region}-docker.pkg.dev/{self.project}/<repository>/<image>:<tag>"
         self.check_set("image", f"give the image of the nodes, launch.image={example}")
@@ -114,13 +111,6 @@ class VertexLauncher(CloudLauncher):
             raise ValueError(
                 f"trainer.devices={job.devices}: {name} takes {', '.join(map(str, counts))} {gpu}; try one"
             )
-
-    def variables(self, job: Job) -> dict[str, str]:
-        """Return the environment variables of the run, with references escaped that Vertex AI would expand.
-
-        Source: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/EnvVar.
-        """
-        return {name: value.replace("$(", "$$(") for name, value in super().variables(job).items()}
 
     def gpus(self, job: Job) -> tuple[str, int] | None:
         """Return the type and number of the GPUs of each node."""
@@ -158,10 +148,6 @@ class VertexLauncher(CloudLauncher):
             body["labels"] = self.tags
         path = f"projects/{self.project}/locations/{self.region}/customJobs"
         return str(self._call("POST", str(self.region), path, body)["name"])
-
-    def search_hint(self, job: Job) -> str:
-        """Return how to find a job whose submission was not confirmed."""
-        return f"see gcloud ai custom-jobs list --project={self.project} --region={self.region}"
 
     def status(self, job_id: str) -> Status:
         """Return the status of a job, with the reason if it has failed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +39,7 @@ from boltcutter_launch.job import (
 from boltcutter_remote.store import fetch, publish
 from boltcutter_remote.transfer import reason, remedy_for
 
+LOG = "logs/rank-0.log"  # in the folder of a run
 DELAY = 5.0  # seconds after the end of a job by which its last events are in the log
 LATE = 60.0  # seconds by which the events of one node may appear later than those of another
 
@@ -98,26 +100,33 @@ class StoredRuns(Launcher):
         """Yield the output of rank 0 from the storage; with ``follow`` until the job has ended."""
         return self.follow(self.stored_output(folder), job_id if follow else None)
 
-    def log_place(self, folder: Path) -> str:
-        """Return the URL of the log of rank 0, or its path on the nodes."""
-        return f"{self.remote_folder(folder)}/logs/rank-0.log"
-
     def stored_output(self, folder: Path) -> Callable[[], Iterator[str]]:
         """Return a function that yields what rank 0 has written to the storage since its last call."""
-        position = 0
+        place, position = f"{self.remote_folder(folder)}/{LOG}", 0
 
         def new() -> Iterator[str]:
             nonlocal position
-            if content := read(self.log_place(folder), position):
+            if content := read(place, position):
                 position += len(content)
                 yield content.decode(errors="replace")
 
         return new
 
     def follow(self, read: Callable[[], Iterator[str]], job_id: str | None, late: float = 0) -> Iterator[str]:
-        """Yield output until a job has ended, or what there is now if the job is None; see ``job.follow``."""
-        is_over = (lambda: self.status(job_id).state in FINAL) if job_id else None
-        return follow(read, is_over, self.pause * POLL_SECONDS, late)
+        """Yield output until a job has ended, or what there is now if the job is None; see ``job.follow``.
+
+        Notes tell why a job waits.
+        """
+        noted = ""
+
+        def is_over() -> bool:
+            nonlocal noted
+            status = self.status(str(job_id))
+            if status.state == "pending" and status.text != noted:
+                print(f"note: {(noted := status.text)}", file=sys.stderr)
+            return status.state in FINAL
+
+        return follow(read, is_over if job_id else None, self.pause * POLL_SECONDS, late)
 
     def fetch(self, folder: Path) -> list[str]:
         """Download the run into its folder on this machine; returns the names of new and changed files."""
@@ -162,9 +171,11 @@ class CloudLauncher(StoredRuns):
     job_file = "job.yaml"
     forms: ClassVar[Mapping[str, tuple[str, str]]] = {}  # of settings, and what they are
     ranges: ClassVar[Mapping[str, Range]] = {}
+    defaults: ClassVar[Mapping[str, str]] = {}  # environment variables of settings that are required
     id_form: ClassVar[tuple[str, str]]  # pattern of a job id, whose groups are its parts, and how messages describe it
     own_secret: ClassVar[str | None] = None  # form of the references that the platform itself resolves
     secret_example: ClassVar[str] = secret_reference.EXAMPLE
+    search_hint: ClassVar[str] = "look for {name} there"  # for a job whose submission was not confirmed
     storage: str | None = None
     time: str = "1-00:00:00"
     tags: dict[str, str] = field(default_factory=dict)
@@ -183,9 +194,12 @@ class CloudLauncher(StoredRuns):
 
     def __post_init__(self) -> None:
         self.tags = as_text(self.tags)
+        for name, variable in self.defaults.items():
+            setattr(self, name, getattr(self, name) or os.environ.get(variable))
         settings = {"max_restarts": None, "max_wait": None, "idle_minutes": None, **vars(self)}
         ranges: dict[str, Range] = dict.fromkeys(("time", "max_wait"), ("0:00:01", None))
-        check_settings(settings, {**ranges, "idle_minutes": (1, None), "max_restarts": (0, None), **self.ranges})
+        ranges |= dict.fromkeys(("max_restarts", "price_per_hour", "max_cost"), (0, None))
+        check_settings(settings, {**ranges, "idle_minutes": (1, None), **self.ranges})
         for name, (form, what) in self.forms.items():
             value = getattr(self, name)
             for text in value if isinstance(value, list) else [value]:
@@ -200,6 +214,8 @@ class CloudLauncher(StoredRuns):
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that the platform cannot run, as far as can be known before submission."""
+        for name, variable in self.defaults.items():
+            self.check_set(name, f"give launch.{name}=…, or export {variable}=…")
         self.check_set(
             "storage", f"give the parent URL of the runs, launch.storage={self.protocols[0]}://<bucket>/runs"
         )
@@ -269,14 +285,11 @@ class CloudLauncher(StoredRuns):
             job_id = self.create(job, file)
         except (NoAnswerError, KeyboardInterrupt) as error:
             fault = str(error) or f"launch={self.option}: interrupted"
+            hint = self.search_hint.format(name=next_name(job), own=self)
             raise UnclearSubmissionError(
-                f"{fault}; the job may have been submitted: before you launch again, {self.search_hint(job)}"
+                f"{fault}; the job may have been submitted: before you launch again, {hint}"
             ) from None
         return [self.array_id(job_id, task) for task in range(job.array_size)] or [job_id]
-
-    def search_hint(self, job: Job) -> str:
-        """Return how to find a job whose submission was not confirmed."""
-        return f"look for {next_name(job)} there"
 
     def array_id(self, job_id: str, index: int) -> str:
         """Return the id of a run of an array from that of the array."""

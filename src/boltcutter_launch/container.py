@@ -84,7 +84,7 @@ class ContainerLauncher(LocalLauncher):
             user="--userns keep-id" if is_mapped else f"--user {os.getuid()}:{os.getgid()}",
             login=os.environ.get("USER", "user"),
             variables={"PYTHONPATH": f"{job.code or root}/src", **job.environment, **self.environment},
-            mounts=[mount if ":" in mount else f"{mount}:{mount}" for mount in (*_outermost(job.mounts), *self.mounts)],
+            mounts=[mount if ":" in mount else f"{mount}:{mount}" for mount in (*job.mounts, *self.mounts)],
             command=shlex.join(self.command(job)),
         )
 
@@ -97,12 +97,3 @@ class ContainerLauncher(LocalLauncher):
         if done.returncode:
             raise ValueError(f"launch.engine={self.engine} does not work: {one_line(done.stderr)}; start it first")
         return super().submit(job, file)
-
-
-def _outermost(folders: list[str]) -> list[str]:
-    """Return the folders that are not inside of another."""
-    return [
-        folder
-        for folder in dict.fromkeys(folders)
-        if not any(folder != other and Path(folder).is_relative_to(other) for other in folders)
-    ]

@@ -270,7 +270,7 @@ def check_settings(settings: Mapping[str, Any], ranges: Mapping[str, Range] = Ma
                 size, bound = (
                     seconds(text, f"launch.{name}") if isinstance(text, str) else text for text in (value, limit)
                 )
-                if sign * size < sign * bound:
+                if not sign * size >= sign * bound:  # also NaN
                     raise ValueError(f"launch.{name}={value} is {word} than {limit}; try launch.{name}={limit}")
 
 

@@ -18,9 +18,8 @@ from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.errors import one_line
 from boltcutter_launch import kubernetes_cluster, kubernetes_manifest
 from boltcutter_launch.bundle import BUNDLE
-from boltcutter_launch.cloud import CloudLauncher, as_text
-from boltcutter_launch.job import FINAL, POLL_SECONDS, Job, Status
-from boltcutter_launch.job import follow as follow_job
+from boltcutter_launch.cloud import LOG, CloudLauncher, as_text
+from boltcutter_launch.job import Job, Status
 
 MAX_CONFIG_MAP = 1024 * 1024  # bytes
 RESERVED = {"containers", "restartPolicy", "volumes", "subdomain", "terminationGracePeriodSeconds"}
@@ -63,6 +62,7 @@ class KubernetesLauncher(CloudLauncher):
     option, takes_path, index_variable = "kubernetes", True, "JOB_COMPLETION_INDEX"
     # Namespace, name, index in an array, and context.
     id_form = rf"({NAME})/({NAME})(?::([0-9]+))?@(.*)", "<namespace>/<name>@<context>"
+    search_hint = "see kubectl get {own.kind}s"
     own_secret, secret_example = r"[a-z0-9.-]+/[\w.-]+", "<secret>/<key>"
     forms: ClassVar = dict.fromkeys(("memory", "shm_size"), (r"[0-9.]+[KMGTPE]i?", "a size with its unit; try 64Gi"))
     ranges: ClassVar = {"grace": (30, None), "cpus": (0, None), "max_parallel": (1, None)}  # time to save
@@ -161,10 +161,6 @@ class KubernetesLauncher(CloudLauncher):
             raise
         return f"{place.namespace}/{owner['name']}@{place.context}"
 
-    def search_hint(self, job: Job) -> str:
-        """Return how to find a job whose submission was not confirmed."""
-        return f"see kubectl get {kubernetes_manifest.API[self.kind][2]}"
-
     def _config_map(self, metadata: dict[str, Any], folder: Path) -> kubernetes_manifest.Manifest:
         content = lzma.compress(gzip.decompress((folder / BUNDLE).read_bytes()))  # smaller by a quarter
         (folder / kubernetes_manifest.BUNDLE).write_bytes(content)
@@ -199,7 +195,7 @@ class KubernetesLauncher(CloudLauncher):
         The ranks of a rayjob write only there.
         """
         shown: dict[tuple[str, int], str | None] = {}
-        noted, stored = "", self.stored_output(folder) if is_url(str(self.storage)) else None
+        stored = self.stored_output(folder) if is_url(str(self.storage)) else None
 
         def new() -> Iterator[str]:
             place, name = self._cluster(job_id)
@@ -212,17 +208,10 @@ class KubernetesLauncher(CloudLauncher):
                     continue
                 yield from place.new_output(pod, shown, follow=follow)
 
-        def is_over() -> bool:
-            nonlocal noted
-            status = self.status(job_id)
-            if status.state == "pending" and status.text != noted:
-                print(f"note: {(noted := status.text)}", file=sys.stderr)
-            return status.state in FINAL
-
-        yield from follow_job(new, is_over if follow else None, 5 * POLL_SECONDS)
+        yield from self.follow(new, job_id if follow else None)
         if stored and not shown:
             yield from stored()
         elif not shown:
-            place = self.log_place(folder)
-            note = f"note: the output of rank 0 is in {place}, on a volume of the pods; copy it from there"
+            place = f"{self.remote_folder(folder)}/{LOG}, on a volume of the pods"
+            note = f"note: the output of rank 0 is in {place}; copy it from there"
             print(note, file=sys.stderr)

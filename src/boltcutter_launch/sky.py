@@ -99,6 +99,7 @@ class SkyLauncher(CloudLauncher):
 
     def __post_init__(self) -> None:
         self.install = self.install and not self.image
+        self.python = f"{VENV}/bin/python" if self.install else self.python
         super().__post_init__()
 
     def check(self, job: Job) -> None:
@@ -122,10 +123,6 @@ class SkyLauncher(CloudLauncher):
     def _sent(self) -> list[str]:
         """Secrets that SkyPilot takes from the environment here."""
         return [name for name, place in self.secrets.items() if place == self.own_secret]
-
-    def command(self, job: Job) -> list[str]:
-        """Return the command that each node runs."""
-        return [f"{VENV}/bin/python" if self.install else self.python, *super().command(job)[1:]]
 
     def render(self, job: Job) -> str:
         """Render the task for ``sky jobs launch``.

@@ -1,16 +1,20 @@
-"""Clients of AWS: what goes wrong with credentials, regions and the network is one line with a remedy."""
+"""AWS: what goes wrong with credentials, regions and the network is one line; the documented policies suffice."""
 
 import json
+import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from botocore.session import Session
+from conftest import ROOT
 
-from boltcutter_cloud import aws
+from boltcutter_cloud import aws, aws_batch, ec2, sagemaker
 from boltcutter_cloud.aws_batch import AwsBatchLauncher
 from boltcutter_launch.job import UnreachableError
 
@@ -143,3 +147,65 @@ def test_the_region_of_an_image_is_that_of_its_registry() -> None:
     assert aws.image_region("123456789012.dkr.ecr.eu-west-1.amazonaws.com/team/train:1.0") == "eu-west-1"
     assert aws.image_region("123456789012.dkr.ecr.cn-north-1.amazonaws.com.cn/train") == "cn-north-1"
     assert aws.image_region("docker.io/team/train:1.0") is None
+
+
+def documented_policies(section: str) -> list[set[str]]:
+    """Return the actions that each policy in a section of docs/cloud.md permits."""
+    text = (ROOT / "docs" / "cloud.md").read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
+    policies = [json.loads(block) for block in re.findall(r"^```json\n(.*?)^```$", text, re.M | re.S)]
+    found = []
+    for policy in (policy for policy in policies if "Statement" in policy):
+        assert policy.keys() == {"Version", "Statement"}
+        assert {statement["Effect"] for statement in policy["Statement"]} == {"Allow"}
+        given = [statement["Action"] for statement in policy["Statement"]]
+        found.append({action for one in given for action in ([one] if isinstance(one, str) else one)})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("section", "module", "implied"),
+    [
+        ("Amazon SageMaker", sagemaker, {"sagemaker:AddTags", "iam:PassRole"}),
+        ("AWS Batch", aws_batch, {"batch:SubmitJob", "batch:TagResource"}),
+        (
+            "Amazon EC2",
+            ec2,
+            # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ExamplePolicies_EC2.html, and
+            # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-systems-manager-parameter-to-find-AMI.html
+            {"ec2:CreateTags", "ssm:GetParameters", "iam:PassRole", "iam:CreateServiceLinkedRole"},
+        ),
+    ],
+)
+def test_who_launches_may_send_each_request(section: str, module: ModuleType, implied: set[str]) -> None:
+    """The last policy of a section permits what its launcher calls, and what that implies, and nothing else."""
+    calls = re.findall(r'aws\.(?:call|pages)\(\s*"(\w+)", \S+ "(\w+)"', Path(str(module.__file__)).read_text())
+    used = {f"{service}:{''.join(word.title() for word in name.split('_'))}" for service, name in calls}
+    assert len(used) > 2
+    assert documented_policies(section)[-1] == used | implied
+
+
+def test_documented_policies_name_actions_of_the_services() -> None:
+    sections = ("Amazon SageMaker", "Amazon EC2", "AWS Batch")
+    named = {action for section in sections for actions in documented_policies(section) for action in actions}
+    # Of S3, permissions have other names than operations; passing a role is none.
+    named -= {"iam:PassRole", "s3:ListBucket", "s3:AbortMultipartUpload"}
+    for service, _, operation in (action.partition(":") for action in named):
+        assert operation in Session().get_service_model(service).operation_names, f"{service}:{operation}"
+
+
+def test_the_documented_roles_permit_what_nodes_do() -> None:
+    storage = {
+        f"s3:{name}" for name in ("ListBucket", "GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload")
+    }
+    # https://docs.aws.amazon.com/AmazonECR/latest/userguide/image-push-iam.html, without the actions that push
+    ecr = {"ecr:GetAuthorizationToken", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"}
+    _, of_training, _ = documented_policies("Amazon SageMaker")
+    assert storage | ecr <= of_training
+    _, of_instances, _ = documented_policies("Amazon EC2")
+    script = (Path(ec2.__file__).parent / "ec2_user_data.sh.j2").read_text()
+    calls = re.findall(r"aws (ec2|ecr) ([a-z-]+)", script)
+    used = {f"{service}:{''.join(word.title() for word in name.split('-'))}" for service, name in calls}
+    assert used - {"ecr:GetLoginPassword"} == of_instances - storage
+    assert "ecr:GetLoginPassword" in used  # a command that calls GetAuthorizationToken
+    text = (ROOT / "docs" / "cloud.md").read_text()
+    assert "the role also needs the two statements for `ecr` of [SageMaker's role](#amazon-sagemaker)" in text

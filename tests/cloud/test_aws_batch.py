@@ -2,15 +2,12 @@
 
 import functools
 import json
-import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.session import Session
-from conftest import ROOT
 
 from boltcutter.config.locate import canonical, locate
 from boltcutter.extend import current_path
@@ -264,16 +261,6 @@ def test_a_running_job_is_terminated(answers: AwsAnswers) -> None:
     assert len(answers.requests) == 3
     with pytest.raises(ValueError, match=r"^record\.json has the job id --help"):
         launcher().cancel("--help")
-
-
-def test_the_documented_policy_has_the_actions_that_are_used() -> None:
-    # Names of https://docs.aws.amazon.com/service-authorization/latest/reference/list_awsbatch.html, which are those of
-    # the operations
-    section = (ROOT / "docs" / "cloud.md").read_text().partition("## AWS Batch\n")[2].partition("\n## ")[0]
-    found = re.findall(r'"batch:(\w+)"', section)
-    assert set(found) <= set(Session().get_service_model("batch").operation_names)
-    used = {"SubmitJob", "TagResource", "TerminateJob", "DescribeJobs", "ListJobs"}
-    assert used == set(found)
 
 
 @pytest.mark.parametrize("package", ["boltcutter.launch", "boltcutter_launch", "boltcutter_cloud"])

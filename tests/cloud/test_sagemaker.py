@@ -3,15 +3,12 @@
 import dataclasses
 import functools
 import json
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.session import Session
-from conftest import ROOT
 
 from boltcutter_cloud import aws
 from boltcutter_cloud.sagemaker import SageMakerLauncher
@@ -366,24 +363,3 @@ def test_a_running_job_is_stopped(answers: AwsAnswers) -> None:
     assert answers.requests[1:] == [("StopTrainingJob", {"TrainingJobName": NAME})]
     with pytest.raises(ValueError, match=r"^record\.json has the job id --help"):
         launcher().cancel("--help")
-
-
-def test_the_documented_policies_are_valid() -> None:
-    """They are JSON, and name actions that the services have."""
-    section = (ROOT / "docs" / "cloud.md").read_text().partition("## Amazon SageMaker\n")[2].partition("\n## ")[0]
-    services = {"sts", "s3", "ecr", "logs", "sagemaker", "cloudwatch"}
-    models = {name: set(Session().get_service_model(name).operation_names) for name in services}
-    granted = set()
-    for block in re.findall(r"^```json\n(.*?)^```$", section, re.M | re.S):
-        policy = json.loads(block)
-        assert policy.keys() == {"Version", "Statement"}
-        for statement in policy["Statement"]:
-            assert statement["Effect"] == "Allow"
-            actions = statement["Action"]
-            granted |= {actions} if isinstance(actions, str) else set(actions)
-    permissions = {"s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListBucket"}
-    for action in granted - permissions - {"iam:PassRole", "ecr:BatchCheckLayerAvailability"}:
-        service, _, operation = action.partition(":")
-        assert operation in models[service], action
-    ours = {"CreateTrainingJob", "DescribeTrainingJob", "StopTrainingJob"}
-    assert {f"sagemaker:{name}" for name in ours} | {"logs:FilterLogEvents", "iam:PassRole"} <= granted

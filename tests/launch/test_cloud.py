@@ -186,6 +186,9 @@ def test_the_cost_is_estimated_and_limited(job: Job, tmp_path: Path, capsys: pyt
         check(price_per_hour=4, max_cost=79)
     with pytest.raises(ValueError, match=r"^launch\.max_cost=79: needs launch\.price_per_hour"):
         check(max_cost=79)
+    for price in (-1, float("nan")):  # with which no cost is above the limit
+        with pytest.raises(ValueError, match=rf"^launch\.price_per_hour={price} is less than 0; try"):
+            check(price_per_hour=price, max_cost=79)
 
 
 def test_an_array_is_sent_once_with_the_record_of_each_run(job: Job, tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_docker_understands_the_job_file(daemon: Daemon, tmp_path: Path) -> None
     assert host["NetworkMode"] == "host"
     assert host["ShmSize"] == 16 << 30
     assert [request["Count"] for request in host["DeviceRequests"]] == [-1]  # all GPUs
-    assert set(host["Binds"]) == {"/p:/p", "/tmp:/tmp", "/usr:/data:ro"}
+    assert set(host["Binds"]) == {"/p:/p", f"{FOLDER}:{FOLDER}", "/tmp:/tmp", "/usr:/data:ro"}
 
 
 @pytest.mark.parametrize("engine", ["podman", "docker", "apptainer"])

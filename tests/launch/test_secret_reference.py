@@ -12,7 +12,16 @@ import pytest
 from requests import Session
 
 from boltcutter.config.errors import ConfigError
+from boltcutter_cloud.aws_batch import AwsBatchLauncher
+from boltcutter_cloud.azureml import AzureMLLauncher
+from boltcutter_cloud.ec2 import EC2Launcher
+from boltcutter_cloud.sagemaker import SageMakerLauncher
+from boltcutter_cloud.vertex import VertexLauncher
+from boltcutter_launch.cloud import CloudLauncher
+from boltcutter_launch.job import Job
+from boltcutter_launch.kubernetes import KubernetesLauncher
 from boltcutter_launch.secret_reference import EXAMPLE, arguments, export, find_reader
+from boltcutter_launch.sky import SkyLauncher
 
 from .aws_server import CREDENTIALS, aws_server
 from .azure_server import azure
@@ -41,6 +50,24 @@ def test_a_node_reads_secrets_by_its_identity() -> None:
     assert given[0] == f"--secret=WANDB_API_KEY={plain}"
     export([pair.removeprefix("--secret=") for pair in given])
     assert [os.environ[name] for name in ("WANDB_API_KEY", "HF_TOKEN")] == ["w-1", "h-1"]
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        SageMakerLauncher(storage="s3://b/runs"),
+        EC2Launcher(storage="s3://b/runs", instance_profile="train"),
+        AwsBatchLauncher(storage="s3://b/runs"),
+        VertexLauncher(storage="gs://b/runs"),
+        AzureMLLauncher(storage="abfss://b@c.dfs.core.windows.net/runs", image="i"),
+        SkyLauncher(storage="s3://b/runs"),
+        *(KubernetesLauncher(storage="s3://b/runs", kind=kind) for kind in ("job", "trainjob", "rayjob")),  # type: ignore[arg-type]
+    ],
+    ids=lambda launcher: getattr(launcher, "kind", launcher.option),
+)
+def test_the_command_of_each_job_file_names_the_secret(launcher: CloudLauncher) -> None:
+    launcher.secrets = {"WANDB_API_KEY": EXAMPLE}
+    assert f"--secret=WANDB_API_KEY={EXAMPLE}" in launcher.render(Job("digits", Path("/p/runs/digits/one"), None))
 
 
 def test_a_secret_that_does_not_exist_is_one_line() -> None:

@@ -5,6 +5,7 @@ exec apptainer exec \
   --nv \
   --pwd /p \
   --bind /p:/p \
+  --bind /p/runs/digits/20261122-120000-1a2b3c4d:/p/runs/digits/20261122-120000-1a2b3c4d \
   --bind /tmp:/tmp \
   --bind /usr:/data:ro \
   docker://registry.example/my-project:1 \

@@ -12,6 +12,7 @@ exec docker run --rm \
   --env 'NAME=it'"'"'s a b' \
   --env WANDB_API_KEY \
   --volume /p:/p \
+  --volume /p/runs/digits/20261122-120000-1a2b3c4d:/p/runs/digits/20261122-120000-1a2b3c4d \
   --volume /tmp:/tmp \
   --volume /usr:/data:ro \
   --network=host \
