@@ -178,6 +178,16 @@ MISTAKES = [
     ("task.monitor=val/los", "task.monitor=val/los ", "did you mean val/loss?"),
     ("trainer.logger=false", "trainer.logger: ", "use logger=… instead"),
     ("trainer.callbacks=[]", "trainer.callbacks: ", "use callback=… instead"),
+    (
+        "trainer.enable_progress_bar=false",
+        "trainer.enable_progress_bar=false: ",
+        "use callback.progress=null instead",
+    ),
+    (
+        "trainer.enable_checkpointing=false",
+        "trainer.enable_checkpointing=false: ",
+        "use callback.best=null callback.last=null instead",
+    ),
     # A LightningModule that defines its own model and optimizer.
     (f"{GAN} model=mlp", "model=mlp: ", "refer to it as ${model} in task=gan"),
     (f"{GAN} optimizer.lr=0.1", "optimizer.lr=0.1: ", "refer to it as ${optimizer} in task=gan"),

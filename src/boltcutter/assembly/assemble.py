@@ -227,11 +227,16 @@ def _build_trainer(
 ) -> L.Trainer:
     """Instantiate the trainer, with what Lightning lacks: some precisions and launchers, and a timeout."""
     # Without these, Lightning would add its own where the configuration has none.
-    defaults = {
-        "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks.values()),
-        "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks.values())
-        or (bool(callbacks) and is_left_out(plain(cfg.callback).get("progress"))),
-    }
+    kinds = {"enable_checkpointing": Checkpoint, "enable_progress_bar": ProgressBar}
+    names = {key: [name for name, item in callbacks.items() if isinstance(item, kinds[key])] for key in kinds}
+    for key in kinds:
+        if cfg.trainer.get(key) is False and names[key]:
+            used = [f"callback.{name}" for name in names[key]]
+            remedy = " ".join(f"{name}=null" for name in used)
+            raise ConfigError(f"trainer.{key}=false: cannot be combined with {', '.join(used)}; use {remedy} instead")
+    defaults = {key: bool(names[key]) for key in kinds}
+    if callbacks and is_left_out(plain(cfg.callback).get("progress")):
+        defaults["enable_progress_bar"] = True
     precision = full_precision(cfg.trainer)
     placeholder = placeholder_precision(precision, device_type(str(cfg.trainer.get("accelerator", "auto"))))
     disable_mpi_detection()  # before Lightning looks for an environment
