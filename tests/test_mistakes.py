@@ -176,6 +176,9 @@ MISTAKES = [
         "did you mean val/loss?",
     ),
     ("task.monitor=val/los", "task.monitor=val/los ", "did you mean val/loss?"),
+    ("trainer.val_check_interval=0", "trainer.val_check_interval=0 ", "try 1.0"),
+    ("trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch=0 ", "try 1"),
+    ("data.seed=-1", "data.seed=-1 ", "try 0"),
     ("trainer.logger=false", "trainer.logger: ", "use logger=… instead"),
     ("trainer.callbacks=[]", "trainer.callbacks: ", "use callback=… instead"),
     (

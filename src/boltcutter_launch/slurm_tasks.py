@@ -85,7 +85,12 @@ def mismatch(topology: Topology, env: Env = os.environ) -> str | None:
         return None
     is_even = len(set(counts)) == 1 and topology.num_devices == processes
     overrides = f"trainer.devices={counts[0]} trainer.num_nodes={len(counts)}, or " if is_even else ""
-    return f"{topology}: srun started {counts} tasks on its nodes; try {overrides}srun {options}"
+    started = f"{_count(sum(counts), 'task')} on {_count(len(counts), 'node')}"
+    return f"{topology}: srun started {started}; try {overrides}srun {options}"
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'s' * (number != 1)}"
 
 
 def _tasks_of_job(env: Env) -> int:

@@ -31,8 +31,8 @@ NO_PEER = re.compile(
     r"Socket closed|failed to pass monitoredBarrier|NCCL error|ncclRemoteError|Timed out after",
     re.I,
 )
-# Errors of Lightning that name the remedy: hooks of Lightning 1, and a validation that would never run.
-REFUSED = re.compile(r"Support for `\w+` has been removed in v|`val_check_interval` \(.+?\) must be less than or equal")
+REMOVED_HOOK = re.compile(r"Support for `\w+` has been removed in v")  # in Lightning 2; the error names the remedy
+NO_VALIDATION = re.compile(r"`val_check_interval` \((.+?)\) must be less than or equal .*?\((.+?)\)")
 NOT_LOGGED = re.compile(r"conditioned on metric|could not find the monitored key")
 NO_GRADIENT = re.compile(r"element 0 of tensors does not require grad")
 UNUSED = re.compile(r"parameters that were not used in producing", re.I)
@@ -92,7 +92,12 @@ def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:
         return None
     if NOT_LOGGED.search(text):
         return MetricNotLoggedError(one_line(error))
-    if isinstance(error, MisconfigurationException) or REFUSED.search(text):
+    if interval := NO_VALIDATION.search(text):
+        return ConfigError(
+            f"trainer.val_check_interval={interval[1]}: an epoch has only {interval[2]} batches; lower it, or set "
+            "trainer.check_val_every_n_epoch=null to count batches over epochs"
+        )
+    if isinstance(error, MisconfigurationException) or REMOVED_HOOK.search(text):
         return ConfigError(one_line(error))
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):
         return OutOfMemoryError(out_of_memory_message(trainer))

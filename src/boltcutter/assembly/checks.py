@@ -22,15 +22,16 @@ from boltcutter.topology import Topology, check_batch_size
 
 
 def check_batches_and_clipping(trainer: DictConfig) -> None:
-    """Check numbers in settings of the trainer that Lightning accepts, but with which nothing is trained.
+    """Check numbers in settings of the trainer that Lightning accepts, but with which it fails or trains nothing.
 
     Raises:
         ConfigError: One is too small.
     """
-    accumulated, limit = trainer.get("accumulate_grad_batches"), trainer.get("limit_train_batches")
-    norm = trainer.get("gradient_clip_val")
-    if isinstance(accumulated, int) and accumulated < 1:
-        raise ConfigError(f"trainer.accumulate_grad_batches={accumulated} is not a positive number of batches; try 1")
+    for key, example in {"accumulate_grad_batches": 1, "val_check_interval": 1.0, "check_val_every_n_epoch": 1}.items():
+        if isinstance(number := trainer.get(key), int | float) and number <= 0:
+            unit = "epochs" if key.endswith("epoch") else "batches"
+            raise ConfigError(f"trainer.{key}={number} is not a positive number of {unit}; try {example}")
+    limit, norm = trainer.get("limit_train_batches"), trainer.get("gradient_clip_val")
     if limit is not None and limit == 0:
         raise ConfigError(f"trainer.limit_train_batches={limit} leaves no batch to train on; try 1.0, which is all")
     if norm is not None and norm < 0:

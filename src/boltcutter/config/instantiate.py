@@ -90,7 +90,7 @@ def name_setting(section: str, target: Callable[..., Any], arguments: Mapping[st
     if not named and re.search(r"(?i)\binvalid|not a valid", text):
         named = [k for k, v in plain.items() if re.search(rf"(?<![\w.-]){re.escape(str(v))}(?![\w.])", text)]
     if len(named) != 1:
-        return f"{section}: {text}"
+        return f"{section}: {text}" if "; " in text else f"{section}: {text}; --describe {section} lists its arguments"
     key, value = named[0], plain[named[0]]
     if key not in parameters(target):
         near = hint(key, parameters(target))

@@ -120,6 +120,8 @@ class DataModule(L.LightningDataModule, ABC):
         check_batch_size(batch_size, 1)
         if num_folds is not None or fold:
             extend.require("folds", "data.num_folds").check_folds(num_folds, fold)
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"data.seed={seed} is not in [0, {2**32 - 1}]; try 0")
         if num_workers < 0:
             raise ValueError(f"data.num_workers={num_workers} must be 0 or more; try 0")
         self.batch_size, self.seed, self.num_workers = batch_size, seed, num_workers
