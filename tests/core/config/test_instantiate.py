@@ -18,6 +18,7 @@ from boltcutter_machine.describe import describe
 TOOLS = "tests_tools"
 OWN = "boltcutter.tests_own"
 AT = "<class, file and line>"
+LISTED = "--describe box.tool lists its arguments"
 
 
 class Tool:
@@ -169,13 +170,13 @@ def test_build_with_what_is_known_only_now() -> None:
             {"_target_": f"{TOOLS}.Tool", "size": -1},
             f"box.tool.size=-1: a tool of size -1 cannot be ({AT}); correct it, or remove it",
         ),
-        ({"_target_": f"{TOOLS}.Fails", "how": "type"}, f"box.tool: type is wrong ({AT})"),
-        ({"_target_": f"{TOOLS}.Fails", "how": "runtime"}, f"box.tool: runtime is wrong ({AT})"),
+        ({"_target_": f"{TOOLS}.Fails", "how": "type"}, f"box.tool: type is wrong ({AT}); {LISTED}"),
+        ({"_target_": f"{TOOLS}.Fails", "how": "runtime"}, f"box.tool: runtime is wrong ({AT}); {LISTED}"),
         (
             {"_target_": f"{TOOLS}.Tool"},
-            "box.tool: Tool.__init__() missing 1 required positional argument: 'size' (TypeError)",
+            "box.tool: Tool.__init__() missing 1 required positional argument: 'size' (TypeError); --describe box.tool lists its arguments",
         ),
-        ({"_target_": f"{OWN}.OwnFails", "how": "value"}, "box.tool: value is wrong"),
+        ({"_target_": f"{OWN}.OwnFails", "how": "value"}, f"box.tool: value is wrong; {LISTED}"),
         ({"_target_": f"{OWN}.Names"}, "box.size=3 is too much; try 2"),
         (
             {"_target_": "no_such.thing"},
