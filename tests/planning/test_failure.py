@@ -151,7 +151,7 @@ def test_the_proposed_batch_divides_over_the_ranks() -> None:
     [
         (
             ["trainer.val_check_interval=1000"],
-            r"trainer\.val_check_interval=1000: an epoch has only 19 batches; lower it, or set trainer\.check_val_every",
+            r"trainer\.val_check_interval=1000: an epoch has only 19 batches; lower it, or set trainer\.check_val",
         ),
         (["trainer.max_epochs=-2"], r"trainer\.max_epochs=-2: `max_epochs` must be"),
     ],
