@@ -75,7 +75,7 @@ ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here
         "launch/test_command.py",
     ),
     r"python scripts/evaluate\.py run=s3://.*": (CLOUD, "remote/test_mirror.py"),
-    r"python scripts/search\.py search=asha .*": ("need Ray Tune, for minutes", "search/test_ray_tune.py"),
+    r"python scripts/search\.py search=(?:asha|pbt) .*": ("need Ray Tune, for minutes", "search/test_ray_tune.py"),
     r"python scripts/search\.py (?:search|resume)=.*|boltcutter search .*": (
         "train for hours",
         "search/test_command.py",

@@ -101,7 +101,7 @@ def test_a_step_a_test_and_a_report_need_no_extra(core_only: dict[str, str], tmp
         [sys.executable, "-S", "-c", COMMANDS, listed], cwd=ROOT, env=core_only, text=True, capture_output=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("report.html", "metrics.csv", "wandb", "evaluation/test/confusion.csv", "evaluation/val/classes.csv"):
+    for name in ("report.html", "metrics.csv", "wandb", "evaluation/test/confusion.svg", "evaluation/val/classes.csv"):
         assert (tmp_path / "run" / name).exists(), done.stdout + done.stderr
     assert "Missing from this report" not in (tmp_path / "run" / "report.html").read_text()
     # What an extra is needed for is refused in one line that names it.

@@ -137,7 +137,7 @@ def test_commands_on_a_page_are_valid(page: Path) -> None:
     if page.parent.name == "gallery":  # a project of its own; see test_examples.py
         return
     given = [argument for _, arguments in commands(page) for argument in arguments]
-    if any(re.search(r"=(ray|asha)$|=ray\.", argument) for argument in given):
+    if any(re.search(r"=(ray|asha|pbt)$|=ray\.", argument) for argument in given):
         require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
     for name, arguments in sorted(commands(page)):
         is_example = any("mine" in argument for argument in arguments)  # of files that the reader writes

@@ -1,8 +1,9 @@
-"""A registry of models: numbered versions of trained runs under a name, in a folder or on object storage.
+"""A registry of models: numbered versions of trained runs under a name, in a folder, on object storage or at W&B.
 
 ``<registry>/<name>/v1/`` is the folder of a run with one checkpoint, its exports and its reports, and can be used
 wherever a run can: as ``registry:<name>@v1``, ``@latest`` or ``@best``. A later registration adds a version and changes
-none. ``registered.json`` has the lineage, and the checksum of each file.
+none. ``registered.json`` has the lineage, and the checksum of each file. At W&B a version is an artifact, and is
+downloaded when it is used.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -32,6 +33,7 @@ from boltcutter_export.runner import digest, sha256
 from boltcutter_remote.transfer import is_file_of_run, publish, storage_errors
 
 VARIABLE = "BOLTCUTTER_REGISTRY"  # folder or URL of the registry
+WANDB = "wandb://"  # followed by entity and project
 PREFIX = "registry:"
 LINEAGE = "registered.json"
 SIGNED = ("name", "version", "files")  # entries of the lineage
@@ -63,6 +65,8 @@ def register(project: Project, name: str, folder: Path, checkpoint: str) -> str:
         ConfigError: The name is invalid, or the registry cannot be written.
     """
     check_name(name)
+    if location(project).startswith(WANDB):
+        return f"{PREFIX}{name}@{log_artifact(location(project), name, folder, checkpoint)}"
     place = join(location(project), name)
     if not is_url(place):
         Path(place).mkdir(parents=True, exist_ok=True)
@@ -109,8 +113,8 @@ def collect(folder: Path, checkpoint: str, draft: Path) -> None:
     write_text(draft / "record.json", json.dumps(record, indent=2) + "\n")
 
 
-def write_lineage(draft: Path, name: str, number: int, folder: Path, checkpoint: str) -> None:
-    """Write ``registered.json``."""
+def write_lineage(draft: Path, name: str, number: int | None, folder: Path, checkpoint: str) -> dict[str, Any]:
+    """Write ``registered.json``, and return what it contains."""
     from boltcutter.checkpoint.load import read_metadata
 
     record = read_record(draft)
@@ -131,6 +135,7 @@ def write_lineage(draft: Path, name: str, number: int, folder: Path, checkpoint:
     }
     facts["signature"] = trust.sign({key: facts[key] for key in SIGNED})
     write_text(draft / LINEAGE, json.dumps(facts, indent=2) + "\n")
+    return facts
 
 
 def verify(place: str, reference: str) -> None:
@@ -214,6 +219,8 @@ def find(project: Project, reference: str) -> str:
         ConfigError: There is no such version, or versions cannot be compared.
     """
     name, _, which = reference.removeprefix(PREFIX).partition("@")
+    if location(project).startswith(WANDB) and NAME.fullmatch(name):
+        return str(download_artifact(project, name, which or "latest"))
     place = join(location(project), name)
     known = versions(place) if NAME.fullmatch(name) else []
     if not known:
@@ -263,3 +270,49 @@ def resolve(project: Project, overrides: Sequence[str]) -> list[str]:
         if is_rank_zero():
             verify(place, value)
     return found
+
+
+def log_artifact(place: str, name: str, folder: Path, checkpoint: str) -> str:
+    """Log a run with one of its checkpoints as a W&B artifact, and return its version."""
+    from boltcutter_export import artifacts  # imports wandb
+
+    best = artifacts.find(place, name, "best")  # an error of W&B is reported before checkpoints are copied
+    with tempfile.TemporaryDirectory() as parent:
+        draft = Path(parent, "run")
+        collect(folder, checkpoint, draft)
+        lineage = write_lineage(draft, name, None, folder, checkpoint)
+        is_best = best is None or is_better(lineage, best.metadata)
+        return artifacts.log(place, name, draft, lineage, ["latest", *["best"] * is_best])
+
+
+def is_better(lineage: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a version has a better score than another, of the same metric, or as good a one."""
+    new, old = lineage["best"], other.get("best")
+    if not isinstance(old, dict) or not is_finite(old.get("score")):
+        return True
+    if not is_finite(new["score"]):
+        return False
+    sign = 1 if new["mode"] == "max" else -1
+    comparable = all(new[key] == old.get(key) for key in ("monitor", "mode"))
+    return comparable and sign * float(new["score"]) >= sign * float(old["score"])
+
+
+def download_artifact(project: Project, name: str, which: str) -> Path:
+    """The folder of a version at W&B, downloaded at its first use."""
+    place = location(project)
+    parent = project.root / "registry" / ".wandb" / place.removeprefix(WANDB) / name
+    if re.fullmatch(r"v[0-9]+", which) and (parent / which).is_dir():
+        return parent / which
+    from boltcutter_export import artifacts  # imports wandb
+
+    artifact = artifacts.find(place, name, which)
+    if artifact is None:
+        reference = f"{PREFIX}{name}@{which}"
+        raise ConfigError(f"{reference}: not in {place}; register it with export.register={name}, or use latest")
+    target = parent / str(artifact.version)
+    if not target.is_dir():
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".draft-", dir=parent) as draft:
+            artifacts.download(place, artifact, Path(draft, "run"))
+            publish_version(Path(draft, "run"), str(target))
+    return target

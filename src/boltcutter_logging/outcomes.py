@@ -20,7 +20,7 @@ from boltcutter.formatting import csv_text
 from boltcutter.protocols import data_parallel, gather_objects
 from boltcutter_logging.batches import count_samples, first_tensor
 from boltcutter_logging.columns import concatenate, select_rows, to_columns, to_numpy
-from boltcutter_logging.plots import draw_targets
+from boltcutter_logging.plots import draw_confusion, draw_targets
 
 WORST = 24  # number of samples with the largest loss whose inputs are saved
 MAX_CLASSES = 2000  # of a confusion matrix
@@ -40,8 +40,8 @@ class PredictionWriter(Callback):
 
     ``predictions.csv`` has a row per sample, with a column for each output that has one number per sample, see
     ``boltcutter_logging.columns.to_columns``. ``classes.csv`` and ``confusion.csv`` have metrics and counts per class;
-    ``series.svg`` plots forecasts; ``worst.npz`` has the inputs with the largest loss. Outputs of other shapes are
-    skipped and listed once.
+    ``confusion.svg`` or ``series.svg`` plots them; ``worst.npz`` has the inputs with the largest loss. Outputs of
+    other shapes are skipped and listed once.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -169,7 +169,7 @@ def _texts(data: Any, inputs: Sequence[npt.NDArray[Any]]) -> dict[str, Any]:
 
 
 def _write_summary(folder: Path, table: Table, classes: list[str]) -> None:
-    """Write metrics and counts per class, or a plot of several targets."""
+    """Write metrics and counts per class, and plots."""
     if not count_rows(table):
         return
     draw_targets(folder, table)
@@ -194,3 +194,4 @@ def _write_classes(folder: Path, targets: npt.NDArray[Any], predictions: npt.NDA
     write_csv(folder / "classes.csv", {"class": names, **scores, "samples": support})
     rows = [[name, *row] for name, row in zip(names, matrix.tolist(), strict=True)]  # names of classes may be equal
     write_text(folder / "confusion.csv", csv_text([["target", *names], *rows]))
+    draw_confusion(folder / "confusion.svg", matrix, names)

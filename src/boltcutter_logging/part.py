@@ -34,5 +34,6 @@ PART = Part(
         "report_outcomes": "boltcutter_logging.outcome_report:read_outcomes",
         "predict_loader": "boltcutter_logging.predict_loader:predict_loader",
         "prediction_writer": "boltcutter_logging.outcomes:PredictionWriter",
+        "wandb_server": "boltcutter_logging.wandb",
     },
 )

@@ -1,4 +1,4 @@
-"""A plot of predictions with several targets, as an SVG file."""
+"""Plots of predictions, as SVG files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ import numpy.typing as npt
 
 from boltcutter.evaluation.table import Table
 
+CELL = 28.0  # pixels per class of a small confusion matrix
+MAX_LABELLED = 40  # number of classes whose names and counts are legible
+MAX_SIDE = 1200.0  # pixels of a large confusion matrix
 SERIES_SIDE = 200.0  # pixels
-ORANGE = "#d95f02"
+BLUE, ORANGE = "#08519c", "#d95f02"
 STYLE = "font: 12px sans-serif; fill: black"
 
 
@@ -29,6 +32,28 @@ def draw_targets(folder: Path, table: Table) -> None:
     chosen = order[np.unique(np.linspace(0, len(order) - 1, 4).astype(int))]
     titles = [f"index {table['index'][place]}" for place in chosen]
     draw_series(folder / "series.svg", targets[chosen], predictions[chosen], titles)
+
+
+def draw_confusion(path: Path, matrix: npt.NDArray[Any], names: Sequence[str]) -> None:
+    """Draw a confusion matrix with targets as rows, colored by the fraction of the row, with counts if they fit."""
+    count, labelled = len(names), len(names) <= MAX_LABELLED
+    cell = CELL if labelled else MAX_SIDE / count
+    left = 40 + 7 * max(map(len, names)) if labelled else 30.0
+    side = cell * count
+    shapes = []
+    for row, column in np.argwhere(matrix):
+        x, y, fraction = left + column * cell, left + row * cell, matrix[row, column] / matrix[row].sum()
+        shapes.append(_square(x, y, cell, f'fill="{BLUE}" fill-opacity="{fraction:.3f}"'))
+        if labelled:
+            color = "white" if fraction > 0.5 else "black"
+            shapes.append(_text(x + cell / 2, y + cell / 2 + 4, str(matrix[row, column]), f"fill: {color}"))
+    for number, name in enumerate(names if labelled else ()):
+        middle = left + (number + 0.5) * cell
+        shapes.append(_text(left - 8, middle + 4, name, "text-anchor: end"))
+        shapes.append(_text(middle, left - 8, name, "text-anchor: start", rotate=-90 if len(name) > 3 else 0))
+    shapes.append(_square(left, left, side, 'fill="none" stroke="grey"'))
+    shapes += [_text(left + side / 2, 16, "prediction"), _text(16, left + side / 2, "target", rotate=-90)]
+    _write(path, left + side + 20, shapes)
 
 
 def draw_series(path: Path, targets: npt.NDArray[Any], predictions: npt.NDArray[Any], titles: Sequence[str]) -> None:
@@ -58,8 +83,9 @@ def _square(x: float, y: float, side: float, attributes: str) -> str:
     return f'<rect x="{x:g}" y="{y:g}" width="{side:g}" height="{side:g}" {attributes}/>'
 
 
-def _text(x: float, y: float, text: str, style: str = "") -> str:
-    return f'<text x="{x:g}" y="{y:g}" style="text-anchor: middle; {style}">{escape(text)}</text>'
+def _text(x: float, y: float, text: str, style: str = "", rotate: int = 0) -> str:
+    turned = f' transform="rotate({rotate} {x:g} {y:g})"' if rotate else ""
+    return f'<text x="{x:g}" y="{y:g}" style="text-anchor: middle; {style}"{turned}>{escape(text)}</text>'
 
 
 def _write(path: Path, side: float, shapes: Sequence[str]) -> None:

@@ -38,7 +38,6 @@ KINDS = {  # that an engine takes: the base class, and what it is
     ("scheduler", "local"): ("optuna.pruners.BasePruner", "a pruner of Optuna"),
     ("scheduler", "ray"): ("ray.tune.schedulers.TrialScheduler", "a scheduler of Ray Tune"),
 }
-POPULATION = "ray.tune.schedulers.PopulationBasedTraining"  # and classes that derive from it, such as PB2
 CHANGEABLE = ("num_trials", "max_parallel", "max_time", "target", "cpus", "gpus", "address", "dashboard", "ports")
 # What a search that is continued takes from its record; signed as a whole, since overrides may name any class.
 SIGNED = ("overrides", "settings", "metrics", "fixed", "devices", "gpus", "num_workers")
@@ -181,7 +180,7 @@ def make_search(settings: Mapping[str, Any]) -> Search:
 
 
 def check_algorithms(search: Search) -> None:
-    """Check that the engine takes the kinds of sampler and scheduler, and that only the sampler is made anew."""
+    """Check that the engine takes the kinds of sampler and scheduler, and that the sampler can be made anew."""
     for setting, engine, algorithm in (
         ("sampler", "local", search.sampler),  # each engine samples by Optuna
         ("scheduler", search.engine, search.scheduler),
@@ -198,12 +197,17 @@ def check_algorithms(search: Search) -> None:
             raise ConfigError(
                 f"search.sampler={kind.__name__}: made for each trial; write search.sampler._partial_=true"
             )
-        if setting == "scheduler" and isinstance(algorithm, partial):
-            raise ConfigError(f"search.scheduler={kind.__name__}: made once; remove search.scheduler._partial_")
-        if base == KINDS["scheduler", "ray"][0] and isinstance(algorithm, cast("type", locate(POPULATION))):
-            raise ConfigError(
-                f"search.scheduler={kind.__name__}: changes the values of trials; choose one that stops trials, or null"
-            )
+
+
+def check_population(cfg: DictConfig) -> None:
+    """Check that trials can continue from the checkpoints of others, as a population does."""
+    from boltcutter.protocols import handles_signals  # imports torch
+
+    callbacks = plain(cfg).get("callback") or {}
+    if not handles_signals([locate(callback["_target_"]) for callback in callbacks.values() if callback]):
+        raise ConfigError("callback.preemption=null: the trials of a population save by it; remove it")
+    if plain(cfg)["checkpoints"] != "${folder}/checkpoints":
+        raise ConfigError(f"checkpoints={cfg.checkpoints}: a population copies those of its trials; remove it")
 
 
 def check(
@@ -222,6 +226,8 @@ def check(
     if clash := next((p for p in space.parameters if p.key in given), None):
         raise ConfigError(f"{given[clash.key]}: {clash.key} is in the search space as well; remove one of the two")
     cfg = read_config(project, base)
+    if search.engine == "ray" and isinstance(search.scheduler, partial):
+        check_population(cfg)
     metrics = objectives(search, redacted(cfg))
     fixed = search.fixed(int(cfg.seed))
     if not space.parameters and len(fixed) == 1:

@@ -7,19 +7,22 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import tune
-from ray.tune.search import Searcher
+from ray.tune.schedulers import PopulationBasedTraining, TrialScheduler
+from ray.tune.search import BasicVariantGenerator, Searcher
 from ray.tune.stopper import Stopper
 
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter_launch.ray_cluster import ray_cluster
-from boltcutter_search.ray_trial import INTERRUPTED, TrialProcess
+from boltcutter_search.ray_trial import INTERRUPTED, TrialProcess, read_facts, write_facts
 from boltcutter_search.results import Progress
 from boltcutter_search.settings import Search
+from boltcutter_search.space import Choice, Parameter, Space
 from boltcutter_search.study import Study
 from boltcutter_search.trial import MAX_RESTARTS, Report, Sampled, Trial
 
@@ -56,8 +59,9 @@ def run_trials(
     shutil.rmtree(files, ignore_errors=True)
     files.mkdir(parents=True)
     name, mode = study.metrics[0]
-    scheduler = deepcopy(search.scheduler)  # which keeps the state of a search
-    queue = [(sampled, True) for sampled in (study.ended() if scheduler else ())]
+    scheduler = make_scheduler(search.scheduler, study.space)
+    population = isinstance(scheduler, PopulationBasedTraining)
+    queue = [(sampled, True) for sampled in ([] if scheduler is None or population else study.ended())]
     queue += [(sampled, False) for sampled in study.interrupted()]
     os.environ.update(ENVIRONMENT)
     try:
@@ -72,18 +76,26 @@ def run_trials(
         with cluster:
             check_resources(cpus, gpus)
             trainable = tune.with_parameters(
-                TrialProcess, make_trial=make_trial, files=str(files), decides=scheduler is not None
+                TrialProcess,
+                make_trial=make_trial,
+                files=str(files),
+                population=population,
+                decides=scheduler is not None,
             )
+            if population:  # which Ray Tune combines with no searcher: all trials are sampled beforehand
+                options = population_options(study, queue, total)
+            else:
+                options = {"search_alg": StudySearcher(study, queue, total, files), "num_samples": -1}
             tuner = tune.Tuner(
                 tune.with_resources(trainable, {"cpu": cpus, "gpu": gpus}),
+                param_space=options.pop("param_space", None),
                 tune_config=tune.TuneConfig(
                     metric=name,
                     mode=mode,
-                    search_alg=StudySearcher(study, queue, total),
-                    num_samples=-1,
                     scheduler=scheduler,
                     max_concurrent_trials=search.max_parallel,
                     reuse_actors=True,
+                    **options,
                 ),
                 run_config=tune.RunConfig(
                     name="tune",
@@ -118,6 +130,48 @@ def check_resources(cpus: float, gpus: float) -> None:
         )
 
 
+def population_options(study: Study, queue: list[tuple[Sampled, bool]], total: int) -> dict[str, Any]:
+    """Options of Ray Tune for trials that are sampled beforehand."""
+    sampled = [trial for trial, _ in queue]
+    while trial := study.ask(total):
+        sampled.append(trial)
+    points = [as_config(trial) for trial in sampled]
+    return {
+        "search_alg": BasicVariantGenerator(points_to_evaluate=points),
+        "num_samples": len(points),
+        "param_space": {key: tune.choice([value]) for key, value in points[0].items()} if points else {},
+    }
+
+
+def make_scheduler(scheduler: Any, space: Space) -> TrialScheduler | None:
+    """Copy a scheduler, which keeps the state of a search; one that perturbs values gets the space that it lacks."""
+    if not isinstance(scheduler, partial):
+        made: TrialScheduler | None = deepcopy(scheduler)
+        return made
+    mutable = [p for p in space.parameters if p.condition is None]
+    return scheduler(
+        hyperparam_mutations={p.key: _domain(p) for p in mutable}, custom_explore_fn=partial(_clip, mutable)
+    )
+
+
+def _domain(parameter: Parameter) -> Any:
+    d = parameter.distribution
+    if isinstance(d, Choice):
+        return list(d.options)
+    if d.is_integer:
+        return tune.lograndint(d.low, d.high + 1) if d.log else tune.randint(d.low, d.high + 1)
+    return tune.loguniform(d.low, d.high) if d.log else tune.uniform(d.low, d.high)
+
+
+def _clip(parameters: list[Parameter], config: dict[str, Any]) -> dict[str, Any]:
+    """Keep perturbed values within their bounds."""
+    for p in parameters:
+        if not isinstance(p.distribution, Choice) and p.key in config:
+            value = min(max(config[p.key], p.distribution.low), p.distribution.high)
+            config[p.key] = round(value) if p.distribution.is_integer else value
+    return config
+
+
 class StopWhen(Stopper):
     """Stops the whole search."""
 
@@ -142,15 +196,22 @@ class TrialEvents(tune.Callback):
     def __init__(self, study: Study, files: Path, progress: Progress) -> None:
         self.study, self.files, self.progress = study, files, progress
         self.reports: dict[int, list[Report]] = {}  # of running trials
+        self.values: dict[int, dict[str, Any]] = {}
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """Store reports."""
-        if "reports" not in result or trial.config["replays"]:
+        if "report" not in result:
             return
-        number = trial.config["number"]
-        for step, metrics in json.loads(result["reports"]):
+        facts = json.loads(result["report"])
+        number = facts["number"]
+        if facts["replays"]:
+            return
+        if self.values.setdefault(number, facts["values"]) != facts["values"]:
+            self.study.set_values(number, facts["values"])
+            self.values[number] = facts["values"]
+        for step, metrics in facts["reports"]:
             self.reports[number] = [*(r for r in self.reports.get(number, ()) if r.step < step), Report(step, metrics)]
             self.study.report(number, len(self.reports[number]), metrics)
 
@@ -168,25 +229,28 @@ class TrialEvents(tune.Callback):
         self._end(trial, "failed", "its Ray worker was lost" if is_lost else one_line(error))
 
     def _end(self, trial: Any, state: str, error: str) -> None:
-        if trial.config["replays"] or (self.files / INTERRUPTED).exists():
+        facts = read_facts(self.files, trial.trial_id)
+        if facts is None or facts["replays"] or (self.files / INTERRUPTED).exists():
             return
-        number = trial.config["number"]
+        number = facts["number"]
         self.progress.ended(self.study.tell(number, state, self.reports.pop(number, []), error))
 
 
 class StudySearcher(Searcher):
     """Suggests the values that a study samples."""
 
-    def __init__(self, study: Study, queue: list[tuple[Sampled, bool]], total: int) -> None:
+    def __init__(self, study: Study, queue: list[tuple[Sampled, bool]], total: int, files: Path) -> None:
         super().__init__(metric=study.metrics[0][0], mode=study.metrics[0][1])
-        self.study, self.queue, self.total = study, queue, total
+        self.study, self.queue, self.total, self.files = study, queue, total, files
 
     def suggest(self, trial_id: str) -> Any:
         """Suggest the values of a trial, or that there are no more."""
         sampled, replays = self.queue.pop(0) if self.queue else (self.study.ask(self.total), False)
         if sampled is None:
             return Searcher.FINISHED
-        return {"number": sampled.number, "replays": replays, **sampled.values}
+        config = as_config(sampled, replays)
+        write_facts(self.files, trial_id, config)
+        return config
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Nothing to do: ``TrialEvents`` stores the end."""
@@ -196,3 +260,8 @@ class StudySearcher(Searcher):
 
     def restore(self, checkpoint_path: str) -> None:
         """Nothing to restore."""
+
+
+def as_config(sampled: Sampled, replays: bool = False) -> dict[str, Any]:
+    """The configuration of a trial in Ray Tune: its number, and its values by key."""
+    return {"number": sampled.number, "replays": replays, **sampled.values}

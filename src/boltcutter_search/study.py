@@ -161,6 +161,10 @@ class Study:
             self._set(number, STOPPED, count)
         return stops
 
+    def set_values(self, number: int, values: Mapping[str, Any]) -> None:
+        """Replace the values of a trial, as population-based training does."""
+        self._set(number, "values", dict(values))
+
     def tell(self, number: int, state: str, reports: Sequence[trials.Report], error: str = "") -> Result:
         """Store the end of a trial, and return it."""
         lease.check()

@@ -65,6 +65,7 @@ class Trial:
     metric: str  # that each validation logs
     project: Project
     environment: Mapping[str, str] = field(default_factory=dict)  # further variables
+    changes: Sequence[str] = ()  # overrides for a run that exists already, which is resumed
 
     def __post_init__(self) -> None:
         self.reports = read_reports(self.folder, self.metric)
@@ -93,11 +94,11 @@ class Trial:
         deadline = time.monotonic() + SAVE_TIMEOUT
         while (holder := lease.read_holder(self.folder)) and holder.is_alive() and time.monotonic() < deadline:
             time.sleep(POLL)  # it has noticed that its search ended, and saves
-        if is_completed(self.folder):
+        if is_completed(self.folder) and not self.changes:
             self.reports = read_reports(self.folder, self.metric)
             return False
         exists = (self.folder / "record.json").is_file()
-        where = [f"resume={self.folder}"] if exists else [*self.overrides, f"folder={self.folder}"]
+        where = [f"resume={self.folder}", *self.changes] if exists else [*self.overrides, f"folder={self.folder}"]
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._connection, theirs = socket.socketpair()
         self._connection.settimeout(PROCESS_POLL)
@@ -127,12 +128,18 @@ class Trial:
         return report
 
     def answer(self, text: str) -> None:
-        """Answer the last message: ``continue`` or ``stop``."""
+        """Answer the last message: ``continue``, ``stop`` or ``save``."""
         self._was_stopped = self._was_stopped or text == "stop"
         if self._is_waiting and self._connection:
             self._is_waiting = False
             with suppress(OSError):  # it was killed, which the next receive shows
                 self._connection.sendall(f"{text}\n".encode())
+
+    def save(self) -> Path | None:
+        """Let the trial save before its next batch, and return the path; None if training has ended instead."""
+        self.answer("save")
+        message = self._receive()
+        return Path(message["saved"]) if message else None
 
     def finish(self) -> tuple[str, str]:
         """Wait for the end of the process, and return the state of the trial and its error.

@@ -295,7 +295,7 @@ def test_a_run_trains_and_predicts(script: Script, write: Any, tmp_path: Path) -
     overrides = [f"data.{name}={value}" for name, value in settings.items()]
     done = script("train", *QUICK, "data=huggingface", *overrides, "model=mlp", f"folder={tmp_path}/run")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run" / "evaluation" / "test" / "confusion.csv").is_file()
+    assert (tmp_path / "run" / "evaluation" / "test" / "confusion.svg").is_file()
     file = tmp_path / "files" / "part-0.parquet"
     done = script("predict", f"run={tmp_path}/run", f"input={file}", f"output={tmp_path}/out.csv")
     assert done.returncode == 0, done.stderr

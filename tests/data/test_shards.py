@@ -135,4 +135,4 @@ def test_a_run_trains_on_shards(script: Script, tmp_path: Path) -> None:
     ]
     done = script("train", *QUICK, *words, "data.num_workers=2", f"folder={tmp_path}/run")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run" / "evaluation" / "test" / "confusion.csv").is_file()
+    assert (tmp_path / "run" / "evaluation" / "test" / "confusion.svg").is_file()

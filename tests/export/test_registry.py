@@ -287,3 +287,26 @@ def test_an_upload_that_is_interrupted_is_no_version(
     stored = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
     assert {"record.json", "checkpoints/best.ckpt"} <= stored == {*names} - {registry.LINEAGE}
     assert names[-1] == registry.LINEAGE
+
+
+def test_only_scores_of_the_same_metric_are_compared() -> None:
+    lineages = [
+        {"best": {"monitor": monitor, "mode": mode, "score": score}}
+        for monitor, mode, score in (
+            ("val/loss", "min", 0.2),
+            ("val/loss", "min", 0.3),
+            ("val/accuracy", "max", 0.9),
+            ("val/accuracy", "max", 0.8),
+            (None, None, None),
+        )
+    ]
+    for odd in (None, 3, [], {"score": "x"}, {"score": 10**400}, {"score": float("nan")}):  # of another program
+        assert registry.is_better(lineages[0], {"best": odd})
+    better = [[registry.is_better(new, old) for old in lineages] for new in lineages]
+    assert better == [
+        [True, True, False, False, True],
+        [False, True, False, False, True],
+        [False, False, True, True, True],
+        [False, False, False, True, True],
+        [False, False, False, False, True],
+    ]

@@ -69,6 +69,14 @@ def test_nothing_to_search() -> None:
         planned(PROJECT, ["search=[]"])
 
 
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
+@pytest.mark.parametrize("argument", ["callback.preemption=null", "checkpoints=elsewhere"])
+def test_a_population_needs_checkpoints_on_request_and_beside_the_run(argument: str) -> None:
+    message = mistake(argument, search="pbt")
+    assert message.startswith(f"{argument}: ")
+    assert "remove" in message
+
+
 def test_a_scheduler_belongs_to_an_engine() -> None:
     expected = "search.engine=local takes a pruner of Optuna; choose another, or null"
     for target in ("torch.nn.Identity", "optuna.samplers.RandomSampler"):
@@ -79,10 +87,6 @@ def test_a_scheduler_belongs_to_an_engine() -> None:
         assert mistake("search.engine=ray").endswith(
             "search.engine=ray takes a scheduler of Ray Tune; choose another, or null"
         )
-        population = "hyperparam_mutations: {optimizer.lr: [0.1, 1.0]}, metric: loss, mode: min"
-        population = f"search.scheduler={{_target_: ray.tune.schedulers.PopulationBasedTraining, {population}}}"
-        assert "changes the values of trials; choose one that stops" in mistake(population, "search.engine=ray")
-    assert "made once; remove search.scheduler._partial_" in mistake("search.scheduler._partial_=true")
     message = mistake("search.scheduler={_target_: optuna.pruners.NopPruner}", search="wandb")
     assert message == "search.scheduler=NopPruner: search.engine=wandb takes none; choose another, or null"
 

@@ -269,3 +269,57 @@ def test_random_kills(place: Path, descendants: Descendants, capsys: pytest.Capt
         counts = Counter(kill.split()[0] for kill in kills)
         print(f"{searches} searches of {TRIALS} trials, {len(kills)} kills: {dict(counts)}, 0 hangs, ", end="")
         print(f"{compared} interrupted trials identical to uninterrupted runs", flush=True)
+
+
+def train_population(place: Path, name: str, descendants: Descendants, kills: list[str]) -> None:
+    """Train a population of two, whose values that affect the weights are copied and not perturbed."""
+    space = [
+        "~search.space.optimizer.lr",
+        "~search.space.optimizer.weight_decay",
+        "search.space.data.num_workers=choice(0)",
+    ]
+    space += ["search.space.optimizer.lr=loguniform(1e-6,1e-2) if data.num_workers == 0"]
+    space += ["search.space.trainer.log_every_n_steps=int(5,50)"]
+    settings = [
+        "search=pbt",
+        "search.num_trials=2",
+        "search.max_parallel=2",
+        "search.scheduler.perturbation_interval=2",
+    ]
+    # Otherwise a killed trial may continue from the end of the other one.
+    settings += ["+search.scheduler.quantile_fraction=0.5", "+search.scheduler.synch=true"]
+    search = Search(place, name, [*settings, *space, *TRAINING], descendants, random.Random(0))
+    search.run(kills)
+    with open(search.folder / "trials.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["state"] for row in rows] == ["complete"] * 2, rows
+    records = [record(search.trial(number)) for number in range(2)]
+    for row, found in zip(rows, records, strict=True):
+        assert float(row["optimizer.lr"]) == found["config"]["optimizer"]["lr"]
+        assert int(row["trainer.log_every_n_steps"]) == found["config"]["trainer"]["log_every_n_steps"]
+    assert rows[0]["optimizer.lr"] == rows[1]["optimizer.lr"], rows  # the worse continued from the better
+    assert max(len(found["attempts"]) for found in records) > 1
+    ours, theirs = (validations(search.trial(number)) for number in range(2))
+    assert len(ours) == len(theirs) == EPOCHS
+    assert ours[0] != theirs[0]
+    assert ours[-1] == theirs[-1]
+    one, other = (saved_weights(search.trial(number)) for number in range(2))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def validations(folder: Path) -> list[tuple[str, ...]]:
+    with open(folder / "metrics.csv", newline="") as file:
+        return [(row["step"], row["val/loss"], row["val/accuracy"]) for row in csv.DictReader(file) if row["val/loss"]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT)
+def test_the_worse_trial_of_a_population_continues_from_the_better(place: Path, descendants: Descendants) -> None:
+    train_population(place, "pbt", descendants, [])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * LIMIT)
+def test_a_killed_population_continues(place: Path, descendants: Descendants) -> None:
+    train_population(place, "pbt", descendants, ["driver", "trial"])

@@ -12,7 +12,7 @@ from conftest import require
 from boltcutter_search.trial import Trial, read_reports
 
 require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
-from boltcutter_search.ray_trial import INTERRUPTED, TrialProcess  # noqa: E402
+from boltcutter_search.ray_trial import INTERRUPTED, TrialProcess, read_facts, write_facts  # noqa: E402
 
 MakeTrial = Callable[..., Trial]
 
@@ -22,7 +22,7 @@ def start(make_trial: MakeTrial, files: Path, do: str, *, replays: bool = False,
     process = TrialProcess.__new__(TrialProcess)
     process._trial_info = None
     config = {"number": 0, "replays": replays, "do": do}
-    process.setup(config, make_trial=make_trial, files=str(files), decides=decides)
+    process.setup(config, make_trial=make_trial, files=str(files), population=False, decides=decides)
     return process
 
 
@@ -30,10 +30,17 @@ def reports(process: TrialProcess) -> tuple[list[float], dict[str, Any]]:
     """The losses that a worker reports, of which it may repeat one when it continues, and its last result."""
     losses: dict[int, float] = {}
     while not (result := process.step()).get("done"):
-        found = json.loads(result["reports"])
-        losses |= {step: metrics["loss"] for step, metrics in found}
-        assert result["loss"] == losses[found[-1][0]]
+        facts = json.loads(result["report"])
+        losses |= {step: metrics["loss"] for step, metrics in facts["reports"]}
+        assert facts["values"] == process._values
+        assert result["loss"] == losses[facts["reports"][-1][0]]
     return list(losses.values()), result
+
+
+def test_facts_of_a_trial(tmp_path: Path) -> None:
+    assert read_facts(tmp_path, "a") is None
+    write_facts(tmp_path, "a", {"number": 3, "replays": False, "optimizer.lr": 0.1})
+    assert read_facts(tmp_path, "a") == {"number": 3, "replays": False}
 
 
 @pytest.mark.parametrize("decides", [True, False])
@@ -58,7 +65,7 @@ def test_a_trial_ends(
 
 def test_reports_that_nothing_decides_on_are_gathered(make_trial: MakeTrial, tmp_path: Path) -> None:
     process = start(make_trial, tmp_path, "3 2 1", decides=False)
-    assert [step for step, _ in json.loads(process.step()["reports"])] == [1, 2, 3]
+    assert [step for step, _ in json.loads(process.step()["report"])["reports"]] == [1, 2, 3]
     assert process.step()["state"] == "complete"
     process.cleanup()
 
@@ -73,15 +80,6 @@ def test_an_interrupted_trial_reports_again_what_it_did(make_trial: MakeTrial, t
     (tmp_path / INTERRUPTED).unlink()
     assert reports(start(make_trial, tmp_path, "3 2 1"))[0] == [3, 2, 1]
     assert reports(start(make_trial, tmp_path, "3 2 1", replays=True))[0] == [3, 2, 1]
-
-
-def test_a_paused_trial_continues(make_trial: MakeTrial, tmp_path: Path) -> None:
-    process = start(make_trial, tmp_path, "3 2 1")
-    process.step()
-    process.load_checkpoint(process.save_checkpoint(str(tmp_path)))  # as Ray Tune pauses a trial, and restores it
-    process.reset_config({"number": 0, "replays": False, "do": "3 2 1"})
-    assert reports(process)[0] == [3, 2, 1]
-    process.cleanup()
 
 
 def test_a_trial_that_the_scheduler_stops_completes(make_trial: MakeTrial, tmp_path: Path) -> None:

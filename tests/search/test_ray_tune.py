@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,8 +10,12 @@ from conftest import Script, require
 
 from boltcutter.config.errors import ConfigError
 from boltcutter_search.settings import Search
+from boltcutter_search.space import Space
+from boltcutter_search.trial import Sampled
 
 require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
+from ray.tune.schedulers import PopulationBasedTraining  # noqa: E402
+
 from boltcutter_search import ray_tune  # noqa: E402
 
 
@@ -27,6 +32,20 @@ def test_a_search_on_ray(script: Script, tmp_path: Path) -> None:
     assert (folder / "best.yaml").is_file()
     assert not (folder / ray_tune.FILES).exists()
     assert not list(tmp_path.glob("ray*"))
+
+
+def test_a_population_perturbs_values_within_their_bounds() -> None:
+    space = Space({"a": "int(1, 8)", "b": "loguniform(0.1, 1)", "c": "choice(x, y)", "d": "int(1, 2) if c == x"})
+    scheduler = partial(PopulationBasedTraining, metric="loss", mode="min")
+    made = ray_tune.make_scheduler(scheduler, space)
+    assert isinstance(made, PopulationBasedTraining)
+    assert made._hyperparam_mutations.keys() == {"a", "b", "c"}
+    perturbed = ray_tune._clip(space.parameters[:3], {"number": 3, "a": 9.6, "b": 0.01, "c": "y"})
+    assert perturbed == {"number": 3, "a": 8, "b": 0.1, "c": "y"}
+
+
+def test_values_become_a_configuration_of_ray() -> None:
+    assert ray_tune.as_config(Sampled(3, {"optimizer.lr": 0.1})) == {"number": 3, "replays": False, "optimizer.lr": 0.1}
 
 
 def test_a_cluster_on_this_machine_admits_the_trials_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

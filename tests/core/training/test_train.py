@@ -51,7 +51,7 @@ def test_files_of_a_run(trained: Path) -> None:
         "checkpoints/best.ckpt",
         "checkpoints/last.ckpt",
         "evaluation/test/metrics.json",
-        "evaluation/test/confusion.csv",
+        "evaluation/test/confusion.svg",
         "logs/rank-0.log",
     }
     known = record(trained)
