@@ -91,7 +91,7 @@ class Part:
         components: Modules whose classes the record of a run may name although this user has not signed it.
         moved: New dotted paths of modules that had another one, for configurations that were recorded before.
         removed: Settings that a class no longer has, by its dotted path, with the value that had no effect (``...``:
-            any value), for the same configurations.
+            any value), for the same configurations; ``None``: there is no such class any more, and its entry is null.
         callbacks: ``module:function`` that takes the configuration of a training and returns callbacks for it.
         references: ``module:function`` that takes the project and the overrides, and replaces names of runs.
         ranks: ``module:function`` that sets torchrun's variables, such as ``RANK``, if this part's launcher started
@@ -106,7 +106,7 @@ class Part:
     names: Mapping[str, str] = field(default_factory=dict)
     components: tuple[str, ...] = ()
     moved: Mapping[str, str] = field(default_factory=dict)
-    removed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    removed: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
     callbacks: str | None = None
     references: str | None = None
     ranks: str | None = None
@@ -246,7 +246,7 @@ def current_path(target: str) -> str:
 
 
 def without_removed(config: Any) -> Any:
-    """A configuration that was recorded before, without the settings that its classes no longer have.
+    """A configuration that was recorded before, without classes, and settings of classes, that there are no longer.
 
     A setting whose value had an effect stays, so that the check of arguments refuses it.
     """
@@ -255,6 +255,8 @@ def without_removed(config: Any) -> Any:
     if not isinstance(config, dict):
         return config
     removed = added("removed").get(current_path(str(config.get("_target_"))), {})
+    if removed is None:
+        return None
     return {
         key: without_removed(value)
         for key, value in config.items()

@@ -23,6 +23,7 @@ PART = Part(
         **{f"boltcutter.logger.{module}": f"boltcutter_logging.{module}" for module in ("services", "wandb")},
     },
     removed={
+        "boltcutter_logging.services.NeptuneLogger": None,
         "boltcutter_logging.progress.Progress": {"refresh_per_second": ..., "seconds_between_lines": ...},
         "boltcutter_logging.throughput.ThroughputMonitor": {"max_data_wait": ...},
     },

@@ -28,6 +28,7 @@ boltcutter doctor --test""",
             "Find the largest batch that fits into memory: boltcutter find-batch-size [overrides of train]",
         ),
     },
+    removed={"boltcutter.callback.profile.Profile": None, "boltcutter_planning.profile.Profile": None},
     callbacks="boltcutter_planning.learning:callbacks",
     offers={
         "check": "boltcutter_planning.check:main",

@@ -218,5 +218,15 @@ def test_settings_that_a_class_no_longer_has_are_left_out_where_they_had_no_effe
 def test_removed_settings_are_of_classes_that_do_not_take_them() -> None:
     for path, settings in added("removed").items():
         module, _, name = path.rpartition(".")
+        if settings is None:
+            assert not find_spec(module) or not hasattr(importlib.import_module(module), name), path
+            continue
         arguments = inspect.signature(getattr(importlib.import_module(module), name)).parameters
         assert not arguments.keys() & settings.keys(), path
+
+
+@pytest.mark.parametrize("module", ["boltcutter.callback.profile", "boltcutter_planning.profile"])
+def test_entries_of_classes_that_there_are_no_longer_are_null(module: str) -> None:
+    neptune = {"_target_": "boltcutter.logger.services.NeptuneLogger", "project": "me/mine"}
+    config = {"callback": {"profile": {"_target_": f"{module}.Profile", "wait": 5}}, "logger": {"neptune": neptune}}
+    assert without_removed(config) == {"callback": {"profile": None}, "logger": {"neptune": None}}
