@@ -10,9 +10,11 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 
 from boltcutter import extend
 from boltcutter.assembly.assemble import Components, TaskLoaders, assemble, complete_config, read_config
@@ -84,6 +86,30 @@ def apply_model(components: Components, cfg: DictConfig) -> None:
             outputs = task(inputs)
             if isinstance(task, ComputesLosses):
                 task.losses(outputs, targets)
+            for text in suspicious_outputs(task, inputs, outputs):
+                print(f"warning: model: {text}", file=sys.stderr)
+
+
+def suspicious_outputs(task: L.LightningModule, inputs: Tensor, outputs: Tensor) -> Iterator[str]:
+    """What is rarely meant: samples that affect each other in evaluation, and probabilities in place of logits.
+
+    Args:
+        task: In evaluation mode.
+        inputs: Some samples, shape (N, …).
+        outputs: Of the task for these, shape (N, …).
+    """
+    if not isinstance(outputs, Tensor) or outputs.shape[:1] != inputs.shape[:1] or not outputs.is_floating_point():
+        return
+    half, size = len(inputs) // 2, float(outputs.abs().max())
+    is_repeatable = torch.equal(task(inputs), outputs)  # as opposed to random
+    if is_repeatable and not torch.allclose(task(inputs[:half]), outputs[:half], rtol=0.02, atol=0.02 * size):
+        yield (
+            "the output for a sample depends on the other samples of its batch, also in evaluation, so metrics depend "
+            "on data.batch_size; compute each sample by itself, or use BatchNorm, whose statistics are fixed then"
+        )
+    has_classes = getattr(task, "kind", None) == "classification" and outputs.ndim == 2 and outputs.shape[1] > 1
+    if has_classes and outputs.min() >= 0 and torch.allclose(outputs.sum(1), torch.ones(()).to(outputs), atol=1e-3):
+        yield "its outputs are probabilities, while cross-entropy expects logits; remove the softmax"
 
 
 def run_one_batch(cfg: DictConfig, num_ranks: int) -> None:

@@ -30,6 +30,20 @@ class Flat(nn.Module):
         return self.net(x / 255)
 
 
+class Suspicious(Flat):
+    """Valid, but rarely meant."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.fault = fault
+
+    def forward(self, x):
+        outputs = super().forward(x - x.float().mean(0) if self.fault == "mixed" else x)
+        if self.fault == "random":
+            return outputs + torch.rand_like(outputs)
+        return outputs.softmax(-1) if self.fault == "softmax" else outputs
+
+
 class Wrong(L.LightningModule):
     def __init__(self, fault: str = "", lr: float = 0.1) -> None:
         super().__init__()
@@ -96,7 +110,7 @@ Check = Callable[..., str]
 def mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
     """Run the command in a folder with the module; returns its mistakes, or what it printed."""
     (tmp_path / "wrong_parts.py").write_text(MODULE)
-    for name, target in {"wrong": "Wrong", "wrong_data": "Data", "flat": "Flat"}.items():
+    for name, target in {"wrong": "Wrong", "wrong_data": "Data", "flat": "Flat", "suspicious": "Suspicious"}.items():
         (tmp_path / f"{name}.yaml").write_text(f"_target_: wrong_parts.{target}\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -109,7 +123,8 @@ def mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         except ConfigError as error:
             return str(error)
         assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
-        return capsys.readouterr().out
+        out, err = capsys.readouterr()
+        return out + "".join(line for line in err.splitlines() if line.startswith("warning: model"))
 
     return call
 
@@ -131,6 +146,21 @@ def test_data_and_shapes(overrides: str, setting: str, shape: str, mistake: Chec
     assert found.startswith(setting)
     assert shape in found
     assert "\n" not in found
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("mixed", "the output for a sample depends on the other samples of its batch"),
+        ("softmax", "its outputs are probabilities, while cross-entropy expects logits; remove the softmax"),
+        ("random", ""),
+        ("", ""),
+    ],
+)
+def test_what_is_rarely_meant_is_a_warning(fault: str, message: str, mistake: Check) -> None:
+    found = mistake("model=suspicious.yaml", f"model.fault='{fault}'")
+    assert found.startswith("ok\n")
+    assert message in found if message else found == "ok\n"
 
 
 @pytest.mark.parametrize(
