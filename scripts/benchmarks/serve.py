@@ -27,10 +27,9 @@ from benchmarks.harness import TRAIN, Process, Ratio, ratio
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import Project
-from boltcutter_export.serving.app import NUMPY, Limits, create_app
+from boltcutter_export.serving.app import NUMPY, Limits
 from boltcutter_export.serving.batching import begin
-from boltcutter_export.serving.predictor import Predictor
-from boltcutter_export.serving.server import LimitedProtocol
+from boltcutter_export.serving.server import LIMITS, LimitedProtocol, create
 from boltcutter_remote.access import bind
 
 LEAST, MOST = 0.8, 5.0  # targets of the throughput, and of the slowest hundredth over the median
@@ -74,8 +73,8 @@ def measure(folder: Path, clients: int, rounds: int, seconds: float) -> dict[str
     project = Project.find(harness.ROOT)
     project.activate()
     cfg, _ = load_evaluation_config(project, {"run": str(folder)}, [])
-    predictor = Predictor(cfg, folder, "last")
-    app = create_app(predictor, Limits())
+    app = create(cfg, folder, {"ckpt": "last", "export": None, **LIMITS})
+    predictor = app.state.predictor
     sample = predictor.array(np.zeros((1, *predictor.shape), np.float32))
     request = write_request(folder / "request", sample)
     found: dict[str, list[float]] = {name: [] for name in ("served", "loop", "p50", "p99")}

@@ -15,7 +15,7 @@ used, so a part costs nothing before. ``docs/extending.md`` shows a whole part.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -141,6 +141,9 @@ class Predictor(Protocol):
 
     def predict(self, inputs: Tensor, batch_size: int) -> Tensor:
         """Return the first output, shape (N, …), for inputs as the data module reads them."""
+
+    def predict_batches(self, batches: Any) -> Iterator[Any]:
+        """Yield the outputs for batches of a loader, as ``predict_step`` would return them."""
 
 
 class PartError(ConfigError):

@@ -40,7 +40,12 @@ def write_card(
         "format": name,
         "program": form.file if form.is_runnable else None,
         "kind": program.kind or None,
-        "inputs": [_describe(*named, program) for named in zip(program.inputs, program.example, strict=True)],
+        "takes": program.takes,
+        "leaves": len(program.leaves),
+        "inputs": [
+            {**_describe(name, tensor, program), "leaf": leaf}
+            for name, tensor, leaf in zip(program.inputs, program.example, program.used, strict=True)
+        ],
         "outputs": _outputs(program),
         "cache": [
             {"input": PAST + name, "output": PRESENT + name, "shape": ["batch", tensor.size(1), "past", tensor.size(3)]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from boltcutter.config.instantiate import build
 from boltcutter.project import Project
 from boltcutter.run import trust
 from boltcutter_export.card import PREPROCESSING
+from boltcutter_export.program import select_inputs
 from boltcutter_export.runner import CARD, Runner, read_card
 from boltcutter_export.tabular import TableEncoder, describes_table
 
@@ -73,6 +75,14 @@ class ExportedModel(nn.Module):
             raw = self.encoder.invert(batch) if self.encoder else batch
             found.append(torch.from_numpy(self.runner(raw.cpu().numpy())[0]))
         return torch.cat(found)
+
+    def predict_batches(self, batches: Any) -> Iterator[Any]:
+        """Yield the outputs for batches of a loader, as ``predict_step`` would return them."""
+        names = [facts["name"] for facts in self.runner.card["outputs"]]
+        for batch in batches:
+            outputs = self.runner(*(tensor.cpu().numpy() for tensor in select_inputs(batch, self.runner.card)))
+            tensors = [torch.from_numpy(output) for output in outputs]
+            yield tensors[0] if names == ["output"] else dict(zip(names, tensors, strict=True))
 
 
 def verified_card(folder: Path, setting: str) -> dict[str, Any]:

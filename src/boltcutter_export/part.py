@@ -16,7 +16,7 @@ boltcutter export run=runs/… export=[torch,int8,int4] export.max_drop=1    # s
             "boltcutter_export.serving.server:main",
             """Serve predictions over HTTP: boltcutter serve run=<folder> [ckpt=best|last|path] [export=format or file]
 
-boltcutter serve run=runs/… port=8000
+boltcutter serve run=runs/… port=8000 workers=2
 boltcutter serve run=runs/… host=0.0.0.0 token_file=token      # reachable from other machines""",
             begin="boltcutter_export.serving.batching:begin",
         ),

@@ -35,6 +35,9 @@ class Program(nn.Module):
         dtype: Floating-point dtype of ``core``.
         example: Inputs of at least two samples.
         outputs: Names of the outputs.
+        takes: Whether the inputs are part of a whole ``batch`` of the data module, or of its ``inputs``.
+        leaves: All leaves of that structure.
+        used: Positions of the inputs among the leaves.
         max_length: Maximum size of the second dimension if it is dynamic, as that of sequences; None: it is fixed.
         cache: Of a language model: the empty keys and values (1, heads, 0, D) of each layer, by name. Inputs and
             outputs of the captured graph have them after the others, with the prefixes ``PAST`` and ``PRESENT``.
@@ -46,6 +49,7 @@ class Program(nn.Module):
         self.inputs, self.outputs = inputs, list[str]()
         self.example = tuple(torch.cat([tensor, tensor])[: max(2, len(tensor))] for tensor in example)
         self.kind, self.dtype = "", torch.float32
+        self.takes, self.leaves, self.used = "inputs", list[Any](example), list(range(len(example)))
         self.max_length: int | None = None
         self.cache: dict[str, Tensor] = {}
         self._captured: ExportedProgram | None = None
@@ -220,7 +224,7 @@ class ModuleProgram(Program):
                 "forward"
             )
         super().__init__(task, tuple(leaves[index] for index in used), [])
-        self.leaves, self.used = leaves, used  # of a batch, and the positions of the inputs among them
+        self.takes, self.leaves, self.used = "batch" if self.is_step else "inputs", leaves, used
         placeholders = {node.name: node for node in self.capture().graph.nodes if node.op == "placeholder"}
         names = self.capture().graph_signature.user_inputs
         keep = [number for number, name in enumerate(names) if placeholders[str(name)].users]
@@ -268,6 +272,12 @@ class ModuleProgram(Program):
 
     def _structure(self, batch: Any, example: Any) -> Any:
         return example if self.is_example else batch if self.is_step else model_inputs(batch)
+
+
+def select_inputs(batch: Any, card: Mapping[str, Any]) -> Inputs:
+    """Return the inputs of an export in a batch of the data module."""
+    leaves = tree_flatten(batch if card["takes"] == "batch" else model_inputs(batch, card["leaves"]))[0]
+    return tuple(leaves[facts["leaf"]] for facts in card["inputs"])
 
 
 def model_inputs(batch: Any, count: int = 1) -> Any:

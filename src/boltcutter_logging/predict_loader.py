@@ -10,11 +10,14 @@ import numpy as np
 from torch import Tensor
 
 from boltcutter.assembly.assemble import Components
+from boltcutter.checkpoint.load import restore
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.evaluation.predict import SAMPLING, write_predictions
 from boltcutter.evaluation.splits import loader_owner
 from boltcutter.evaluation.table import Table, count_rows
+from boltcutter.extend import Predictor
+from boltcutter.protocols import NativeData
 from boltcutter.run.best import find_checkpoint
 from boltcutter.run.store import run_store
 from boltcutter_logging.batches import count_samples
@@ -22,7 +25,11 @@ from boltcutter_logging.columns import concatenate, to_columns
 
 
 def predict_loader(
-    components: Components, cfg: DictConfig, folder: Path, overrides: dict[str, str]
+    components: Components,
+    cfg: DictConfig,
+    folder: Path,
+    overrides: dict[str, str],
+    exported: Predictor | None = None,
 ) -> Table | list[Any]:
     """Write the outputs of ``predict_step`` for ``predict_dataloader`` of any module or data module.
 
@@ -31,7 +38,7 @@ def predict_loader(
     Returns:
         What was written.
     """
-    if given := [name for name in ("input", "export", *SAMPLING) if name in overrides]:
+    if given := [name for name in ("input", *SAMPLING) if name in overrides]:
         raise ConfigError(
             f"{given[0]}={overrides[given[0]]}: {type(components.data).__name__} does not use it; remove it to predict "
             "the samples of predict_dataloader"
@@ -44,12 +51,18 @@ def predict_loader(
         raise ConfigError(
             f"trainer.devices={components.topology.num_devices}: prediction runs on one device; try trainer.devices=1"
         )
-    checkpoint = find_checkpoint(cfg, overrides.get("ckpt", "best"))
-    found: Any = components.trainer.predict(
-        components.task, datamodule=components.data, ckpt_path=checkpoint, weights_only=True
-    )
-    multiple = len(components.trainer.num_predict_batches) > 1  # then Lightning returns a list per loader
-    loaders = _plain(found if multiple else [found])
+    if exported is not None:
+        if isinstance(components.data, NativeData):
+            restore(components.data, exported)
+        loaders: Any = [list(exported.predict_batches(_only_loader(components)))]
+    else:
+        checkpoint = find_checkpoint(cfg, overrides.get("ckpt", "best"))
+        found: Any = components.trainer.predict(
+            components.task, datamodule=components.data, ckpt_path=checkpoint, weights_only=True
+        )
+        multiple = len(components.trainer.num_predict_batches) > 1  # then Lightning returns a list per loader
+        loaders = found if multiple else [found]
+    loaders = _plain(loaders)
     table = _columns(loaders)
     batches = loaders if len(loaders) > 1 else loaders[0]
     write_predictions(
@@ -80,3 +93,14 @@ def _columns(loaders: list[list[Any]]) -> Table | None:
                 return None
             parts.append({"dataloader": np.full(count_rows(found), number), **found} if loaders[1:] else found)
     return concatenate(parts) or None
+
+
+def _only_loader(components: Components) -> Any:
+    """The loader of samples to predict, for an export."""
+    owner: Any = loader_owner(components.data, components.task, "predict")
+    owner.prepare_data()
+    owner.setup("predict")
+    loader = owner.predict_dataloader()
+    if isinstance(loader, list | tuple):
+        raise ConfigError(f"export: {type(owner).__name__} has {len(loader)} loaders to predict; use the checkpoint")
+    return loader

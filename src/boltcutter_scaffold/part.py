@@ -26,7 +26,7 @@ PART = Part(
         "vendor": Command(
             "boltcutter_scaffold.vendor:main",
             "Copy the core, a part or one component into the project: boltcutter vendor "
-            "[core|<part, such as launch>|<component, such as callback.guard>]",
+            "[core|<part, such as launch>|<component, such as callback.guard>] [--undo]",
             is_plain=True,
         ),
     },

@@ -82,6 +82,8 @@ def test_inputs_may_be_on_a_gpu(gpt: Path, digits: Path) -> None:
     images = torch.randint(256, (2, 1, 8, 8), dtype=torch.uint8)
     model = ExportedModel(digits, "onnx")
     assert torch.equal(model.predict(images.as_subclass(OnDevice), 2), model.predict(images, 2))
+    on_device, on_host = (next(model.predict_batches([batch])) for batch in (images.as_subclass(OnDevice), images))
+    assert all(torch.equal(on_device[name], on_host[name]) for name in on_host)
 
 
 def test_an_exported_language_model_needs_no_gpu(gpt: Path) -> None:

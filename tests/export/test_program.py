@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from boltcutter.model.mlp import MLP
 from boltcutter.task.classification import Classification
 from boltcutter_data.regression import Regression
-from boltcutter_export.program import ModuleProgram, TaskProgram
+from boltcutter_export.program import ModuleProgram, TaskProgram, select_inputs
 from boltcutter_export.settings import ExportError
 from boltcutter_language.gpt import GPT
 from boltcutter_language.task import LanguageModeling
@@ -111,6 +111,10 @@ def test_a_predict_step_takes_the_tensors_that_it_uses() -> None:
     expected = program.task.predict_step({"x": x[:1], "weight": weight[:1]}, 0)
     assert torch.allclose(found[0], expected["score"])
     assert found[1].dtype == torch.int64
+    card = {"takes": program.takes, "leaves": 4, "inputs": [{"leaf": leaf} for leaf in program.used]}
+    assert [tensor is given for tensor, given in zip(select_inputs(batch, card), (x, weight), strict=True)] == [
+        True
+    ] * 2
 
 
 class Forward(L.LightningModule):

@@ -1,5 +1,4 @@
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -31,6 +30,28 @@ def test_component_is_used_from_its_copy(project: Project) -> None:
         vendor.main(project, ["callback.guard"])
 
 
+def test_one_copy_is_undone(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    for component in ("callback.guard", "callback.reseed", "data.resnet"):
+        vendor.main(project, [component])
+    own = project.root / "configs/callback/default.yaml"
+    vendor.main(project, ["callback.guard", "--undo"])
+    assert not (project.root / "src/my_project/callback/guard.py").exists()
+    options = yaml.safe_load(own.read_text())
+    assert options["guard"]["_target_"] == "boltcutter.callback.guard.Guard"
+    assert options["reseed"]["_target_"] == "my_project.callback.reseed.Reseed"
+    vendor.main(project, ["--undo", "callback.reseed"])
+    assert not own.exists()  # equal to the library's again
+    assert (project.root / "configs/model/resnet.yaml").is_file()
+    moved = Path(capsys.readouterr().out.split()[-1].rstrip("."))
+    assert (moved / "src/my_project/callback/reseed.py").is_file()
+    with pytest.raises(ConfigError, match="nothing to undo"):
+        vendor.main(project, ["callback.reseed", "--undo"])
+    with pytest.raises(ConfigError, match="nothing to undo"):
+        vendor.main(project, ["model.small_mlp", "--undo"])  # the project's own
+    vendor.main(project, ["callback.guard"])
+    assert (project.root / "src/my_project/callback/guard.py").is_file()
+
+
 def library_of_a_run(project: Project, folder: Path) -> Path:
     """Train one epoch; returns the package of the library that was used."""
     overrides = ["trainer.max_epochs=1", "logger=null", "report=false", f"folder={folder}"]
@@ -47,15 +68,21 @@ def test_library_is_used_from_its_copy_until_it_is_removed(project: Project, tmp
     main.write_text(main.read_text().replace("FLAGS = {", 'FLAGS = {"--copied": "by the copy", '))
     assert "--copied" in run(*console, "train", "--help", cwd=project.root / "tests")
     assert library_of_a_run(project, tmp_path / "with the copy") == copy
-    with pytest.raises(ConfigError, match="exists already; edit it there, or delete it"):
-        vendor.main(project, [])
-    for package in copy.parent.glob("boltcutter*"):
-        shutil.rmtree(package)
+    run(*console, "vendor", "--undo", cwd=project.root)
+    assert not copy.exists()
     assert library_of_a_run(project, tmp_path / "without") == SOURCE / "boltcutter"
 
 
+def test_removed_copy_is_kept_elsewhere(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    vendor.main(project, [])
+    (project.root / "src/boltcutter/cli/main.py").write_text("changed")
+    vendor.main(project, ["--undo"])
+    moved = Path(capsys.readouterr().out.split()[-1].rstrip("."))
+    assert (moved / "boltcutter" / "cli" / "main.py").read_text() == "changed"
+
+
 def test_clone_of_the_library_is_refused() -> None:
-    for arguments in ([], ["callback.guard"]):
+    for arguments in ([], ["callback.guard"], ["--undo"]):
         with pytest.raises(ConfigError, match="repository of the library"):
             vendor.main(Project.find(ROOT), arguments)
 
@@ -89,12 +116,14 @@ def test_a_part_and_a_component_of_a_part_are_copied(project: Project) -> None:
     part, core = run(sys.executable, "scripts/train.py", cwd=project.root).split()
     assert Path(part) == project.root / "src/boltcutter_launch/slurm.py"
     assert Path(core) == SOURCE / "boltcutter/__init__.py"
+    vendor.main(project, ["launch", "--undo"])
+    assert not (project.root / "src/boltcutter_launch").exists()
     vendor.main(project, ["parallel.horovod"])
     assert (project.root / "src/my_project/parallel/build_horovod.sh").is_file()
     option = yaml.safe_load((project.root / "configs/trainer/horovod.yaml").read_text())
     assert option["strategy"]["_target_"] == "my_project.parallel.horovod.HorovodStrategy"
-    with pytest.raises(ConfigError, match=r"horovod\.py exists already; edit it there, or delete it"):
-        vendor.main(project, ["parallel.horovod"])
+    vendor.main(project, ["parallel.horovod", "--undo"])
+    assert not (project.root / "configs/trainer/horovod.yaml").exists()
 
 
 def test_with_a_copy_of_the_core_the_installed_parts_stay(project: Project) -> None:

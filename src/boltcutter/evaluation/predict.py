@@ -51,17 +51,17 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     if "export" in special and "ckpt" in special:
         raise ConfigError(f"export={special['export']}: used in place of a checkpoint; remove ckpt={special['ckpt']}")
     components = assemble(cfg, with_callbacks=False)
+    export = special.get("export")
+    exported: Predictor | None = require("predictor", f"export={export}")(folder, export) if export else None
     reads_files = isinstance(components.data, NativeData)
     if not reads_files or ("input" not in special and has_own_loader(components.data, "predict")):
         predict_loader = require("predict_loader", f"run={folder}")
-        outputs: Table | list[Any] = predict_loader(components, cfg, folder, special)
+        outputs: Table | list[Any] = predict_loader(components, cfg, folder, special, exported)
         return outputs
     generates = isinstance(components.task, GeneratesTokens)
     if not special.get("input"):
         what = "<text or file>" if generates else "<file or folder>, several separated by commas"
         raise ConfigError(f"input is not set; set input={what}")
-    export = special.get("export")
-    exported: Predictor | None = require("predictor", f"export={export}")(folder, export) if export else None
     model = exported or find_checkpoint(cfg, special.get("ckpt", "best"))
     if generates:
         text: str = require("generate", "input")(components, model, special)

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import io
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import iterate_in_threadpool
@@ -86,6 +88,14 @@ class Metrics:
         )
         self.batches = Histogram("serve_batch_size", "Samples computed together", buckets=BATCHES, **options)
 
+    def render(self) -> bytes:
+        """Return the metrics of all workers in Prometheus' text format."""
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+            return generate_latest(self.registry)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
+
 
 class Service:
     """What the paths of the server return."""
@@ -135,7 +145,7 @@ class Service:
 
     async def show_metrics(self, request: Request) -> Response:
         """Return metrics in Prometheus' format."""
-        return Response(generate_latest(self.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return Response(self.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def openapi(self, request: Request) -> Response:
         """Describe the paths in the format of OpenAPI."""
@@ -240,7 +250,7 @@ class MetricsMiddleware:
 def create_app(predictor: Predictor, limits: Limits, *, host: str = "127.0.0.1", token: str = "") -> Starlette:
     """Create the application; an empty ``token`` admits all requests to localhost."""
     service = Service(predictor, limits)
-    return Starlette(
+    app = Starlette(
         routes=service.routes,
         middleware=[
             Middleware(MetricsMiddleware, service.metrics, {route.path for route in service.routes}),
@@ -249,6 +259,8 @@ def create_app(predictor: Predictor, limits: Limits, *, host: str = "127.0.0.1",
         exception_handlers={HTTPException: answer},
         lifespan=service.lifespan,
     )
+    app.state.predictor = predictor
+    return app
 
 
 async def answer(request: Request, error: Exception) -> Response:

@@ -50,7 +50,7 @@ def server(folder: Path, log: Path, *overrides: str) -> Iterator[Served]:
             assert time.monotonic() < end, text
             time.sleep(0.05)
         found = Served(process, text.split()[0], log)
-        while True:  # it may not listen yet
+        while True:  # workers may not have started
             try:
                 assert httpx.get(found.url + "/health", timeout=60).status_code == 200
                 break

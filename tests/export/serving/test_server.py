@@ -1,6 +1,7 @@
 import asyncio
 import io
 import json
+import os
 import random
 import signal
 import socket
@@ -8,17 +9,24 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+import torch
 from conftest import Script
 from PIL import Image
 
+from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.config.errors import ConfigError
+from boltcutter.project import Project
+from boltcutter_export.serving import server
 from boltcutter_export.serving.app import NUMPY
+from boltcutter_export.serving.server import read_settings
 from boltcutter_remote.access import bind
 
 from .conftest import Serve, Served
@@ -271,8 +279,9 @@ def wait_for(ask: Callable[[], httpx.Response], status: int) -> httpx.Response:
 
 
 @pytest.mark.slow
-def test_sigterm_completes_what_has_begun(serve: Serve, trained: Path) -> None:
-    served = serve(trained, "max_wait=1")
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_sigterm_completes_what_has_begun(serve: Serve, trained: Path, workers: int) -> None:
+    served = serve(trained, "max_wait=1", f"workers={workers}")
     answers: list[int] = []
 
     def ask() -> None:
@@ -293,6 +302,39 @@ def test_sigterm_completes_what_has_begun(serve: Serve, trained: Path) -> None:
 
 
 @pytest.mark.slow
+def test_workers_share_a_port_and_their_metrics(serve: Serve, trained: Path) -> None:
+    served = serve(trained, "workers=2")
+    before = served.metric("serve_requests_total")
+    with ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda _: served.post("/predict", {"inputs": images(1).tolist()}), range(40)))
+    assert [response.status_code for response in done] == [200] * 40
+    assert served.metric("serve_requests_total") >= before + 40
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_killed_is_replaced(serve: Serve, trained: Path) -> None:
+    served = serve(trained, "workers=2", "max_wait=60")
+    with connect(served) as client:
+        body = npy(images(1))
+        head = (
+            f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: {NUMPY}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        client.sendall(head.encode() + body)
+        end = time.monotonic() + 60
+        workers = Path(f"/proc/{served.process.pid}/task/{served.process.pid}/children").read_text().split()
+        for worker in workers:
+            if b"spawn_main" in Path(f"/proc/{worker}/cmdline").read_bytes():
+                assert b"OMP_WAIT_POLICY=PASSIVE" in Path(f"/proc/{worker}/environ").read_bytes()
+                os.kill(int(worker), signal.SIGKILL)
+    requests = 0.0
+    while not requests:
+        assert time.monotonic() < end + 60
+        with suppress(httpx.TransportError):
+            requests = served.metric("serve_requests_total")
+    assert served.metric("serve_requests_total") > 0  # of the workers that were killed, too
+
+
+@pytest.mark.slow
 def test_what_takes_longer_than_drain_is_cancelled(serve: Serve, text_run: Path) -> None:
     served = serve(text_run, "max_tokens=1000000", "drain=1")
     asked = {"prompt": "a", "tokens": 1000000}
@@ -306,6 +348,7 @@ def test_what_takes_longer_than_drain_is_cancelled(serve: Serve, text_run: Path)
     ("overrides", "message"),
     [
         (["port=70000"], "port=70000 is not a port; try port=8000, or port=0 for a free one"),
+        (["workers=0"], "workers=0 is not a valid number; try workers=1"),
         (["timeout=soon"], "timeout=soon is not a valid number; try timeout=10.0"),
         (["host=0.0.0.0"], "host=0.0.0.0: other machines reach the server, so it needs a token; openssl rand -hex 32"),
         (["host=192.0.2.77", "token_file=none"], "token_file=none: cannot be read"),
@@ -382,3 +425,28 @@ def test_a_port_in_use(script: Script, trained: Path, digits: Served) -> None:
     done = script("serve", f"run={trained}", f"port={digits.url.rpartition(':')[2]}")
     assert done.returncode == 2
     assert "Address already in use; choose another, or port=0" in done.stderr
+
+
+@pytest.mark.parametrize(("given", "expected"), [([], [0, 1, 0]), (["trainer.devices=[1]"], [1, 1, 1])])
+def test_workers_are_spread_over_gpus_which_their_parent_does_not_use(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], expected: list[int]
+) -> None:
+    loaded: list[Any] = []
+    monkeypatch.setattr(server, "create", lambda cfg, folder, settings: loaded.append(cfg.trainer))
+    monkeypatch.setattr(server, "Multiprocess", lambda config, sockets: SimpleNamespace(run=lambda: None))
+    monkeypatch.setattr(server, "device_type", lambda accelerator: "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setenv(server.VARIABLE, "")
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")
+    project = Project.find(__file__)
+    cfg, folder = load_evaluation_config(project, {"run": str(trained)}, given)
+    settings = read_settings({"workers": "3"}) | {"root": str(project.root), "run": str(trained), "rest": given}
+    with bind("127.0.0.1", 0) as bound:
+        server.serve(cfg, folder, settings, bound)
+    assert loaded.pop().accelerator == "cpu"
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    for _ in expected:
+        server.worker()
+    assert [[*trainer.devices] for trainer in loaded] == [[device] for device in expected]
+    assert {trainer.accelerator for trainer in loaded} == {"auto"}
