@@ -162,7 +162,13 @@ class AzureMLLauncher(CloudLauncher):
         if isinstance(content["environment"], dict):
             image = {"image": content["environment"]["image"], "isAnonymous": True}
             self._call("PUT", body["environmentId"], {"properties": image})
-        self._call("PUT", path := f"{place}/jobs/{content['name']}", {"properties": body})
+        answer = self._call("PUT", path := f"{place}/jobs/{content['name']}", {"properties": body})
+        # If there is a job of this name, Azure changes its tags, and answers with it.
+        found = body | answer.get("properties", {})
+        if found["command"] != body["command"] or STATES.get(found.get("status")) == "ended":
+            raise ValueError(
+                f"launch=azureml: the workspace has another job {content['name']}; launch the run in another folder"
+            )
         return path
 
     def status(self, job_id: str) -> Status:

@@ -89,7 +89,9 @@ class SageMakerLauncher(aws.AwsLauncher):
             if not isinstance(error, NoAnswerError) and aws.error_code(error) != "ResourceInUse":
                 raise
             created = _describe(self.region, request["TrainingJobName"])
-            if created.get("TrainingJobStatus") not in ("InProgress", "Stopping"):
+            place = created.get("OutputDataConfig", {}).get("S3OutputPath")
+            is_other = place != request["OutputDataConfig"]["S3OutputPath"]  # a job of another run
+            if is_other or created.get("TrainingJobStatus") not in ("InProgress", "Stopping"):
                 raise
             return str(created["TrainingJobArn"])  # of a request whose answer was lost
 

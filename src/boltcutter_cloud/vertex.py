@@ -39,7 +39,6 @@ class VertexLauncher(CloudLauncher):
         project: ID of the project; null: GOOGLE_CLOUD_PROJECT.
         region: Region, such as us-central1; null: GOOGLE_CLOUD_REGION.
         image: Container image with Python, the library and the project's dependencies.
-        worker_image: Image of all nodes but the first; null: the same.
         machine_type: Machine of each node, such as g2-standard-8 or n2-standard-8.
         gpu_type: GPU to attach to each n1 machine, such as NVIDIA_TESLA_T4; other machines have theirs.
         spot: Whether to use spot VMs, which cost less and can be taken away at any time.
@@ -69,7 +68,6 @@ class VertexLauncher(CloudLauncher):
     project: str | None = None
     region: str | None = None
     image: str | None = None
-    worker_image: str | None = None
     machine_type: str | None = None
     gpu_type: str | None = None
     spot: bool = False

@@ -15,6 +15,7 @@ import yaml
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.checkpoint.storage import is_url, resolve_filesystem
+from boltcutter.config.errors import one_line
 from boltcutter.run import trust
 from boltcutter.run.folder import read_record
 from boltcutter_launch import secret_reference
@@ -73,10 +74,8 @@ class StoredRuns(Launcher):
 
     def remote_folder(self, folder: Path) -> str:
         """Return the URL of a run, or its path on the nodes, from its folder on this machine."""
-        depth = (
-            3 if re.fullmatch(rf"{re.escape(folder.parent.name)}-[0-9]*", folder.name) else 2
-        )  # in an array, or alone
-        return "/".join([str(self.storage).rstrip("/"), *folder.parts[-depth:]])
+        is_in_array = re.fullmatch(rf"{re.escape(folder.parent.name)}-[0-9]*", folder.name)
+        return "/".join([str(self.storage).rstrip("/"), *folder.parts[-3 if is_in_array else -2 :]])
 
     def command(self, job: Job) -> list[str]:
         """Return the command that each node runs."""
@@ -91,10 +90,28 @@ class StoredRuns(Launcher):
         """Send the code, the record and the job file to the storage."""
         pack(job.folder, job.run_folders)
         if is_url(str(self.storage)):
+            for folder in job.run_folders:
+                self.check_unused(folder)
             publish(job.folder, self.remote_folder(job.folder), [BUNDLE, file.name])
             for folder in job.run_folders:
                 names = [name for name in RECORD if (folder / name).is_file()]
                 publish(folder, self.remote_folder(folder), names)
+
+    def check_unused(self, folder: Path) -> None:
+        """Raise ValueError if the storage has another run in the place of this one, or attempts that are not here."""
+        there, here = self.stored_record(folder), read_record(folder)
+        if len(there.get("attempts") or ()) > len(here.get("attempts") or ()):
+            place = self.remote_folder(folder)
+            raise ValueError(f"folder={folder}: {place} holds another run; choose another folder, or remove that run")
+
+    def stored_record(self, folder: Path) -> dict[str, Any]:
+        """Return the record of a run in the storage; empty if it is not there."""
+        place = f"{self.remote_folder(folder)}/{RECORD[0]}"
+        content = read(place) or b"{}"
+        try:
+            return trust.parse_json(content)
+        except ValueError as error:
+            raise ValueError(f"{place}: damaged ({one_line(error)}); remove it, or choose another folder") from error
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of rank 0 from the storage; with ``follow`` until the job has ended."""
@@ -136,9 +153,8 @@ class StoredRuns(Launcher):
 
     def refresh(self, folder: Path) -> None:
         """Update the record of a run on this machine from the storage, if it is there and can be reached."""
-        if not is_url(str(self.storage)) or not (content := read(f"{self.remote_folder(folder)}/{RECORD[0]}")):
+        if not is_url(str(self.storage)) or not (found := self.stored_record(folder)):
             return
-        found = trust.parse_json(content)
         known = read_record(folder)
         if len(found.get("attempts", ())) >= len(known.get("attempts", ())):
             write_text(folder / RECORD[0], json.dumps(found | {"launch": known.get("launch")}, indent=2) + "\n")

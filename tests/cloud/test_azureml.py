@@ -305,6 +305,22 @@ def test_a_resumed_run_has_another_job(servers: tuple[ResourceManager, BlobStora
     assert names == ["digits-one", "digits-one-2", "digits-one-3"]
 
 
+@pytest.mark.parametrize(
+    "earlier", [{"status": "Completed"}, {"status": "Running", "command": "of another run"}], ids=str
+)
+def test_a_job_of_the_same_name_is_not_taken_for_this_one(
+    servers: tuple[ResourceManager, BlobStorage], job: Job, earlier: dict[str, str]
+) -> None:
+    # "For update case, the Tags in the definition passed in will replace Tags in the existing job":
+    # https://learn.microsoft.com/rest/api/azureml/jobs/create-or-update
+    server, _ = servers
+    server.jobs["digits-one"] = earlier
+    with pytest.raises(
+        ValueError, match=r"^launch=azureml: the workspace has another job digits-one; launch the run in "
+    ):
+        submit(server, job, SERVERLESS)
+
+
 def test_the_status_is_that_of_azure(servers: tuple[ResourceManager, BlobStorage]) -> None:
     server, _ = servers
     launcher = AzureMLLauncher(resource_manager=server.url)  # the job knows its own workspace

@@ -245,8 +245,9 @@ BUSY = (400, {"__type": "ThrottlingException", "message": "Rate exceeded"})
 SILENT = (0, {})  # no answer
 
 
-def described(primary: str, secondary: str = "", reason: str = "") -> Answer:
+def described(primary: str, secondary: str = "", reason: str = "", bucket: str = "bucket") -> Answer:
     return 200, {
+        "OutputDataConfig": {"S3OutputPath": f"s3://{bucket}/runs/digits/{NAME.removeprefix('digits-')}/sagemaker"},
         "TrainingJobArn": ARN,
         "TrainingJobName": NAME,
         "TrainingJobStatus": primary,
@@ -304,8 +305,9 @@ def test_a_job_is_created_once(answers: AwsAnswers, replies: list[Answer], expec
         ([SILENT, SILENT], NoAnswerError, "does not respond"),
         ([IN_USE, BUSY], ValueError, "Rate exceeded"),
         ([IN_USE, described("Stopped")], ValueError, "must be unique"),
+        ([IN_USE, described("InProgress", bucket="another")], ValueError, "must be unique"),
     ],
-    ids=["quota", "permission", "expired", "busy", "silent", "unclear", "in-use", "name"],
+    ids=["quota", "permission", "expired", "busy", "silent", "unclear", "in-use", "name", "another"],
 )
 def test_a_job_that_is_not_created(
     answers: AwsAnswers, replies: list[Answer], kind: type[Exception], fault: str, tmp_path: Path

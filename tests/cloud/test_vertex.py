@@ -36,7 +36,6 @@ SETTINGS = PLACE | {"storage": "gs://bucket/runs", "image": "us-docker.pkg.dev/m
 G2 = SETTINGS | {"machine_type": "g2-standard-24"}
 N1 = SETTINGS | {"machine_type": "n1-standard-8", "gpu_type": "NVIDIA_TESLA_T4"}
 EVERYTHING = G2 | {
-    "worker_image": "us-docker.pkg.dev/my-project/r/worker:1",
     "spot": True,
     "time": "1-12:00:00",
     "service_account": "train@my-project.iam.gserviceaccount.com",
@@ -153,6 +152,8 @@ def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) ->
             {},
             "launch.gpu_type=NVIDIA_TESLA_T4: only for n1 machines of runs that use GPUs; remove it",
         ),
+        # https://cloud.google.com/vertex-ai/docs/training/schedule-jobs-dws lists the GPUs
+        (N1 | {"max_wait": "1:00:00"}, {}, "launch.max_wait: not possible with NVIDIA_TESLA_T4; remove it, or choose "),
         (N1, {"devices": 3}, "trainer.devices=3: n1-standard-8 takes 1, 2, 4 NVIDIA_TESLA_T4; try one"),
         (
             N1,
@@ -261,11 +262,9 @@ def test_a_job_is_created_with_the_content_of_its_file(server: GoogleServer, buc
         "replicaCount": 1,
         "diskSpec": {"bootDiskSizeGb": 200},
     }
-    images = [f"us-docker.pkg.dev/my-project/r/{name}:1" for name in ("boltcutter", "worker")]
+    container = {"imageUri": "us-docker.pkg.dev/my-project/r/boltcutter:1", "command": command, "env": variables}
     spec = {
-        "workerPoolSpecs": [
-            {**pool, "containerSpec": {"imageUri": image, "command": command, "env": variables}} for image in images
-        ],
+        "workerPoolSpecs": [{**pool, "containerSpec": container}] * 2,
         "scheduling": {"timeout": "129600s", "restartJobOnWorkerRestart": True, "strategy": "SPOT"},
         "serviceAccount": "train@my-project.iam.gserviceaccount.com",
         "network": "projects/123/global/networks/private",

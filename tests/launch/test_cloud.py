@@ -131,6 +131,22 @@ def test_a_resumed_run_keeps_its_attempts(job: Job, tmp_path: Path, monkeypatch:
     assert json.loads(there.read_text())["attempts"] == attempts
 
 
+def test_another_run_in_the_storage_is_not_overwritten(job: Job, tmp_path: Path) -> None:
+    launcher = Platform(storage=f"file://{tmp_path}/bucket")
+    there = tmp_path / "bucket" / "digits" / "one" / "record.json"
+    there.parent.mkdir(parents=True)
+    there.write_text(text := json.dumps({"attempts": [{"reason": "completed"}]}))
+    (file := job.folder / launcher.job_file).write_text(launcher.render(job))
+    with pytest.raises(
+        ValueError, match=rf"^folder={job.folder}: file://{there.parent} holds another run; choose another"
+    ):
+        launcher.submit(job, file)
+    assert [path.read_text() for path in there.parent.iterdir()] == [text]
+    there.write_text("{")
+    with pytest.raises(ValueError, match=rf"^file://{there}: damaged \(.*\); remove it, or choose another folder$"):
+        launcher.submit(job, file)
+
+
 def test_the_output_is_followed_over_interruptions(
     job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
