@@ -76,12 +76,15 @@ def write_group(root: Path, name: str, values: Sequence[float], *, seed: int = 0
     return root / name
 
 
-def write_search(folder: Path, values: Sequence[float], *, summary: str = "best", **options: Any) -> Path:
+def write_search(folder: Path, values: Sequence[float], *, seeds: int = 0, **options: Any) -> Path:
     """Write a search whose trials have these values of ``val/loss`` and, one minus it, of ``test/accuracy``."""
     record = {
-        "settings": {"summary": summary, "metric": options.pop("searched", None)},
+        "settings": {
+            "space": {} if seeds else {"optimizer.lr": "uniform(0, 1)"},
+            "metric": options.pop("searched", None),
+        },
         "metrics": [["val/loss", "min"]],
-        "fixed": [],
+        "fixed": [{"seed": seed} for seed in range(seeds)] or [{}],
         "created": "2026-01-01T12:00:00+00:00",
     }
     folder.mkdir(parents=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import wandb
 
+from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import redacted
 from boltcutter.project import Project
 from boltcutter.run.folder import read_record, read_run_config
@@ -35,13 +36,14 @@ def main(project: Project, overrides: list[str]) -> None:
         overrides: ``run=<folder>``, once or several times.
 
     Raises:
-        SyncError: No run is given, no login was found, or the server is unreachable.
-        ConfigError: A folder holds no run, or its record is not trusted.
+        SyncError: No login was found, or the server is unreachable.
+        ConfigError: No run is given, a folder holds none, or its record is not trusted.
     """
     folders = [Path(override.partition("=")[2]) for override in overrides if override.startswith("run=")]
     if not folders or len(folders) != len(overrides):
-        invalid = next((override for override in overrides if not override.startswith("run=")), "run")
-        raise SyncError(f"{invalid}: expected run=<folder of a run>, once or several times")
+        others = [override for override in overrides if not override.startswith("run=")]
+        problem = f"{others[0]}: no such argument" if others else "run is not set"
+        raise ConfigError(f"{problem}; use run=<run>, once or several times")
     cfgs = [read_run_config(project, folder, instantiates=False) for folder in folders]
     if not logged_in():
         raise SyncError(f"{base_url()}: not logged in; run `wandb login`")

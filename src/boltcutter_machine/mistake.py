@@ -17,15 +17,15 @@ CODES = {
     "not valid YAML|is Hydra's syntax|^[^:]*\\.yaml: ": "invalid_file",
     "no such flag": "unknown_flag",
     "no such command": "unknown_command",
-    "no such option|no such group": "unknown_option",
-    "no such key|takes no such argument|Unexpected keyword": "unknown_key",
+    "no such option|no such group|no such kind|no such package": "unknown_option",
+    "no such key|no such argument|no metric, setting or field|takes no such argument|Unexpected keyword": "unknown_key",
     "secret must not|must not be stored": "secret",
     "refers to nothing|nterpolation|environment variable": "unresolved_reference",
     "not installed|no module named": "not_installed",
     "has no \\w+; did|dotted path|cannot be called": "unknown_class",
-    ": not set|: missing": "missing_value",
+    ": not set|is not set|: missing": "missing_value",
     ": expected": "wrong_type",
-    "no run there|no such run": "unknown_run",
+    "no run there|no such run|no run with this id|runs begin like this|: no run has": "unknown_run",
     "given twice|exclude each other|cannot be combined": "conflict",
     "": "invalid_value",
 }
@@ -36,7 +36,8 @@ SUGGESTION = re.compile(rf"\b(did you mean|try|use|set|write) (?!group=option)({
 # option, a class, a run or a file is the user's: it is left out only if nothing was chosen, or if the error says so.
 REMOVABLE = ("unknown_key", "unknown_flag", "wrong_type", "invalid_override", "missing_value", "unresolved_reference")
 REMOVED = re.compile(r"\bremove it\b|keep the defaults|cannot be combined")
-PLACEHOLDER = re.compile(r"…|<[\w -]+>")
+PLACEHOLDER = re.compile(r"…|<\w")
+UNKNOWN_KEY = re.compile(r"filter=(.*): position (\d+): (.*?): no metric, setting")  # in a filter of runs
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,16 @@ def explain(line: str, arguments: Sequence[str]) -> Mistake:
     names = [setting, *re.findall(r"\$\{(\w+)[^}]*\} refers to nothing", line)]
     given = next((argument for name in names for argument in arguments if concerns(argument, name)), None)
     problem, _, remedy = line.rpartition("; ")
-    fix = None if is_place else _fix(line, setting, shown is not None, given)
+    if in_filter := UNKNOWN_KEY.match(line):
+        given, start, near = in_filter[1], int(in_filter[2]) - 1, SUGGESTION.search(line)
+        fix = f"{given[:start]}{near[2]}{given[start + len(in_filter[3]) :]}" if near else None
+    else:
+        fix = None if is_place else _fix(line, setting, shown is not None, given)
     keys = {_key(argument) for argument in (fix, given) if argument is not None}
     code = next(code for pattern, code in CODES.items() if re.search(pattern, line))
     is_removed = bool(fix) or (given is not None and _is_removable(code, given, line))
-    replaces = tuple(argument for argument in arguments if _key(argument) in keys) if is_removed else ()
+    after_flag = shown[1] if shown and given == setting else None  # of --sort foo
+    replaces = tuple(a for a in arguments if is_removed and (_key(a) in keys or a == after_flag))
     value = given.partition("=")[2] if given and "=" in given and not given.startswith("=") else None
     return Mistake(code, setting, value or (shown and shown[1]), line, remedy if problem else None, fix, replaces)
 

@@ -36,7 +36,7 @@ Choose models by validation metrics; the test split is for the last comparison."
 def main(project: Project, arguments: list[str]) -> None:
     """Serve until the client disconnects."""
     if arguments:
-        raise ConfigError(f"mcp: takes no arguments; remove {arguments[0]}")
+        raise ConfigError(f"{arguments[0]}: mcp takes no such argument; remove it")
     try:
         from mcp.server.mcpserver import MCPServer
     except ImportError:

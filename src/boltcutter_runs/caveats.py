@@ -45,7 +45,7 @@ def _check_metric(first: Group, second: Group, metric: str) -> None:
     )
     if key := next((key for key in ours | theirs if ours.get(key) != theirs.get(key)), None):
         raise ConfigError(
-            f"--metric {metric}: {key} is {ours.get(key)} in {first.label}, and {theirs.get(key)} in {second.label}; "
+            f"--metric={metric}: {key} is {ours.get(key)} in {first.label}, and {theirs.get(key)} in {second.label}; "
             "compare another metric, or train both with the same"
         )
 
@@ -61,7 +61,7 @@ def _check_data(first: Group, second: Group, pairs: Pairs, metric: str) -> Itera
         split = parse_name(metric).stage or "test"
         what = f"{a.run.id} and {b.run.id} have different data ({', '.join(changed) or f'{a.data} and {b.data}'})"
         if not all(have_same_targets(*(read_predictions(r.folder, split) for r in both)) for both in different):
-            raise ConfigError(f"--metric {metric}: {what}; train or evaluate both on the same")
+            raise ConfigError(f"--metric={metric}: {what}; train or evaluate both on the same")
         yield f"{what}, but the targets of the {split} split are equal"
     if not all(result.data for group in (first, second) for result in group.results):
         yield "some runs have no fingerprint of their data, so check that it has not changed between them"
@@ -96,10 +96,11 @@ def measured_elsewhere(groups: Sequence[Group], known: Sequence[Run], metric: st
             others[method_of(run)] = run
     if not others:
         return []
+    count = f"{len(others)} other combination{'s' * (len(others) > 1)} of settings"
     ids = listed([run.id for run in others.values()])
     return [
-        f"{metric} was also measured with {len(others)} other settings ({ids}): if it has chosen what is compared, "
-        "the difference is too good; choose by val/…, with test=false"
+        f"{metric} was also measured with {count} ({ids}): "
+        "if it has chosen what is compared, the difference is too good; choose by val/…, with test=false"
     ]
 
 

@@ -18,7 +18,7 @@ from boltcutter_runs.references import candidates, find, runs_folder
 
 VERBS = ("tag", "untag", "note", "remove", "archive", "restore")
 VALUES = ("--sort", "--columns", "--limit")  # flags that are followed by a value
-FLAGS = (*VALUES, "--html", "--live", "--csv", "--archived", "--yes")
+SWITCHES = ("--html", "--live", "--csv", "--archived", "--yes")
 LIMIT = 50  # rows of a table
 PAGE = "runs.html"  # unless --html=<file>
 
@@ -36,7 +36,7 @@ def main(project: Project, arguments: list[str]) -> list[Run] | None:
     if "--complete" in arguments:
         complete(project, arguments[arguments.index("--complete") + 1 :])
         return None
-    flags, rest = parse(arguments)
+    flags, rest = parse(arguments, VALUES, SWITCHES)
     place = runs_folder(project, rest)
     rest = [argument for argument in rest if not argument.startswith("runs=")]
     if "--live" in flags:
@@ -51,26 +51,36 @@ def main(project: Project, arguments: list[str]) -> list[Run] | None:
     if len(rest) > 1:
         raise ConfigError(f"{rest[1]}: one filter is expected; quote it: boltcutter runs '{' '.join(rest)}'")
     root = Path(place, actions.ARCHIVE) if "--archived" in flags else place
-    runs = select(find_runs(root), text := rest[0] if rest else "")
+    known, text = find_runs(root), rest[0] if rest else ""
+    runs = chosen(known, text) if text else known
     if "--sort" in flags:
         runs = table.sort(runs, flags["--sort"])
     show(runs, place, flags, text)
     return runs
 
 
-def parse(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Flags with their values, and the other arguments."""
-    flags, rest, given = dict[str, str](), list[str](), iter(arguments)
+def parse(
+    arguments: Sequence[str], values: Sequence[str], switches: Sequence[str] = ()
+) -> tuple[dict[str, str], list[str]]:
+    """Flags with their values, and the other arguments.
+
+    Args:
+        arguments: The arguments.
+        values: Flags that are followed by a value.
+        switches: Other flags.
+    """
+    flags, rest, given, known = dict[str, str](), list[str](), iter(arguments), (*values, *switches)
     for argument in given:
         name, equals, value = argument.partition("=")
         if not argument.startswith("--"):
             rest.append(argument)
             continue
-        if name not in FLAGS or (equals and name not in (*VALUES, "--html")):
-            raise ConfigError(f"{argument}: no such flag{hint(name, FLAGS)} (there are: {', '.join(FLAGS)})")
-        if name in VALUES and not equals:
+        if name not in known or (equals and name not in (*values, "--html")):
+            known = (*known, "--json", "--help")  # which are handled before
+            raise ConfigError(f"{argument}: no such flag{hint(name, known)} (there are: {', '.join(known)})")
+        if name in values and not equals:
             value = next(given, "")
-        if name in VALUES and not value:
+        if name in values and not value:
             raise ConfigError(f"{name}: needs a value; write {name}=<{name.strip('-')}>")
         flags[name] = value
     return flags, rest
@@ -92,15 +102,15 @@ def show(runs: Sequence[Run], place: str, flags: dict[str, str], text: str) -> N
         print(printable(f"no runs in {place}" + (f" match {text}" if text else "")))
         return
     if (count := parse_count(limit := flags.get("--limit", str(LIMIT)))) is None:
-        raise ConfigError(f"--limit {limit}: not a number; use 0 for all runs")
+        raise ConfigError(f"--limit={limit}: not a number of rows; use 0 for all runs")
     count = count or len(runs)
     shown = runs[:count] if "--sort" in flags else runs[-count:]  # the newest are the last
     keys, others = table.columns(runs if "--columns" in flags else shown, flags.get("--columns"))
-    table.print_table(shown, keys)
+    others = [*table.print_table(shown, keys), *others]
     if len(shown) < len(runs):
         print(f"{len(shown)} of {len(runs)} runs; --limit 0 shows all")
     if others:
-        print(f"{others} more settings differ; choose columns by --columns")
+        print(printable(f"not shown: {', '.join(others)}; choose columns by --columns"))
     for run in (run for run in shown if run.status == "unreadable"):
         print(printable(f"warning: {run.folder}: {run.reason}"), file=sys.stderr)
 
@@ -132,11 +142,12 @@ def act(root: Path, verb: str, words: Sequence[str], flags: dict[str, str]) -> N
     runs = list({str(run.folder): run for run in runs}.values())
     if not runs:
         print("no runs are selected")
-    elif verb in ("tag", "untag"):
-        actions.tag(runs, words[1:], removes=verb == "untag")
+    elif verb in texts:
+        if verb == "note":
+            actions.note(runs, words[1])
+        else:
+            actions.tag(runs, words[1:], removes=verb == "untag")
         print(printable("\n".join(aligned([[run.id, verb, " ".join(words[1:])] for run in runs]))))
-    elif verb == "note":
-        actions.note(runs, words[1])
     elif verb == "remove":
         for run in actions.remove(runs, is_confirmed="--yes" in flags):
             print(printable(f"removed {display_path(Path(run.folder))}"))
@@ -155,7 +166,7 @@ def chosen(runs: Sequence[Run], word: str) -> list[Run]:
 def complete(project: Project, arguments: Sequence[str]) -> None:
     """Print candidates for the shell: flags, verbs and names of runs."""
     current, *given = arguments or [""]
-    found: dict[str, str] = dict.fromkeys(FLAGS if current.startswith("-") else (), "")
+    found: dict[str, str] = dict.fromkeys((*VALUES, *SWITCHES, "--json") if current.startswith("-") else (), "")
     if not current.startswith("-"):
         found = candidates(project) if given and given[0] in VERBS else dict.fromkeys(VERBS, "")
     print("".join(f"{name}\t{text}\n" for name, text in found.items() if name.startswith(current)), end="")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from boltcutter.config.errors import ConfigError, printable
 from boltcutter.formatting import aligned
@@ -17,6 +17,7 @@ from boltcutter.project import Project
 from boltcutter.run.metrics import Mode
 from boltcutter_runs import caveats, further
 from boltcutter_runs.actions import writing
+from boltcutter_runs.command import parse
 from boltcutter_runs.groups import Group, Result, pair, read_group, settings_of
 from boltcutter_runs.pictures import write_page
 from boltcutter_runs.record import find_runs, metric_mode
@@ -28,6 +29,16 @@ PILOT = 5  # seeds to start with
 MAX_SEEDS = 200  # beyond which more seeds are not the answer
 FRACTIONS = ("acc", "f1", "precision", "recall", "auroc", "auc", "iou", "dice")  # shown in points of 100
 SHOWN = 10  # samples that changed sides
+VALUES = ("--metric", "--mode", "--effect", "--html")
+USAGE = """Is the second group of runs better? boltcutter compare --metric <metric> <group> <group> … [runs=<folder>]
+
+A group is a filter of boltcutter runs, the name or folder of a run, or the folder of runs or of a search.
+
+  --metric <metric>  what is compared, such as test/accuracy
+  --mode min|max     which values are better; by default by the metric's name
+  --effect <number>  smallest difference that matters, in units of the metric
+  --html <file>      write a page with the samples that changed sides
+  --json             print everything as one JSON object"""
 
 
 @dataclass
@@ -48,29 +59,32 @@ class Comparison:
 
 def main(project: Project, arguments: list[str]) -> dict[str, Any]:
     """Print the verdicts, warnings and tables, and return all of them."""
-    given = parse(arguments)
-    known = find_runs(runs_folder(project, given.groups))
-    groups = [read_group(text, known, given.metric) for text in given.groups if not text.startswith("runs=")]
+    if {"--help", "-h"} & {*arguments}:
+        print(USAGE)
+        return {}
+    flags, mode, effect, texts = parse_arguments(arguments)
+    metric, known = flags["--metric"], find_runs(runs_folder(project, texts))
+    groups = [read_group(text, known, metric) for text in texts if not text.startswith("runs=")]
     if len(groups) < 2:
         raise ConfigError(f"compare: {groups[0].label if groups else 'nothing'} is the only group; give a second one")
-    mode = given.mode or metric_mode([r.run for group in groups for r in group.results], given.metric)
+    mode = mode or metric_mode([r.run for group in groups for r in group.results], metric)
     if mode is None:
-        raise ConfigError(f"--metric {given.metric}: its name does not say which values are better; add --mode min|max")
-    found = [compare(groups[0], group, given.metric) for group in groups[1:]]
-    found[0].warnings += caveats.measured_elsewhere(groups, known, given.metric)
-    decide(found, mode, given.effect)
-    scale = _Scale.of(given.metric, mode, [value for group in groups for value in group.values])
+        raise ConfigError(f"--metric={metric}: its name does not say which values are better; add --mode=min|max")
+    found = [compare(groups[0], group, metric) for group in groups[1:]]
+    found[0].warnings += caveats.measured_elsewhere(groups, known, metric)
+    decide(found, mode, effect)
+    scale = _Scale.of(metric, mode, [value for group in groups for value in group.values])
     for comparison in found:
-        seeds, ending = plan(comparison, scale, given.effect)
+        seeds, ending = plan(comparison, scale, effect)
         for group, lacking in zip((comparison.first, comparison.second), seeds, strict=True):
             comparison.commands += further.commands(project, group, lacking)
-        comparison.verdict = describe(comparison, scale, given.effect, len(found)) + ending
+        comparison.verdict = describe(comparison, scale, effect, len(found)) + ending
     lines = "\n".join(_lines(groups, found, scale))
     print(printable(lines))
-    if given.html:
-        with writing(f"--html={given.html}", "choose another file"):
-            write_page(Path(given.html), project, f"{given.metric}: {len(groups)} groups", printable(lines), found)
-        print(given.html, file=sys.stderr)
+    if page := flags.get("--html"):
+        with writing(f"--html={page}", "choose another file"):
+            write_page(Path(page), project, f"{metric}: {len(groups)} groups", printable(lines), found)
+        print(page, file=sys.stderr)
     return as_dict(groups, found)
 
 
@@ -220,22 +234,15 @@ def _sample_lines(comparison: Comparison, found: SampleComparison) -> Iterator[s
         yield f"… and {len(found.changed) - SHOWN} more samples"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"compare: {message}; see boltcutter compare --help")
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments; raises ConfigError."""
-    parser = _Parser("boltcutter compare", description="Is the second group of runs better than the first?")
-    parser.add_argument("groups", nargs="+", help="filter of runs, name of a run, or folder of runs; and runs=<folder>")
-    parser.add_argument("--metric", required=True, help="metric that is compared, such as test/accuracy")
-    parser.add_argument(
-        "--mode", choices=("min", "max"), help="which values are better; by default by the metric's name"
-    )
-    parser.add_argument("--effect", type=float, help="smallest difference that matters, in units of the metric")
-    parser.add_argument("--html", metavar="<file>", help="write a page with the samples that changed sides")
-    found = parser.parse_intermixed_args(list(arguments))
-    if found.effect is not None and not 0 < found.effect < math.inf:
-        raise ConfigError(f"--effect {found.effect}: not a positive number; give the smallest difference that matters")
-    return found
+def parse_arguments(arguments: Sequence[str]) -> tuple[dict[str, str], Mode | None, float | None, list[str]]:
+    """Flags, mode, effect and the other arguments; raises ConfigError."""
+    flags, texts = parse(arguments, VALUES)
+    mode, text = flags.get("--mode"), flags.get("--effect")
+    if mode not in (None, "min", "max"):
+        raise ConfigError(f"--mode={mode}: neither min nor max; say which values of {flags['--metric']} are better")
+    effect = None
+    with suppress(ValueError):
+        effect = float(text) if text else None
+    if text and not (effect and 0 < effect < math.inf):
+        raise ConfigError(f"--effect={text}: not a positive number; give the smallest difference that matters")
+    return flags, mode, effect, texts

@@ -10,7 +10,7 @@ import csv
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -138,8 +138,15 @@ def _of_search(folder: Path, record: Mapping[str, Any]) -> Facts:
         "started": _time(record.get("created")),
         "settings": settings,
         "objectives": [[str(name), str(mode)] for name, mode in pairs],
-        "has_folds": any("data.fold" in values for values in fixed),
+        "trials": _kind_of_trials(fixed, _dict(_dict(record.get("settings")).get("space"))),
     }
+
+
+def _kind_of_trials(fixed: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> str:
+    """``seed`` or ``fold`` if the trials repeat one training, otherwise ``trial``."""
+    if space or not all({"seed", "data.fold"} & values.keys() for values in fixed or [{}]):
+        return "trial"
+    return "fold" if "data.fold" in fixed[0] else "seed"
 
 
 def _settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

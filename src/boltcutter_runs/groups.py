@@ -15,7 +15,7 @@ from boltcutter.config.values import format_value
 from boltcutter.project import display_path
 from boltcutter.run.folder import read_record
 from boltcutter.run.store import run_store
-from boltcutter_runs.query import select, value_of
+from boltcutter_runs.query import VALUE, select, value_of
 from boltcutter_runs.record import Run, find_runs
 from boltcutter_runs.references import find
 
@@ -89,10 +89,9 @@ def read_group(text: str, known: Sequence[Run], metric: str) -> Group:
     found = find_runs(folder) if is_folder else known
     chosen = [run for run in (found if is_folder else select(found, text)) if run.kind not in ("search", "job")]
     label, warnings = display_path(folder.absolute()) if is_folder else text, list[str]()
-    searches = {r.id: r for r in found if r.kind == "search" and r.settings.get("search.summary") != "mean"}
-    tuned, trials, searched = [run for run in chosen if run.parent in searches], 0, ""
+    tuned, trials, searched = [run for run in chosen if run.kind == "trial"], 0, ""
     if tuned and is_folder and (folder / SEARCH).is_file():
-        search = searches[str(tuned[0].parent)]
+        search = next(run for run in found if run.id == tuned[0].parent)
         searched = str(search.settings.get("search.metric"))
         chosen, trials = [run for run in tuned if run.metrics == search.metrics][:1], len(tuned)
     elif tuned:
@@ -102,7 +101,7 @@ def read_group(text: str, known: Sequence[Run], metric: str) -> Group:
     if not results:
         names = sorted({name for run in chosen for name in run.metrics})
         if names and metric not in names:
-            raise ConfigError(f"--metric {metric}: no run of {label} has it{hint(metric, names)} ({', '.join(names)})")
+            raise ConfigError(f"--metric={metric}: no run of {label} has it{hint(metric, names)} ({', '.join(names)})")
         raise ConfigError("; ".join([*warnings, f"{label}: no completed runs are left; train some, or correct it"]))
     results = _without_repetitions(label, results, warnings)
     return Group(label, results, warnings, trials or max(_num_trials(result) for result in results), searched)
@@ -166,14 +165,20 @@ def _without_repetitions(label: str, results: list[Result], warnings: list[str])
     for result in results:  # the oldest first
         if earlier := found.get(result.key):
             if different := [key for key, values in settings_of((earlier, result)).items() if len(values) > 1]:
-                both = f"{earlier.run.id} and {result.run.id} have the same seed, but differ in {listed(different)}"
                 names = (different[0].partition(".")[0], different[0])  # rather a config group than a setting
                 key = next(k for k in names if value_of(earlier.run, k) != value_of(result.run, k))
-                value = format_value(value_of(result.run, key))
-                raise ConfigError(f"{label}: {both}; add 'and {key}={value}' to the filter")
+                both = f"{earlier.run.id} and {result.run.id} have the same seed, but differ in {key}"
+                ends = dict.fromkeys(f"'and {key}={_quoted(value_of(r.run, key))}'" for r in (earlier, result))
+                raise ConfigError(f"{label}: {both}; add {' or '.join(ends)} to the filter")
             warnings.append(f"{label}: {earlier.run.id} is left out, as {result.run.id} repeats it")
         found[result.key] = result
     return [found[key] for key in sorted(found)]
+
+
+def _quoted(value: Any) -> str:
+    """A value as filters take it."""
+    text = format_value(value)
+    return text if VALUE.fullmatch(text) else f'"{text}"'
 
 
 def _num_trials(result: Result) -> int:

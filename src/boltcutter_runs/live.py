@@ -25,6 +25,7 @@ from boltcutter.formatting import parse_count
 from boltcutter.report import html
 from boltcutter.run import trust
 from boltcutter.run.folder import is_signed_by_user
+from boltcutter.run.metrics import MetricsReader
 from boltcutter_remote.access import COOKIE, Access, bind, read_token
 from boltcutter_runs import index, page
 from boltcutter_runs.facts import METRICS, Stamp, file_stamp, scan, stamp_of
@@ -73,7 +74,7 @@ class Watch:
     def __init__(self, root: str, query: Query) -> None:
         self.root, self.query = root.rstrip("/"), query
         self._known = {place.folder: facts for place, facts in index.read(self.root)}
-        self._curves: dict[str, tuple[Stamp, page.Curves]] = {}
+        self._curves: dict[str, tuple[Stamp, MetricsReader, page.Curves]] = {}
         self._lock, self._due, self._tag, self._text = threading.Lock(), 0.0, "", ""
         self._runs: dict[str, Run] = {}  # by the URL of the report
         self._reports: dict[str, tuple[str, float]] = {}  # by the same: tag, and when to render it again
@@ -108,8 +109,9 @@ class Watch:
         stamp = [file_stamp(f"{folder}/{METRICS}")]
         known = self._curves.get(folder)
         if known is None or known[0] != stamp:
-            known = self._curves[folder] = stamp, page.read_curves(folder)
-        return known[1]
+            reader = known[1] if known else MetricsReader(Path(folder, METRICS))
+            known = self._curves[folder] = stamp, reader, page.read_curves(reader)
+        return known[2]
 
     def is_stored(self, path: str) -> bool:
         """Whether the report is a file of the folder, whose scripts may be somebody else's."""

@@ -20,7 +20,7 @@ from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.values import format_value
 from boltcutter.report.html import downsample
 from boltcutter.report.template import load_template
-from boltcutter.run.metrics import parse_name, read_columns
+from boltcutter.run.metrics import MetricsReader, parse_name
 from boltcutter_runs import table
 from boltcutter_runs.facts import METRICS, NOT_MEASURED
 from boltcutter_runs.query import value_of
@@ -61,7 +61,7 @@ def collect(runs: Sequence[Run], links: Sequence[str | None], curves: Sequence[C
     after = [key for key in table.FIELDS_AFTER if any(value_of(run, key) for run in runs)]
     order = ["name", "status", "age", *settings, *metrics, *after]
     kinds = {**dict.fromkeys(settings, "setting"), **dict.fromkeys(metrics, "metric")}
-    curves = [read_curves(run.folder) for run in runs] if curves is None else curves
+    curves = [read_curves(MetricsReader(Path(run.folder, METRICS))) for run in runs] if curves is None else curves
     names = sorted(
         {name for each in curves for name in each}, key=lambda name: (name not in metrics, _rank(name), name)
     )
@@ -111,11 +111,11 @@ def _read_confusion(run: Run) -> dict[str, Any] | None:
     return None
 
 
-def read_curves(folder: Path | str) -> Curves:
+def read_curves(reader: MetricsReader) -> Curves:
     """The curves in ``metrics.csv`` as far as it is written, without values that are not finite."""
     curves: Curves = {}
     with suppress(OSError, ValueError, OverflowError, csv.Error):
-        for name, columns in read_columns(Path(folder, METRICS)).items():
+        for name, columns in reader.read().items():
             finite = np.isfinite(columns[2])
             if name and finite.any() and not name.startswith((*NOT_MEASURED, "lr-")):
                 curves[name] = tuple(np.asarray(column)[finite] for column in columns)

@@ -16,7 +16,7 @@ from typing import Any
 
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.values import format_value
-from boltcutter_runs.record import Run
+from boltcutter_runs.record import KINDS, STATUSES, Run
 
 FIELDS: dict[str, Callable[[Run], Any]] = {
     "id": lambda run: run.id,
@@ -33,6 +33,7 @@ FIELDS: dict[str, Callable[[Run], Any]] = {
     "folder": lambda run: str(run.folder),
 }
 DURATIONS = ("age", "time")
+LISTED = {"status": STATUSES, "kind": KINDS}  # fields with a fixed set of values
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
@@ -164,6 +165,8 @@ class _Parser:
             return lambda run: any(pattern.search(_text(value)) for value in _each(value_of(run, key)))
         wanted = self.number(key, text, position)
         if sign in ("=", "!="):
+            if text not in (known := LISTED.get(key, [text])):
+                raise self.error(position, f"{text} is no {key}{hint(text, known)} (there are: {', '.join(known)})")
             return lambda run: any(_equals(value, text, wanted) for value in _each(value_of(run, key))) == (sign == "=")
         if wanted is None:
             raise self.error(position, f"{text} is not a number; {sign} compares numbers, ages as 7d and dates")

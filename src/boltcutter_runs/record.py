@@ -15,6 +15,9 @@ from boltcutter.run.metrics import Mode, infer_mode
 from boltcutter_runs import index
 from boltcutter_runs.facts import Facts, Place
 
+STATUSES = (*("running", "completed", "interrupted", "killed", "failed", "submitted", "not started", "unreadable"),)
+KINDS = ("run", "job", "search", "trial", "seed", "fold")
+
 
 @dataclass(frozen=True)
 class Run:
@@ -33,7 +36,7 @@ class Run:
         devices: Number and kind of devices.
         tags: Tags of the configuration and of ``boltcutter runs tag``.
         note: Note of ``boltcutter runs note``.
-        kind: ``run``, ``search``, ``trial`` or ``fold`` of a search, or ``job``, which was launched.
+        kind: ``run``, ``search``, ``trial``, ``seed`` or ``fold`` of a search, or ``job``, which was launched.
         parent: Id of the search of a trial.
         reason: How the last attempt ended.
         references: Keys of settings that only refer to another key.
@@ -82,7 +85,7 @@ def as_runs(found: Sequence[tuple[Place, Facts]]) -> list[Run]:
     for number, run in enumerate(runs):
         if run.kind == "search":
             name, mode = next(iter(searches[str(run.folder)]["objectives"]), ("", ""))
-            if run.settings.get("search.summary") == "mean":  # of seeds or folds, none of which is chosen
+            if searches[str(run.folder)]["trials"] != "trial":  # of seeds or folds, none of which is chosen
                 runs[number] = replace(run, metrics=_mean([r.metrics for r in trials.get(run.id, []) if r.metrics]))
                 continue
             best = best_run(trials.get(run.id, []), name, "max" if mode == "max" else "min")
@@ -101,7 +104,7 @@ def _as_run(place: Place, facts: Facts, search: Facts | None) -> Run:
     parent = place.search.rpartition("/")[2] if place.search else None
     kind = "search" if "objectives" in facts else "job" if facts.get("is_job") else "run"
     if parent and kind == "run":
-        kind = "fold" if search and search.get("has_folds") else "trial"
+        kind = search["trials"] if search else "trial"
     return Run(
         id=f"{parent}/{name}" if parent else name,
         folder=folder,

@@ -25,6 +25,8 @@ MAX_SHOWN = 4
 def runs_folder(project: Project, overrides: Iterable[str] = ()) -> str:
     """Folder or URL of all runs: that of ``runs=…`` among the overrides, or of the project's configuration."""
     given = [override.removeprefix("runs=") for override in overrides if override.startswith("runs=")]
+    if given and not is_url(given[-1]) and not Path(given[-1]).is_dir():
+        raise ConfigError(f"runs={given[-1]}: no such folder; set it to a folder of runs")
     return given[-1] if given else str(compose(project, []).runs)
 
 
@@ -74,7 +76,7 @@ def find(runs: Sequence[Run], text: str, key: str = "run") -> Run:
             raise ConfigError(f"{key}={text}: names no metric; write {key}={BEST}val/loss")
         best = best_run(having, metric)
         if best is None:
-            near = hint(metric, {name for run in runs for name in run.metrics})
+            near = hint(text, {f"{BEST}{name}" for run in runs for name in run.metrics})
             raise ConfigError(f"{key}={text}: no run has {metric}{near or '; train one first'}")
         mode = metric_mode([run for run in having if metric in run.metrics], metric) or "min"
         which = "largest" if mode == "max" else "smallest"
@@ -85,7 +87,7 @@ def find(runs: Sequence[Run], text: str, key: str = "run") -> Run:
         return found[0]
     if not found:
         raise ConfigError(
-            f"{key}={text}: no run with this id{hint(text, (run.id for run in runs))}; see boltcutter runs"
+            f"{key}={text}: no run with this id{hint(text, (LATEST, *(run.id for run in runs)))}; see boltcutter runs"
         )
     listed = ", ".join(run.id for run in found[:MAX_SHOWN]) + (", …" if len(found) > MAX_SHOWN else "")
     raise ConfigError(f"{key}={text}: {len(found)} runs begin like this ({listed}); give more of the id")

@@ -23,6 +23,7 @@ MAX_SETTINGS = 6  # columns of settings that differ
 MAX_METRICS = 4
 FIELD_ORDER = ("id", "name", "age", "status")  # before settings and metrics
 FIELDS_AFTER = ("devices", "time", "tag", "note")
+MAX_DIGITS = 8  # characters of a number, beyond which it is rounded for people
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
@@ -62,8 +63,8 @@ def shown_metrics(runs: Sequence[Run]) -> list[str]:
     return [*monitored, *tested][:MAX_METRICS]
 
 
-def columns(runs: Sequence[Run], given: str | None = None) -> tuple[list[str], int]:
-    """Keys of the columns, and the number of settings that differ but are not shown.
+def columns(runs: Sequence[Run], given: str | None = None) -> tuple[list[str], list[str]]:
+    """Keys of the columns, and settings that differ but are not shown.
 
     Args:
         runs: The runs that are shown.
@@ -73,17 +74,16 @@ def columns(runs: Sequence[Run], given: str | None = None) -> tuple[list[str], i
         keys = [key.strip() for key in given.split(",") if key.strip()]
         for key in keys:
             check_key(runs, key, "columns")
-        return keys, 0
+        return keys, []
     settings = differing_settings(runs)
     after = [key for key in FIELDS_AFTER if any(FIELDS[key](run) for run in runs)]
-    shown = settings[:MAX_SETTINGS]
-    return [*FIELD_ORDER, *shown, *shown_metrics(runs), *after], len(settings) - len(shown)
+    return [*FIELD_ORDER, *settings[:MAX_SETTINGS], *shown_metrics(runs), *after], settings[MAX_SETTINGS:]
 
 
 def check_key(runs: Sequence[Run], key: str, setting: str) -> None:
     """Check that at least one run has a key."""
     if fault := find_fault(runs, key):
-        raise ConfigError(f"--{setting} {key}: {fault}")
+        raise ConfigError(f"--{setting}={key}: {fault}")
 
 
 def sort(runs: Sequence[Run], key: str) -> list[Run]:
@@ -127,7 +127,8 @@ def format_cell(run: Run, key: str) -> str:
         return "null" if key in run.settings else ""
     if key in run.metrics and key not in FIELDS:
         return format_number(value)
-    return format_value(value)
+    text = format_value(value)
+    return f"{value:.5g}" if isinstance(value, float) and len(text) > MAX_DIGITS else text
 
 
 def format_age(seconds: float) -> str:
@@ -136,9 +137,10 @@ def format_age(seconds: float) -> str:
     return f"{max(0, int(seconds // size))}{unit}"
 
 
-def print_table(runs: Sequence[Run], keys: Sequence[str]) -> None:
-    """Print runs as a table."""
+def print_table(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
+    """Print runs as a table; returns the columns for which a terminal is too narrow, settings before others."""
     try:
+        from rich.cells import cell_len
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
@@ -148,20 +150,33 @@ def print_table(runs: Sequence[Run], keys: Sequence[str]) -> None:
         ) from error
     console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=10_000)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    shown = short_ids(runs)
-    for key in keys:
+    ids = short_ids(runs)
+    texts = ([ids[run.id] if key == "id" else format_cell(run, key) for run in runs] for key in keys)
+    cells = {
+        key: [printable(text).replace("\n", " ") for text in of_key] for key, of_key in zip(keys, texts, strict=True)
+    }
+    metrics = {name for run in runs for name in run.metrics}
+    first = [key for key in keys if key in FIELD_ORDER or key in metrics - FIELDS.keys()]
+    shown, left = list[str](), console.width
+    for key in dict.fromkeys([*first, *keys]):
+        width = 2 + max(map(cell_len, (printable(key), *cells[key])))
+        if width <= left + 2 or not shown:
+            shown, left = [*shown, key], left - width
+    for key in (key for key in keys if key in shown):
         is_number = any(isinstance(value_of(run, key), int | float) for run in runs)
         table.add_column(
             Text(printable(key)), justify="right" if is_number else "left", overflow="ellipsis", no_wrap=True
         )
     styles = {"failed": "red", "killed": "red", "unreadable": "red", "running": "cyan", "interrupted": "yellow"}
-    for run in runs:
-        cells = [shown[run.id] if key == "id" else format_cell(run, key) for key in keys]
-        styled = [styles.get(run.status, "") if key == "status" else "" for key in keys]
-        table.add_row(*(Text(printable(c).replace("\n", " "), s) for c, s in zip(cells, styled, strict=True)))
+    for number, run in enumerate(runs):
+        row = [
+            (cells[key][number], styles.get(run.status, "") if key == "status" else "") for key in keys if key in shown
+        ]
+        table.add_row(*(Text(text, style) for text, style in row))
     with console.capture() as captured:
         console.print(table)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    return [key for key in keys if key not in shown]
 
 
 def as_csv(runs: Sequence[Run], keys: Sequence[str]) -> str:

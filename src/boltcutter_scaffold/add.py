@@ -32,7 +32,7 @@ def main(project: Project, arguments: list[str]) -> None:
         example = words.pop(at + 1)
         words.pop(at)
     if len(words) != 2:
-        raise ConfigError("add: expected a kind and a name, as in `boltcutter add model tiny`")
+        raise ConfigError("kind and name: missing, or more than these; write `boltcutter add model tiny`")
     kind, name = words
     if kind not in KINDS:
         raise ConfigError(f"add {kind}: no such kind{hint(kind, KINDS)} (there are: {', '.join(KINDS)})")

@@ -29,7 +29,7 @@ def main(project: Project, arguments: list[str]) -> Path:
     names = [argument for argument in arguments if "=" not in argument]
     answers = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     if len(names) != 1:
-        raise ConfigError("new: expected one name, as in `boltcutter new my-project`")
+        raise ConfigError("name: missing, or more than one; write `boltcutter new my-project`")
     if unknown := sorted(answers.keys() - OPTIONS):
         known = ", ".join(OPTIONS)
         raise ConfigError(f"{unknown[0]}: no such argument{hint(unknown[0], OPTIONS)} (there are: {known})")

@@ -22,6 +22,7 @@ from boltcutter.config.locate import locate
 from boltcutter.config.values import last_of_each, plain, redacted, split_overrides
 from boltcutter.environment.identity import new_run_id
 from boltcutter.extend import require
+from boltcutter.formatting import parse_duration
 from boltcutter.project import Project, command, install_command
 from boltcutter.run import trust
 from boltcutter.run.metrics import Mode
@@ -126,6 +127,8 @@ def continued(project: Project, folder: Path, arguments: Sequence[str]) -> Plan:
 
 def with_budget(arguments: Sequence[str]) -> list[str]:
     """Replace ``budget=30m`` by the setting that it stands for."""
+    for budget in (a for a in arguments if a.startswith("budget=") and parse_duration(a.partition("=")[2]) is None):
+        raise ConfigError(f"{budget}: neither hours:minutes:seconds nor a duration; try budget=30m")
     return [f"search.max_time={a.partition('=')[2]}" if a.startswith("budget=") else a for a in arguments]
 
 

@@ -89,8 +89,8 @@ def test_each_step_is_uploaded_once(script: Script, trained: Path, server: str, 
 @pytest.mark.parametrize(
     ("overrides", "env", "message"),
     [
-        ([], {}, "run: expected run=<folder"),
-        (["runs=x"], {}, "runs=x: expected run=<folder"),
+        ([], {}, "run is not set; use run=<run>"),
+        (["runs=x"], {}, "runs=x: no such argument; use run=<run>"),
         (["run=nowhere"], {}, "nowhere: no run there"),
         (["run={trained}"], {}, "run `wandb login`"),
         (["run={trained}"], {"WANDB_API_KEY": "k" * 40}, "http://127.0.0.1:9 "),

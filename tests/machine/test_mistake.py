@@ -29,12 +29,21 @@ CHECK = Command("boltcutter_planning.check:main", "")
         ("init_from=/x: no such file; give a file", "init_from=/x", "invalid_value", None, 0),
         ("model=nmp: no such option (there are: x)", "model=nmp", "unknown_option", None, 0),
         ("launch.region=x: no such region; try launch.region=<region>", "", "invalid_value", None, 0),
+        ("filter=a=1 and stauts=failed: position 9: stauts: no metric, setting or field; did you mean status?",
+         "a=1␣and␣stauts=failed", "unknown_key", "a=1␣and␣status=failed", 1),
+        ("--sort=val/los: no metric, setting or field of these runs; did you mean val/loss?", "--sort val/los --csv",
+         "unknown_key", "--sort=val/loss", 2),
+        ("run=best:val/los: no run has val/los; did you mean best:val/loss?", "run=best:val/los", "unknown_run",
+         "run=best:val/loss", 1),
+        ("run=2026: 3 runs begin like this (a, b); give more of the id", "run=2026", "unknown_run", None, 0),
+        ("input is not set; set input=<file or folder>, several separated by commas", "", "missing_value", None, 0),
+        ("x: mcp takes no such argument; remove it", "x", "unknown_key", None, 1),
         ("configs/model/mlp.yaml:2: not valid YAML: x; correct that line", "model=mlp", "invalid_file", None, 0),
     ],
 )  # fmt: skip
 def test_an_error_is_data(line: str, arguments: str, code: str, fix: str | None, replaced: int) -> None:
-    found = explain(line, arguments.split())
-    assert (found.code, found.fix, len(found.replaces)) == (code, fix, replaced)
+    found = explain(line, [word.replace("␣", " ") for word in arguments.split()])
+    assert (found.code, found.fix and found.fix.replace(" and ", "␣and␣"), len(found.replaces)) == (code, fix, replaced)
     assert found.message == line
     assert line.endswith(f"; {found.remedy}" if found.remedy else "")
 

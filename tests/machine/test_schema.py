@@ -138,7 +138,7 @@ def test_the_command_writes_a_file_for_each_group(
     model = jsonschema.Draft7Validator(json.loads((tmp_path / FOLDER / "model.json").read_text()))
     assert model.is_valid({"_target_": "acme.none.Net", "width": 3})  # cannot be imported: nothing is known
     assert not model.is_valid({"_target_": "boltcutter.model.mlp.MLP", "width": 3})
-    with pytest.raises(ConfigError, match="takes no arguments; remove x"):
+    with pytest.raises(ConfigError, match="x: schema takes no such argument; remove it"):
         main(project, ["x"])
     (tmp_path / "configs" / "model" / "mine.yaml").write_text("a: [")
     with pytest.raises(ConfigError, match=r"mine.yaml:\d+: not valid YAML"):

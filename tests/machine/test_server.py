@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_command_takes_no_arguments() -> None:
-    with pytest.raises(ConfigError, match=r"^mcp: takes no arguments; remove model=mlp$"):
+    with pytest.raises(ConfigError, match=r"^model=mlp: mcp takes no such argument; remove it$"):
         main(Project.find(ROOT), ["model=mlp"])
 
 

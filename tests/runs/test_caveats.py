@@ -32,7 +32,7 @@ def test_a_fair_comparison_has_no_warnings(tmp_path: Path) -> None:
 
 def test_different_data_are_refused(tmp_path: Path) -> None:
     write_both(tmp_path, data="other")
-    with pytest.raises(ConfigError, match="--metric test/accuracy: a-0 and b-0 have different data"):
+    with pytest.raises(ConfigError, match="--metric=test/accuracy: a-0 and b-0 have different data"):
         warnings_of(tmp_path)
 
 
@@ -158,7 +158,7 @@ def test_other_trainings_whose_test_metric_is_known_are_counted(tmp_path: Path) 
     write_group(tmp_path, "d", VALUES, settings={"data": {"split": [0.5, 0.5]}})
     write_group(tmp_path, "e", VALUES, metric="val/accuracy")
     (line,) = measured_elsewhere(groups, find_runs(tmp_path), "test/accuracy")
-    assert "with 1 other settings (c-2)" in line
+    assert "with 1 other combination of settings (c-2)" in line
     assert measured_elsewhere(groups, find_runs(tmp_path), "val/accuracy") == []
 
 

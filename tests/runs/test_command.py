@@ -73,8 +73,16 @@ def test_filters_sorting_columns_and_formats(runs: Run) -> None:
         ("seed=1 model=mlp", "error: model=mlp: one filter is expected; quote it: boltcutter runs 'seed=1 model=mlp'"),
         ("--colums=id", "error: --colums=id: no such flag; did you mean --columns?"),
         ("--sort", "error: --sort: needs a value"),
-        ("--limit few", "error: --limit few: not a number"),
+        ("--limit few", "error: --limit=few: not a number"),
         ("--json=1", "error: --json=1: no such flag"),
+        ("--jsn", "error: --jsn: no such flag; did you mean --json?"),  # not --yes
+        ("latst", "error: run=latst: no run with this id; did you mean latest?"),
+        (
+            "status=complete",
+            "error: filter=status=complete: position 8: complete is no status; did you mean completed?",
+        ),
+        ("remove kind!=runs", "error: filter=kind!=runs: position 7: runs is no kind; did you mean run?"),
+        ("runs=nowhere", "error: runs=nowhere: no such folder; set it to a folder of runs"),
         ("tag 00000001", "error: tag: text missing, or too many arguments; use boltcutter runs tag"),
         ("note 00000001 a b", "error: note: text missing, or too many arguments"),
         ("remove", "error: remove: run missing, or too many arguments; use boltcutter runs remove <run or filter> …"),
@@ -108,7 +116,8 @@ def test_what_cannot_be_written_is_one_line(runs: Run, tmp_path: Path, monkeypat
 
 def test_labels_removal_and_archives(runs: Run) -> None:
     runs("tag", "seed>=1", "baseline")
-    runs("note", "00000001", "the best")
+    assert runs("note", "00000001", "the best")[0].split() == ["20260101-120000-00000001", "note", "the", "best"]
+    assert "the best" in runs("best:val/accuracy")[0]  # a name is listed like a filter
     assert [run["tags"] for run in json.loads(runs("--json")[0])["result"]] == [[], ["baseline"], ["baseline"]]
     assert [run["note"] for run in json.loads(runs("--json", "tag=baseline")[0])["result"]] == ["the best", ""]
     runs("untag", "latest", "baseline")

@@ -77,7 +77,7 @@ def test_a_search_has_its_objectives(tmp_path: Path) -> None:
     record = {"created": "2026-01-01T00:00:00+00:00", "settings": {"folds": 5}, "metrics": [["val/loss", "min"]]}
     (folder / "search.json").write_text(json.dumps(record | {"fixed": [{"data.fold": 0}]}))
     found = facts(folder)
-    assert (found["name"], found["objectives"], found["has_folds"]) == ("digits", [["val/loss", "min"]], True)
+    assert (found["name"], found["objectives"], found["trials"]) == ("digits", [["val/loss", "min"]], "fold")
     assert (found["settings"], found["reason"], found["started"]) == ({"search.folds": 5}, "running", 1767225600.0)
     (folder / "trials.csv").touch()
     assert facts(folder)["reason"] == "completed"

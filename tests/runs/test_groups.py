@@ -25,12 +25,14 @@ def test_a_search_stands_for_its_best_trial_and_repeated_seeds_for_all(tmp_path:
     best = read_group(str(write_search(tmp_path / "tuned", [0.3, 0.1, 0.2])), find_runs(tmp_path), ACCURACY)
     assert best.values == [0.9]
     assert best.trials == 3
-    seeds = write_search(tmp_path / "seeds", [], summary="mean")
+    seeds = write_search(tmp_path / "seeds", [], seeds=3)
     for seed in range(3):
         write_run(seeds / "trials" / f"{seed:04d}", 0.5, seed=seed)
     found = read_group(str(seeds), find_runs(tmp_path), ACCURACY)
     assert len(found.values) == 3
     assert found.trials == 0
+    filtered = read_group("kind=seed", find_runs(tmp_path), ACCURACY)
+    assert (len(filtered.values), filtered.warnings) == (3, [])
 
 
 def test_a_run_of_the_best_trial_has_the_budget_of_its_search(tmp_path: Path) -> None:
@@ -82,18 +84,20 @@ def test_the_newest_of_equal_runs_is_used(tmp_path: Path) -> None:
 def test_different_runs_of_a_seed_are_no_group(tmp_path: Path) -> None:
     write_run(tmp_path / "first", 0.8)
     write_run(tmp_path / "second", 0.7, settings={"optimizer": {"lr": 0.2}})
-    with pytest.raises(ConfigError, match=r"optimizer\.lr.*add 'and optimizer\.lr=0\.[12]'"):
+    with pytest.raises(
+        ConfigError, match=r"in optimizer\.lr; add 'and optimizer\.lr=0\.[12]' or 'and optimizer\.lr=0\.[12]' to"
+    ):
         read_group(str(tmp_path), find_runs(tmp_path), ACCURACY)
     other = {"model": {"_target_": "boltcutter.model.linear.Linear"}, "choices": {"data": "digits", "model": "linear"}}
     write_run(tmp_path / "second", 0.7, settings=other)
-    with pytest.raises(ConfigError, match=r"model\._target_.*add 'and model=(mlp|linear)'"):
+    with pytest.raises(ConfigError, match=r"in model; add 'and model=(mlp|linear)' or 'and model=(mlp|linear)' to"):
         read_group(str(tmp_path), find_runs(tmp_path), ACCURACY)
 
 
 @pytest.mark.parametrize(
     ("text", "metric", "message"),
     [
-        ("model=mlp", "test/acc", "--metric test/acc: .*did you mean test/accuracy"),
+        ("model=mlp", "test/acc", "--metric=test/acc: .*did you mean test/accuracy"),
         ("model=resnet", ACCURACY, "model=resnet: no completed runs"),
         ("nothing", ACCURACY, "group=nothing: no run with this id"),
         ("modle=mlp", ACCURACY, "modle"),

@@ -73,7 +73,7 @@ def test_a_path_comes_before_an_id(runs: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         ("best:", "run=best:: names no metric; write run=best:val/loss"),
         ("2026", f"run=2026: 3 runs begin like this ({OLD}, {NEW}, {TRIAL}); give more of the id"),
-        ("best:val/acuracy", "run=best:val/acuracy: no run has val/acuracy; did you mean val/accuracy?"),
+        ("best:val/acuracy", "run=best:val/acuracy: no run has val/acuracy; did you mean best:val/accuracy?"),
     ],
 )
 def test_mistakes_are_one_line(runs: Path, text: str, message: str) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -55,16 +56,16 @@ def test_columns_are_what_there_is(tmp_path: Path, write: Write) -> None:
     write(tmp_path / "a", metrics=metrics, test={"test/loss": 2, "test/accuracy": 1})
     runs = find_runs(tmp_path)
     assert shown_metrics(runs) == ["val/accuracy", "test/accuracy", "test/loss"]
-    assert columns(runs) == (["id", "name", "age", "status", *shown_metrics(runs), "devices", "time"], 0)
-    assert columns(runs, "id, val/loss,optimizer.lr,model") == (["id", "val/loss", "optimizer.lr", "model"], 0)
-    with pytest.raises(ConfigError, match=r"--columns val/los: .*; did you mean val/loss\?"):
+    assert columns(runs) == (["id", "name", "age", "status", *shown_metrics(runs), "devices", "time"], [])
+    assert columns(runs, "id, val/loss,optimizer.lr,model") == (["id", "val/loss", "optimizer.lr", "model"], [])
+    with pytest.raises(ConfigError, match=r"--columns=val/los: .*; did you mean val/loss\?"):
         columns(runs, "id,val/los")
 
 
-def test_many_settings_are_counted(tmp_path: Path, write: Write) -> None:
+def test_settings_beyond_the_first_are_named(tmp_path: Path, write: Write) -> None:
     for number in range(2):
         write(tmp_path / str(number), **settings(extra={f"k{n}": number for n in range(9)}))
-    assert columns(find_runs(tmp_path))[1] == 3
+    assert columns(find_runs(tmp_path))[1] == ["extra.k6", "extra.k7", "extra.k8"]
 
 
 def test_runs_are_sorted_with_the_best_first(tmp_path: Path, write: Write) -> None:
@@ -79,7 +80,7 @@ def test_runs_are_sorted_with_the_best_first(tmp_path: Path, write: Write) -> No
         *("24013", "04213", "04213", "24013")
     ]
     assert (ids("age"), ids("-age"), ids("id")) == ("43210", "01234", "01234")
-    with pytest.raises(ConfigError, match=r"--sort val/acc: .*did you mean"):
+    with pytest.raises(ConfigError, match=r"--sort=val/acc: .*did you mean"):
         sort(runs, "val/acc")
 
 
@@ -114,6 +115,26 @@ def test_text_of_others_cannot_control_the_terminal(
     ]
 
 
+def test_a_narrow_terminal_shows_whole_columns(
+    tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        write(tmp_path / f"20260101-120000-abcdef0{number}", metrics={"val/accuracy": 0.5}, seed=number,
+              settings={"optimizer": {"lr": 1 / 3 + number, "weight_decay": 0.1 * number}})  # fmt: skip
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    runs = find_runs(tmp_path)
+    hidden = print_table(runs, columns(runs)[0])
+    header, first, _ = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
+    assert header.split() == ["id", "name", "age", "status", "optimizer.lr", "val/accuracy", "devices"]
+    assert first.split()[-5:] == ["0.33333", "0.5000", "2", "×", "CPU"]
+    assert "…" not in header + first
+    assert len(header) <= 80
+    assert hidden == ["optimizer.weight_decay", "time"]
+    monkeypatch.setenv("COLUMNS", "20")
+    assert print_table(runs, ["name", "id"]) == ["id"]
+
+
 def test_without_rich_the_table_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
     with pytest.raises(ConfigError, match=r"^runs: rich is not installed.*--csv$"):
@@ -138,8 +159,8 @@ def test_text_of_others_is_no_formula_in_csv(tmp_path: Path, write: Write) -> No
     assert rows == [[f"'{text}" if text != "plain=1" else text, "-1", "-0.5"] for text in texts]
 
 
-def test_a_search_over_folds_has_the_mean_of_its_trials(tmp_path: Path) -> None:
-    write_search(tmp_path / "s", [0.1, 0.3], summary="mean")
+def test_a_search_over_seeds_has_the_mean_of_its_trials(tmp_path: Path) -> None:
+    write_search(tmp_path / "s", [0.1, 0.3], seeds=2)
     (search,) = (run for run in find_runs(tmp_path) if run.kind == "search")
     assert search.metrics["val/loss"] == pytest.approx(0.2)
     assert search.metrics["test/accuracy"] == pytest.approx(0.8)

@@ -16,6 +16,8 @@ from forkserver import ForkServer
 
 from boltcutter.environment import lease, signals
 from boltcutter.project import Project
+from boltcutter_runs.groups import read_group
+from boltcutter_runs.record import find_runs
 from boltcutter_search.command import main, open_study
 from boltcutter_search.plan import planned
 from boltcutter_search.trial import is_completed
@@ -238,12 +240,13 @@ def test_cross_validation(script: Script, tmp_path: Path) -> None:
     output = run_search(
         script, tmp_path / "folds", "search=kfold", "search.folds=2", "search.max_parallel=2", "trainer.max_epochs=1"
     )
-    table = pd.read_csv(tmp_path / "folds" / "statistics.csv", index_col=0)
     losses = pd.read_csv(tmp_path / "folds" / "trials.csv")["val/loss"]
     assert losses.nunique() == 2  # each fold has samples of its own
-    assert table.loc["val/loss", "mean"] == pytest.approx(losses.mean())
-    assert table.loc["val/loss", "std"] == pytest.approx(losses.std())
+    search, *folds = find_runs(tmp_path)
+    assert search.metrics["val/loss"] == pytest.approx(losses.mean())  # not that of the better fold
+    assert [run.kind for run in folds] == ["fold", "fold"]
     assert "fold 0" in output
+    assert f"{losses.std():.5g}" in output
     assert not (tmp_path / "folds" / "best.yaml").exists()
 
 
@@ -253,8 +256,8 @@ def test_seeds(script: Script, tmp_path: Path) -> None:
     run_search(script, tmp_path / "seeds", "search=seeds", "search.seeds=2", "seed=5", "trainer.max_epochs=1")
     trials = pd.read_csv(tmp_path / "seeds" / "trials.csv")
     assert list(trials["seed"]) == [5, 6]
-    table = pd.read_csv(tmp_path / "seeds" / "statistics.csv", index_col=0)
-    assert "test/accuracy" in table.index
+    group = read_group(str(tmp_path / "seeds"), find_runs(tmp_path), "test/accuracy")
+    assert [result.key[0] for result in group.results] == [5, 6]  # both, not the better one
 
 
 @pytest.mark.slow

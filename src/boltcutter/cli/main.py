@@ -53,7 +53,14 @@ def main(
         flags = [argument for argument in arguments if argument.startswith("-")]
         if not set(flags) <= own.keys():
             with _faster_imports():
-                _answer(project, command, usage or command.usage, flags, arguments, {**FLAGS, **own})
+                _answer(
+                    project,
+                    command,
+                    usage or command.usage,
+                    flags,
+                    arguments,
+                    {**FLAGS, **own, **dict.fromkeys(command.by_flag, "see above")},
+                )
         else:
             if command.begin:
                 load(command.begin)()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import one_line, printable
 from boltcutter.report.template import load_template, redact_command, shorten
 from boltcutter.run import evaluations, trust
-from boltcutter.run.metrics import Mode, infer_mode, parse_name, read_columns
+from boltcutter.run.metrics import MetricsReader, Mode, infer_mode, parse_name
 from boltcutter.run.store import run_store
 
 MAX_POINTS = 1000  # per curve
@@ -142,7 +143,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any], list[tuple[str, list[str]]
 def _read_groups(path: Path) -> dict[str, list[Curve]]:
     """Group curves by metric, over train and val, steps and epochs."""
     groups: dict[str, list[Curve]] = {}
-    for column, logged in read_columns(path).items():
+    for column, logged in MetricsReader(path).read().items():
         group, name, stage, epoch_mean = _parse_column(column)
         at, of_epoch, measured = map(np.asarray, logged)
         finite = np.isfinite(measured)  # other values are counted, not drawn
@@ -210,9 +211,10 @@ def downsample(values: npt.NDArray[np.float64], limit: int = MAX_POINTS) -> npt.
     indices: npt.NDArray[np.int64] = np.arange(len(values))
     if len(values) <= limit:
         return indices
-    chunks = np.array_split(indices, limit // 2 - 1)
-    extremes = [chunk[f(values[chunk])] for chunk in chunks for f in (np.argmin, np.argmax)]
-    return np.unique(np.asarray([0, *extremes, len(values) - 1], np.int64))
+    size = math.ceil(len(values) / (limit // 2 - 1))
+    chunks = np.pad(values, (0, -len(values) % size), mode="edge").reshape(-1, size)
+    extremes = [indices[::size] + chunks.argmin(1), indices[::size] + chunks.argmax(1)]
+    return np.unique(np.concatenate([[0, len(values) - 1], *extremes]))
 
 
 def _final_metrics(

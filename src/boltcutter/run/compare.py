@@ -77,8 +77,9 @@ def compare(project: Project, overrides: list[str]) -> Comparison:
     filter_warnings()
     special, rest = split_overrides(overrides, "run", "with", "ckpt")
     if rest or not special.get("run") or not special.get("with"):
+        problem = f"{rest[0]}: no such argument" if rest else f"{'with' if special.get('run') else 'run'} is not set"
         raise ConfigError(
-            f"{rest[0] if rest else 'run, with'}: expected run=<folder> with=<folder> [ckpt=last|best|<name>]"
+            f"{problem}; use run=<run> with=<run> [ckpt=last|best|<name>], or --metric for groups of runs"
         )
     cfgs = [read_run_config(project, Path(special[name]), setting=name, instantiates=False) for name in ("run", "with")]
     records = [read_record(Path(special[name])) for name in ("run", "with")]

@@ -5,18 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
 import re
 import sys
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import IO, Literal, NamedTuple, TypeAlias
 
 from boltcutter.formatting import parse_count
 from boltcutter.run import trust
 
 Mode = Literal["min", "max"]
+Columns: TypeAlias = "dict[str, tuple[array[int], array[int], array[float]]]"  # steps, epochs and values by name
 
 SMALLER_IS_BETTER = re.compile(r"loss|err|mae|mse|mape|perplexity|nll|bits", re.I)
 LARGER_IS_BETTER = re.compile(r"acc|f1|r2|auc|auroc|precision|recall|iou|dice|bleu|pearson|spearman|kappa", re.I)
@@ -77,28 +79,60 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
                 yield step, values
 
 
-def read_columns(path: Path) -> dict[str, tuple[array[int], array[int], array[float]]]:
-    """Read ``metrics.csv``, whoever has written it: steps, epochs and values of each column where it has some.
+class MetricsReader:
+    """Reads ``metrics.csv``, whoever has written it; if it has grown since, only its last row and what follows.
 
-    Raises:
-        OSError: It cannot be read.
-        ValueError: It is empty, not an ordinary file, too large, or has too many columns.
+    Args:
+        path: The file.
     """
-    columns: dict[str, tuple[array[int], array[int], array[float]]] = {}
-    with trust.open_file(path, MAX_TABLE) as file:
-        if not (head := file.readline(MAX_NAMES)).endswith(b"\n"):
-            raise ValueError("more names than can be read" if head else "the file is empty")
-        names = next(csv.reader([head.decode()]))
-        for row in csv.reader(line.decode() for line in file if line.endswith(b"\n")):  # the last may be incomplete
-            texts = dict(zip(names, row, strict=False))
-            step, epoch = (int(_to_float(texts.pop(key, "") or "-1")) for key in ("step", "epoch"))
-            for name, text in texts.items():
-                if text:
-                    steps, epochs, values = columns.setdefault(name, (array("q"), array("q"), array("d")))
-                    steps.append(step)
-                    epochs.append(epoch)
-                    values.append(_to_float(text))
-    return {name: columns[name] for name in names if name in columns}
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._columns: Columns = {}
+        self._read: tuple[int, bytes] | None = None  # inode and header of what was read
+        self._last, self._step = 0, -1  # where the last row begins, to which its logger may add metrics; its step
+
+    def read(self) -> Columns:
+        """Return steps, epochs and values of each column where it has some.
+
+        Raises:
+            OSError: It cannot be read.
+            ValueError: It is empty, not an ordinary file, too large, or has too many columns.
+        """
+        with trust.open_file(self.path, MAX_TABLE) as file:
+            if not (head := file.readline(MAX_NAMES)).endswith(b"\n"):
+                raise ValueError("more names than can be read" if head else "the file is empty")
+            status = os.fstat(file.fileno())
+            before, self._read = self._read, None  # if a row is invalid, all is read again
+            if before != (status.st_ino, head) or status.st_size < self._last:
+                self._columns, self._last, self._step = {}, len(head), -1
+            for column in self._columns.values():
+                if column[0] and column[0][-1] == self._step:
+                    for numbers in column:
+                        numbers.pop()
+            file.seek(self._last)
+            names = next(csv.reader([head.decode()]))
+            for row in csv.reader(self._complete_lines(file)):
+                self._add(dict(zip(names, row, strict=False)))
+            self._read = status.st_ino, head
+        return {name: self._columns[name] for name in names if name in self._columns and self._columns[name][0]}
+
+    def _complete_lines(self, file: IO[bytes]) -> Iterator[str]:
+        size = 0
+        for line in file:
+            if line.endswith(b"\n"):  # the last may be incomplete
+                self._last += size
+                size = len(line)
+                yield line.decode()
+
+    def _add(self, texts: dict[str, str]) -> None:
+        self._step, epoch = (int(_to_float(texts.pop(key, "") or "-1")) for key in ("step", "epoch"))
+        for name, text in texts.items():
+            if text:
+                steps, epochs, values = self._columns.setdefault(name, (array("q"), array("q"), array("d")))
+                steps.append(self._step)
+                epochs.append(epoch)
+                values.append(_to_float(text))
 
 
 def _to_float(text: str) -> float:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.run.metrics import MAX_NAMES, final_metrics, infer_mode, parse_name, read_columns
+from boltcutter.run.metrics import MAX_NAMES, MetricsReader, final_metrics, infer_mode, parse_name
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,44 @@ def test_the_last_value_of_each_metric_and_its_step(tmp_path: Path) -> None:
 def test_columns_are_read_as_far_as_they_are_complete(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text('step,epoch,val/loss,"a,b"\n9,0,0.5,\n19,1,x,1e400,more\n29\n39,2,1,2\n49,2,1')
-    found = {name: [list(column) for column in columns] for name, columns in read_columns(path).items()}
+    found = {name: [list(column) for column in columns] for name, columns in MetricsReader(path).read().items()}
     assert repr(found) == repr(
         {
             "val/loss": [[9, 19, 39], [0, 1, 2], [0.5, float("nan"), 1.0]],
             "a,b": [[19, 39], [1, 2], [float("inf"), 2.0]],
         }
     )
+
+
+def test_a_table_that_grows_is_read_from_its_last_row_on(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    reader = MetricsReader(path)
+
+    def added(text: str) -> None:
+        with path.open("r+") as file:
+            file.seek(0, 2)
+            file.write(text)
+        assert reader.read() == MetricsReader(path).read()
+
+    path.write_text("step,epoch,a,b\n0,0,1,\n")
+    reader.read()
+    added("1,0,2,5\n2,0,3")  # a row that is being written
+    added(",\n")
+    path.write_bytes(path.read_bytes().replace(b"2,0,3,\n", b"2,0,3,7\n"))  # a metric that is added to the last row
+    added("3,1,4,\n")
+    assert reader.read()["b"][2].tolist() == [5, 7]
+    path.write_text(path.read_text().replace("0,0,1,", "0,0,9,"))  # which is not read again
+    assert reader.read()["a"][2].tolist() == [1, 2, 3, 4]
+    with path.open("ab") as file:
+        file.write(b"\xff\n")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="decode"):
+            reader.read()
+    path.unlink()
+    path.write_text("step,epoch,b\n0,0,2\n")  # replaced, as by a resumed run
+    added("")
+    path.write_text("step,epoch,b\n")
+    added("")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +94,7 @@ def test_columns_are_read_as_far_as_they_are_complete(tmp_path: Path) -> None:
 def test_a_table_of_somebody_else_is_limited(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "metrics.csv").write_text(content)
     with pytest.raises(ValueError, match=message):
-        read_columns(tmp_path / "metrics.csv")
+        MetricsReader(tmp_path / "metrics.csv").read()
 
 
 @pytest.mark.parametrize(
