@@ -22,6 +22,8 @@ SWITCHES = ("--html", "--live", "--csv", "--archived", "--yes")
 LIMIT = 50  # rows of a table
 PAGE = "runs.html"  # unless --html=<file>
 
+Names = tuple[str, ...]
+
 
 def main(project: Project, arguments: list[str]) -> list[Run] | None:
     """List runs, or change their labels or places.
@@ -59,16 +61,8 @@ def main(project: Project, arguments: list[str]) -> list[Run] | None:
     return runs
 
 
-def parse(
-    arguments: Sequence[str], values: Sequence[str], switches: Sequence[str] = ()
-) -> tuple[dict[str, str], list[str]]:
-    """Flags with their values, and the other arguments.
-
-    Args:
-        arguments: The arguments.
-        values: Flags that are followed by a value.
-        switches: Other flags.
-    """
+def parse(arguments: Sequence[str], values: Names, switches: Names = ()) -> tuple[dict[str, str], list[str]]:
+    """Flags, those of ``values`` with what follows them, and the other arguments."""
     flags, rest, given, known = dict[str, str](), list[str](), iter(arguments), (*values, *switches)
     for argument in given:
         name, equals, value = argument.partition("=")

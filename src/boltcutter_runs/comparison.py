@@ -30,6 +30,7 @@ MAX_SEEDS = 200  # beyond which more seeds are not the answer
 FRACTIONS = ("acc", "f1", "precision", "recall", "auroc", "auc", "iou", "dice")  # shown in points of 100
 SHOWN = 10  # samples that changed sides
 VALUES = ("--metric", "--mode", "--effect", "--html")
+MODES: dict[str | None, Mode | None] = {None: None, "min": "min", "max": "max"}
 USAGE = """Is the second group of runs better? boltcutter compare --metric <metric> <group> <group> … [runs=<folder>]
 
 A group is a filter of boltcutter runs, the name or folder of a run, or the folder of runs or of a search.
@@ -237,12 +238,12 @@ def _sample_lines(comparison: Comparison, found: SampleComparison) -> Iterator[s
 def parse_arguments(arguments: Sequence[str]) -> tuple[dict[str, str], Mode | None, float | None, list[str]]:
     """Flags, mode, effect and the other arguments; raises ConfigError."""
     flags, texts = parse(arguments, VALUES)
-    mode, text = flags.get("--mode"), flags.get("--effect")
-    if mode not in (None, "min", "max"):
-        raise ConfigError(f"--mode={mode}: neither min nor max; say which values of {flags['--metric']} are better")
+    given, text = flags.get("--mode"), flags.get("--effect")
+    if given not in MODES:
+        raise ConfigError(f"--mode={given}: neither min nor max; say which values of {flags['--metric']} are better")
     effect = None
     with suppress(ValueError):
         effect = float(text) if text else None
     if text and not (effect and 0 < effect < math.inf):
         raise ConfigError(f"--effect={text}: not a positive number; give the smallest difference that matters")
-    return flags, mode, effect, texts
+    return flags, MODES[given], effect, texts

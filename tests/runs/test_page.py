@@ -235,6 +235,16 @@ def test_runs_without_metrics_or_without_differences(browse: Browse, tmp_path: P
         assert "No setting differs between these runs" in seen.dom
 
 
+def test_one_value_is_a_dot_and_metrics_are_axes(browse: Browse, tmp_path: Path, write: Write) -> None:
+    root = fill(tmp_path / "runs", write, 2, points=1)
+    for number in range(2):
+        extra = {f"k{index}": index + number for index in range(20)}
+        write(root / f"r{number}", settings={"extra": extra}, metrics={"val/accuracy": 0.5 + number / 10})
+    seen = browse(write_page(tmp_path, find_runs(tmp_path / "runs")))
+    assert seen.count('class="curve dot"') == 2
+    assert "val/accuracy" in re.findall(r"<text[^>]*>([^<]+)</text>", seen.dom.partition("data-parallel")[2])
+
+
 def write_page(tmp_path: Path, runs: list[Any], title: str = "x") -> Path:
     return write(runs, tmp_path / "page.html", title)
 

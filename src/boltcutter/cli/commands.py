@@ -133,6 +133,7 @@ def _run(name: str, arguments: list[str], start: str | None, program: str | None
     project.use_vendored_library()
     flags = {argument.partition("=")[0] for argument in arguments}
     if (flag := next((flag for flag in command.by_flag if flag in flags), "")) and "--complete" not in flags:
+        project.activate()
         with cli.one_line_errors():
             return extend.require(command.by_flag[flag], flag)(project, arguments)
     if command.is_plain:

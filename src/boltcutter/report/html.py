@@ -214,7 +214,8 @@ def downsample(values: npt.NDArray[np.float64], limit: int = MAX_POINTS) -> npt.
     size = math.ceil(len(values) / (limit // 2 - 1))
     chunks = np.pad(values, (0, -len(values) % size), mode="edge").reshape(-1, size)
     extremes = [indices[::size] + chunks.argmin(1), indices[::size] + chunks.argmax(1)]
-    return np.unique(np.concatenate([[0, len(values) - 1], *extremes]))
+    found: npt.NDArray[np.int64] = np.unique(np.concatenate([[0, len(values) - 1], *extremes]))
+    return found
 
 
 def _final_metrics(
