@@ -189,9 +189,6 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     "torch._dynamo.utils": {
         "": {"get_compilation_metrics": ""},
     },
-    "torch._guards": {
-        "": {"active_fake_mode": ""},
-    },
     "torch._inductor.decomposition": {
         "": {"decompositions": None},
     },
@@ -212,6 +209,15 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     },
     "torch.distributed._tools.fake_collectives": {
         "": {},
+    },
+    "torch.distributed._tools.mem_tracker": {
+        "MemTracker": {
+            "_pre_fw_hook": "self module inputs",
+            "_post_fw_hook": "self module inputs outputs",
+            "_pre_bw_hook": "self module args",
+            "_post_bw_hook": "self module args",
+            "get_tracker_snapshot": "self type",
+        },
     },
     "torch.distributed.rendezvous": {
         "": {"_create_c10d_store": "hostname port rank world_size timeout use_libuv"},
@@ -246,9 +252,6 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
             "_set_params_and_buffers_to_ignore_for_model": "module params_and_buffers_to_ignore",
         },
     },
-    "torch.ops": {
-        "": {"_c10d_functional": None},
-    },
     "torch.optim.adam": {
         "Adam": {"_step_supports_amp_scaling": None},
     },
@@ -263,9 +266,6 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     },
     "torch.testing._internal.distributed.fake_pg": {
         "": {"FakeStore": None},
-    },
-    "torch.utils._python_dispatch": {
-        "": {"TorchDispatchMode": None},
     },
     "torch.utils._pytree": {
         "": {

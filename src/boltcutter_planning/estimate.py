@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any
-from weakref import finalize
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -23,7 +22,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import Metric
 
 from boltcutter import extend
@@ -32,8 +30,10 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.config.instantiate import build
 from boltcutter.environment.platform import disable_mpi_detection
-from boltcutter.internals import tree_leaves
 from boltcutter.protocols import NativeTask, ShardsWeights, SplitsIntoStages
+
+if TYPE_CHECKING:
+    from torch.distributed._tools.mem_tracker import MemTracker
 
 DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "64": torch.float64, "transformer": torch.bfloat16}
 
@@ -143,25 +143,23 @@ def _step(
 ) -> Memory:
     """Run a step after a warm-up that allocates the state of the optimizer."""
     trainable = [p for p in task.parameters() if p.requires_grad]
-    with MemoryTracker() as tracker:
-        tracker.track([*task.parameters(), *task.buffers(), *batch])
-        for parameter in trainable:
-            parameter.grad = torch.zeros_like(parameter)
-        _optimizer_step(optimizers, keep_gradients)
-        # The first step with DTensors also allocates full tensors for sharding propagation, so measure the second.
-        for _ in range(2 if any(isinstance(parameter, DTensor) for parameter in trainable) else 1):
-            tracker.peak = tracker.allocated
+    for parameter in trainable:
+        parameter.grad = torch.zeros_like(parameter)
+    _optimizer_step(optimizers, keep_gradients)
+    # The first step with DTensors also allocates full tensors for sharding propagation, so measure the second.
+    for _ in range(2 if any(isinstance(parameter, DTensor) for parameter in trainable) else 1):
+        with _make_tracker(task, *optimizers, *batch) as tracker:
             for number in range(batches):
-                before = tracker.allocated
+                before = _total(tracker)
                 with cast:
                     loss: Any = task.training_step(batch, number)
-                activations = tracker.allocated - before
+                activations = _total(tracker) - before
                 (loss["loss"] if isinstance(loss, dict) else loss).backward()
                 del loss
             _optimizer_step(optimizers, keep_gradients)
     states = [v for o in optimizers for state in o.state.values() for v in state.values() if isinstance(v, Tensor)]
     weights = _bytes([*task.parameters(), *task.buffers()])
-    return Memory(weights, _bytes(trainable), _bytes(states), activations, tracker.peak)
+    return Memory(weights, _bytes(trainable), _bytes(states), activations, _total(tracker, "peak"))
 
 
 def _pipeline(task: Any, batch: tuple[Tensor, ...], stages: int, cast: Any) -> Memory:
@@ -176,22 +174,22 @@ def _pipeline(task: Any, batch: tuple[Tensor, ...], stages: int, cast: Any) -> M
     state_of: dict[Any, Any] = {p: state for optimizer in optimizers for p, state in optimizer.state.items()}
     x = batch[0][: len(batch[0]) // count]
     found: list[Memory] = []
-    with MemoryTracker() as tracker:
+    with _make_tracker(task) as tracker:
         for number, stage in enumerate(task.model.stages(stages)):
-            before = tracker.allocated
+            before = _total(tracker)
             with cast:
                 outputs = stage(x)
-            activations = (tracker.allocated - before) * min(count, stages - number)
+            activations = (_total(tracker) - before) * min(count, stages - number)
             parameters = list(stage.parameters())
             states = [v for p in parameters for v in state_of.get(p, {}).values() if isinstance(v, Tensor)]
             sizes = (_bytes([*parameters, *stage.buffers()]), _bytes(parameters), _bytes(states), activations)
             found.append(Memory(*sizes, sum(sizes)))
             x = outputs.detach().requires_grad_()
-        before = tracker.allocated
+        before = _total(tracker)
         with cast:
             outputs = torch.zeros((len(batch[0]), *x.shape[1:]), dtype=x.dtype, requires_grad=True)
             loss = task.losses(outputs, batch[1]).mean()
-        after = tracker.allocated - before  # on each rank, after its microbatches
+        after = _total(tracker) - before  # on each rank, after its microbatches
         del loss
     peaks = [max(m.peak, m.peak - m.activations + after) for m in found]
     peaks[-1] = found[-1].peak + after
@@ -204,68 +202,20 @@ def _optimizer_step(optimizers: Sequence[Optimizer], keep_gradients: bool) -> No
         optimizer.zero_grad(set_to_none=not keep_gradients)
 
 
-class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all fake tensors that are alive.
+def _make_tracker(task: nn.Module, *others: Optimizer | Tensor) -> MemTracker:
+    """Return torch's tracker of the bytes that are alive, which knows these objects."""
+    from torch.distributed._tools.mem_tracker import MemTracker
 
-    Attributes:
-        allocated: Bytes that are allocated now.
-        peak: Maximum of ``allocated``.
-    """
+    tracker = MemTracker()
+    for hook in ("_pre_fw_hook", "_post_fw_hook", "_pre_bw_hook", "_post_bw_hook"):
+        setattr(tracker, hook, lambda *_: None)  # which attribute memory to modules, and refuse frozen parameters
+    tracker.track_external(task, *others)
+    return tracker
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.allocated = self.peak = 0
-        self._sizes: dict[int, int] = {}
-        self._mode: Any = None
 
-    def __enter__(self) -> MemoryTracker:
-        """Start tracking under the active fake mode."""
-        from torch._guards import active_fake_mode
-
-        self._mode, self._resize = active_fake_mode(), torch.UntypedStorage.resize_
-        tracker, resize = self, self._resize
-
-        def resized(storage: torch.UntypedStorage, size: int) -> Any:
-            done = resize(storage, size)
-            tracker._count(id(storage), storage.nbytes(), known=True)
-            return done
-
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]  # not dispatched, so patched
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        """Stop tracking."""
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # its local tensors are dispatched here again
-        if func is torch.ops._c10d_functional.wait_tensor.default:
-            return args[0]  # on fake tensors it would copy
-        result = func(*args, **(kwargs or {}))
-        self.track(tree_leaves(result))
-        return result
-
-    def track(self, values: Iterable[Any]) -> None:
-        """Count the storage of those ``values`` that are tensors of the active fake mode."""
-        for value in values:
-            tensor = value.to_local() if isinstance(value, DTensor) else value
-            # Tensors of other fake modes belong to sharding propagation.
-            if isinstance(tensor, Tensor) and getattr(tensor, "fake_mode", None) is self._mode:
-                storage = tensor.untyped_storage()
-                if id(storage) not in self._sizes:
-                    finalize(storage, self._count, id(storage), 0)
-                    self._count(id(storage), storage.nbytes())
-
-    def _count(self, key: int, size: int, known: bool = False) -> None:
-        if known and key not in self._sizes:
-            return
-        self.allocated += size - self._sizes.pop(key, 0)
-        if size or known:
-            self._sizes[key] = size
-        self.peak = max(self.peak, self.allocated)
+def _total(tracker: MemTracker, state: str = "current") -> int:
+    """Bytes of all tensors that are alive, or were at the ``peak``."""
+    return sum(sizes["Total"] for sizes in tracker.get_tracker_snapshot(state).values())
 
 
 def _task(cfg: DictConfig, trainer: L.Trainer) -> Any:

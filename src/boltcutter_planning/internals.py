@@ -5,11 +5,12 @@ the name. ``tests/test_private_names.py`` checks that each is there, and that th
 """
 
 USED = {  # by name: the file that uses it, and why
-    "_python_dispatch": "estimate: TorchDispatchMode, documented but not public; counts what operations allocate",
-    "_guards": "estimate: active_fake_mode, the mode in which tensors have no data",
-    "_subclasses": "estimate: FakeTensorMode, the same",
-    "_c10d_functional": "estimate: wait_tensor, which copies a tensor without data",
-    "_tools": "estimate: fake_collectives, the shapes that collectives return without other ranks",
+    "_subclasses": "estimate: FakeTensorMode, in which tensors have no data",
+    "_tools": "estimate: MemTracker; fake_collectives, the shapes that collectives return without other ranks",
+    "_pre_fw_hook": "estimate: a hook of MemTracker that refuses frozen parameters",
+    "_post_fw_hook": "estimate: the same",
+    "_pre_bw_hook": "estimate: the same",
+    "_post_bw_hook": "estimate: the same",
     "_internal": "estimate: FakeStore, of a process group without other ranks",
     "_get_default_store": "failure: still works after a collective has failed, to find out which rank is lost",
     "_C": "hardware: the version of CUDA that the driver supports; builds for CPUs do not have it",

@@ -109,6 +109,12 @@ def test_models_without_a_method_shard_are_sharded_by_blocks() -> None:
     assert many.weights < 0.4 * one.weights
 
 
+def test_activations_of_a_pipeline_are_without_weights() -> None:
+    found = estimate_step(config("model=mlp", "model.hidden_sizes=[512,512]"), DIGITS, 8, stages=2)
+    assert 0 < found.activations < 0.1 * found.weights  # of eight samples; views of weights were counted
+    assert found.weights + found.gradients + found.optimizer < found.peak
+
+
 def test_estimation_errors_give_the_reason() -> None:
     with pytest.raises(EstimationError, match=r"ConvNet cannot be sharded by tensors; add a method shard\(mesh\)"):
         estimate_step(config("model=convnet"), DIGITS, 4, data_ranks=1, tensor_ranks=2)
