@@ -135,8 +135,11 @@ class EC2Launcher(aws.AwsLauncher):
                 aws.call("ec2", region, "run_instances", **request)
                 return
             except ValueError as error:
-                if isinstance(error, NoAnswerError) or "iamInstanceProfile" not in str(error) or delay is None:
+                if isinstance(error, NoAnswerError) or "iamInstanceProfile" not in str(error):
                     raise
+                if delay is None:
+                    fault = f"launch.instance_profile={self.instance_profile}: {error}"
+                    raise ValueError(f"{fault}; correct it, or create it in IAM") from error
                 time.sleep(delay)
 
     def status(self, job_id: str) -> Status:

@@ -367,9 +367,9 @@ def test_a_job_is_submitted_once_its_instances_can_be_seen(
             "InvalidParameterValue",
             "Value (train) for parameter iamInstanceProfile.name is invalid.",
             ValueError,
-            "laun",
+            "launch.instance_profile=train: AWS rejected .*; correct it, or create it in IAM$",
         ),
-        ("InternalError", "Oops.", UnclearSubmissionError, rf".*tag {TAG}={TOKEN}, and terminate it$"),
+        ("InternalError", "Oops.", UnclearSubmissionError, rf".*tag {TAG}={TOKEN}, .*terminate the instance$"),
     ],
 )
 def test_a_rejected_job_leaves_nothing(
