@@ -18,8 +18,9 @@ from boltcutter_cloud import aws
 from boltcutter_cloud.ec2_script import VENV, check_requirements, render_user_data
 from boltcutter_cloud.machines import check_devices, find_machine
 from boltcutter_launch import jupyter as notebook
-from boltcutter_launch.cloud import earlier_id, read
+from boltcutter_launch.cloud import earlier_id
 from boltcutter_launch.job import Job, NoAnswerError, State, Status, first_output, seconds
+from boltcutter_launch.stored_runs import read
 
 TAG = "boltcutter-job"  # of all that belongs to a job
 # With the NVIDIA driver, Docker, Python 3.12 and the AWS CLI: https://docs.aws.amazon.com/dlami/latest/devguide

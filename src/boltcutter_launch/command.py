@@ -27,9 +27,9 @@ from boltcutter.run.folder import is_signed_by_user, save_config
 from boltcutter.run.store import refuse, run_store
 from boltcutter.topology import Topology, check_batch_size
 from boltcutter_launch.array import combinations
-from boltcutter_launch.cloud import find_stored
 from boltcutter_launch.job import JOB_VARIABLE, Job, Launcher
 from boltcutter_launch.jobs import Settings, has_completed, list_runs, read_launch, refresh, remember, run_verb
+from boltcutter_launch.stored_runs import find_stored
 from boltcutter_launch.submit import describe_code, start
 
 USER_CONFIGS = Path("~/.config/boltcutter/launch")  # <option>.yaml there overrides values of configs/launch

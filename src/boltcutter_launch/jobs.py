@@ -19,8 +19,8 @@ from boltcutter.project import display_path
 from boltcutter.run import trust
 from boltcutter.run.folder import is_signed_by_user, read_record
 from boltcutter_launch import slurm_queue
-from boltcutter_launch.cloud import find_stored
 from boltcutter_launch.job import Launcher
+from boltcutter_launch.stored_runs import find_stored
 
 FOLDERS = ".folders"  # in the folder of all runs: folders of launched runs that are elsewhere
 

@@ -18,8 +18,9 @@ from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.errors import one_line
 from boltcutter_launch import kubernetes_cluster, kubernetes_manifest
 from boltcutter_launch.bundle import BUNDLE
-from boltcutter_launch.cloud import LOG, CloudLauncher, as_text
+from boltcutter_launch.cloud import CloudLauncher, as_text
 from boltcutter_launch.job import Job, Status
+from boltcutter_launch.stored_runs import LOG
 
 MAX_CONFIG_MAP = 1024 * 1024  # bytes
 RESERVED = {"containers", "restartPolicy", "volumes", "subdomain", "terminationGracePeriodSeconds"}

@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 from boltcutter import extend
 from boltcutter.config.errors import one_line
 from boltcutter.project import install_command
-from boltcutter_launch.cloud import StoredRuns
 from boltcutter_launch.job import (
     Job,
     NoAnswerError,
@@ -30,6 +29,7 @@ from boltcutter_launch.job import (
 )
 from boltcutter_launch.local import LocalLauncher
 from boltcutter_launch.ray_cluster import PORTS, check_reachable
+from boltcutter_launch.stored_runs import StoredRuns
 
 STOP_SECONDS = 120  # that a cancelled job has to save; Ray's default is 3
 ANSWER_SECONDS = 30  # that the Jobs API has

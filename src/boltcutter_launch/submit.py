@@ -19,9 +19,9 @@ from boltcutter.project import Project, command, display_path
 from boltcutter.run import lineage, trust
 from boltcutter.run.folder import read_record, record_code, update_record
 from boltcutter_launch import snapshot
-from boltcutter_launch.cloud import find_stored
 from boltcutter_launch.job import Job, Launcher, UnclearSubmissionError
 from boltcutter_launch.jobs import find_launcher, job_of, run_verb
+from boltcutter_launch.stored_runs import find_stored
 
 
 def describe_code(launcher: Launcher, root: Path, folder: Path, name: str) -> dict[str, Any]:

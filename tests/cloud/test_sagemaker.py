@@ -12,7 +12,7 @@ import pytest
 
 from boltcutter_cloud import aws
 from boltcutter_cloud.sagemaker import SageMakerLauncher
-from boltcutter_launch import cloud
+from boltcutter_launch import cloud, stored_runs
 from boltcutter_launch.job import Job, NoAnswerError
 
 from ..launch.aws_server import ACCOUNT, CREDENTIALS, AwsAnswers, aws_answers, aws_server, check_request
@@ -222,7 +222,7 @@ def test_the_output_of_all_instances_is_read_from_cloudwatch(
 ) -> None:
     own, client = launcher(), aws.client("logs", "us-east-1")
     monkeypatch.setattr(cloud, "DELAY", 0)
-    monkeypatch.setattr(cloud, "read", lambda place, start=0: b"from the storage\n"[start:])
+    monkeypatch.setattr(stored_runs, "read", lambda place, start=0: b"from the storage\n"[start:])
     arn = own.create(*write_job(tmp_path, render("sagemaker")))
     assert "".join(own.logs(arn, tmp_path / "digits" / "id", follow=True)) == "from the storage\n"
     group, now = "/aws/sagemaker/TrainingJobs", int(time.time() * 1000)
@@ -345,7 +345,7 @@ def test_the_output_is_followed_over_interruptions(
     answers: AwsAnswers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cloud, "DELAY", 0)
-    monkeypatch.setattr(cloud, "POLL_SECONDS", 0)
+    monkeypatch.setattr(stored_runs, "POLL_SECONDS", 0)
     running, now = described("InProgress", "Training"), int(time.time() * 1000)
     events = [
         {"eventId": str(number), "timestamp": now, "message": f"Epoch {number}", "logStreamName": f"{NAME}/algo-1-17"}

@@ -21,7 +21,7 @@ from slurm_cluster import Launch
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter.run import lineage
-from boltcutter_launch import cloud, kubernetes
+from boltcutter_launch import kubernetes, stored_runs
 from boltcutter_launch.job import Job
 from boltcutter_launch.kubernetes import KubernetesLauncher
 
@@ -78,7 +78,7 @@ def test_jobs_that_cannot_run_are_refused(settings: dict[str, Any], message: str
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
-    monkeypatch.setattr(cloud, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(stored_runs, "POLL_SECONDS", 0.02)
     with api_server(tmp_path) as (found, file):
         monkeypatch.setenv("KUBECONFIG", str(file))
         yield found
