@@ -42,7 +42,7 @@ USED = {  # by name: the file that uses it, and why
     "_strategy": "process_launcher: the same",
     "_wrapping_function": "process_launcher: where a rank starts and ends",
     "_recover_results_in_main_process": "process_launcher: how a rank ended, and weights that are not unpickled",
-    "_replicate_for_data_parallel": "replicas: nn.parallel.replicate works on GPUs only",
+    "_replicate_for_data_parallel": "data_parallel: nn.parallel.replicate works on GPUs only",
     "_WrappingCheckpointIO": "tpu: the only class that Lightning's strategies for TPUs accept besides their own",
     "_apply_batch_transfer_handler": "skip_no_op_hooks: these five take a third of a small model's step",
     "_on_before_batch_transfer": "skip_no_op_hooks: the same",
