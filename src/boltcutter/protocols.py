@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # this module is also imported by commands that do not need torch
     from torch import Tensor, nn
@@ -45,16 +45,6 @@ class SplitsIntoStages(Protocol):
 
 
 @runtime_checkable
-class CompilesModel(Protocol):
-    """A task that can compile its model."""
-
-    compile_model: bool | Literal["xla"]
-
-    def recompile_reasons(self) -> list[str]:
-        """Return the reason of each recompilation since training started."""
-
-
-@runtime_checkable
 class NativeTask(Protocol):
     """A task like the library's own: its network is the attribute ``model``, and it lists the metrics that it logs.
 
@@ -74,14 +64,6 @@ class NativeTask(Protocol):
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Convert outputs of the model to predictions."""
-
-
-@runtime_checkable
-class ComputesLosses(Protocol):
-    """A task that can compute the loss of a microbatch from the outputs of the model, which pipelines need."""
-
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of each sample, shape (N,)."""
 
 
 @runtime_checkable
@@ -168,25 +150,6 @@ class WaitsForWrites(Protocol):
 
     def wait(self) -> None:
         """Wait until all checkpoints are on disk."""
-
-
-@runtime_checkable
-class SavesShards(Protocol):
-    """A checkpoint IO that all ranks can use together, each for its shards.
-
-    Its ``load_checkpoint`` accepts ``lazy=True``, to read tensors only when they are used.
-    """
-
-    asynchronous: bool
-
-    def save_sharded(self, checkpoint: dict[str, Any], path: str | Path, orders: dict[str, Tensor]) -> None:
-        """Write the shards of all ranks; ``orders`` are row permutations by name of the tensor."""
-
-    def load_sharded(self, path: str | Path, index: dict[str, Any], into: dict[str, Tensor]) -> None:
-        """Read this rank's shards of the tensors of a checkpoint."""
-
-    def sharded_size(self, path: str | Path) -> int:
-        """Size of the shards of a checkpoint in bytes, besides that of the file."""
 
 
 # Exceptions

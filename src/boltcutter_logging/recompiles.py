@@ -8,8 +8,6 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 
-from boltcutter.protocols import CompilesModel
-
 
 class RecompileMonitor(Callback):
     """Log ``recompiles``, the number of recompilations of a compiled model since training began, and warn of many.
@@ -40,14 +38,15 @@ class RecompileMonitor(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log."""
-        if not isinstance(pl_module, CompilesModel) or not pl_module.compile_model:
+        compiled: Any = getattr(pl_module, "compile_model", False)  # of the library's tasks
+        if not compiled:
             return
-        reasons = pl_module.recompile_reasons()
+        reasons: list[str] = pl_module.recompile_reasons()  # type: ignore[operator]
         pl_module.log("recompiles", float(len(reasons)))
         if len(reasons) > self.warn_after and not self._warned:
             self._warned = True
             rank_zero_warn(
-                f"task.compile={str(pl_module.compile_model).lower()}: recompiled {len(reasons)} times, each "
+                f"task.compile={str(compiled).lower()}: recompiled {len(reasons)} times, each "
                 f"as slow as the first compilation; last reason: {' '.join(reasons[-1].split())[:200]}; use batches of "
                 "one shape (data.batch_size that divides the number of samples, sequences of equal length), or set "
                 "task.compile=false"

@@ -17,7 +17,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import CustomPolicy
 from torch.optim import Optimizer
 
-from boltcutter.protocols import SavesShards, gather_objects
+from boltcutter.checkpoint.io import AtomicCheckpointIO
+from boltcutter.protocols import gather_objects
 from boltcutter.strategy.errors import StrategyError
 from boltcutter_parallel.internals import replaced
 from boltcutter_parallel.units import find_units
@@ -111,7 +112,7 @@ class FSDPStrategy(strategies.FSDPStrategy):
                 "it to full, or use trainer=fsdp2"
             )
         writer: Any = self.checkpoint_io
-        options = {"lazy": True} if isinstance(writer, SavesShards) else {"weights_only": True}
+        options = {"lazy": True} if isinstance(writer, AtomicCheckpointIO) else {"weights_only": True}
         module = import_module(strategies.FSDPStrategy.__module__)
         with replaced(module, "_lazy_load", lambda place: writer.load_checkpoint(place, **options)):
             return super().load_checkpoint(path, weights_only=True)

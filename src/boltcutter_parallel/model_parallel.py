@@ -12,11 +12,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from boltcutter.protocols import NativeTask, SavesShards, ShardsWeights
+from boltcutter.checkpoint.io import AtomicCheckpointIO
+from boltcutter.protocols import NativeTask, ShardsWeights
 from boltcutter.strategy.errors import StrategyError
 from boltcutter_parallel.ema import FULL_MODEL, averages_full_model
 from boltcutter_parallel.internals import move_some, tree_map_only
-from boltcutter_parallel.sharded_checkpoint import WEIGHTS
+from boltcutter_parallel.sharded_checkpoint import WEIGHTS, load_into
 from boltcutter_parallel.units import fully_shard_units
 
 
@@ -141,7 +142,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Load a checkpoint; each rank reads its shards of the tensors later."""
         self._path = self.broadcast(str(checkpoint_path))
-        lazily = {"lazy": True} if isinstance(self.checkpoint_io, SavesShards) else {}
+        lazily = {"lazy": True} if isinstance(self.checkpoint_io, AtomicCheckpointIO) else {}
         return self.checkpoint_io.load_checkpoint(self._path, weights_only=weights_only, **lazily)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -220,13 +221,13 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
                 ordered = order is not None or f"{key}.{name}" in checkpoint["shards"]["orders"]
                 direct = isinstance(model, DTensor) and model.shape == tensor.shape and not ordered
                 found[name] = torch.empty_like(model) if direct else torch.empty(tensor.shape, dtype=tensor.dtype)
-            reader: Any = self.checkpoint_io
-            reader.load_sharded(self._path, checkpoint, {f"{key}.{name}": part for name, part in found.items()})
+            parts = {f"{key}.{name}": part for name, part in found.items()}
+            load_into(self._path, checkpoint, parts, alone=False)
         return {name: shard_like(tensor, *like.get(name, (tensor, None))) for name, tensor in found.items()}
 
     def _check_writer(self) -> None:
         setting, writer = "trainer.strategy.save_distributed_checkpoint=true", self.checkpoint_io
-        if not isinstance(writer, SavesShards):
+        if not isinstance(writer, AtomicCheckpointIO):
             raise StrategyError(
                 f"{setting}: {type(writer).__name__} does not support it; use the default checkpoint_io"
             )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from boltcutter.internals import BatchNorm, foreach_norm
-from boltcutter.protocols import ComputesLosses, NativeTask, SplitsIntoStages, gather_objects
+from boltcutter.protocols import NativeTask, SplitsIntoStages, gather_objects
 from boltcutter.strategy.errors import StrategyError
 from boltcutter_parallel.ema import FULL_MODEL, averages_full_model
 from boltcutter_parallel.internals import move_some
@@ -271,8 +271,8 @@ def _refused(trainer: L.Trainer, task: Any, model: Any, microbatches: int, stage
         f"trainer.strategy: {type(model).__name__} has no method stages(count); add one, or use trainer=ddp": (
             not isinstance(model, SplitsIntoStages)
         ),
-        "task: it has no method losses(outputs, targets), which stages need; use trainer=ddp": not isinstance(
-            task, ComputesLosses
+        "task: it has no method losses(outputs, targets), which stages need; use trainer=ddp": (
+            not hasattr(task, "losses")
         ),
         "task: manual optimization is not supported; use trainer=ddp": not task.automatic_optimization,
         "task.l1, task.l2: each rank has only some of the weights; set optimizer.weight_decay instead": bool(

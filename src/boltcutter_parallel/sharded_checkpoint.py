@@ -128,7 +128,7 @@ def find_damage(path: str | Path, index: Mapping[str, Any]) -> str | None:
     return None
 
 
-def load_into(path: str | Path, index: dict[str, Any], into: dict[str, Tensor], *, alone: bool) -> None:
+def load_into(path: str | Path, index: Mapping[str, Any], into: dict[str, Tensor], *, alone: bool) -> None:
     """Fill tensors by name from the shards; of a ``DTensor``, only this rank's shard. Other tensors get rows in order.
 
     Raises:
@@ -259,7 +259,7 @@ def _remove_copy() -> None:
         shutil.rmtree(_copy[1], ignore_errors=True)
 
 
-def _reader(path: str | Path, index: dict[str, Any]) -> Any:
+def _reader(path: str | Path, index: Mapping[str, Any]) -> Any:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 

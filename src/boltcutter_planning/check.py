@@ -26,7 +26,7 @@ from boltcutter.data.hooks import run_hooks_early
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.splits import skip_reason
 from boltcutter.project import Project
-from boltcutter.protocols import ComputesLosses, NativeData, NativeTask, handles_signals
+from boltcutter.protocols import NativeData, NativeTask, handles_signals
 from boltcutter.topology import ONE_DEVICE
 from boltcutter.training.train import explain_errors
 from boltcutter_planning.part import CHECK_FLAGS
@@ -84,8 +84,8 @@ def apply_model(components: Components, cfg: DictConfig) -> None:
         inputs, targets = (part[:NUM_SAMPLES].to(device) for part in next(iter(data.loader("train"))))
         with torch.no_grad(), broadcasting_refused():
             outputs = task(inputs)
-            if isinstance(task, ComputesLosses):
-                task.losses(outputs, targets)
+            if losses := getattr(task, "losses", None):
+                losses(outputs, targets)
             for text in suspicious_outputs(task, inputs, outputs):
                 print(f"warning: model: {text}", file=sys.stderr)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, Literal
 
 import lightning as L
@@ -11,7 +12,7 @@ from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from boltcutter.internals import has_validated
-from boltcutter.protocols import SavesShards, WaitsForWrites
+from boltcutter.protocols import WaitsForWrites
 
 GIB = 2**30
 
@@ -156,7 +157,7 @@ class BestCheckpoint(ModelCheckpoint):
             writer = trainer.strategy.checkpoint_io
             if isinstance(writer, WaitsForWrites):
                 writer.wait()
-            shards = writer.sharded_size if isinstance(writer, SavesShards) else lambda path: 0
+            shards: Callable[[str], int] = getattr(writer, "sharded_size", lambda path: 0)
             store = get_filesystem(self.dirpath or "")
             store.invalidate_cache()
             sizes = {

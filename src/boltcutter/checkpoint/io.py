@@ -87,10 +87,6 @@ class AtomicCheckpointIO(CheckpointIO):
         if index:  # on the first rank
             self._write_checkpoint(path, index, keep=index["shards"]["folder"])
 
-    def load_sharded(self, path: str | Path, index: dict[str, Any], into: dict[str, torch.Tensor]) -> None:
-        """Fill tensors by name from the shards of a checkpoint that was loaded with ``lazy``; called on all ranks."""
-        sharded().load_into(path, index, into, alone=False)
-
     def sharded_size(self, path: str | Path) -> int:
         """Return the size of a checkpoint's shards, in bytes."""
         store, _ = resolve_filesystem(path)
