@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -28,6 +28,7 @@ from boltcutter.evaluation.splits import loader_owner
 from boltcutter.project import LIBRARY, Project, library_packages
 from boltcutter.protocols import NativeData, NativeTask
 from boltcutter.report import html
+from boltcutter.run import trust
 from boltcutter.run.best import find_checkpoint
 from boltcutter_export import hub, registry, table
 from boltcutter_export.calibration import stratified
@@ -218,10 +219,13 @@ def write_model_config(folder: Path, form: Format, cfg: DictConfig) -> None:
 def save_results(folder: Path, results: dict[str, Result], split: str, checkpoint: str) -> None:
     """Write ``export.json``; results of other formats that were exported from the same checkpoint are kept."""
     path = folder / "export" / RESULTS
-    earlier = json.loads(path.read_text()) if path.is_file() else {}
-    then = earlier.get("results", {}).get("fp32", {}).get("value")
-    same = then == results["fp32"].value and earlier["split"] == split  # of the same weights, wherever they are
-    found = {**(earlier["results"] if same else {}), **{name: asdict(result) for name, result in results.items()}}
+    kept: dict[str, Any] = {}
+    with suppress(OSError, ValueError):  # a file that another program has written or damaged is replaced
+        match trust.read_json(path):
+            case {"split": then, "results": {"fp32": {"value": value}} as earlier}:
+                if (then, value) == (split, results["fp32"].value):  # of the same weights, wherever they are
+                    kept = earlier
+    found = kept | {name: asdict(result) for name, result in results.items()}
     content = {"split": split, "checkpoint": checkpoint, "results": found}
     write_text(path, json.dumps(content, indent=2) + "\n")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,9 @@ from boltcutter_export.card import PREPROCESSING
 from boltcutter_export.program import select_inputs
 from boltcutter_export.runner import CARD, Runner, read_card
 from boltcutter_export.tabular import TableEncoder, describes_table
+
+# The key of a path in an ONNX file, after its length as a varint, which may have more bytes than it needs.
+EXTERNAL = re.compile(rb"[\x08\x00]location")
 
 
 class ExportedModel(nn.Module):
@@ -86,20 +91,36 @@ class ExportedModel(nn.Module):
 
 
 def verified_card(folder: Path, setting: str) -> dict[str, Any]:
-    """Read the card of an export, whose program may be loaded: torch unpickles files of ``torch.export``.
+    """Read the card of an export, whose program may be loaded.
+
+    PyTorch unpickles files of ``torch.export``, and ONNX Runtime 1.23 reads weights from any file that one names.
 
     Raises:
         ConfigError: It is such a file of somebody else, and ``trust=true`` is not set.
     """
     with as_config_error():
         card = read_card(folder)
-    is_pickle = Path(card["program"] or "").suffix == ".pt2"
-    if is_pickle and not (trust.is_granted() or trust.is_signed(card.get("files"), card.get("signature"))):
+    program = folder / (card["program"] or "")
+    if trust.is_granted() or trust.is_signed(card.get("files"), card.get("signature")):
+        return card
+    if program.suffix == ".pt2":
         raise ConfigError(
             f"{setting}: to load {card['program']} may execute code, and you have not signed it; use an export to "
             "onnx, or set trust=true if you trust its source"
         )
+    if program.suffix == ".onnx" and program.is_file() and _has_external_data(program):
+        raise ConfigError(
+            f"{setting}: {card['program']} takes weights from other files, and you have not signed it; set trust=true "
+            "if you trust its source"
+        )
     return card
+
+
+def _has_external_data(file: Path) -> bool:
+    if not file.stat().st_size:  # it cannot be mapped
+        return False
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return EXTERNAL.search(content) is not None
 
 
 def load_exported(folder: str | Path) -> nn.Module:

@@ -358,7 +358,8 @@ def follow_log(file: Path, is_over: Callable[[], bool]) -> Iterator[str]:
         if file.is_file():
             with file.open(errors="replace", newline="") as log:
                 log.seek(position)
-                yield log.read()
+                while block := log.read(1 << 20):
+                    yield block
                 position = log.tell()
 
     return follow(read, is_over, POLL_SECONDS)

@@ -153,13 +153,18 @@ def refresh(launcher: Launcher, *folders: Path) -> None:
 def list_runs(runs: Path) -> None:
     """Print a line for each run of the project, the newest last, then one for each other job of the user."""
     found = [file for depth in ("*/*", "*/*/*") for file in runs.glob(f"{depth}/record.json")]
-    elsewhere = (runs / FOLDERS).read_text().splitlines() if (runs / FOLDERS).is_file() else []
+    elsewhere: list[str] = []
+    with suppress(OSError, ValueError):
+        elsewhere = trust.read_bytes(runs / FOLDERS).decode().splitlines()
     for folder in map(Path, dict.fromkeys(elsewhere)):
         found += [*folder.glob("record.json"), *folder.glob("*/record.json")]
     faults = dict[str, None]()
     for file in sorted(found, key=lambda file: file.stat().st_mtime):
         try:
             print(printable(f"{display_path(file.parent)}: {_state(file.parent)}"))
+        except OSError as error:  # as of a folder in place of the lease
+            print(printable(f"{display_path(file.parent)}: unknown"))
+            faults[f"{display_path(file.parent)}: {error.strerror}; restore it from a copy"] = None
         except (ValueError, ConfigError) as error:
             print(printable(f"{display_path(file.parent)}: unknown"))
             faults[str(error)] = None
@@ -183,7 +188,7 @@ def _state(folder: Path) -> str:
     """
     record = read_record(folder)
     attempts = record.get("attempts") or []
-    ended = attempts[-1].get("reason") if attempts else "never started"
+    ended = str(attempts[-1].get("reason")) if attempts else "never started"
     if ended == "running":  # or killed before it could record that
         holder = lease.read_holder(folder)
         ended = "killed" if holder is None or holder.is_alive() is False else ended

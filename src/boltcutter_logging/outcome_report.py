@@ -22,7 +22,8 @@ from boltcutter_logging.pixels import encode_image
 MAX_SCATTER_POINTS = 2000
 MAX_MATRIX_CLASSES = 150  # above which a confusion matrix is unreadable
 MAX_TARGETS = 6  # of a regression with plots
-MAX_WORST = 1 << 30  # bytes of the inputs with the worst errors, decompressed
+MAX_CSV, MAX_ROWS = 1 << 24, 1 << 16  # bytes and rows of classes.csv and confusion.csv: a cell takes 50 bytes of memory
+MAX_WORST, MAX_INPUTS = 1 << 29, 1000  # bytes and number of the inputs with the worst errors, decompressed
 
 
 def read_outcomes(reader: ReportReader, folder: Path) -> dict[str, Any]:
@@ -44,7 +45,11 @@ def read_outcomes(reader: ReportReader, folder: Path) -> dict[str, Any]:
 
 def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
     """Return header and rows, which must all have the same length."""
-    header, *rows = csv.reader(io.StringIO(trust.read_bytes(path).decode(), newline=""))
+    with trust.open_file(path, MAX_CSV) as file:
+        text = file.read().decode()
+    if text.count("\n") + text.count("\r") > MAX_ROWS:
+        raise ValueError(f"more than {MAX_ROWS} rows")
+    header, *rows = csv.reader(io.StringIO(text, newline=""))
     if any(len(row) != len(header) for row in rows):
         raise ValueError("rows of different lengths")
     return header, rows
@@ -63,15 +68,19 @@ def read_confusion(path: Path) -> dict[str, Any]:
     _, rows = _read_csv(path)
     names = [row[0] for row in rows]
     counts = np.array([row[1:] for row in rows], np.int64).reshape(len(names), len(names))
-    cells = [[int(row), int(column), int(counts[row, column])] for row, column in np.argwhere(counts)]
+    if counts.size and not 0 <= counts.min() <= counts.max() < 1 << 40:  # so that no sum overflows
+        raise ValueError("a count below 0, or too large")
     sums = counts.sum(axis=1)
-    wrong = sorted((cell for cell in cells if cell[0] != cell[1]), key=lambda cell: -cell[2])
-    pairs = [(names[t], names[p], n, n / int(sums[t])) for t, p, n in wrong[:8]]
+    is_shown = len(names) <= MAX_MATRIX_CLASSES
+    cells = np.argwhere(counts).tolist() if is_shown else []
+    wrong = counts - np.diag(counts.diagonal())
+    top = np.argsort(-wrong, axis=None, kind="stable")[:8]
+    frequent = [(int(t), int(p)) for t, p in zip(*np.unravel_index(top, counts.shape), strict=True) if wrong[t, p]]
     return {
         "names": names,
-        "cells": cells if len(names) <= MAX_MATRIX_CLASSES else [],
+        "cells": [[row, column, int(counts[row, column])] for row, column in cells],
         "sums": sums.tolist(),
-        "pairs": pairs,
+        "pairs": [(names[t], names[p], int(wrong[t, p]), float(wrong[t, p] / sums[t])) for t, p in frequent],
     }
 
 
@@ -85,6 +94,8 @@ def _read_predictions(path: Path) -> tuple[list[dict[str, Any]], bool]:
         if "confidence" in header:
             return [], True
         suffixes = [name.removeprefix("target") for name in header if re.fullmatch(r"target(_[0-9]+)?", name)]
+        if header and not suffixes:
+            return [], False
         used = ["index", *filter({"loss"}.__contains__, header)]
         used += [f"{what}{suffix}" for suffix in suffixes[:MAX_TARGETS] for what in ("target", "prediction")]
         numbers = np.loadtxt(file, delimiter=",", usecols=[header.index(name) for name in used], ndmin=2)
@@ -114,6 +125,8 @@ def _read_worst(path: Path, classes: Sequence[Mapping[str, Any]]) -> list[dict[s
             raise ValueError(f"larger than {MAX_WORST >> 20} MiB")
         arrays = {name: file[name] for name in file}
     inputs = arrays["inputs"]
+    if len(inputs) > MAX_INPUTS:
+        raise ValueError(f"more than {MAX_INPUTS} inputs")
     is_image = inputs.dtype == np.uint8 and inputs.ndim == 4 and inputs.shape[1] in (1, 3)
     return [
         {

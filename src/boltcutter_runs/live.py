@@ -127,20 +127,26 @@ class Watch:
         now = _digest([stamp_of(folder), *(file_stamp(f"{folder}/{file}") for file in files)])
         if now == tag or (tag == (known := self._reports.get(path, ("", 0.0)))[0] and time.monotonic() < known[1]):
             return tag, ""
-        if run.kind == "search":  # whose report the search writes after each trial
-            found = Path(folder, REPORT)
-            if not found.is_file() or found.is_symlink():  # somebody else's link may lead to any file
-                return now, "The search has not written its report yet."
-            return now, trust.read_bytes(found).decode(errors="replace")
-        try:
-            if not is_signed_by_user(Path(folder)):
-                trust.check({}, f"run={folder}", Path(folder), walks=True)
-        except ConfigError as error:
-            return now, escape(printable(str(error)))
         began = time.thread_time()
-        text = html.render(Path(folder), "/")
+        try:
+            text = _read_report(run)
+        except Exception as error:  # files of somebody else may hold anything
+            text = escape(printable(one_line(error)))
         self._reports[path] = now, time.monotonic() + (time.thread_time() - began) / SHARE
         return now, text
+
+
+def _read_report(run: Run) -> str:
+    """The report of a run as HTML, or of a search as it is stored."""
+    folder = Path(run.folder)
+    if run.kind == "search":  # whose report the search writes after each trial
+        found = folder / REPORT
+        if not found.is_file() or found.is_symlink():  # somebody else's link may lead to any file
+            return "The search has not written its report yet."
+        return trust.read_bytes(found).decode(errors="replace")
+    if not is_signed_by_user(folder):
+        trust.check({}, f"run={folder}", folder, walks=True)
+    return html.render(folder, "/")
 
 
 def _digest(values: list[Any]) -> str:

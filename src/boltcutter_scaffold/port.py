@@ -50,18 +50,20 @@ def main(project: Project, arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory(dir=source.parent) as draft:  # nothing is left behind by an error
         written = Path(draft) / target.name
         skipped = (*IGNORED, "data", *(["configs"] if kind == "lht" else []))
-        shutil.copytree(source, written, ignore=lambda folder, names: _ignored(source, Path(folder), names, skipped))
-        if (source / "data").is_dir():
-            (written / "data").symlink_to(source / "data")
         origin = source / "configs" if kind == "lht" else source
         try:
+            shutil.copytree(
+                source, written, ignore=lambda folder, names: _ignored(source, Path(folder), names, skipped)
+            )
+            if (source / "data").is_dir():
+                (written / "data").symlink_to(source / "data")
             rows = (port_lht if kind == "lht" else port_cli).convert(origin, written / "configs")
+            _write_settings(written)
         except (SyntaxError, RecursionError, TypeError, ValueError, LookupError, AttributeError, OSError) as error:
             reason = f"{type(error).__name__}: {one_line(error, 200)}"
             raise ConfigError(
                 f"import {arguments[0]}: not a project of {KINDS[kind]} ({reason}); correct it"
             ) from error
-        _write_settings(written)
         table = _table(rows)
         (written / "IMPORTED.md").write_text(f"# What became of each file\n\n{table}\n\nAll other files are copies.\n")
         written.rename(target)

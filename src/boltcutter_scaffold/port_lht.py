@@ -39,7 +39,7 @@ def convert(configs: Path, target: Path) -> Rows:
     if main is None:
         raise ConfigError(f"{configs}: no train.yaml or config.yaml there; give the folder of the project")
     rows: Rows = []
-    files = sorted(configs.rglob("*.yaml"))
+    files = sorted(filter(Path.is_file, configs.rglob("*.yaml")))  # a FIFO would block
     used = [file for file in files if file.relative_to(configs).parts[0] not in NOT_USED]
     everything = "\n".join(file.read_text() for file in used)
     own = [key for key in read(main) if key not in (*SETTINGS, *GROUPS, "defaults")]
@@ -85,7 +85,7 @@ def read(file: Path) -> dict[str, Any]:
         ConfigError: It is not valid.
     """
     try:
-        found = yaml.safe_load(file.read_text()) if file.is_file() else None  # a FIFO would block
+        found = yaml.safe_load(file.read_text()) if file.is_file() else None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file}: not valid YAML: {' '.join(str(error).split())}; correct it") from error
     return found if isinstance(found, dict) else {}

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from boltcutter.assembly.assemble import Components
 from boltcutter.data.digits import Digits
 from boltcutter.topology import Topology
-from boltcutter_export.command import calibration, check_drop, has_split
+from boltcutter_export.command import calibration, check_drop, has_split, save_results
 from boltcutter_export.settings import ExportError
 from boltcutter_export.verify import Result
 
@@ -49,6 +49,20 @@ def test_exports_of_a_regression_and_a_language_model_equal_the_original(diabete
         assert found["fp32"]["metric"] == metric
         assert found["fp32"]["value"] == pytest.approx(recorded, rel=1e-4)
         assert found["onnx"]["value"] == pytest.approx(recorded, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("{", "[]", "1", '{"results": 1}', '{"results": {"fp32": 1}, "split": "test"}'),
+        *('{"results": {"fp32": {"value": 0.5}}}', '{"results": [], "split": "test"}', "\xff", "[" * 99999),
+    ],
+)
+def test_damaged_results_are_replaced(content: str, tmp_path: Path) -> None:
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "export.json").write_text(content, encoding="latin-1")
+    save_results(tmp_path, {"fp32": Result(1, "accuracy", 0.5)}, "test", "best.ckpt")
+    assert list(results(tmp_path)) == ["fp32"]
 
 
 def test_results_of_other_formats_are_kept(script: Script, digits: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pandas as pd
 import pytest
 import torch
@@ -133,6 +134,28 @@ def test_a_program_of_somebody_else_is_not_unpickled(digits: Path, tmp_path: Pat
     (folder / "card.json").write_text(json.dumps(card))
     with pytest.raises(ConfigError, match=r"may execute code, and you have not signed it; use an export to onnx"):
         ExportedModel(digits, str(folder))
+
+
+@pytest.mark.parametrize("padding", [b"", b"\x80\x80"])
+def test_a_program_of_somebody_else_takes_no_weights_from_other_files(padding: bytes, tmp_path: Path) -> None:
+    weights = onnx.TensorProto(name="w", dims=[4], data_type=1, data_location=onnx.TensorProto.EXTERNAL)
+    weights.external_data.add(key="location", value="../secret")
+    given, found = (onnx.helper.make_tensor_value_info(name, 1, [4]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "w"], ["y"])], "g", [given], [found], [weights])
+    content = onnx.helper.make_model(graph).SerializeToString()
+    assert content.count(b"\x08location") == 1
+    content = content.replace(b"\x08location", (b"\x88" + padding + b"\x00" if padding else b"\x08") + b"location")
+    facts = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    card = {"format": "onnx", "program": "model.onnx", "files": {"model.onnx": facts}, "inputs": [], "outputs": []}
+    (tmp_path / "model.onnx").write_bytes(content)
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    with pytest.raises(ConfigError, match=r"^export=onnx: model\.onnx takes weights from other files, .* trust=true"):
+        verified_card(tmp_path, "export=onnx")
+    (tmp_path / "card.json").write_text(json.dumps(card | {"signature": trust.sign(card["files"])}))
+    assert verified_card(tmp_path, "export=onnx")["program"] == "model.onnx"
+    (tmp_path / "model.onnx").write_bytes(b"")
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    verified_card(tmp_path, "export=onnx")  # the digest of the file is checked when it is loaded
 
 
 @pytest.mark.parametrize("name", ["evil.pt2", "evil.pt2/.", "../evil.pt2", "{}/evil.pt2"])

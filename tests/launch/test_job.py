@@ -78,6 +78,8 @@ def test_a_log_is_followed_to_its_end(tmp_path: Path) -> None:
 
     assert "".join(follow_log(file, over)) == "line\n" * 3
     assert "".join(follow_log(tmp_path / "none", lambda: True)) == ""
+    file.write_text("a" * 3_000_000)
+    assert [len(text) for text in follow_log(file, lambda: True)] == [1 << 20, 1 << 20, 3_000_000 - (1 << 21)]
 
 
 def test_a_log_is_followed_while_the_scheduler_is_unreachable(

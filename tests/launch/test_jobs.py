@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.environment import lease
 from boltcutter.environment.process import start_time
 from boltcutter.run import trust
 from boltcutter_launch import slurm_queue
@@ -124,6 +126,25 @@ def test_runs_of_somebody_else_cannot_control_the_terminal(
     shown = capsys.readouterr().out
     assert shown.count("title") > 6
     assert not [line for line in shown.splitlines() if not line.isprintable()]
+
+
+def test_lists_and_reasons_of_another_type_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(slurm_queue, "jobs", list)
+    for number, reason in enumerate((None, 1, [], {"a": 1})):
+        (folder := tmp_path / "digits" / str(number)).mkdir(parents=True)
+        (folder / "record.json").write_text(json.dumps({"attempts": [{"reason": reason}]}))
+    for spoil in (lambda file: os.mkfifo(file), lambda file: file.mkdir(), lambda file: file.write_bytes(b"\xff\0\n")):
+        spoil(file := tmp_path / ".folders")
+        list_runs(tmp_path)
+        assert capsys.readouterr().out.count("not launched, 1 attempt, ") == 4
+        file.rmdir() if file.is_dir() else file.unlink()
+    make_run(tmp_path / "digits" / "leased", "running")
+    (tmp_path / "digits" / "leased" / lease.FILE).mkdir()
+    with pytest.raises(ConfigError, match="digits/leased: "):
+        list_runs(tmp_path)
+    assert capsys.readouterr().out.count("\n") == 5
 
 
 def test_only_a_job_that_this_user_has_signed_is_cancelled(

@@ -216,10 +216,15 @@ def test_files_of_somebody_else_neither_block_nor_reach_other_pages(serve: Serve
     (root / "linked" / "report.html").symlink_to(tmp_path / "secret")
     write(root / "javascript:alert(1)")
     os.mkfifo(write(root / "named") / "\x1b<img src=x>")
+    (root / "large").mkdir()
+    (root / "large" / "search.json").write_text("{}")
+    (root / "large" / "report.html").touch()
+    os.truncate(root / "large" / "report.html", 1 << 27)
+    write(root / "typed", test="x", config={})
     url = serve()
     links = httpx.get(f"{url}/data.json").json()["links"]
     assert "javascript%3Aalert%281%29/report.html" in links
-    assert [httpx.get(f"{url}/{link}").status_code for link in links] == [200] * 5
+    assert [httpx.get(f"{url}/{link}").status_code for link in links] == [200] * 7
     assert "a secret" not in httpx.get(f"{url}/linked/report.html").text
     assert "metrics.csv is not a file of the folder" in httpx.get(f"{url}/0000/report.html", timeout=30).text
     named = httpx.get(f"{url}/named/report.html", timeout=30)

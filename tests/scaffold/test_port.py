@@ -12,6 +12,7 @@ from boltcutter.cli.commands import main
 from boltcutter.config.compose import compose
 from boltcutter.config.values import resolved
 from boltcutter.project import Project
+from boltcutter_scaffold import port_lht
 from boltcutter_scaffold.port import _ignored, first_difference
 from boltcutter_scaffold.port_cli import config_files, entry_script
 
@@ -328,15 +329,16 @@ def test_a_folder_without_configuration_leaves_nothing_behind(tmp_path: Path) ->
         ("config.yaml", "model: 1\ntrainer: x\n"),
         ("main.py", "CLI(\n"),
         ("configs/a.yaml", "a: [1,"),
+        ("pyproject.toml", "\xff"),
     ],
-    ids=["deep", "types", "syntax", "yaml"],
+    ids=["deep", "types", "syntax", "yaml", "text"],
 )
 def test_files_of_another_form_are_one_line(
     name: str, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "their" / "configs").mkdir(parents=True)
     (tmp_path / "their" / "config.yaml").write_text("model: {class_path: torch.nn.Linear}\n")
-    (tmp_path / "their" / name).write_text(content)
+    (tmp_path / "their" / name).write_text(content, encoding="latin-1")
     with pytest.raises(SystemExit) as end:
         main(["import", f"{tmp_path}/their", "--from", "cli"])
     assert end.value.code == 2
@@ -356,6 +358,8 @@ def test_fifos_devices_and_loops_of_links_are_not_copied(tmp_path: Path) -> None
     ignored = [_ignored(place.parent, folder, sorted(os.listdir(folder)), ()) for folder in (place.parent, place)]
     assert ignored == [{"a", "a.py"}, {"a.yaml", "zero", "self", "loop", "up"}]
     assert (entry_script(place.parent), config_files(place.parent)) == (None, [])
+    (place / "train.yaml").write_text("seed: 1\n")
+    assert [file for file, _, _ in port_lht.convert(place, tmp_path / "target")] == ["configs/train.yaml"]
 
 
 def test_first_difference() -> None:

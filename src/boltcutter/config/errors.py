@@ -28,6 +28,8 @@ def one_line(error: object, limit: int | None = None) -> str:
 
 def printable(text: str) -> str:
     """Return a text in which control characters but line ends are escaped, as a terminal would execute them."""
+    if text.replace("\n", "").isprintable():  # at once, as a log may have a hundred million characters
+        return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -24,7 +24,7 @@ def append(folder: Path, settings: Mapping[str, Any]) -> None:
     line = json.dumps({"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), **settings})
     with suppress(OSError):
         (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
-        with open(folder / FILE, "a", encoding="utf-8") as file:
+        with open(folder / FILE, "a", encoding="utf-8", opener=trust.without_blocking) as file:
             file.write(f"{line}\n")
 
 

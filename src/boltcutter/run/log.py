@@ -9,12 +9,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from boltcutter.config.errors import ConfigError
+from boltcutter.run import trust
+
 
 @contextmanager
 def capture_output(folder: Path, rank: int) -> Iterator[None]:
     """Copy standard output and standard error of this process to ``logs/rank-<rank>.log``."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    log = open(folder / "logs" / f"rank-{rank}.log", "a", buffering=1)  # noqa: SIM115 - closing must not fail
+    file = folder / "logs" / f"rank-{rank}.log"
+    try:
+        log = open(file, "a", buffering=1, opener=trust.without_blocking)  # noqa: SIM115 - closing must not fail
+    except OSError as error:
+        raise ConfigError(
+            f"folder={folder}: {file.name} in logs cannot be written ({error.strerror}); remove it"
+        ) from error
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = cast(TextIO, _Tee(sys.stdout, log)), cast(TextIO, _Tee(sys.stderr, log))
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment import identity
+from boltcutter.run import trust
 from boltcutter.run.best import resumed_checkpoint
 from boltcutter.run.changes import changed_settings, shown
 from boltcutter.run.folder import read_record
@@ -63,10 +64,14 @@ def check_start(cfg: DictConfig, *, given: bool) -> None:
 
 
 def has_trained(folder: Path) -> bool:
-    """Return whether ``metrics.csv`` in a folder has at least one row."""
-    with suppress(FileNotFoundError), open(folder / "metrics.csv") as file:
-        return len(list(islice(file, 2))) == 2  # the header and a row
-    return False
+    """Return whether ``metrics.csv`` in a folder has at least one row, or is no file that can be read."""
+    try:
+        with trust.open_file(folder / "metrics.csv", sys.maxsize) as file:
+            return len(list(islice(file, 2))) == 2  # the header and a row
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
 
 
 def _is_restart(record: dict[str, Any]) -> bool:

@@ -77,12 +77,21 @@ def open_file(path: Path, limit: int = MAX_BYTES) -> IO[bytes]:
         OSError: There is no such file, or it cannot be read.
         ValueError: It is not an ordinary file, or has more bytes than the limit.
     """
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # noqa: SIM115 - a FIFO would block
-    found = os.fstat(file.fileno())
+    number = without_blocking(path, os.O_RDONLY)
+    found = os.fstat(number)
     if stat.S_ISREG(found.st_mode) and found.st_size <= limit:
-        return file
-    file.close()
+        return open(number, "rb")
+    os.close(number)
     raise ValueError(f"larger than {limit >> 20} MiB" if stat.S_ISREG(found.st_mode) else "not an ordinary file")
+
+
+def without_blocking(path: str | Path, flags: int) -> int:
+    """Open a file, which may be a FIFO of somebody else, without waiting for its other end; an opener for ``open``.
+
+    Raises:
+        OSError: It cannot be opened, or is a FIFO that nobody reads.
+    """
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def parse_json(content: bytes) -> dict[str, Any]:

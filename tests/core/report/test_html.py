@@ -151,6 +151,26 @@ def test_files_of_somebody_else_that_expand_are_not_read(tmp_path: Path, monkeyp
     assert "Curves: cannot be read: ValueError: more names than can be read" in page
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        ("[" * 1_000_000, "nested too deeply"),
+        ('{"a":' * 200_000, "nested too deeply"),
+        ("- " * 500_000, "nested too deeply"),
+        ("a: " + "1:" * 500_000 + "1", "<h1>digits"),  # a number to the base of 60
+        ("callback: null\nchoices: {model: mlp, logger: null}", "<li>model <b>mlp</b></li>"),
+    ],
+    ids=["lists", "mappings", "items", "digits", "null"],
+)
+def test_a_configuration_of_somebody_else_takes_little_time(content: str, shown: str, tmp_path: Path) -> None:
+    folder = write_classification(tmp_path / "run")
+    (folder / "config.yaml").write_text(content)
+    page = report.write(folder).read_text()
+    assert shown in page
+    assert "<li>logger" not in page
+
+
 def test_fifos_and_endless_files_of_somebody_else_are_not_read(tmp_path: Path) -> None:
     folder = write_classification(tmp_path / "run")
     test = folder / "evaluation" / "test"
@@ -177,7 +197,7 @@ def test_a_record_of_somebody_else_is_a_warning(tmp_path: Path, capsys: pytest.C
     folder = write_classification(tmp_path / "run")
     (folder / "config.yaml").write_text("callback: [1]\nname: a\n")
     report.write_or_warn(folder)
-    (folder / "record.json").write_text(json.dumps(RECORD | {"git": {"commit": 5}}))
+    (folder / "record.json").write_text(json.dumps(RECORD | {"metrics": [5]}))
     report.write_or_warn(folder)
     lines = capsys.readouterr().err.splitlines()
     assert lines

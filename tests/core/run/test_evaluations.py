@@ -1,5 +1,8 @@
 import json
+import os
 from pathlib import Path
+
+import pytest
 
 from boltcutter.run import evaluations
 
@@ -29,3 +32,11 @@ def test_what_is_no_entry_ends_the_log(tmp_path: Path) -> None:
     with open(tmp_path / evaluations.FILE, "a") as file:
         file.write(json.dumps({"split": ["test"], "checkpoint": {}}) + "\n" + '{"split": "test", "check')  # killed
     assert evaluations.describe(evaluations.of_test(tmp_path)) == "once"
+
+
+@pytest.mark.timeout(60)
+def test_a_fifo_in_place_of_the_log_does_not_block(tmp_path: Path) -> None:
+    (tmp_path / evaluations.FILE).parent.mkdir()
+    os.mkfifo(tmp_path / evaluations.FILE)
+    evaluations.append(tmp_path, BEST)
+    assert evaluations.of_test(tmp_path) == []

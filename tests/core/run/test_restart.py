@@ -1,6 +1,7 @@
 """Starting in the folder of an existing run."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -181,6 +182,12 @@ def test_a_new_run_may_start_anywhere_without_metrics(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="holds a run"):
             check_start(configured(tmp_path), given=True)
         check_start(configured(tmp_path), given=False)
+    (tmp_path / "metrics.csv").unlink()
+    for make in (os.mkfifo, os.mkdir):
+        make(tmp_path / "metrics.csv")
+        with pytest.raises(ConfigError, match="holds a run"):
+            check_start(configured(tmp_path), given=True)
+        (tmp_path / "metrics.csv").unlink() if make is os.mkfifo else None
 
 
 def test_changed_settings_exclude_those_of_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
