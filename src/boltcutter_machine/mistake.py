@@ -37,7 +37,7 @@ SUGGESTION = re.compile(rf"\b(did you mean|try|use|set|write) (?!group=option)({
 REMOVABLE = ("unknown_key", "unknown_flag", "wrong_type", "invalid_override", "missing_value", "unresolved_reference")
 REMOVED = re.compile(r"\bremove it\b|keep the defaults|cannot be combined")
 PLACEHOLDER = re.compile(r"…|<\w")
-UNKNOWN_KEY = re.compile(r"filter=(.*): position (\d+): (.*?): no metric, setting")  # in a filter of runs
+UNKNOWN_KEY = re.compile(r"filter=(.*): position ([0-9]+): (.*?): no metric, setting")  # in a filter of runs
 
 
 @dataclass(frozen=True)
