@@ -18,8 +18,8 @@ from boltcutter_export.command import read_settings
 from boltcutter_export.serving.server import LIMITS, SERVER
 from boltcutter_launch.command import FLAGS, VERBS
 from boltcutter_planning.part import CHECK_FLAGS, DOCTOR_FLAGS
+from boltcutter_runs.command import SWITCHES, VALUES, parse
 from boltcutter_runs.command import VERBS as RUN_VERBS
-from boltcutter_runs.command import parse
 from boltcutter_runs.comparison import parse as parse_comparison
 from boltcutter_runs.live import SETTINGS as LIVE
 from boltcutter_runs.query import parse as parse_filter
@@ -103,9 +103,9 @@ def check(project: Project, name: str, arguments: list[str]) -> None:
         groups = parse_comparison(arguments).groups
         assert [parse_filter(group) for group in groups if not group.startswith("runs/")]
     elif name == "runs":
-        flags, rest = parse(arguments)
+        flags, rest = parse(arguments, VALUES, SWITCHES)
         rest = split_overrides(rest, *LIVE)[1] if "--live" in flags else rest
-        assert rest[:1] == [] or rest[0] in RUN_VERBS or parse_filter(rest[0])
+        assert rest[:1] in ([], ["latest"]) or rest[0] in RUN_VERBS or parse_filter(rest[0])
     elif name in ("launch", "search"):
         if name == "search" and any(argument.startswith("resume=") for argument in arguments):
             return
