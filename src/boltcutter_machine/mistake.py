@@ -74,7 +74,13 @@ def explain(line: str, arguments: Sequence[str]) -> Mistake:
     is_removed = bool(fix) or (given is not None and _is_removable(code, given, line))
     after_flag = shown[1] if shown and given == setting else None  # of --sort foo
     replaces = tuple(a for a in arguments if is_removed and (_key(a) in keys or a == after_flag))
-    value = given.partition("=")[2] if given and "=" in given and not given.startswith("=") else None
+    value = (
+        given
+        if in_filter
+        else given.partition("=")[2]
+        if given and "=" in given and not given.startswith("=")
+        else None
+    )
     return Mistake(code, setting, value or (shown and shown[1]), line, remedy if problem else None, fix, replaces)
 
 

@@ -96,10 +96,9 @@ def measured_elsewhere(groups: Sequence[Group], known: Sequence[Run], metric: st
             others[method_of(run)] = run
     if not others:
         return []
-    count = f"{len(others)} other combination{'s' * (len(others) > 1)} of settings"
     ids = listed([run.id for run in others.values()])
     return [
-        f"{metric} was also measured with {count} ({ids}): "
+        f"{metric} was also measured with other settings ({ids}): "
         "if it has chosen what is compared, the difference is too good; choose by val/…, with test=false"
     ]
 

@@ -158,9 +158,12 @@ def chosen(runs: Sequence[Run], word: str) -> list[Run]:
 
 
 def complete(project: Project, arguments: Sequence[str]) -> None:
-    """Print candidates for the shell: flags, verbs and names of runs."""
+    """Print candidates for the shell: flags, verbs, names of runs and keys of filters."""
     current, *given = arguments or [""]
     found: dict[str, str] = dict.fromkeys((*VALUES, *SWITCHES, "--json") if current.startswith("-") else (), "")
     if not current.startswith("-"):
-        found = candidates(project) if given and given[0] in VERBS else dict.fromkeys(VERBS, "")
+        found = candidates(project)
+        if not given:
+            keys = table.columns(find_runs(runs_folder(project)))[0]
+            found = {**dict.fromkeys(VERBS, ""), **found, **dict.fromkeys([f"{key}=" for key in keys], "")}
     print("".join(f"{name}\t{text}\n" for name, text in found.items() if name.startswith(current)), end="")

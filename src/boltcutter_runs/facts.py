@@ -10,7 +10,7 @@ import csv
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -131,6 +131,9 @@ def _of_run(folder: Path, record: Mapping[str, Any]) -> Facts:
 def _of_search(folder: Path, record: Mapping[str, Any]) -> Facts:
     settings, _ = _settings({"search": _dict(record.get("settings"))})
     fixed = [values for values in _list(record.get("fixed")) if isinstance(values, dict)]
+    common = [key for key in ("data.fold", "seed") if fixed and all(key in values for values in fixed)]
+    is_sampled = bool(_dict(_dict(record.get("settings")).get("space")))
+    repeated = "" if is_sampled or not common else common[0].removeprefix("data.")  # fold or seed
     pairs = [pair for pair in _list(record.get("metrics")) if isinstance(pair, list) and len(pair) == 2]
     return {
         "name": folder.parent.name,
@@ -138,15 +141,8 @@ def _of_search(folder: Path, record: Mapping[str, Any]) -> Facts:
         "started": _time(record.get("created")),
         "settings": settings,
         "objectives": [[str(name), str(mode)] for name, mode in pairs],
-        "trials": _kind_of_trials(fixed, _dict(_dict(record.get("settings")).get("space"))),
+        "trials": repeated or "trial",
     }
-
-
-def _kind_of_trials(fixed: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> str:
-    """``seed`` or ``fold`` if the trials repeat one training, otherwise ``trial``."""
-    if space or not all({"seed", "data.fold"} & values.keys() for values in fixed or [{}]):
-        return "trial"
-    return "fold" if "data.fold" in fixed[0] else "seed"
 
 
 def _settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -27,8 +27,7 @@ class Run:
         id: Name of its folder; of a trial, that of the search and its number: ``20260101-120000-ab12cd34/0003``.
         folder: Its folder, or its URL on object storage.
         name: Name of the run, which several may have.
-        status: ``running``, ``completed``, ``interrupted`` (by a signal), ``killed``, ``failed``, ``submitted``
-            (launched, but not started), ``not started`` or ``unreadable``.
+        status: One of ``STATUSES``: ``interrupted`` is by a signal, ``submitted`` is launched, but not started.
         started: Time of its start, in seconds since the epoch.
         seconds: Duration of all attempts that have ended; None if there is none.
         settings: Settings by dotted key, with references to other keys resolved; references to the environment are not.
@@ -84,12 +83,12 @@ def as_runs(found: Sequence[tuple[Place, Facts]]) -> list[Run]:
         trials.setdefault(run.parent, []).append(run)
     for number, run in enumerate(runs):
         if run.kind == "search":
-            name, mode = next(iter(searches[str(run.folder)]["objectives"]), ("", ""))
-            if searches[str(run.folder)]["trials"] != "trial":  # of seeds or folds, none of which is chosen
-                runs[number] = replace(run, metrics=_mean([r.metrics for r in trials.get(run.id, []) if r.metrics]))
-                continue
-            best = best_run(trials.get(run.id, []), name, "max" if mode == "max" else "min")
-            runs[number] = replace(run, metrics=best.metrics if best else {})
+            search, own = searches[str(run.folder)], trials.get(run.id, [])
+            name, mode = next(iter(search["objectives"]), ("", ""))
+            best = best_run(own, name, "max" if mode == "max" else "min")
+            repeats = search["trials"] != "trial"  # seeds or folds, none of which is chosen
+            metrics = _mean([r.metrics for r in own if r.metrics]) if repeats else best.metrics if best else {}
+            runs[number] = replace(run, metrics=metrics)
     return sorted(runs, key=lambda run: (run.started, str(run.folder)))
 
 

@@ -140,7 +140,6 @@ def format_age(seconds: float) -> str:
 def print_table(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
     """Print runs as a table; returns the columns for which a terminal is too narrow, settings before others."""
     try:
-        from rich.cells import cell_len
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
@@ -151,28 +150,25 @@ def print_table(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
     console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=10_000)
     table = Table(box=None, pad_edge=False, header_style="bold")
     ids = short_ids(runs)
-    texts = ([ids[run.id] if key == "id" else format_cell(run, key) for run in runs] for key in keys)
-    cells = {
-        key: [printable(text).replace("\n", " ") for text in of_key] for key, of_key in zip(keys, texts, strict=True)
-    }
+    styles = {"failed": "red", "killed": "red", "unreadable": "red", "running": "cyan", "interrupted": "yellow"}
+
+    def cell(run: Run, key: str) -> Text:
+        text = printable(ids[run.id] if key == "id" else format_cell(run, key)).replace("\n", " ")
+        return Text(text, styles.get(run.status, "") if key == "status" else "")
+
+    cells = {key: [Text(printable(key)), *(cell(run, key) for run in runs)] for key in keys}
     metrics = {name for run in runs for name in run.metrics}
     first = [key for key in keys if key in FIELD_ORDER or key in metrics - FIELDS.keys()]
-    shown, left = list[str](), console.width
+    shown, left = set[str](), console.width
     for key in dict.fromkeys([*first, *keys]):
-        width = 2 + max(map(cell_len, (printable(key), *cells[key])))
+        width = 2 + max(text.cell_len for text in cells[key])
         if width <= left + 2 or not shown:
-            shown, left = [*shown, key], left - width
+            shown, left = shown | {key}, left - width
     for key in (key for key in keys if key in shown):
         is_number = any(isinstance(value_of(run, key), int | float) for run in runs)
-        table.add_column(
-            Text(printable(key)), justify="right" if is_number else "left", overflow="ellipsis", no_wrap=True
-        )
-    styles = {"failed": "red", "killed": "red", "unreadable": "red", "running": "cyan", "interrupted": "yellow"}
-    for number, run in enumerate(runs):
-        row = [
-            (cells[key][number], styles.get(run.status, "") if key == "status" else "") for key in keys if key in shown
-        ]
-        table.add_row(*(Text(text, style) for text, style in row))
+        table.add_column(cells[key][0], "", justify="right" if is_number else "left", no_wrap=True)
+    for row in zip(*(cells[key][1:] for key in keys if key in shown), strict=True):
+        table.add_row(*row)
     with console.capture() as captured:
         console.print(table)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))

@@ -147,6 +147,8 @@ def test_completion(runs: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs("--complete", "--so")[0] == "--sort\t\n"
     assert runs("--complete", "ta")[0] == "tag\t\n"
     assert runs("--complete", "2", "tag")[0] == "20260101\tdigits\n"
+    assert runs("--complete", "l")[0] == "latest\t\n"
+    assert runs("--complete", "sta")[0] == "status=\t\n"
 
 
 def test_names_of_somebody_else_cannot_control_the_terminal(
