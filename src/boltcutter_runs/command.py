@@ -22,8 +22,6 @@ SWITCHES = ("--html", "--live", "--csv", "--archived", "--yes")
 LIMIT = 50  # rows of a table
 PAGE = "runs.html"  # unless --html=<file>
 
-Names = tuple[str, ...]
-
 
 def main(project: Project, arguments: list[str]) -> list[Run] | None:
     """List runs, or change their labels or places.
@@ -61,10 +59,10 @@ def main(project: Project, arguments: list[str]) -> list[Run] | None:
     return runs
 
 
-def parse(arguments: Sequence[str], values: Names, switches: Names = ()) -> tuple[dict[str, str], list[str]]:
+def parse(given: Sequence[str], values: Sequence[str], others: Sequence[str] = ()) -> tuple[dict[str, str], list[str]]:
     """Flags, those of ``values`` with what follows them, and the other arguments."""
-    flags, rest, given, known = dict[str, str](), list[str](), iter(arguments), (*values, *switches)
-    for argument in given:
+    flags, rest, words, known = dict[str, str](), list[str](), iter(given), (*values, *others)
+    for argument in words:
         name, equals, value = argument.partition("=")
         if not argument.startswith("--"):
             rest.append(argument)
@@ -73,7 +71,7 @@ def parse(arguments: Sequence[str], values: Names, switches: Names = ()) -> tupl
             known = (*known, "--json", "--help")  # which are handled before
             raise ConfigError(f"{argument}: no such flag{hint(name, known)} (there are: {', '.join(known)})")
         if name in values and not equals:
-            value = next(given, "")
+            value = next(words, "")
         if name in values and not value:
             raise ConfigError(f"{name}: needs a value; write {name}=<{name.strip('-')}>")
         flags[name] = value

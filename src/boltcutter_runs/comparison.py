@@ -31,15 +31,6 @@ FRACTIONS = ("acc", "f1", "precision", "recall", "auroc", "auc", "iou", "dice") 
 SHOWN = 10  # samples that changed sides
 VALUES = ("--metric", "--mode", "--effect", "--html")
 MODES: dict[str | None, Mode | None] = {None: None, "min": "min", "max": "max"}
-USAGE = """Is the second group of runs better? boltcutter compare --metric <metric> <group> <group> … [runs=<folder>]
-
-A group is a filter of boltcutter runs, the name or folder of a run, or the folder of runs or of a search.
-
-  --metric <metric>  what is compared, such as test/accuracy
-  --mode min|max     which values are better; by default by the metric's name
-  --effect <number>  smallest difference that matters, in units of the metric
-  --html <file>      write a page with the samples that changed sides
-  --json             print everything as one JSON object"""
 
 
 @dataclass
@@ -60,9 +51,6 @@ class Comparison:
 
 def main(project: Project, arguments: list[str]) -> dict[str, Any]:
     """Print the verdicts, warnings and tables, and return all of them."""
-    if {"--help", "-h"} & {*arguments}:
-        print(USAGE)
-        return {}
     flags, mode, effect, texts = parse_arguments(arguments)
     metric, known = flags["--metric"], find_runs(runs_folder(project, texts))
     groups = [read_group(text, known, metric) for text in texts if not text.startswith("runs=")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -168,17 +169,12 @@ def _without_repetitions(label: str, results: list[Result], warnings: list[str])
                 names = (different[0].partition(".")[0], different[0])  # rather a config group than a setting
                 key = next(k for k in names if value_of(earlier.run, k) != value_of(result.run, k))
                 both = f"{earlier.run.id} and {result.run.id} have the same seed, but differ in {key}"
-                ends = dict.fromkeys(f"'and {key}={_quoted(value_of(r.run, key))}'" for r in (earlier, result))
+                texts = [format_value(value_of(r.run, key)) for r in (earlier, result)]
+                ends = [f"'and {key}={t if VALUE.fullmatch(t) else json.dumps(t)}'" for t in texts]
                 raise ConfigError(f"{label}: {both}; add {' or '.join(ends)} to the filter")
             warnings.append(f"{label}: {earlier.run.id} is left out, as {result.run.id} repeats it")
         found[result.key] = result
     return [found[key] for key in sorted(found)]
-
-
-def _quoted(value: Any) -> str:
-    """A value as filters take it."""
-    text = format_value(value)
-    return text if VALUE.fullmatch(text) else f'"{text}"'
 
 
 def _num_trials(result: Result) -> int:

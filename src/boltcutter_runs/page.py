@@ -29,6 +29,7 @@ from boltcutter_runs.record import Run, metric_mode
 MAX_POINTS = 200_000  # of all curves together
 MIN_POINTS = 20  # of a curve
 MAX_CURVES = 6  # metrics with curves
+STAGES = ("val", "train", "test", "")  # in the order of their curves
 MAX_MATRICES = 200  # confusion matrices, those of the newest runs
 
 Array = npt.NDArray[Any]
@@ -63,7 +64,8 @@ def collect(runs: Sequence[Run], links: Sequence[str | None], curves: Sequence[C
     kinds = {**dict.fromkeys(settings, "setting"), **dict.fromkeys(metrics, "metric")}
     curves = [read_curves(MetricsReader(Path(run.folder, METRICS))) for run in runs] if curves is None else curves
     names = sorted(
-        {name for each in curves for name in each}, key=lambda name: (name not in metrics, _rank(name), name)
+        {name for each in curves for name in each},
+        key=lambda name: (name not in metrics, STAGES.index(parse_name(name).stage), name),
     )
     names = names[:MAX_CURVES]
     limit = max(MIN_POINTS, MAX_POINTS // max(1, len(runs) * len(names)))
@@ -84,10 +86,6 @@ def collect(runs: Sequence[Run], links: Sequence[str | None], curves: Sequence[C
         "curves": [{"name": name, "runs": [_shorten(each.get(name), limit) for each in curves]} for name in names],
         "confusion": [None for _ in runs[:-MAX_MATRICES]] + [_read_confusion(run) for run in runs[-MAX_MATRICES:]],
     }
-
-
-def _rank(name: str) -> int:
-    return ["val", "train", "test", ""].index(parse_name(name).stage)
 
 
 def _plain(value: Any) -> float | str | None:

@@ -47,7 +47,10 @@ boltcutter train reproduce=runs/…""",
         """Compare two runs bit by bit: boltcutter compare run=<folder> with=<folder> [ckpt=last|best|<name>]
 
 boltcutter compare --metric test/accuracy model=mlp model=resnet    # is the second group better, or was it luck?
-boltcutter compare --metric test/accuracy --help                    # --mode, --effect, --html and what a group is""",
+    group            a filter of boltcutter runs, the name or folder of a run, or the folder of runs or of a search
+    --mode=min|max   which values are better; by default by the metric's name
+    --effect=<size>  smallest difference that matters, in units of the metric
+    --html=<file>    a page with the samples that changed sides""",
         by_flag={"--metric": "compare_groups"},
     ),
 }
@@ -132,14 +135,15 @@ def _run(name: str, arguments: list[str], start: str | None, program: str | None
         command, project = known[name], Project.find(start)
     project.use_vendored_library()
     flags = {argument.partition("=")[0] for argument in arguments}
-    if (flag := next((flag for flag in command.by_flag if flag in flags), "")) and "--complete" not in flags:
+    flag = next((flag for flag in command.by_flag if flag in flags and "--complete" not in flags), "")
+    if (flag or command.is_plain) and {"--help", "-h"} & flags:
+        print(command.usage)
+        return None
+    if flag:
         project.activate()
         with cli.one_line_errors():
             return extend.require(command.by_flag[flag], flag)(project, arguments)
     if command.is_plain:
-        if {"--help", "-h"} & set(arguments):
-            print(command.usage)
-            return None
         with cli.one_line_errors():
             return load(command.target)(project, arguments)
     with cli.one_line_errors():
