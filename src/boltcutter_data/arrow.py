@@ -16,7 +16,7 @@ from torch import Tensor
 from boltcutter.data.loader import Pair
 from boltcutter.data.sampler import Batch
 from boltcutter_data.augment import Augment
-from boltcutter_data.files import PAGE_BYTES
+from boltcutter_data.files import PAGE_BYTES, strided_windows
 from boltcutter_data.image_io import read_image, read_image_shape
 
 Array = npt.NDArray[Any]
@@ -36,6 +36,7 @@ class ArrowDataset:
         columns: An image column, a column of lists or bytes, or several columns of numbers, which are concatenated.
         targets: Class indices (N,) or regression targets (N, T) of all rows of ``dataset``.
         shape: Shape of one input. Images are resized and cropped to it.
+        dtype: Dtype of numbers that are stored as bytes.
         indices: Rows of this split; None: all.
         augment: Random transform of a batch of inputs.
     """
@@ -49,15 +50,19 @@ class ArrowDataset:
         targets: Tensor,
         shape: tuple[int, ...],
         *,
+        dtype: str = "uint8",
         indices: Indices | None = None,
         augment: Augment | None = None,
     ) -> None:
-        self.dataset, self.columns, self.shape = dataset, columns, shape
+        self.dataset, self.columns, self.shape, self.dtype = dataset, columns, shape, dtype
         self.indices, self.augment = indices, augment
         self.targets: Array = targets.numpy() if indices is None else targets.numpy()[indices]
         self.is_image = is_image(dataset, columns)
         self._chunks: list[Any] | None = None  # arrays of numbers (N, …), or Arrow arrays of images
-        self._ends: Indices  # of each chunk: the row after its last
+        self._windows: npt.NDArray[np.void] | None = None  # see _map_windows
+        self._starts: Indices  # of each chunk: its first row, the row after its last, its address
+        self._ends: Indices
+        self._addresses: Indices
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -86,33 +91,50 @@ class ArrowDataset:
         return digest.digest()
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_chunks": None}  # worker processes map the files themselves
+        return vars(self) | {"_chunks": None, "_windows": None}  # worker processes map the files themselves
 
     def _read(self, rows: Indices) -> Tensor:
         """Read the inputs of some rows of the table, shape (N, …)."""
         if self._chunks is None:
             self._chunks = self._open()
-            self._ends = np.cumsum([len(chunk) for chunk in self._chunks])
+            sizes = np.array([len(chunk) for chunk in self._chunks])
+            self._ends = np.cumsum(sizes)
+            self._starts = self._ends - sizes
         if len(self._chunks) == 1 and not self.is_image:
             return self._reshape(self._chunks[0].take(rows, axis=0))
         owners = np.searchsorted(self._ends, rows, side="right")
-        # In each chunk, counted from its end: the last row is -1.
-        places = zip(owners.tolist(), (rows - self._ends[owners]).tolist(), strict=True)
-        found = [self._chunks[owner][place] for owner, place in places]
-        if not self.is_image:
-            return self._reshape(np.stack(found))
-        images = [_image_source(v.as_py(), self.columns[0], n) for v, n in zip(found, rows.tolist(), strict=True)]
-        shape = (self.shape[0], self.shape[1], self.shape[2])
-        return torch.stack([read_image(path, shape, contents) for path, contents in images])
+        local = rows - self._starts[owners]
+        if self._windows is None:
+            places = zip(owners.tolist(), local.tolist(), rows.tolist(), strict=True)
+            images = (_image_source(self._chunks[o][i].as_py(), self.columns[0], row) for o, i, row in places)
+            shape = (self.shape[0], self.shape[1], self.shape[2])
+            return torch.stack([read_image(path, shape, contents) for path, contents in images])
+        found = self._windows[self._addresses[owners] + local * self._windows.itemsize]
+        return self._reshape(found.view(self._chunks[0].dtype).reshape(len(rows), -1))
 
     def _open(self) -> list[Any]:
         """Open the chunks of the table; several columns become one chunk."""
         if self.is_image:
             return [chunk for chunk in arrow_column(self.dataset, self.columns[0]).chunks if len(chunk)]
-        columns = [number_chunks(self.dataset, name) for name in self.columns]
+        columns = [number_chunks(self.dataset, name, self.dtype) for name in self.columns]
         if len(columns) > 1:
             return [np.concatenate([np.concatenate(chunks).astype(np.float32) for chunks in columns], axis=1)]
+        self._map_windows(columns[0])
         return columns[0]
+
+    def _map_windows(self, chunks: list[Array]) -> None:
+        """View the memory from the first to the last chunk as windows of one sample at each address.
+
+        One NumPy indexing then copies samples of any chunks, in half the time of a copy for each sample. Memory between
+        chunks may not be mapped, but only windows that begin at samples are read.
+        """
+        import pyarrow as pa
+
+        addresses: Indices = np.array([chunk.ctypes.data for chunk in chunks], np.int64)
+        low, high = int(addresses.min()), max(chunk.ctypes.data + chunk.nbytes for chunk in chunks)
+        memory = np.frombuffer(pa.foreign_buffer(low, high - low, base=chunks), np.uint8)
+        size = chunks[0][:1].nbytes
+        self._windows, self._addresses = strided_windows(memory, 0, len(memory) - size + 1, size), addresses - low
 
     def _reshape(self, inputs: Array) -> Tensor:
         if inputs[0].size != math.prod(self.shape):
@@ -141,10 +163,10 @@ def is_image(dataset: Any, columns: list[str]) -> bool:
     return isinstance(first, bytes) and first.startswith(IMAGE_SIGNATURES)
 
 
-def infer_shape(dataset: Any, columns: list[str]) -> tuple[int, ...]:
+def infer_shape(dataset: Any, columns: list[str], dtype: str) -> tuple[int, ...]:
     """Return the shape of the first input: channels, height and width of an image, or the number of numbers."""
     if not is_image(dataset, columns):
-        return (sum(number_chunks(dataset, name)[0].shape[1] for name in columns),)
+        return (sum(number_chunks(dataset, name, dtype)[0].shape[1] for name in columns),)
     return read_image_shape(*_image_source(arrow_column(dataset, columns[0])[0].as_py(), columns[0], 0))
 
 
@@ -156,10 +178,10 @@ def _image_source(value: Any, column: str, row: int) -> tuple[Path, io.BytesIO |
     return Path(path or f"row {row}"), None if contents is None else io.BytesIO(contents)
 
 
-def number_chunks(dataset: Any, name: str) -> list[Array]:
+def number_chunks(dataset: Any, name: str, dtype: str) -> list[Array]:
     """View the chunks of a column of numbers as arrays (N, width)."""
     try:
-        chunks = [view_array(chunk) for chunk in arrow_column(dataset, name).chunks if len(chunk)]
+        chunks = [view_array(chunk, dtype) for chunk in arrow_column(dataset, name).chunks if len(chunk)]
         _check_equal(np.array([chunk.shape[1] for chunk in chunks]), "numbers")
     except ValueError as error:
         raise ValueError(f"data: column {name}: {error}") from None
@@ -214,8 +236,8 @@ def class_indices(dataset: Any, name: str, names: list[str]) -> Tensor:
     return torch.from_numpy(found)
 
 
-def view_array(column: Any) -> Array:
-    """View an Arrow array of numbers, lists of numbers or bytes as an array (N, …), without a copy where possible."""
+def view_array(column: Any, dtype: str = "uint8") -> Array:
+    """View an Arrow array of numbers, lists or bytes of ``dtype`` as an array (N, …), without a copy where possible."""
     import pyarrow as pa
     import pyarrow.types as types
 
@@ -236,11 +258,11 @@ def view_array(column: Any) -> Array:
         ends = np.frombuffer(offsets, np.int64 if types.is_large_binary(kind) else np.int32)
         ends = ends[values.offset : values.offset + len(values) + 1]
         _check_equal(np.diff(ends), "bytes")
-        found: Array = np.frombuffer(contents, np.uint8)[ends[0] : ends[-1]]
+        found: Array = np.frombuffer(contents, np.uint8)[ends[0] : ends[-1]].view(dtype)
     elif types.is_fixed_size_binary(kind):
         width = kind.byte_width
         found = np.frombuffer(values.buffers()[1], np.uint8)
-        found = found[values.offset * width : (values.offset + len(values)) * width]
+        found = found[values.offset * width : (values.offset + len(values)) * width].view(dtype)
     elif types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
         found = values.to_numpy(zero_copy_only=False)
     else:

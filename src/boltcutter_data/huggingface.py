@@ -35,7 +35,7 @@ class HuggingFace(DataModule):
     """A dataset of the Hugging Face Hub, or local files, through the library ``datasets``.
 
     Files are converted to Arrow once, in ``cache_dir``, and memory-mapped, so that data may be larger than memory.
-    Inputs are images, numbers, lists of numbers, or bytes; uint8 stays, other numbers become float32.
+    Inputs are images, numbers, lists of numbers, or numbers stored as bytes; uint8 stays, other numbers become float32.
 
     Args:
         path: Name of a dataset on the Hub; ``imagefolder``, ``csv``, ``json``, ``parquet`` or ``webdataset`` with
@@ -55,6 +55,7 @@ class HuggingFace(DataModule):
             test fraction of 0 leaves out the test split.
         group: Column of groups, such as patients, none of which is in two folds, or in two splits that are split off
             ``train``.
+        dtype: Dtype of numbers that are stored as bytes.
         shape: Shape of one input; images are resized and cropped to it. None: the shape of the first input.
         num_classes: Number of classes; of target columns for regression. None: taken from the data.
         augment: Random transform of training images.
@@ -80,6 +81,7 @@ class HuggingFace(DataModule):
         test: str | None = None,
         split: tuple[float, float, float] = (0.7, 0.15, 0.15),
         group: str | None = None,
+        dtype: str = "uint8",
         shape: tuple[int, ...] | None = None,
         num_classes: int | None = None,
         augment: Augment | None = None,
@@ -87,6 +89,10 @@ class HuggingFace(DataModule):
     ) -> None:
         super().__init__(**options)
         check_split(split)
+        try:
+            np.dtype(dtype)
+        except TypeError:
+            raise ValueError(f"data.dtype={dtype} is not a dtype; try uint8 or float32") from None
         self.path, self.name, self.revision, self.cache_dir = path, name, revision, cache_dir
         self.data_dir, self.data_files = data_dir, data_files
         self.inputs = [input] if isinstance(input, str) else list(input)
@@ -97,7 +103,7 @@ class HuggingFace(DataModule):
             )
         self.kind: Kind = kind
         self.names = {"train": train, "val": val, "test": test}
-        self.split, self.augment, self.group = split, augment, group
+        self.split, self.dtype, self.augment, self.group = split, dtype, augment, group
         self.shape, self.num_classes = shape, num_classes
 
     def infer_settings(self) -> dict[str, Any]:
@@ -127,7 +133,7 @@ class HuggingFace(DataModule):
         self.num_classes = self.num_classes or targets["train"].size(1)
         self.statistics = {"classes": self.classes}
         if self.shape is None:
-            self.shape = infer_shape(train, self.inputs)
+            self.shape = infer_shape(train, self.inputs, self.dtype)
         elif is_image(train, self.inputs):
             check_image_shape(self.shape)
         indices = split_indices(
@@ -146,7 +152,7 @@ class HuggingFace(DataModule):
             source, rows = (split, None) if split in found and split != "train" else ("train", chosen)
             if rows is None or len(rows):
                 augment = self.augment if split == "train" else None
-                settings: Any = {"indices": rows, "augment": augment}
+                settings: Any = {"dtype": self.dtype, "indices": rows, "augment": augment}
                 splits[split] = ArrowDataset(found[source], self.inputs, targets[source], self.shape, **settings)
         return Splits(**splits)
 
@@ -166,7 +172,7 @@ class HuggingFace(DataModule):
             dataset = self._open(str(path))["train"]
             self._check_columns(dataset, self.inputs, "input")
             rows = torch.zeros(len(dataset))  # there are no targets
-            inputs.append(ArrowDataset(dataset, self.inputs, rows, shape).read_all())
+            inputs.append(ArrowDataset(dataset, self.inputs, rows, shape, dtype=self.dtype).read_all())
             names += [f"{path}:{row}" for row in range(1, len(dataset) + 1)]
         return torch.cat(inputs), names
 
@@ -241,7 +247,7 @@ class HuggingFace(DataModule):
         try:
             if self.kind == "classification":
                 return class_indices(dataset, self.targets[0], self.classes)
-            columns = [np.concatenate(number_chunks(dataset, name)) for name in self.targets]
+            columns = [np.concatenate(number_chunks(dataset, name, "float32")) for name in self.targets]
         except ValueError as error:
             raise ValueError(f"{error} (in the {split} split)") from None
         found = torch.from_numpy(np.concatenate(columns, axis=1).astype(np.float32))

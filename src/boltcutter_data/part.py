@@ -25,7 +25,6 @@ PART = Part(
     },
     removed={
         "boltcutter_data.augment.Augment": {"rotate": 0, "erase": 0},
-        "boltcutter_data.huggingface.HuggingFace": {"dtype": "uint8"},
         "boltcutter_data.images.Images": {"group": None},
         "boltcutter_data.resnet.ResNet": {"mean": None, "std": None, "zero_init_residual": True},
         "boltcutter_data.shards.Shards": {"num_folds": None, "fold": ..., "group": None},

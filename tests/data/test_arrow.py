@@ -1,7 +1,6 @@
 from typing import Any
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -26,9 +25,10 @@ ROWS = [[1, 2], [3, 4], [5, 6]]
     ids=lambda column: str(column.type),
 )
 def test_lists_and_bytes_are_viewed_as_rows(column: Any) -> None:
-    assert view_array(column).tolist() == ROWS
-    assert view_array(column).dtype == (np.uint8 if "binary" in str(column.type) else np.int16)
-    assert view_array(column[1:]).tolist() == ROWS[1:]
+    dtype = "uint8" if "binary" in str(column.type) else "int16"
+    assert view_array(column, dtype).tolist() == ROWS
+    assert view_array(column, dtype).dtype == dtype
+    assert view_array(column[1:], dtype).tolist() == ROWS[1:]
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,7 @@ def test_worker_processes_open_the_files_themselves(write: Any) -> None:
             marks=pytest.mark.slow,  # which waits for the network
         ),
         ({"path": "parquet"}, r"^data.path=parquet .* cannot be loaded: "),
+        ({"dtype": "uint7"}, r"^data.dtype=uint7 is not a dtype"),
     ],
 )
 def test_invalid_settings_are_one_line_errors(write: Any, changes: dict[str, Any], message: str) -> None:
