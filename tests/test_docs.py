@@ -20,7 +20,7 @@ from boltcutter_launch.command import FLAGS, VERBS
 from boltcutter_planning.part import CHECK_FLAGS, DOCTOR_FLAGS
 from boltcutter_runs.command import SWITCHES, VALUES, parse
 from boltcutter_runs.command import VERBS as RUN_VERBS
-from boltcutter_runs.comparison import parse as parse_comparison
+from boltcutter_runs.comparison import parse_arguments as parse_comparison
 from boltcutter_runs.live import SETTINGS as LIVE
 from boltcutter_runs.query import parse as parse_filter
 from boltcutter_scaffold import new, vendor
@@ -100,7 +100,7 @@ def check(project: Project, name: str, arguments: list[str]) -> None:
     elif any(argument in ("--describe", "--print", "--check", "--help", "--completion") for argument in arguments):
         run(name, arguments, str(project.root))
     elif name == "compare" and "--metric" in arguments:
-        groups = parse_comparison(arguments).groups
+        groups = parse_comparison(arguments)[3]
         assert [parse_filter(group) for group in groups if not group.startswith("runs/")]
     elif name == "runs":
         flags, rest = parse(arguments, VALUES, SWITCHES)
