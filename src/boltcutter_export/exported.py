@@ -100,17 +100,17 @@ def verified_card(folder: Path, setting: str) -> dict[str, Any]:
     """
     with as_config_error():
         card = read_card(folder)
-    program = folder / (card["program"] or "")
+    name = card["program"] or ""  # none of weights alone
     if trust.is_granted() or trust.is_signed(card.get("files"), card.get("signature")):
         return card
-    if program.suffix == ".pt2":
+    if name.endswith(".pt2"):
         raise ConfigError(
-            f"{setting}: to load {card['program']} may execute code, and you have not signed it; use an export to "
+            f"{setting}: to load {name} may execute code, and you have not signed it; use an export to "
             "onnx, or set trust=true if you trust its source"
         )
-    if program.suffix == ".onnx" and program.is_file() and _has_external_data(program):
+    if name.endswith(".onnx") and (folder / name).is_file() and _has_external_data(folder / name):
         raise ConfigError(
-            f"{setting}: {card['program']} takes weights from other files, and you have not signed it; set trust=true "
+            f"{setting}: {name} takes weights from other files, and you have not signed it; set trust=true "
             "if you trust its source"
         )
     return card

@@ -99,8 +99,8 @@ class SkyLauncher(CloudLauncher):
 
     def __post_init__(self) -> None:
         self.install = self.install and not self.image
-        self.python = f"{VENV}/bin/python" if self.install else self.python
         super().__post_init__()
+        self.python = f"{VENV}/bin/python" if self.install else self.python
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that SkyPilot cannot run, as far as can be known before submission."""

@@ -15,7 +15,7 @@ from boltcutter.run.metrics import Mode, infer_mode
 from boltcutter_runs import index
 from boltcutter_runs.facts import Facts, Place
 
-STATUSES = (*("running", "completed", "interrupted", "killed", "failed", "submitted", "not started", "unreadable"),)
+STATUSES = ("running", "completed", "interrupted", "killed", "failed", "submitted", "not started", "unreadable")
 KINDS = ("run", "job", "search", "trial", "seed", "fold")
 
 
