@@ -90,7 +90,7 @@ class MetricsReader:
         self.path = path
         self._columns: Columns = {}
         self._read: tuple[int, bytes] | None = None  # inode and header of what was read
-        self._last, self._step = 0, -1  # where the last row begins, to which its logger may add metrics; its step
+        self._last, self._names = 0, list[str]()  # where the last row begins, to which its logger may add; its metrics
 
     def read(self) -> Columns:
         """Return steps, epochs and values of each column where it has some.
@@ -105,11 +105,11 @@ class MetricsReader:
             status = os.fstat(file.fileno())
             before, self._read = self._read, None  # if a row is invalid, all is read again
             if before != (status.st_ino, head) or status.st_size < self._last:
-                self._columns, self._last, self._step = {}, len(head), -1
-            for column in self._columns.values():
-                if column[0] and column[0][-1] == self._step:
-                    for numbers in column:
-                        numbers.pop()
+                self._columns, self._last, self._names = {}, len(head), []
+            for name in self._names:
+                for numbers in self._columns[name]:
+                    numbers.pop()
+            self._names = []
             file.seek(self._last)
             names = next(csv.reader([head.decode()]))
             for row in csv.reader(self._complete_lines(file)):
@@ -126,13 +126,13 @@ class MetricsReader:
                 yield line.decode()
 
     def _add(self, texts: dict[str, str]) -> None:
-        self._step, epoch = (int(_to_float(texts.pop(key, "") or "-1")) for key in ("step", "epoch"))
-        for name, text in texts.items():
-            if text:
-                steps, epochs, values = self._columns.setdefault(name, (array("q"), array("q"), array("d")))
-                steps.append(self._step)
-                epochs.append(epoch)
-                values.append(_to_float(text))
+        step, epoch = (int(_to_float(texts.pop(key, "") or "-1")) for key in ("step", "epoch"))
+        self._names = [name for name, text in texts.items() if text]
+        for name in self._names:
+            steps, epochs, values = self._columns.setdefault(name, (array("q"), array("q"), array("d")))
+            steps.append(step)
+            epochs.append(epoch)
+            values.append(_to_float(texts[name]))
 
 
 def _to_float(text: str) -> float:

@@ -68,6 +68,8 @@ def test_a_table_that_grows_is_read_from_its_last_row_on(tmp_path: Path) -> None
     path.write_bytes(path.read_bytes().replace(b"2,0,3,\n", b"2,0,3,7\n"))  # a metric that is added to the last row
     added("3,1,4,\n")
     assert reader.read()["b"][2].tolist() == [5, 7]
+    added("3,1,,6\n")  # rows of the same step
+    added("3,1,,8\n")
     path.write_text(path.read_text().replace("0,0,1,", "0,0,9,"))  # which is not read again
     assert reader.read()["a"][2].tolist() == [1, 2, 3, 4]
     with path.open("ab") as file:
