@@ -38,7 +38,7 @@ class Suspicious(Flat):
         self.fault = fault
 
     def forward(self, x):
-        outputs = super().forward(x - x.float().mean(0) if self.fault == "mixed" else x)
+        outputs = super().forward(x - x.float().mean(0) if self.fault == "mixed" else x.reshape(len(x), -1))
         if self.fault == "random":
             return outputs + torch.rand_like(outputs)
         return outputs.softmax(-1) if self.fault == "softmax" else outputs
@@ -161,6 +161,10 @@ def test_what_is_rarely_meant_is_a_warning(fault: str, message: str, mistake: Ch
     found = mistake("model=suspicious.yaml", f"model.fault='{fault}'")
     assert found.startswith("ok\n")
     assert message in found if message else found == "ok\n"
+
+
+def test_a_batch_of_one_sample_is_not_divided(mistake: Check) -> None:
+    assert mistake("model=suspicious.yaml", "data.batch_size=1") == "ok\n"
 
 
 @pytest.mark.parametrize(
