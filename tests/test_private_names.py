@@ -79,6 +79,7 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
             "_combined_loader": None,
             "_can_stop_early": None,
             "_data_fetcher": None,
+            "_iteration_based_training": "self",
             "_should_accumulate": "self",
         },
     },

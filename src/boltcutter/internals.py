@@ -27,6 +27,7 @@ OVERRIDDEN = {
     "_prepare_dataloader": "data/hooks: Lightning's samplers repeat samples, and overlap if weighted",
     "_update_count": "task/metric_states: restored with the states, as averages divide by it",
     "_should_check_val_fx": "training/ending: without a validation at the end, the last weights have no score",
+    "_iteration_based_training": "training/ending: with max_steps, a resumed run would repeat the end of an epoch",
     "_MultiProcessingDataLoaderIter": "environment/workers: a worker that a signal kills ends training before it saves",
     "_workers": "environment/workers",
     "_timeout": "strategy/ddp: as long as that of collectives",

@@ -70,7 +70,11 @@ class EndOfTraining(Callback):
             trainer.should_stop = True
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Let Lightning enter an epoch that reached ``max_steps`` but was saved before its final validation."""
+        """Let Lightning enter an epoch that reached ``max_steps`` but was saved before its final validation.
+
+        With ``max_steps``, Lightning would also repeat the end of a complete epoch, and count one step too many.
+        """
+        trainer.fit_loop._iteration_based_training = bool  # type: ignore[method-assign]  # returns False
         progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current")
         loop = trainer.fit_loop.epoch_loop
         reached = 0 <= loop.max_steps <= checkpoint.get("global_step", 0)
@@ -95,8 +99,8 @@ class EndOfTraining(Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore Lightning's loop."""
-        if "_should_check_val_fx" in vars(trainer.fit_loop.epoch_loop):
-            del trainer.fit_loop.epoch_loop._should_check_val_fx
+        vars(trainer.fit_loop.epoch_loop).pop("_should_check_val_fx", None)
+        vars(trainer.fit_loop).pop("_iteration_based_training", None)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Restore Lightning's loop, since ``on_train_end`` is not called after an exception."""

@@ -44,6 +44,14 @@ class SignalIn(L.Callback):
             signals.handle_signal(signal.SIGTERM)
 
 
+class FailAfterEpoch(L.Callback):
+    """Raises when an epoch has been saved, before the next one."""
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            raise InterruptedError
+
+
 def fit(folder: Path, *callbacks: L.Callback, resume: bool = False, **limits: Any) -> None:
     """Train in ``folder``, anew or from its last checkpoint."""
     L.seed_everything(0, verbose=False)
@@ -113,6 +121,22 @@ def test_an_epoch_that_max_steps_cut_short_is_finished_without_it(tmp_path: Path
     whole, cut = rows(tmp_path / "whole"), rows(tmp_path / "cut")
     cut[24] = {name: cut[24][name] for name in whole[24]}  # has the metrics of the earlier end as well
     assert cut == whole
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"max_epochs": 2}, {"max_epochs": 9, "max_steps": 25}, {"max_epochs": -1, "max_steps": 38}],
+    ids=str,
+)
+def test_the_end_of_an_epoch_is_not_repeated(tmp_path: Path, limits: dict[str, Any]) -> None:
+    fit(tmp_path / "whole", **limits)
+    with pytest.raises(InterruptedError):
+        fit(tmp_path / "cut", FailAfterEpoch(), **limits)
+    assert last(tmp_path / "cut")["global_step"] == BATCHES
+    fit(tmp_path / "cut", resume=True, **limits)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    ours, theirs = (last(tmp_path / name)["state_dict"] for name in ("cut", "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_a_signal_in_the_last_validation_repeats_it(tmp_path: Path) -> None:
