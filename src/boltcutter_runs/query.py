@@ -204,6 +204,17 @@ class _Parser:
         return _error(self.text, position + spaces, message)
 
 
+def equals(run: Run, key: str) -> str:
+    """The comparison of a filter that selects the value of a run."""
+    value = value_of(run, key)
+    text = value if isinstance(value, str) else _text(value)
+    quote = next((sign for sign in "\"'" if sign not in text), "") if not VALUE.fullmatch(text) else ""
+    if quote or VALUE.fullmatch(text):
+        return f"{key}={quote}{text}{quote}"
+    pattern = re.escape(text).replace('"', ".")  # a text with both quotes
+    return f'{key}~"^{pattern}$"'
+
+
 def _error(text: str, position: int, message: str) -> ConfigError:
     return ConfigError(f"filter={text}: position {position + 1}: {message}")
 
@@ -230,4 +241,4 @@ def _equals(value: Any, text: str, number: float | None) -> bool:
         return bool(value == number)
     if value is None or value == []:
         return text in ("null", "")
-    return str(value) == text if isinstance(value, str) else _text(value) == "".join(text.split())
+    return str(value) == text if isinstance(value, str) else "".join(_text(value).split()) == "".join(text.split())
