@@ -46,12 +46,9 @@ def further_seeds(first: Group, second: Group, count: int) -> tuple[list[int], l
 
     The best trial of a search is no repetition, as it was chosen: its seed is lacking as well.
     """
-    known = [{r.key[0] for r in group.results} for group in (first, second)]
-    ours, theirs = (
-        set[int]() if group.results[0].run.kind == "trial" else seeds
-        for group, seeds in zip((first, second), known, strict=True)
-    )
-    wanted = [*sorted(ours & theirs), *sorted((known[0] | known[1]) - (ours & theirs))]
+    known = {result.key[0] for group in (first, second) for result in group.results}
+    ours, theirs = ({r.key[0] for r in group.results if r.run.kind != "trial"} for group in (first, second))
+    wanted = [*sorted(ours & theirs), *sorted(known - (ours & theirs))]
     wanted = [*wanted, *range(max(wanted) + 1, max(wanted) + 1 + count)][: max(count, len(ours & theirs))]
     return [seed for seed in wanted if seed not in ours], [seed for seed in wanted if seed not in theirs]
 

@@ -181,8 +181,9 @@ def _without_repetitions(label: str, results: list[Result], warnings: list[str])
 
 def _num_trials(result: Result) -> int:
     """Number of trials of the search whose best one the experiment of a run is; 0 if it is of none."""
-    experiment = Path(str(result.run.settings.get("choices.experiment") or ""))
     with suppress(OSError, ValueError):
+        words = shlex.split(str(result.record.get("command") or ""))
+        experiment = Path(next((w.partition("=")[2] for w in words if w.startswith("experiment=")), ""))
         if experiment.name == "best.yaml" and (experiment.parent / SEARCH).is_file():
             return sum(entry.is_dir() for entry in (experiment.parent / "trials").iterdir())
     return 0

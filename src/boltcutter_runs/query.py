@@ -53,15 +53,10 @@ Test = Callable[[Run], bool]
 
 @dataclass(frozen=True)
 class Query:
-    """A parsed filter, which can be called with a run.
-
-    Args:
-        test: Whether a run is selected.
-        keys: Keys that it uses, with their positions in the text.
-    """
+    """A parsed filter, which can be called with a run."""
 
     test: Test
-    keys: tuple[tuple[str, int], ...] = ()
+    keys: tuple[tuple[str, int], ...] = ()  # that it uses, with their positions in the text
 
     def __call__(self, run: Run) -> bool:
         """Return whether a run is selected."""

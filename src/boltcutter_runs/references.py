@@ -55,12 +55,9 @@ def resolve(project: Project, overrides: Sequence[str]) -> list[str]:
 
 
 def find(runs: Sequence[Run], text: str, key: str = "run") -> Run:
-    """The run that a name refers to; for ``latest`` and ``best:``, a note says which run that is.
+    """The run that ``latest``, ``best:<metric>``, an id, or the beginning of one or of its last part refers to.
 
-    Args:
-        runs: All runs.
-        text: ``latest``, ``best:<metric>``, an id, or the beginning of an id or of its last part.
-        key: Key of the override, for messages.
+    A note says which run the first two are. Messages begin with ``key``, that of the override.
     """
     having = [run for run in runs if run.kind != "search" and run.status not in ("unreadable", "submitted")]
     if text == LATEST:
