@@ -112,4 +112,5 @@ def candidates(project: Project) -> dict[str, str]:
     """Values for completion: names and ids of runs, with descriptions."""
     runs = find_runs(runs_folder(project))
     found = {printable(run.id): printable(f"{run.name}, {run.status}") for run in reversed(runs) if run.parent is None}
-    return {LATEST: "the newest run", **found} if runs else {}
+    best = dict.fromkeys((f"{BEST}{printable(name)}" for run in runs for name in run.metrics), "")
+    return {LATEST: "the newest run", **best, **found} if runs else {}
