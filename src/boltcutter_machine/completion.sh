@@ -29,14 +29,14 @@ _boltcutter_parse() {  # sets program, which completes, and given, its arguments
 _boltcutter_bash() {
     local line="${COMP_LINE:0:COMP_POINT}" word text
     local current="${line##*[[:space:]]}"
-    local kept="${current%"${current##*=}"}"
+    local breaks="${COMP_WORDBREAKS//[^=:]/}"
+    local kept="${breaks:+${current%"${current##*[$breaks]}"}}"
     local -a words program given described=()
     read -a words <<<"${line%"$current"}"  # without -r, a backslash quotes a space
     COMPREPLY=()
     _boltcutter_parse "${words[@]}" || return 0
-    # Readline replaces what follows the last =, but all of a word in quotes.
+    # Readline replaces what follows the last = or :, but all of a word in quotes.
     case "$current" in [\"\']*) current="${current:1}" kept="" ;; esac
-    [[ "$COMP_WORDBREAKS" == *=* ]] || kept=""
     while IFS=$'\t' read -r word text; do
         COMPREPLY+=("${word#"$kept"}")
         described+=("${word#"$kept"}${text:+  $text}")

@@ -172,7 +172,8 @@ def _of_run(groups: Mapping[str, _Group]) -> Schema:
     properties = of_config | {
         name: {"anyOf": [NULL, REFERENCE, _object(group.schema())]} for name, group in own.items()
     }
-    defaults = {"properties": {name: group.choices() for name, group in groups.items()}}
+    choices = {name: group.choices() for name, group in groups.items()}
+    defaults = {"properties": choices, "additionalProperties": False}
     properties |= {"defaults": {"anyOf": [{"type": ["string", "array", "null"]}, _object(defaults)]}}
     return {"properties": properties, "additionalProperties": False}
 

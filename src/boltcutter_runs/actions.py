@@ -26,27 +26,18 @@ def tag(runs: Sequence[Run], tags: Sequence[str], *, removes: bool = False) -> N
         own = [name for name in labels["tags"] if name not in tags]
         hidden = [name for name in labels["untagged"] if name not in tags]
         labels["tags"], labels["untagged"] = (own, [*hidden, *tags]) if removes else ([*own, *tags], hidden)
-        _write(Path(run.folder), labels)
+        write_text(Path(run.folder, LABELS), json.dumps(labels, indent=1) + "\n")
 
 
 def note(runs: Sequence[Run], text: str) -> None:
     """Set the note of runs."""
     for run in runs:
-        _write(Path(run.folder), read_labels(Path(run.folder)) | {"note": text})
-
-
-def _write(folder: Path, labels: dict[str, object]) -> None:
-    write_text(folder / LABELS, json.dumps(labels, indent=1) + "\n")
+        labels = read_labels(Path(run.folder)) | {"note": text}
+        write_text(Path(run.folder, LABELS), json.dumps(labels, indent=1) + "\n")
 
 
 def remove(runs: Sequence[Run], *, is_confirmed: bool, ask: Callable[[str], str] = input) -> list[Run]:
-    """Delete the folders of runs, after asking.
-
-    Args:
-        runs: The runs.
-        is_confirmed: Whether the user has agreed already.
-        ask: Asks the user.
-    """
+    """Delete the folders of runs, after asking unless the user has agreed already."""
     if not (is_confirmed or ask is not input or sys.stdin.isatty()):
         raise ConfigError("remove: asks first, but the input is no terminal; add --yes")
     with ExitStack() as stack:
@@ -101,7 +92,8 @@ def _hold(runs: Sequence[Run], verb: str, stack: ExitStack) -> None:
             raise ConfigError(f"{verb} {run.id}: its job has not started; boltcutter launch cancel run={run.folder}")
         if Path(run.folder).is_symlink():
             raise ConfigError(f"{verb} {run.id}: {run.folder} is a link; {verb} the folder that it leads to")
-        for folder in _folders(Path(run.folder)):
+        trials = sorted(Path(run.folder).glob(f"trials/*/{lease.FILE}"))  # that a process may hold
+        for folder in (Path(run.folder), *(file.parent for file in trials)):
             held = lease.Lease(folder)
             try:
                 held.acquire()
@@ -111,12 +103,6 @@ def _hold(runs: Sequence[Run], verb: str, stack: ExitStack) -> None:
             except OSError as error:
                 raise ConfigError(f"{verb} {run.id}: {folder} cannot be written ({error.strerror})") from None
             stack.callback(held.release)
-
-
-def _folders(folder: Path) -> Iterator[Path]:
-    """The folder, and those of trials that a process may hold."""
-    yield folder
-    yield from (file.parent for file in sorted(folder.glob(f"trials/*/{lease.FILE}")))
 
 
 @contextmanager

@@ -21,10 +21,6 @@ def check(first: Group, second: Group, pairs: Pairs, metric: str) -> list[str]:
     groups, folders = (first, second), {str(result.run.folder) for result in first.results}
     if both := [result.run.id for result in second.results if str(result.run.folder) in folders]:
         raise ConfigError(f"{second.label}: {listed(both)} are in both groups; let the filters exclude each other")
-    folds = {result.num_folds for group in groups for result in group.results}
-    if len(folds) > 1 or (folds != {None} and not pairs):
-        numbers = " and ".join(sorted(str(number or "null") for number in folds))
-        raise ConfigError(f"data.num_folds={numbers}: folds are compared with the same folds; train both on these")
     _check_metric(first, second, metric)
     warnings = [*_check_data(first, second, pairs, metric), *_selection(first, second, metric)]
     warnings += [warning for group in groups for warning in _repeated_tests(group, metric)]

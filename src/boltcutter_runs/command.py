@@ -24,15 +24,7 @@ PAGE = "runs.html"  # unless --html=<file>
 
 
 def main(project: Project, arguments: list[str]) -> list[Run] | None:
-    """List runs, or change their labels or places.
-
-    Args:
-        project: Project whose runs are listed.
-        arguments: A filter and flags, or a verb with runs.
-
-    Returns:
-        The runs that are listed.
-    """
+    """List runs, which are returned, or change their labels or places."""
     if "--complete" in arguments:
         complete(project, arguments[arguments.index("--complete") + 1 :])
         return None

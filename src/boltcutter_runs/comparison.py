@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from boltcutter.config.errors import ConfigError, printable
 from boltcutter.formatting import aligned
-from boltcutter.project import Project
+from boltcutter.project import Project, command
 from boltcutter.run.metrics import Mode
 from boltcutter_runs import caveats, further
 from boltcutter_runs.actions import writing
@@ -59,6 +59,8 @@ def main(project: Project, arguments: list[str]) -> dict[str, Any]:
     mode = mode or metric_mode([r.run for group in groups for r in group.results], metric)
     if mode is None:
         raise ConfigError(f"--metric={metric}: its name does not say which values are better; add --mode=min|max")
+    for group in groups[1:]:
+        further.check_folds(project, groups[0], group)
     found = [compare(groups[0], group, metric) for group in groups[1:]]
     found[0].warnings += caveats.measured_elsewhere(groups, known, metric)
     decide(found, mode, effect)
@@ -68,6 +70,11 @@ def main(project: Project, arguments: list[str]) -> dict[str, Any]:
         for group, lacking in zip((comparison.first, comparison.second), seeds, strict=True):
             comparison.commands += further.commands(project, group, lacking)
         comparison.verdict = describe(comparison, scale, effect, len(found)) + ending
+    lasting = [further.lasting_filter(group, known) for group in groups] if any(c.commands for c in found) else []
+    if lasting and lasting != [group.label for group in groups]:  # such as the folder of a search
+        options = [f"{flag}={value}" for flag, value in flags.items() if flag in ("--mode", "--effect")]
+        options += [text for text in texts if text.startswith("runs=")]
+        found[-1].commands.append(command("compare", "--metric", metric, *options, *lasting))
     lines = "\n".join(_lines(groups, found, scale))
     print(printable(lines))
     if page := flags.get("--html"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from boltcutter.config.values import format_value
 from boltcutter.project import display_path
 from boltcutter.run.folder import read_record
 from boltcutter.run.store import run_store
-from boltcutter_runs.query import VALUE, select, value_of
+from boltcutter_runs.query import equals, select, value_of
 from boltcutter_runs.record import Run, find_runs
 from boltcutter_runs.references import find
 
@@ -67,6 +67,7 @@ class Group:
     warnings: list[str]
     trials: int
     searched: str
+    is_filter: bool = False  # the label, which otherwise is a folder
 
     @property
     def values(self) -> list[float]:
@@ -105,7 +106,9 @@ def read_group(text: str, known: Sequence[Run], metric: str) -> Group:
             raise ConfigError(f"--metric={metric}: no run of {label} has it{hint(metric, names)} ({', '.join(names)})")
         raise ConfigError("; ".join([*warnings, f"{label}: no completed runs are left; train some, or correct it"]))
     results = _without_repetitions(label, results, warnings)
-    return Group(label, results, warnings, trials or max(_num_trials(result) for result in results), searched)
+    return Group(
+        label, results, warnings, trials or max(_num_trials(result) for result in results), searched, not is_folder
+    )
 
 
 def pair(first: Group, second: Group) -> list[tuple[Result, Result]]:
@@ -169,8 +172,7 @@ def _without_repetitions(label: str, results: list[Result], warnings: list[str])
                 names = (different[0].partition(".")[0], different[0])  # rather a config group than a setting
                 key = next(k for k in names if value_of(earlier.run, k) != value_of(result.run, k))
                 both = f"{earlier.run.id} and {result.run.id} have the same seed, but differ in {key}"
-                texts = [format_value(value_of(r.run, key)) for r in (earlier, result)]
-                ends = [f"'and {key}={t if VALUE.fullmatch(t) else json.dumps(t)}'" for t in texts]
+                ends = [shlex.quote(f"and {equals(r.run, key)}") for r in (earlier, result)]
                 raise ConfigError(f"{label}: {both}; add {' or '.join(ends)} to the filter")
             warnings.append(f"{label}: {earlier.run.id} is left out, as {result.run.id} repeats it")
         found[result.key] = result
@@ -179,8 +181,9 @@ def _without_repetitions(label: str, results: list[Result], warnings: list[str])
 
 def _num_trials(result: Result) -> int:
     """Number of trials of the search whose best one the experiment of a run is; 0 if it is of none."""
-    experiment = Path(str(result.run.settings.get("choices.experiment") or ""))
     with suppress(OSError, ValueError):
+        words = shlex.split(str(result.record.get("command") or ""))
+        experiment = Path(next((w.partition("=")[2] for w in words if w.startswith("experiment=")), ""))
         if experiment.name == "best.yaml" and (experiment.parent / SEARCH).is_file():
             return sum(entry.is_dir() for entry in (experiment.parent / "trials").iterdir())
     return 0

@@ -43,13 +43,7 @@ TESTED = "evaluation/test/metrics.json"
 
 
 def serve(root: str, query: Query, given: Mapping[str, str]) -> None:
-    """Serve until Ctrl-C.
-
-    Args:
-        root: Folder of all runs.
-        query: Filter of the runs.
-        given: ``host``, ``port`` and ``token_file``, as of ``serve``.
-    """
+    """Serve until Ctrl-C; ``given`` are ``host``, ``port`` and ``token_file``, as of ``boltcutter serve``."""
     host, port, file = (given.get(name, default) for name, default in SETTINGS.items())
     if (number := parse_count(port)) is None or number > 65535:
         raise ConfigError(f"port={port} is not a port; try port={SETTINGS['port']}, or port=0 for a free one")
@@ -64,12 +58,7 @@ def serve(root: str, query: Query, given: Mapping[str, str]) -> None:
 
 
 class Watch:
-    """The runs below a folder, of which those whose files have changed are read again.
-
-    Args:
-        root: Folder of all runs.
-        query: Filter of the runs.
-    """
+    """The runs below a folder, of which those whose files have changed are read again."""
 
     def __init__(self, root: str, query: Query) -> None:
         self.root, self.query = root.rstrip("/"), query
@@ -154,14 +143,7 @@ def _digest(values: list[Any]) -> str:
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Answers requests for the page, its data and the reports.
-
-    Args:
-        watch: The runs.
-        host: Address to listen on.
-        port: Port; 0 for a free one.
-        token: What other machines need; empty: nothing.
-    """
+    """Answers requests for the page, its data and the reports, with a token those of other machines too."""
 
     def __init__(self, watch: Watch, host: str, port: int, token: str) -> None:
         super().__init__((host, port), _Handler, bind_and_activate=False)

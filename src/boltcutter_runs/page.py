@@ -50,12 +50,9 @@ def render(title: str, data: dict[str, Any], home: str = "") -> str:
 
 
 def collect(runs: Sequence[Run], links: Sequence[str | None], curves: Sequence[Curves] | None = None) -> dict[str, Any]:
-    """Everything that the page shows; runs as columns, as they may be thousands.
+    """Everything that the page shows of runs, the oldest first, and of links to their reports.
 
-    Args:
-        runs: The runs, the oldest first.
-        links: URL of each run's report.
-        curves: Curves of each run, if they have been read before.
+    Runs are columns, as they may be thousands. Curves are read unless they are given.
     """
     shorts, settings = table.short_ids(runs), table.differing_settings(runs)
     metrics = table.shown_metrics(runs)

@@ -20,15 +20,7 @@ MAX_READ = 20_000  # samples of the test split that are read to find them
 
 
 def write_page(path: Path, project: Project, title: str, text: str, found: Sequence[Comparison]) -> None:
-    """Write the page.
-
-    Args:
-        path: File to write.
-        project: Project whose data modules read the samples.
-        title: Heading.
-        text: Verdicts, warnings and tables.
-        found: The comparisons.
-    """
+    """Write the page: ``text`` are the verdicts, warnings and tables; data modules of the project read the samples."""
     shown, left = list[dict[str, Any]](), MAX_PICTURES
     for comparison, samples in ((c, c.samples) for c in found if c.samples and c.samples.changed):
         chosen: list[dict[str, Any]] = [dict(sample) for sample in samples.changed[:left]]
@@ -45,12 +37,7 @@ def write_page(path: Path, project: Project, title: str, text: str, found: Seque
 
 
 def read_pictures(project: Project, folder: Path, wanted: Mapping[float, float | None]) -> dict[int, dict[str, Any]]:
-    """Images of the test split by index; without those that have another target than the predictions.
-
-    Args:
-        project: Project whose data modules are used.
-        folder: Folder of a run, whose data are read.
-        wanted: Index and target of each sample.
+    """Images of the test split of a run by index, of samples whose index and target are ``wanted``.
 
     Raises:
         ConfigError: The record names a class that is not trusted, or the data cannot be read.

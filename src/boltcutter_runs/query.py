@@ -53,15 +53,10 @@ Test = Callable[[Run], bool]
 
 @dataclass(frozen=True)
 class Query:
-    """A parsed filter, which can be called with a run.
-
-    Args:
-        test: Whether a run is selected.
-        keys: Keys that it uses, with their positions in the text.
-    """
+    """A parsed filter, which can be called with a run."""
 
     test: Test
-    keys: tuple[tuple[str, int], ...] = ()
+    keys: tuple[tuple[str, int], ...] = ()  # that it uses, with their positions in the text
 
     def __call__(self, run: Run) -> bool:
         """Return whether a run is selected."""
@@ -204,6 +199,17 @@ class _Parser:
         return _error(self.text, position + spaces, message)
 
 
+def equals(run: Run, key: str) -> str:
+    """The comparison of a filter that selects the value of a run."""
+    value = value_of(run, key)
+    text = value if isinstance(value, str) else _text(value)
+    quote = next((sign for sign in "\"'" if sign not in text), "") if not VALUE.fullmatch(text) else ""
+    if quote or VALUE.fullmatch(text):
+        return f"{key}={quote}{text}{quote}"
+    pattern = re.escape(text).replace('"', ".")  # a text with both quotes
+    return f'{key}~"^{pattern}$"'
+
+
 def _error(text: str, position: int, message: str) -> ConfigError:
     return ConfigError(f"filter={text}: position {position + 1}: {message}")
 
@@ -230,4 +236,4 @@ def _equals(value: Any, text: str, number: float | None) -> bool:
         return bool(value == number)
     if value is None or value == []:
         return text in ("null", "")
-    return str(value) == text if isinstance(value, str) else _text(value) == "".join(text.split())
+    return str(value) == text if isinstance(value, str) else "".join(_text(value).split()) == "".join(text.split())

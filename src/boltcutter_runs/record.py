@@ -145,13 +145,7 @@ def is_held(folder: Path) -> bool:
 
 
 def best_run(runs: Sequence[Run], metric: str, mode: Mode | None = None) -> Run | None:
-    """The run with the best value of a metric; None if no run has one.
-
-    Args:
-        runs: The runs.
-        metric: Name of the metric.
-        mode: Whether smaller or larger values are better; by default, what the runs or the name of the metric say.
-    """
+    """The run with the best value of a metric, by default as the runs or its name say; None if no run has one."""
     having = [run for run in runs if run.metrics.get(metric, float("nan")) == run.metrics.get(metric)]
     mode = mode or metric_mode(having, metric) or "min"
     return (max if mode == "max" else min)(having, key=lambda run: run.metrics[metric], default=None)

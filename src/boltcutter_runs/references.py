@@ -55,12 +55,9 @@ def resolve(project: Project, overrides: Sequence[str]) -> list[str]:
 
 
 def find(runs: Sequence[Run], text: str, key: str = "run") -> Run:
-    """The run that a name refers to; for ``latest`` and ``best:``, a note says which run that is.
+    """The run that ``latest``, ``best:<metric>``, an id, or the beginning of one or of its last part refers to.
 
-    Args:
-        runs: All runs.
-        text: ``latest``, ``best:<metric>``, an id, or the beginning of an id or of its last part.
-        key: Key of the override, for messages.
+    A note says which run the first two are. Messages begin with ``key``, that of the override.
     """
     having = [run for run in runs if run.kind != "search" and run.status not in ("unreadable", "submitted")]
     if text == LATEST:
@@ -115,4 +112,5 @@ def candidates(project: Project) -> dict[str, str]:
     """Values for completion: names and ids of runs, with descriptions."""
     runs = find_runs(runs_folder(project))
     found = {printable(run.id): printable(f"{run.name}, {run.status}") for run in reversed(runs) if run.parent is None}
-    return {LATEST: "the newest run", **found} if runs else {}
+    best = dict.fromkeys((f"{BEST}{printable(name)}" for run in runs for name in run.metrics), "")
+    return {LATEST: "the newest run", **best, **found} if runs else {}

@@ -13,11 +13,7 @@ INDEX = "index-of-runs.json"  # beside the local folder
 
 
 def mirror(url: str) -> Path:
-    """Download the records, metrics and labels of all runs at a URL, as far as they have changed.
-
-    Returns:
-        The local folder.
-    """
+    """Download the records, metrics and labels of all runs at a URL, as far as they have changed, to a local folder."""
     folder = run_store().locate(url)
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with storage_errors(f"runs={url}", url):

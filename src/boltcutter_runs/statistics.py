@@ -177,11 +177,10 @@ def holm(values: Sequence[float]) -> list[float]:
 
     Source: Holm, A Simple Sequentially Rejective Multiple Test Procedure, Scandinavian Journal of Statistics 6, 1979.
     """
-    found, largest = [0.0] * len(values), 0.0
-    for place, index in enumerate(sorted(range(len(values)), key=lambda index: values[index])):
-        largest = max(largest, min(1.0, (len(values) - place) * values[index]))
-        found[index] = largest
-    return found
+    order = np.argsort(values)
+    raised = np.arange(len(values), 0, -1) * np.asarray(values, np.float64)[order]
+    found = np.minimum(1.0, np.maximum.accumulate(raised))
+    return [float(found[place]) for place in np.argsort(order)]
 
 
 def power(effect: Any, error: Any, freedom: Any) -> Any:

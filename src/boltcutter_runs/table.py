@@ -64,12 +64,7 @@ def shown_metrics(runs: Sequence[Run]) -> list[str]:
 
 
 def columns(runs: Sequence[Run], given: str | None = None) -> tuple[list[str], list[str]]:
-    """Keys of the columns, and settings that differ but are not shown.
-
-    Args:
-        runs: The runs that are shown.
-        given: Keys separated by commas; by default, what there is and what differs.
-    """
+    """Keys of the columns, by default what there is and what differs, and settings that differ but are not shown."""
     if given:
         keys = [key.strip() for key in given.split(",") if key.strip()]
         for key in keys:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from compared_runs import write_run
 from conftest import require
 
 from boltcutter.cli.main import FLAGS
@@ -165,3 +166,18 @@ def test_completion_in_a_shell(name: str, tmp_path: Path) -> None:
                 continue  # there a person has to quote a [, and nothing is completed after another program's =
             assert after_tab(line).rstrip() == expected.rstrip(), line
     assert not (tmp_path / "was run").exists()
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh"])
+def test_names_of_runs_are_completed_in_a_shell(name: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "digits" / "20260101-120000-abcd1234", 0.9)
+    train, evaluate = f"{ROOT}/scripts/train.py", f"{ROOT}/scripts/evaluate.py"
+    with shell(name, tmp_path) as after_tab:
+        for line, ending in {
+            f"python {train} resume=lat": "resume=latest",
+            f"python {evaluate} run=2026": "run=20260101-120000-abcd1234",
+            f"python {evaluate} run=best:test/acc": "run=best:test/accuracy",  # bash splits words at : too
+            "boltcutter evaluate run=best:v": "run=best:val/loss",
+            "boltcutter runs sta": "status=",
+        }.items():
+            assert after_tab(line).rstrip() == f"{line.rpartition(' ')[0]} {ending}", line

@@ -105,6 +105,12 @@ def test_mistakes_of_names_and_types_are_refused(faults: Faults, overrides: str)
     assert bool(faults("experiment", as_experiment(overrides))) == (overrides not in ELSEWHERE)
 
 
+@pytest.mark.parametrize("name", ["experiment", "train"])
+def test_a_misspelt_group_among_the_defaults_is_refused(faults: Faults, name: str) -> None:
+    assert not faults(name, {"defaults": {"model": "mlp"}})
+    assert faults(name, {"defaults": {"modle": "mlp"}})
+
+
 def test_values_and_arguments_of_a_component_are_described() -> None:
     schema = make_schemas(PROJECT)["model"]
     assert schema["definitions"]["boltcutter.model.mlp.MLP"]["else"]["properties"]["hidden_sizes"]["description"]

@@ -74,15 +74,6 @@ def test_a_metric_that_is_computed_otherwise_is_refused(tmp_path: Path) -> None:
         warnings_of(tmp_path)
 
 
-def test_folds_are_compared_with_the_same_folds(tmp_path: Path) -> None:
-    write_both(tmp_path, settings={"data": {"num_folds": 3, "fold": 0}})
-    with pytest.raises(ConfigError, match=r"data\.num_folds=3 and null"):
-        warnings_of(tmp_path)
-    write_group(tmp_path, "c", VALUES, seed=5, settings={"data": {"num_folds": 3, "fold": 0}})
-    with pytest.raises(ConfigError, match=r"data\.num_folds=3: folds are compared with the same folds"):
-        warnings_of(tmp_path, texts=("model=b", "model=c"))
-
-
 def test_a_run_in_both_groups_is_refused(tmp_path: Path) -> None:
     write_both(tmp_path)
     with pytest.raises(ConfigError, match="a-0, a-1, a-2 are in both groups"):

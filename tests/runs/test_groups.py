@@ -37,8 +37,8 @@ def test_a_search_stands_for_its_best_trial_and_repeated_seeds_for_all(tmp_path:
 
 def test_a_run_of_the_best_trial_has_the_budget_of_its_search(tmp_path: Path) -> None:
     search = write_search(tmp_path / "tuned", [0.3, 0.1, 0.2])
-    settings = {"choices": {"experiment": str(search / "best.yaml")}}
-    run = write_run(tmp_path / "again", 0.9, settings=settings)
+    command = f"/usr/bin/boltcutter train seed=1 experiment={search / 'best.yaml'}"
+    run = write_run(tmp_path / "again", 0.9, settings={"choices": {"experiment": "best"}}, command=command)
     assert read_group(str(run), find_runs(tmp_path), ACCURACY).trials == 3
 
 

@@ -104,7 +104,8 @@ def test_processes_that_are_started_use_the_same_run(runs: Path, write: Write, m
 def test_candidates_are_names_and_ids(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(references, "runs_folder", lambda project: str(runs))
     found = candidates(Project.at(runs))
-    assert [*found] == ["latest", TRIAL, NEW, OLD]
+    assert [name for name in found if not name.startswith("best:")] == ["latest", TRIAL, NEW, OLD]
+    assert "best:val/loss" in found
     assert found[NEW] == "digits-convnet, completed"
     assert len(find_runs(runs)) == 4
 
