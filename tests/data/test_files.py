@@ -1,4 +1,5 @@
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def test_what_is_no_ordinary_file_is_not_opened(name: str, is_fifo: bool, tmp_pa
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
-    readers = {"a.npy": map_npy, "a.png": lambda path: read_image(path, (1, 8, 8))}
+    readers: dict[str, Callable[[Path], object]] = {"a.npy": map_npy, "a.png": lambda a: read_image(a, (1, 8, 8))}
     with pytest.raises(ValueError, match=rf"{name}: not an ordinary file; remove or replace it"):
         readers.get(name, read_table)(path)
     if name == "a.npy":
