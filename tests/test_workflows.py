@@ -149,3 +149,19 @@ def test_hooks_and_workflows_use_the_same_versions() -> None:
     assert hooks["gitleaks"]["additional_dependencies"][0] in audit
     assert "pip-audit --no-deps --disable-pip -r constraints.txt" in audit
     assert "zizmor" in hooks
+
+
+@pytest.mark.parametrize("root", [ROOT, PROJECT], ids=["here", "new project"])
+def test_keys_are_ignored_and_actions_are_updated(root: Path, tmp_path: Path) -> None:
+    run("git", "init", "-q", cwd=tmp_path)
+    (tmp_path / ".gitignore").write_text((root / ".gitignore").read_text())
+    keys = [".env", ".env.local", "conf/server.pem", "deploy.key", ".env.example"]
+    assert run("git", "check-ignore", *keys, cwd=tmp_path).split() == keys[:-1]
+    updates = read(root / ".github" / "dependabot.yml")["updates"]
+    assert [update["package-ecosystem"] for update in updates] == ["github-actions"]
+    assert updates[0]["cooldown"]["default-days"] >= 7
+
+
+def test_how_to_report_is_said() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    assert all(word in text for word in ("**Reporting.**", "**Versions.**", "docs/security.md"))

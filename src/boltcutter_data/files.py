@@ -26,15 +26,22 @@ def find_files(pattern: str, setting: str, suffixes: tuple[str, ...] = (".bin", 
         raise ValueError(
             f"{setting}={pattern}: no such file; give one, a folder of {', '.join(suffixes)}, or a pattern"
         )
-    return files
+    return [ordinary(file) for file in files]
+
+
+def ordinary(path: Path, missing: str = "give an existing file") -> Path:
+    """Return a path, unless a FIFO, which would block, or a device, which may be endless, is there, or nothing."""
+    if not path.is_file():
+        reason = "not an ordinary file; remove or replace it" if path.exists() else f"no such file; {missing}"
+        raise ValueError(f"{path}: {reason}")
+    return path
 
 
 def map_npy(path: Path, missing: str = "give an existing file") -> npt.NDArray[Any]:
     """Memory-map a ``.npy`` file."""
+    ordinary(path, missing)
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; {missing}") from None
     except Exception as error:  # NumPy parses the header as Python, and passes on what that raises
         raise ValueError(f"{path}: not a valid .npy file ({' '.join(str(error).split())}); replace it") from None
 

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boltcutter_data.files import ordinary
+
 SUFFIXES = (".png", ".jpg", ".jpeg")
 
 
@@ -61,7 +63,7 @@ def read_image_shape(path: Path, contents: BinaryIO | None = None) -> tuple[int,
 def _open(path: Path, contents: BinaryIO | None) -> Iterator[Any]:
     Image, _ = _import_pillow()
     try:
-        with Image.open(contents or path) as image:
+        with Image.open(contents or ordinary(path)) as image:
             yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = " ".join(str(error).split())

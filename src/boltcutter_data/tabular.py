@@ -17,6 +17,7 @@ from torch import Tensor
 
 from boltcutter.data.module import BatchedTensorDataset, DataModule, Kind, Splits
 from boltcutter.data.splits import Indices, check_split, split_indices
+from boltcutter_data.files import ordinary
 
 Floats = npt.NDArray[np.float64]
 DATE = re.compile(
@@ -207,12 +208,11 @@ def read_table(path: Path, text: Sequence[str] = ()) -> pd.DataFrame:
     """Read a CSV or Parquet file with at least one row; of CSV, the columns ``text`` as text."""
     if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
         raise ValueError(f"{path}: expected a file name that ends in .csv, .csv.gz or .parquet")
+    ordinary(path, "give the path of a table")
     try:
         table = (
             pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, dtype=dict.fromkeys(text, str))
         )
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; give the path of a table") from None
     except ImportError:  # pandas reads Parquet by pyarrow
         raise ValueError(f"{path}: pyarrow is not installed; pip install 'boltcutter[tabular]'") from None
     except (ValueError, OSError, EOFError) as error:

@@ -18,6 +18,7 @@ from boltcutter.config.errors import ConfigError, as_config_error, one_line
 from boltcutter.config.instantiate import build
 from boltcutter.project import Project
 from boltcutter.run import trust
+from boltcutter_data.files import ordinary
 from boltcutter_export.card import PREPROCESSING
 from boltcutter_export.program import select_inputs
 from boltcutter_export.runner import CARD, Runner, read_card
@@ -143,14 +144,13 @@ def load_exported(folder: str | Path) -> nn.Module:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{place}/config.json: cannot be read ({error}); give the folder of an export") from error
     trust.check(node, f"folder={place}", place, Project.find())
-    model: nn.Module = build(DictConfig(node), "model")
+    file = "config.json"
     try:
-        if not (place / "model.safetensors").is_file():  # a FIFO would block
-            raise FileNotFoundError("not a file")
-        load_model(model, place / "model.safetensors")
-    except Exception as error:  # safetensors raises its own
-        reason = one_line(error, 200)
-        raise ConfigError(f"{place}/model.safetensors: cannot be loaded ({reason}); export it again") from error
+        model: nn.Module = build(DictConfig(node), "model")
+        file = "model.safetensors"
+        load_model(model, ordinary(place / file))
+    except Exception as error:  # safetensors, and each constructor, raises its own
+        raise ConfigError(f"{place}/{file}: cannot be loaded ({one_line(error, 200)}); export it again") from error
     return model.eval()
 
 

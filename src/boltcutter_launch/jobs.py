@@ -30,7 +30,7 @@ def remember(runs: str, folder: Path) -> None:
     if "://" not in runs and not folder.resolve().is_relative_to(Path(runs).resolve()):
         with suppress(OSError):  # of a folder that this user cannot write, in which list finds no other runs either
             Path(runs).mkdir(parents=True, exist_ok=True)
-            with (Path(runs) / FOLDERS).open("a") as file:
+            with open(Path(runs) / FOLDERS, "a", opener=trust.without_blocking) as file:
                 file.write(f"{folder.resolve()}\n")
 
 

@@ -1,9 +1,12 @@
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from boltcutter_data.files import BLOCK_BYTES, find_files, sampled_hash
+from boltcutter_data.files import BLOCK_BYTES, find_files, map_npy, sampled_hash
+from boltcutter_data.image_io import read_image
+from boltcutter_data.tabular import read_table
 
 
 def test_files_are_found_by_path_folder_and_pattern(tmp_path: Path) -> None:
@@ -14,6 +17,23 @@ def test_files_are_found_by_path_folder_and_pattern(tmp_path: Path) -> None:
     assert [path.name for path in find_files(f"{tmp_path}/*.n*", "data.path")] == ["b.npy"]
     with pytest.raises(ValueError, match=r"^data\.val=nothing/\*: no such file; give one, a folder of \.bin, \.npy"):
         find_files("nothing/*", "data.val")
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.csv", "a.parquet", "a.png"])
+@pytest.mark.parametrize("is_fifo", [True, False])
+def test_what_is_no_ordinary_file_is_not_opened(name: str, is_fifo: bool, tmp_path: Path) -> None:
+    """A FIFO would block, and a device would fill the memory."""
+    path = tmp_path / name
+    if is_fifo:
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    readers: dict[str, Callable[[Path], object]] = {"a.npy": map_npy, "a.png": lambda a: read_image(a, (1, 8, 8))}
+    with pytest.raises(ValueError, match=rf"{name}: not an ordinary file; remove or replace it"):
+        readers.get(name, read_table)(path)
+    if name == "a.npy":
+        with pytest.raises(ValueError, match=rf"{name}: not an ordinary file; remove or replace it"):
+            find_files(str(tmp_path), "data.path")
 
 
 def test_the_hash_depends_on_size_time_and_blocks(tmp_path: Path) -> None:

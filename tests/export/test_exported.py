@@ -246,3 +246,11 @@ def test_a_configuration_of_somebody_else_builds_no_other_class(tmp_path: Path, 
     (tmp_path / "config.json").write_text(node)
     with pytest.raises(ConfigError, match=r"config\.json: cannot be read|os\.system, which is neither part"):
         load_exported(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [["", 8, 8], None, {}, [10**400]])
+def test_arguments_of_another_type_are_one_line(tmp_path: Path, shape: object) -> None:
+    node = {"_target_": "boltcutter.model.linear.Linear", "input_shape": shape, "num_classes": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"model": node}))
+    with pytest.raises(ConfigError, match=r"config\.json: cannot be loaded \(.*\); export it again$"):
+        load_exported(tmp_path)

@@ -13,7 +13,7 @@ from boltcutter.environment import lease
 from boltcutter.environment.process import start_time
 from boltcutter.run import trust
 from boltcutter_launch import slurm_queue
-from boltcutter_launch.jobs import find_launcher, job_of, list_runs, read_launch, remember, run_verb
+from boltcutter_launch.jobs import FOLDERS, find_launcher, job_of, list_runs, read_launch, remember, run_verb
 
 SLURM = {"_target_": "boltcutter_launch.slurm.SlurmLauncher"}
 
@@ -82,6 +82,13 @@ def test_runs_with_a_folder_of_their_own_are_listed(
     list_runs(Path("runs"))
     listed = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
     assert sorted(listed) == ["elsewhere/array/array-0", "elsewhere/two", "runs/digits/one"]
+
+
+def test_a_fifo_in_place_of_the_list_of_folders_does_not_block(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    os.mkfifo(tmp_path / "runs" / FOLDERS)
+    remember(str(tmp_path / "runs"), tmp_path / "elsewhere")
+    list_runs(tmp_path / "runs")
 
 
 LOCAL = "boltcutter_launch.local.LocalLauncher"

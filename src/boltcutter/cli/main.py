@@ -27,14 +27,11 @@ FLAGS = {
     "--json": "print the result, or the mistakes with their corrections, as one JSON object",
     "--completion": 'enable completion in bash and zsh: eval "$(boltcutter train --completion)"',
 }
+# A file or folder cannot be opened because of what is in its place, such as a folder in place of a file.
+OBSTACLES = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENXIO, errno.ELOOP, errno.EACCES, errno.EROFS}
 
 
-def main(
-    project: Project,
-    command: Command,
-    usage: str | None = None,
-    arguments: Sequence[str] | None = None,
-) -> Any:
+def main(project: Project, command: Command, usage: str | None = None, arguments: Sequence[str] | None = None) -> Any:
     """Handle the shared flags, or else run a command and return its result.
 
     Args:
@@ -53,14 +50,8 @@ def main(
         flags = [argument for argument in arguments if argument.startswith("-")]
         if not set(flags) <= own.keys():
             with _faster_imports():
-                _answer(
-                    project,
-                    command,
-                    usage or command.usage,
-                    flags,
-                    arguments,
-                    {**FLAGS, **own, **dict.fromkeys(command.by_flag, "see above")},
-                )
+                known = {**FLAGS, **own, **dict.fromkeys(command.by_flag, "see above")}
+                _answer(project, command, usage or command.usage, flags, arguments, known)
         else:
             if command.begin:
                 load(command.begin)()
@@ -119,7 +110,8 @@ def one_line_errors() -> Iterator[None]:
             isinstance(error, ConfigError | ProjectError) or getattr(error, "errno", None) == errno.ENAMETOOLONG
         )
         # An error with a remedy needs no traceback; any other is a bug.
-        is_expected = is_mistake or getattr(error, "hide_traceback", False)
+        is_obstructed = getattr(error, "filename", None) and getattr(error, "errno", None) in OBSTACLES
+        is_expected = is_mistake or is_obstructed or getattr(error, "hide_traceback", False)
         if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not is_expected:
             raise
         if is_mistake:
@@ -129,7 +121,10 @@ def one_line_errors() -> Iterator[None]:
             sys.exit(2)
         rank = distributed_rank()
         if not getattr(error, "is_reported", False):
-            print("error" if rank is None else f"error on rank {rank}", _shown(error), sep=": ", file=sys.stderr)
+            remedy = "; move away what is there, or choose another place" if is_obstructed else ""
+            print(
+                "error" if rank is None else f"error on rank {rank}", _shown(error) + remedy, sep=": ", file=sys.stderr
+            )
         sys.exit(1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from boltcutter.formatting import as_cell
+from boltcutter.run import trust
 
 Table = dict[str, npt.NDArray[Any]]  # columns of the same length, by name
 
@@ -27,7 +29,8 @@ def write_csv(path: Path, table: Mapping[str, Sequence[Any] | npt.NDArray[Any]])
     """Write a table with a header; numbers have as many digits as their dtype needs."""
     columns = [np.asarray(column) for column in table.values()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with open(path, "w", newline="", encoding="utf-8", opener=trust.without_blocking) as file:
+        os.set_blocking(file.fileno(), True)  # only opening a FIFO that nobody reads must not block
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(map(as_cell, table))
         for begin in range(0, count_rows(table), ROWS_AT_ONCE):

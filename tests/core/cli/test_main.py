@@ -10,7 +10,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from boltcutter.cli.main import FLAGS, main
+from boltcutter.cli.main import FLAGS, main, one_line_errors
 from boltcutter.config.compose import compose
 from boltcutter.extend import Command
 from boltcutter.project import Project, summary
@@ -209,3 +209,12 @@ def test_a_path_that_is_too_long_is_a_mistake(said: Read, capsys: pytest.Capture
         said(f"run={'a' * 300}")
     assert end.value.code == 2
     assert re.fullmatch(r"error: .*File name too long: .*\n", capsys.readouterr().err)
+
+
+def test_what_is_in_the_place_of_a_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file" / "a.csv"):
+        with pytest.raises(SystemExit) as end, one_line_errors():
+            path.write_text("")
+        assert end.value.code == 1
+        assert re.fullmatch(rf"error: .*{path}.*; move away what is there, or .*\n", capsys.readouterr().err)

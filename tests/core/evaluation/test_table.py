@@ -1,8 +1,12 @@
 import csv
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from boltcutter.evaluation.table import write_csv
 
@@ -38,3 +42,21 @@ def test_texts_are_quoted(tmp_path: Path) -> None:
     found = pd.read_csv(tmp_path / "table.csv")
     assert found["text"].tolist() == texts
     assert np.array_equal(found["value"], [1.5, np.nan, np.inf], equal_nan=True)
+
+
+def test_a_fifo_in_place_of_the_table_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "table.csv")
+    with pytest.raises(OSError, match="No such device or address"):
+        write_csv(tmp_path / "table.csv", {"a": [1]})
+
+
+def test_a_pipe_gets_a_whole_table(tmp_path: Path) -> None:
+    """Also one that is larger than the pipe, whose reader is slow."""
+    read, write = os.pipe()
+    with ThreadPoolExecutor(1) as pool, os.fdopen(read) as reader:
+        written = pool.submit(write_csv, Path(f"/dev/fd/{write}"), {"a": np.arange(50_000)})
+        time.sleep(0.5)
+        lines = [reader.readline() for _ in range(50_001)]
+        written.result()
+        os.close(write)
+    assert lines[-1] == "49999\n"
