@@ -1,6 +1,10 @@
 import os
 import pickle
+import zipfile
+import zlib
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +13,7 @@ from conftest import QUICK, STATE, Script, flip_a_bit
 from torch import nn
 
 from boltcutter.checkpoint.io import AtomicCheckpointIO
-from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.load import find_damage, load, read_metadata, restore
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.checkpoint.weights import incompatibility, load_weights
 
@@ -70,9 +74,84 @@ def test_weights_of_a_gpu_are_loaded_into_a_model(saved_on_gpu: Path) -> None:
 
 @pytest.mark.parametrize("device", ["cuda:1", "xpu"])
 def test_a_missing_device_is_not_reported_as_a_damaged_file(saved_on_gpu: Path, device: str) -> None:
-    with pytest.raises(CheckpointError, match=f"map_location={device} .* use map_location=cpu") as error:
+    with pytest.raises(CheckpointError, match=rf"map_location={device} \(\w+ .*\w\); use map_location=cpu") as error:
         load(saved_on_gpu, device)
     assert "damaged" not in str(error.value)
+
+
+def test_a_damaged_file_is_not_reported_as_a_missing_device(saved: Path) -> None:
+    torch.save({"state_dict": Evil()}, saved)
+    with pytest.raises(CheckpointError, match="would execute code or is damaged"):
+        load(saved, "cuda:1")
+
+
+@pytest.mark.parametrize("has_part", [True, False])
+def test_only_a_lazily_loaded_file_stays_mapped(saved: Path, has_part: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_part:
+        monkeypatch.setattr("boltcutter.extend.find", lambda name: None)
+    found = load(saved)
+    assert str(saved) not in Path("/proc/self/maps").read_text()
+    lazy = load(saved, lazy=True)
+    assert str(saved) in Path("/proc/self/maps").read_text()
+    for state in (found, lazy):
+        assert torch.equal(state["state_dict"]["weight"], STATE["state_dict"]["weight"])  # type: ignore[index]
+
+
+def test_a_legacy_file_is_refused(saved: Path) -> None:
+    torch.save(STATE, saved, _use_new_zipfile_serialization=False)
+    for read in (read_metadata, partial(load, lazy=True)):
+        with pytest.raises(CheckpointError, match=r"not loaded, .* \(it has a legacy format\)$"):
+            read(saved)
+
+
+ERRORS = [(kind(), kind.__name__) for kind in (EOFError, TypeError, ValueError, AttributeError, zipfile.BadZipFile)]
+
+
+@pytest.mark.parametrize(
+    ("error", "why"), [*ERRORS, (KeyError("a"), "'a'"), (RuntimeError("See:\nno  data"), "no data")]
+)
+def test_errors_of_torch_are_reported_in_one_line(
+    saved: Path, error: Exception, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("boltcutter.extend.find", lambda name: None)
+    monkeypatch.setattr("torch.load", fail)
+    with pytest.raises(CheckpointError, match=rf"not loaded, because it would execute code or is damaged \({why}\)$"):
+        load(saved)
+
+
+@pytest.mark.parametrize("error", [zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, zlib.error])
+def test_errors_of_reading_are_damage(saved: Path, error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(archive: zipfile.ZipFile) -> None:
+        raise error("unreadable")
+
+    monkeypatch.setattr("zipfile.ZipFile.testzip", fail)
+    assert find_damage(saved) == f"not a checkpoint, or truncated ({saved.stat().st_size} bytes)"
+
+
+def test_data_and_task_are_restored_from_a_checkpoint_or_an_export(saved: Path) -> None:
+    class Data:
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.state = state
+
+    class Generator(nn.Linear):
+        def generate(self) -> None: ...
+
+    data, task, generator = Data(), nn.Linear(3, 2), Generator(3, 2)
+    restore(data, str(saved), task)
+    assert data.state == {"statistics": {}}
+    assert torch.equal(task.weight, STATE["state_dict"]["weight"])  # type: ignore[index]
+    torch.save(STATE | {Data.__qualname__: {"statistics": {"mean": 1.0}, "position": 2}}, saved)
+    restore(data, str(saved))
+    assert data.state == {"statistics": {"mean": 1.0}, "position": 2}
+    exported = SimpleNamespace(statistics={"mean": 2.0})
+    for each in (task, generator):
+        restore(data, exported, each)
+        assert data.state == {"statistics": {"mean": 2.0}}
+    assert generator.model is exported
+    assert not hasattr(task, "model")
 
 
 OUTSIDE = """

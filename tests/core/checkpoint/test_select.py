@@ -7,6 +7,7 @@ from conftest import STATE, Script, flip_a_bit
 
 from boltcutter.checkpoint.io import AtomicCheckpointIO
 from boltcutter.checkpoint.select import find_best, find_checkpoint, find_newest, list_folders, list_names
+from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.config.errors import ConfigError
 
 
@@ -98,6 +99,19 @@ def test_links_that_lead_nowhere_are_skipped(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_missing_has_none(tmp_path: Path) -> None:
     assert list_names(tmp_path / 'it\'s "new" \\' / "checkpoints") == []
+
+
+@pytest.mark.parametrize("folder", ["run/checkpoints", "bucket/run/checkpoints"])  # some stores name no bucket
+def test_a_missing_bucket_is_no_missing_folder(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise FileNotFoundError(missing)
+
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.ls", fail)
+    missing = folder
+    assert list_names("memory://bucket/run/checkpoints") == []
+    missing = "bucket"
+    with pytest.raises(CheckpointError, match=r"^memory://bucket/run/checkpoints: cannot be reached \(bucket\); check"):
+        list_names("memory://bucket/run/checkpoints")
 
 
 @pytest.mark.parametrize("left", [b"", b"PK", b"hello"])

@@ -1,10 +1,14 @@
+import copy
 import enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from boltcutter.checkpoint.load import load
 from boltcutter.checkpoint.storage import CheckpointError
@@ -84,6 +88,107 @@ def test_training_state_that_is_not_loaded_is_reported(tmp_path: Path) -> None:
     assert incompatibility(load(path), task) is None
     torch.save(given | {"lr_schedulers": [{"mode": Mode.MIN}]}, path)
     assert "(lr_schedulers.0.mode is a " in str(incompatibility(load(path), task))
+
+
+@pytest.mark.parametrize("entry", ["state_dict", "optimizer_states", "lr_schedulers", "loops"])
+def test_objects_in_any_part_of_the_training_state_are_reported(tmp_path: Path, entry: str) -> None:
+    torch.save({"state_dict": {}, entry: {"mode": Mode.MIN}}, tmp_path / "last.ckpt")
+    assert f"1 values are objects, which are not loaded ({entry}.mode is a " in str(
+        incompatibility(load(tmp_path / "last.ckpt"), nn.Identity())
+    )
+
+
+@pytest.mark.parametrize("scheduler", [partial(StepLR, step_size=1), partial(OneCycleLR, max_lr=0.1), None])
+def test_each_entry_of_optimizer_and_scheduler_is_compared(scheduler: Any) -> None:
+    task = Regression(nn.Linear(3, 5), num_outputs=5, optimizer=torch.optim.Adam, scheduler=scheduler)
+    optimizer = torch.optim.Adam(task.parameters(), lr=0.1)
+    rates = OneCycleLR(optimizer, 0.1, total_steps=9) if scheduler and scheduler.func is OneCycleLR else None
+    rates = rates or StepLR(optimizer, 1)
+    task.model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    state = {"state_dict": task.state_dict(), "optimizer_states": [optimizer.state_dict()]}
+    state["lr_schedulers"] = [rates.state_dict()]
+    assert incompatibility(state, task) is None
+
+    def changed(entry: str, value: Any) -> str | None:
+        """What is reported if an entry of the training state has another value."""
+        other = copy.deepcopy(state)
+        *keys, last = (int(key) if key.isdecimal() else key for key in entry.split("."))
+        inner: Any = other
+        for key in keys:
+            inner = inner[key]
+        inner[last] = value
+        return incompatibility(other, task)
+
+    momentum = "optimizer_states.0.state.1.exp_avg"
+    for value in (torch.ones(7), "x", [1.0]):
+        assert changed(momentum, value) == "1 entries of the optimizer are of another type (state.1.exp_avg)"
+    assert changed(momentum, torch.ones(5, 3)) is None  # of another parameter
+    for value in (torch.ones(1), torch.tensor(2.0), 2, None):  # of other versions of torch
+        assert changed("optimizer_states.0.state.0.step", value) is None
+    group = "optimizer_states.0.param_groups.0"
+    assert changed("optimizer_states.0.state.0.step", torch.ones(2)) is not None
+    assert changed(f"{group}.params", ["x"]) is None  # checked with the weights
+    assert changed(f"{group}.unknown", "x") is None
+    for key, value, name in (("betas", "x", "betas"), ("betas", [0.9, "x"], "betas.1"), ("lr", "x", "lr")):
+        fault = f"1 entries of the optimizer are of another type (param_groups.0.{name})"
+        assert changed(f"{group}.{key}", value) == fault
+    for key, value, name in (("last_epoch", "x", "last_epoch"), ("_last_lr", [None, []], "_last_lr.1")):
+        fault = f"1 entries of the scheduler are of another type ({name})" if scheduler else None
+        assert changed(f"lr_schedulers.0.{key}", value) == fault
+
+
+class Failing(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        raise RuntimeError("needs a device")
+
+
+def test_an_optimizer_that_cannot_be_tried_is_compared_by_its_settings() -> None:
+    task = Regression(nn.Linear(3, 2), num_outputs=2, optimizer=Failing)
+    state = {"state_dict": task.state_dict(), "optimizer_states": [Failing(task.parameters()).state_dict()]}
+    assert incompatibility(state, task) is None
+    del state["optimizer_states"][0]["param_groups"][0]["momentum"]
+    assert incompatibility(state, task) == "1 optimizer settings are missing (momentum)"
+
+
+@pytest.mark.parametrize("hook", ["setup", "configure_model", "on_load_checkpoint"])
+def test_weights_that_a_module_changes_before_loading_are_not_compared(hook: str) -> None:
+    module = type("Late", (L.LightningModule,), {hook: lambda self, *arguments: None})()
+    plain = L.LightningModule()
+    content = {"state_dict": {"weight": torch.ones(1)}}
+    assert incompatibility(content, plain) == "1 weights are unexpected (weight)"
+    assert incompatibility(content, module) is None
+    plain.strict_loading = False
+    assert incompatibility(content, plain) is None
+
+
+def test_at_most_three_names_are_listed(tmp_path: Path) -> None:
+    for names in ("abc", "abcd"):
+        content = {"state_dict": dict.fromkeys(names, torch.ones(1))}
+        listed = "a, b, c" if names == "abc" else "a, b, c …"
+        assert incompatibility(content, nn.Identity()) == f"{len(names)} weights are unexpected ({listed})"
+        torch.save(content, tmp_path / "model.pt")
+        with pytest.raises(CheckpointError, match=r"no weights match the model \(the file has a, b, c …\)"):
+            load_weights(nn.Linear(1, 1), tmp_path / "model.pt")
+    assert incompatibility({}, nn.Linear(1, 1)) == "2 weights are missing (weight, bias)"
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
+def test_files_of_keras_are_loaded_by_its_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(
+        "boltcutter.extend.require", lambda *what: lambda *arguments: given.extend((*what, *arguments)) or ["a line"]
+    )
+    model = nn.Identity()
+    assert load_weights(model, name) == ["a line"]
+    assert given == ["keras_weights", f"init_from={name}", model, name]
+
+
+def test_weights_of_a_bare_model_are_loaded_into_a_task(tmp_path: Path) -> None:
+    given, task = nn.Linear(3, 2), nn.ModuleDict({"model": nn.Linear(3, 2)})
+    torch.save(given.state_dict(), tmp_path / "model.pt")
+    assert load_weights(task, tmp_path / "model.pt") == []
+    assert torch.equal(task["model"].weight, given.weight)
 
 
 def test_a_pickled_model_in_a_checkpoint_is_ignored(tmp_path: Path) -> None:

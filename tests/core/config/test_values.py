@@ -7,6 +7,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import (
     as_yaml,
+    flatten,
     format_value,
     is_map,
     last_of_each,
@@ -18,6 +19,7 @@ from boltcutter.config.values import (
     redacted,
     resolve_reference,
     resolved,
+    resolved_texts,
     split_overrides,
     split_values,
 )
@@ -149,6 +151,23 @@ def test_a_value_that_is_not_yaml_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse("m.k", text)
     assert str(error.value).startswith(f"m.k: cannot read {text}; quote it ")
+
+
+def test_texts_are_resolved_unless_they_only_name_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USER_DIR", "home")
+    references = {"joined": "${b}/c", "variable": "${oc.env:USER_DIR}", "mixed": "${oc.env:USER_DIR}/runs"}
+    failing = {"gone": "${nothing}", "loop": "${loop}", "unknown": "${resolver:1}"}
+    assert list(resolved_texts({"b": "d", **failing, **references, "list": ["${b}"]})) == ["d/c", "home/runs", "d"]
+    assert list(resolved_texts(["${b}"])) == []
+    with pytest.raises(ConfigError, match=r"^no viable alternative at input .*; correct the reference$"):
+        list(resolved_texts({"a": "${"}))
+
+
+def test_values_are_flattened_to_dotted_keys() -> None:
+    nested = {"a": {}, "b": {"c": 1, "d": {"e": None}}, "f": []}
+    assert list(flatten(nested)) == [("a", {}), ("b.c", 1), ("b.d.e", None), ("f", [])]
+    for value in ({}, 3):
+        assert list(flatten(value, "key")) == [("key", value)]
 
 
 def test_only_nodes_with_keys_are_maps() -> None:
