@@ -1,10 +1,17 @@
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import fsspec
 import pytest
 from conftest import STATE
 
+from boltcutter.checkpoint import storage
 from boltcutter.checkpoint.io import AtomicCheckpointIO
 from boltcutter.checkpoint.load import load
 from boltcutter.checkpoint.select import find_newest
+from boltcutter.checkpoint.storage import CheckpointError, open_file, remove_shards, repeat, shard_folders, sharded
+from boltcutter.config.errors import ConfigError
 
 
 def test_a_file_at_a_url_is_downloaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,3 +27,124 @@ def test_a_file_at_a_url_is_downloaded_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert store.load_checkpoint(url)["epoch"] == 4
     assert len(fetched) == 2
     store.remove_checkpoint(url)
+
+
+def test_shards_without_the_part_that_reads_them_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str, needed_for: str) -> None:
+        raise ConfigError(f"{needed_for} needs {name}")
+
+    assert callable(sharded().save)
+    monkeypatch.setattr("boltcutter.extend.require", fail)
+    with pytest.raises(CheckpointError, match=r"^shards of a checkpoint needs sharded_checkpoint$"):
+        sharded()
+
+
+@pytest.mark.parametrize("place", ["", "memory://shards"])
+def test_only_the_shards_of_a_checkpoint_are_removed(tmp_path: Path, place: str) -> None:
+    place = place or str(tmp_path)
+    files, root = fsspec.url_to_fs(place)
+    names = ("last.ckpt.shards-1", "last.ckpt.shards-2", "other.ckpt.shards-1")
+    for name in names:
+        files.makedirs(f"{root}/{name}/deep")
+        files.pipe_file(f"{root}/{name}/deep/part", b"x")
+
+    def left() -> list[str]:
+        return sorted(str(entry).rstrip("/").rpartition("/")[2] for entry in files.ls(root, detail=False))
+
+    path = f"{place}/last.ckpt"
+    assert sorted(folder.rstrip("/").rpartition("/")[2] for folder in shard_folders(path)) == [*names[:2]]
+    remove_shards(path, keep=names[1])
+    assert left() == [*names[1:]]
+    remove_shards(path)
+    assert left() == [names[2]]
+    assert shard_folders(f"{place}/missing/last.ckpt") == []
+
+
+def test_folders_of_a_file_url_are_created(tmp_path: Path) -> None:
+    AtomicCheckpointIO().save_checkpoint(STATE, f"file://{tmp_path}/new/last.ckpt")
+    assert (tmp_path / "new" / "last.ckpt").is_file()
+
+
+def test_listings_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(
+        "fsspec.implementations.memory.MemoryFileSystem.invalidate_cache", lambda self: calls.append(self)
+    )
+    shard_folders("memory://listed/last.ckpt")
+    assert calls
+
+
+class Clock:
+    """A clock that only sleeping advances."""
+
+    def __init__(self) -> None:
+        self.now, self.slept = 0.0, list[float]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept.append(seconds)
+
+
+def test_a_storage_that_fails_for_a_while_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock, fails = Clock(), 3
+    monkeypatch.setattr(storage, "time", clock)
+
+    def call() -> str:
+        if len(clock.slept) < fails:
+            raise OSError("busy")
+        return "done"
+
+    assert repeat("s3://bucket", call) == "done"
+    assert clock.slept == [1, 2, 4]
+    warning = "warning: s3://bucket: the storage fails (busy); trying for 300 s\n"
+    assert capsys.readouterr() == ("", warning)
+    fails = 1000
+    clock.now, clock.slept = 0.0, []
+    with pytest.raises(OSError, match="busy"):
+        repeat("s3://bucket", call)
+    assert clock.slept[:6] == [1, 2, 4, 8, 16, 30]
+    assert 270 < sum(clock.slept) <= 300
+    assert capsys.readouterr().err == warning
+    wrapped = RuntimeError("wrapped")
+    wrapped.__cause__ = FileNotFoundError("gone")
+    for place, error in (
+        ("/tmp/local", OSError("busy")),
+        ("s3://bucket", PermissionError("denied")),
+        ("s3://bucket", wrapped),
+    ):
+        clock.slept = []
+
+        def fail(error: Exception = error) -> None:
+            raise error
+
+        with pytest.raises(type(error)):
+            repeat(place, fail)
+        assert clock.slept == []
+
+
+def test_a_file_at_a_url_is_read_in_parts_or_from_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "memory://parts/file"
+    fsspec.filesystem("memory").pipe_file("/parts/file", b"content")
+    for _ in range(2):
+        with open_file(url) as file:
+            assert file is not None
+            assert file.read() == b"content"
+    monkeypatch.setattr(storage, "_download", lambda *unused: SimpleNamespace(read=lambda: b"downloaded"))
+    with open_file(url, whole=False) as file:
+        assert file is not None
+        assert file.read(3) == b"con"
+    with open_file("memory://parts/missing") as file:
+        assert file is None
+
+
+def test_a_local_file_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    monkeypatch.setattr(storage, "_download", None)
+    with open_file(tmp_path / "file") as file:
+        assert file is not None
+        assert file.read() == b"content"

@@ -1,6 +1,6 @@
 import pytest
 
-from boltcutter.config.errors import hint, one_line, printable
+from boltcutter.config.errors import ConfigError, as_config_error, hint, one_line, prefix_errors, printable
 
 
 @pytest.mark.parametrize(
@@ -17,8 +17,41 @@ def test_hint(word: str, known: list[object], expected: str) -> None:
     assert hint(word, known) == expected
 
 
+def test_a_hint_is_as_similar_as_required() -> None:
+    assert hint("learning", ["learn"], 0.75) == "; did you mean learn?"
+    assert hint("learning", ["learn"], 0.8) == ""
+
+
 def test_one_line() -> None:
     assert one_line(ValueError("a\n  b\n")) == "a b"
+    assert one_line("a sentence; ") == "a sentence;"
+    assert one_line("a sentence.; ", 20) == "a sentence"
+    assert [one_line("abcd", limit) for limit in (3, 4)] == ["abc…", "abcd"]
+
+
+@pytest.mark.parametrize("kind", [ValueError, OSError, ImportError])
+def test_an_error_of_a_component_is_one_line(kind: type[Exception]) -> None:
+    with pytest.raises(ConfigError, match=r"^a b$"), as_config_error():
+        raise kind("a\nb")
+    with pytest.raises(TypeError), as_config_error():
+        raise TypeError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("is damaged", "run=a: is damaged"),
+        ("a: is damaged", "run=a: is damaged"),
+        ("give run=b", "give run=b"),
+    ],
+)
+def test_an_error_begins_with_its_setting(text: str, expected: str) -> None:
+    for kind in (ConfigError, ValueError):
+        with pytest.raises(ConfigError) as error, prefix_errors("run=a", ValueError):
+            raise kind(text)
+        assert str(error.value) == expected
+    with pytest.raises(ValueError, match="is damaged"), prefix_errors("run=a"):
+        raise ValueError("is damaged")
 
 
 def test_control_characters_are_not_sent_to_a_terminal() -> None:

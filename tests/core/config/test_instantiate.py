@@ -12,7 +12,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.instantiate import build, find_mistakes, locate, parameters
+from boltcutter.config.instantiate import build, find_mistakes, locate, name_setting, parameters
 from boltcutter_machine.describe import describe
 
 TOOLS = "tests_tools"
@@ -189,6 +189,41 @@ def test_a_value_is_refused(node: dict[str, Any], mistake: str) -> None:
         build(node, "box.tool")
     assert re.sub(r"\w+ at [\w/.]*tests/core/config/test_instantiate.py:\d+", AT, str(error.value)) == mistake
     assert error.value.__cause__ is not None or "no_such" in mistake  # for a traceback
+
+
+def requires(how: str) -> None:
+    if how == "module":
+        import no_such_package  # noqa: F401
+    raise ImportError("Requirement 'other-package>=2' not met")
+
+
+@pytest.mark.parametrize(("how", "package"), [("module", "no_such_package"), ("requirement", "other-package")])
+def test_a_package_that_a_class_needs_is_named(how: str, package: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^a\.b: {package} is not installed; pip install {package}$"):
+        build({"_target_": f"{__name__}.requires", "how": how}, "a.b")
+
+
+def test_a_value_that_an_error_quotes_is_the_setting() -> None:
+    arguments = {"size": "5", "kind": "axe", "path": "p/q"}
+    text = "'axe' is not a valid tool"
+    expected = f"box.kind=axe: {text}; correct it, or remove it"
+    assert name_setting("box", locate(f"{TOOLS}.Tool"), arguments, text) == expected
+    for text in ("axes are not a valid tool", "invalid: axe, or a 5"):  # no value of a setting, and two of them
+        expected = f"box: {text}; --describe box lists its arguments"
+        assert name_setting("box", locate(f"{TOOLS}.Tool"), arguments, text) == expected
+
+
+@pytest.mark.parametrize(("target", "name"), [("torch.optim.SGD", "params"), ("StepLR", "optimizer")])
+def test_what_a_task_gives_is_named(target: str, name: str) -> None:
+    target = target if "." in target else f"torch.optim.lr_scheduler.{target}"
+    node = {"_target_": target} | ({"step_size": 1} if name == "optimizer" else {})
+    mistakes = find_mistakes(OmegaConf.create({"box": node}), boxed)
+    assert len(mistakes) == 1
+    assert mistakes[0].startswith(f"box.{name}: missing; ")
+    assert mistakes[0].endswith("; write box._partial_=true, as the task gives it")
+
+
+def boxed(box: Any) -> None: ...
 
 
 @pytest.mark.parametrize("how", ["type", "runtime"])

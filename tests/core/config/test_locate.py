@@ -1,3 +1,7 @@
+import json
+import os
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -6,7 +10,7 @@ from lightning.pytorch import Trainer
 
 from boltcutter.config.compose import DictConfig, compose, merge
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.locate import keeps_arguments, locate, parameters, same_target
+from boltcutter.config.locate import keeps_arguments, locate, origin, parameters, same_target
 from boltcutter.project import Project
 
 PROJECT = Project.find(__file__)
@@ -46,6 +50,51 @@ def test_keyword_arguments_that_are_passed_on() -> None:
     known = parameters(DDPStrategy)
     assert {"find_unused_parameters", "gradient_as_bucket_view", "process_group_backend"} <= set(known)
     assert not any(p.kind is p.VAR_KEYWORD for p in known.values())
+
+
+class Unreadable:
+    """A callable whose signature cannot be read."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
+    @property
+    def __signature__(self) -> Any:
+        raise self.error("no signature")
+
+    def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError])
+def test_a_callable_without_signature_takes_anything(error: type[Exception]) -> None:
+    found = parameters(Unreadable(error))
+    assert {name: p.kind.name for name, p in found.items()} == {"args": "VAR_POSITIONAL", "kwargs": "VAR_KEYWORD"}
+
+
+def partly(number: int, other: "no_such_name") -> None:  # type: ignore[name-defined]  # noqa: F821
+    """A function with an annotation that cannot be evaluated, beside one that is a type."""
+
+
+def test_annotations_that_cannot_be_evaluated_are_any() -> None:
+    assert [p.annotation for p in parameters(partly).values()] == [int, Any]
+
+
+def test_keras_is_imported_with_the_torch_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("KERAS_BACKEND", "KERAS_TORCH_DEVICE"):
+        monkeypatch.setenv(variable, "other")
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    locate.__wrapped__("json.loads")  # type: ignore[attr-defined]
+    assert (os.environ["KERAS_BACKEND"], os.environ["KERAS_TORCH_DEVICE"]) == ("torch", "cpu")
+
+
+def test_the_place_of_an_error_is_that_of_the_package() -> None:
+    with pytest.raises(json.JSONDecodeError) as error:
+        json.loads("{")
+    assert re.search(r"^JSONDecodeError at .*json/decoder\.py:\d+$", origin(error.value, "json"))
+    assert re.search(
+        r"^JSONDecodeError at tests/.*test_locate\.py:\d+$", origin(error.value, __name__.partition(".")[0])
+    )
+    assert re.search(r"^JSONDecodeError at .*json/decoder\.py:\d+$", origin(error.value, "elsewhere"))
 
 
 class OwnTrainer(Trainer):
