@@ -2,6 +2,7 @@ import json
 import math
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,9 +46,9 @@ def test_a_metric_without_samples_is_nan() -> None:
 
 def test_other_metrics_drop_by_percent() -> None:
     metric = Metric("regression")
-    metric.update(torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0], [4.0]]), torch.zeros(2, 1))
-    assert (metric.name, metric.value) == ("rmse", 1.0)
-    assert metric.drop(0.8) == pytest.approx(25.0)
+    metric.update(torch.tensor([[1.0], [3.0]]), torch.tensor([[3.0], [5.0]]), torch.zeros(2, 1))
+    assert (metric.name, metric.value) == ("rmse", 2.0)
+    assert metric.drop(1.6) == pytest.approx(25.0)
     metric = Metric("language_modeling")
     metric.update(torch.zeros(2, 3, 8), torch.zeros(2, 3, dtype=torch.uint8), torch.zeros(2, 3, 8))
     assert metric.value == pytest.approx(math.log(8))
@@ -141,6 +142,29 @@ def test_a_cache_must_give_the_same_logits(model: type[GPT], tmp_path: Path) -> 
                 check_cache(program, process)
 
 
+@pytest.mark.parametrize(("max_length", "length"), [(None, 2), (8, 8), (1000, 64)])
+def test_a_cache_is_compared_on_the_first_tokens(max_length: int | None, length: int) -> None:
+    tokens = torch.arange(200).view(2, 100)
+    program: Any = SimpleNamespace(example=(tokens, tokens + 1), max_length=max_length, core=torch.nn.Identity())
+    asked: list[torch.Tensor] = []
+
+    def run(inputs: Inputs) -> tuple[list[torch.Tensor], float]:
+        asked.append(inputs[0])
+        return [torch.ones(1, length, 3)], 0.0
+
+    for error in (0.0, 0.09, 0.2, math.nan):
+        generate = lambda given, error=error: torch.full((1, given.size(1), 3), 1 + error)  # noqa: E731
+        process: Any = SimpleNamespace(run=run, generate=generate)
+        if error < 0.1:
+            check_cache(program, process)
+        else:
+            with pytest.raises(
+                ExportError, match=r"Identity returns other logits with its cache \(by (20\.0|nan)%\); set"
+            ):
+                check_cache(program, process)
+        assert torch.equal(asked[-1], tokens[:1, :length])
+
+
 class Here(Process):
     """The runner in this process, which takes no time to start."""
 
@@ -209,6 +233,20 @@ def test_a_ruined_export_is_found(reference: Reference, tmp_path: Path, monkeypa
         check_drop({"fp32": original, "torch": ruined}, 0.5)
 
 
+def test_the_cache_of_an_export_is_compared(
+    reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(module, "Process", Here)
+    monkeypatch.setattr(module, "check_cache", lambda *given: checked.append(given))
+    export = write_export(reference.program, tmp_path / "export")
+    verify(reference, reference.result(1), export, set())
+    assert checked == []
+    monkeypatch.setattr(reference.program, "cache", [("keys", "values")])
+    verify(reference, reference.result(1), export, set())
+    assert [(program, type(process)) for program, process in checked] == [(reference.program, Here)]
+
+
 def test_outputs_that_are_nan_ruin_an_export(
     reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,10 +286,13 @@ def test_outputs_that_are_large_are_compared_in_chunks(reference: Reference, mon
     assert len(list(reference)) == 60
 
 
-@pytest.mark.slow
-def test_a_process_that_ends_is_reported(tmp_path: Path) -> None:
+def test_a_folder_without_export_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"fails in a new process: ValueError: .* holds no export"):
         Process(tmp_path, 1)
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_is_reported(tmp_path: Path) -> None:
     example = torch.zeros(2, 1000)
     torch.export.save(torch.export.export(torch.nn.ReLU(), (example,)), tmp_path / "model.pt2")
     (tmp_path / "card.json").write_text(json.dumps(describe_files(tmp_path)))

@@ -263,7 +263,7 @@ def restore_and_change(trainer: Any, before: dict[str, Any], now: dict[str, Any]
     changes.on_train_start(trainer, unused)
 
 
-def sgd(**settings: float) -> torch.optim.SGD:
+def sgd(**settings: Any) -> torch.optim.SGD:
     return torch.optim.SGD([nn.Parameter(torch.zeros(1))], **settings)
 
 
@@ -298,7 +298,7 @@ def test_only_settings_of_optimizers_change_them(section: str, expected: float) 
 
 def test_only_the_callback_whose_setting_changed_gets_it() -> None:
     stops = [EarlyStopping("loss", patience=3), EarlyStopping("loss", patience=4)]
-    other = SimpleNamespace(patience=3)
+    other: Any = SimpleNamespace(patience=3)
     target = "lightning.pytorch.callbacks.EarlyStopping"
     settings = [{"callback": {"stop": {"_target_": target, "patience": value}}} for value in (3, 7)]
     restore_and_change(fake_trainer(sgd(lr=1.0), callbacks=[*stops, other]), *settings)
