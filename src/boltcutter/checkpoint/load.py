@@ -113,7 +113,6 @@ def find_fault(file: IO[bytes] | None) -> str | None:
             broken = archive.testzip()
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, zlib.error):
         return f"not a checkpoint, or truncated ({size} bytes)"
-    file.seek(0)
     return f"record {broken} is damaged" if broken else None
 
 

@@ -68,7 +68,7 @@ def format_value(value: Any) -> str:
 def format_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> str:
     """Summarize OmegaConf's error on a reference in one line: setting, problem, remedy."""
     where = getattr(error, "full_key", None) or "configuration"
-    text = str(getattr(error, "msg", None) or error).split("\n")[0]
+    text = str(error).split("\n")[0]
     if missing := re.search(r"Missing mandatory value: (\S+)", text):
         return f"{missing[1]}: not set; give {missing[1]}=…"
     if unset := re.search(r"Environment variable '(\w+)' not found", text):
@@ -110,8 +110,7 @@ def resolved_texts(values: Any) -> Iterator[str]:
     for _, node in leaves(cfg):
         if node is not None and node._is_interpolation() and not VARIABLE_REFERENCE.fullmatch(node._value()):
             with suppress(OmegaConfBaseException, RecursionError):
-                found = node._dereference_node()
-                yield str(found._value()) if found is not None else ""
+                yield str(node._dereference_node()._value())
 
 
 def redacted(cfg: DictConfig) -> dict[str, Any]:

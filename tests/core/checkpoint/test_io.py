@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -126,6 +127,44 @@ def test_checkpoints_are_removed(tmp_path: Path, place: str) -> None:
         store.remove_checkpoint(f"{place}/{name}")
     files, root = fsspec.url_to_fs(place)
     assert [str(path).rpartition("/")[2] for path in files.find(root)] == ["b.ckpt"]
+
+
+@pytest.mark.parametrize("place", ["", "memory://index"])
+def test_shards_are_removed_when_the_file_that_replaces_them_is_written(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = place or str(tmp_path)
+    files, root = fsspec.url_to_fs(place)
+
+    def save(checkpoint: dict[str, Any], path: str, orders: Any) -> Any:
+        if not checkpoint:
+            raise OSError("disk failure")
+        files.makedirs(f"{root}/{checkpoint['folder']}")
+        files.pipe_file(f"{root}/{checkpoint['folder']}/part", b"x")
+        return None if checkpoint["folder"] == "other" else {"shards": checkpoint}
+
+    def left() -> list[str]:
+        return sorted(str(entry).rstrip("/").rpartition("/")[2] for entry in files.ls(root, detail=False))
+
+    monkeypatch.setattr("boltcutter.checkpoint.io.sharded", lambda: SimpleNamespace(save=save))
+    store, path = AtomicCheckpointIO(), f"{place}/last.ckpt"
+    for number in (1, 2):
+        store.save_sharded({"folder": f"last.ckpt.shards-{number}"}, path, {})
+        assert left() == ["last.ckpt", f"last.ckpt.shards-{number}"]
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(path)}: not written \(disk failure\)"):
+        store.save_sharded({}, path, {})
+    store.remove_checkpoint(path)
+    assert left() == []
+    store.save_sharded({"folder": "other"}, path, {})  # as on the second rank
+    assert left() == ["other"]
+
+
+def test_a_checkpoint_is_mapped_only_on_request(saved: Path) -> None:
+    found = AtomicCheckpointIO().load_checkpoint(saved)
+    assert str(saved) not in Path("/proc/self/maps").read_text()
+    lazy = AtomicCheckpointIO().load_checkpoint(saved, lazy=True)
+    assert str(saved) in Path("/proc/self/maps").read_text()
+    assert torch.equal(lazy["state_dict"]["weight"], found["state_dict"]["weight"])
 
 
 def test_the_thread_that_writes_ends_with_training(tmp_path: Path) -> None:

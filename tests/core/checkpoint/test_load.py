@@ -2,6 +2,7 @@ import os
 import pickle
 import zipfile
 import zlib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,7 +100,8 @@ def test_only_a_lazily_loaded_file_stays_mapped(saved: Path, has_part: bool, mon
 
 def test_a_legacy_file_is_refused(saved: Path) -> None:
     torch.save(STATE, saved, _use_new_zipfile_serialization=False)
-    for read in (read_metadata, partial(load, lazy=True)):
+    readers: list[Callable[[Path], Any]] = [read_metadata, partial(load, lazy=True)]
+    for read in readers:
         with pytest.raises(CheckpointError, match=r"not loaded, .* \(it has a legacy format\)$"):
             read(saved)
 
@@ -146,7 +148,7 @@ def test_data_and_task_are_restored_from_a_checkpoint_or_an_export(saved: Path) 
     torch.save(STATE | {Data.__qualname__: {"statistics": {"mean": 1.0}, "position": 2}}, saved)
     restore(data, str(saved))
     assert data.state == {"statistics": {"mean": 1.0}, "position": 2}
-    exported = SimpleNamespace(statistics={"mean": 2.0})
+    exported: Any = SimpleNamespace(statistics={"mean": 2.0})
     for each in (task, generator):
         restore(data, exported, each)
         assert data.state == {"statistics": {"mean": 2.0}}

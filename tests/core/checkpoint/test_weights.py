@@ -1,5 +1,6 @@
 import copy
 import enum
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,11 +103,11 @@ def test_objects_in_any_part_of_the_training_state_are_reported(tmp_path: Path, 
 def test_each_entry_of_optimizer_and_scheduler_is_compared(scheduler: Any) -> None:
     task = Regression(nn.Linear(3, 5), num_outputs=5, optimizer=torch.optim.Adam, scheduler=scheduler)
     optimizer = torch.optim.Adam(task.parameters(), lr=0.1)
-    rates = OneCycleLR(optimizer, 0.1, total_steps=9) if scheduler and scheduler.func is OneCycleLR else None
-    rates = rates or StepLR(optimizer, 1)
+    is_cycle = scheduler and scheduler.func is OneCycleLR
+    rates: Any = OneCycleLR(optimizer, 0.1, total_steps=9) if is_cycle else StepLR(optimizer, 1)
     task.model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    state = {"state_dict": task.state_dict(), "optimizer_states": [optimizer.state_dict()]}
+    state: dict[str, Any] = {"state_dict": task.state_dict(), "optimizer_states": [optimizer.state_dict()]}
     state["lr_schedulers"] = [rates.state_dict()]
     assert incompatibility(state, task) is None
 
@@ -138,16 +139,16 @@ def test_each_entry_of_optimizer_and_scheduler_is_compared(scheduler: Any) -> No
         assert changed(f"lr_schedulers.0.{key}", value) == fault
 
 
-class Failing(torch.optim.SGD):
-    def step(self, closure: Any = None) -> None:
+def test_an_optimizer_that_cannot_be_tried_is_compared_by_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
         raise RuntimeError("needs a device")
 
-
-def test_an_optimizer_that_cannot_be_tried_is_compared_by_its_settings() -> None:
-    task = Regression(nn.Linear(3, 2), num_outputs=2, optimizer=Failing)
-    state = {"state_dict": task.state_dict(), "optimizer_states": [Failing(task.parameters()).state_dict()]}
+    monkeypatch.setattr("torch.optim.SGD.step", fail)
+    task = Regression(nn.Linear(3, 2), num_outputs=2, optimizer=torch.optim.SGD)
+    saved = torch.optim.SGD(task.parameters()).state_dict()
+    state = {"state_dict": task.state_dict(), "optimizer_states": [saved]}
     assert incompatibility(state, task) is None
-    del state["optimizer_states"][0]["param_groups"][0]["momentum"]
+    del saved["param_groups"][0]["momentum"]
     assert incompatibility(state, task) == "1 optimizer settings are missing (momentum)"
 
 
@@ -176,9 +177,15 @@ def test_at_most_three_names_are_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
 def test_files_of_keras_are_loaded_by_its_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.setattr(
-        "boltcutter.extend.require", lambda *what: lambda *arguments: given.extend((*what, *arguments)) or ["a line"]
-    )
+
+    def require(*what: str) -> Callable[..., list[str]]:
+        def load(*arguments: Any) -> list[str]:
+            given.extend((*what, *arguments))
+            return ["a line"]
+
+        return load
+
+    monkeypatch.setattr("boltcutter.extend.require", require)
     model = nn.Identity()
     assert load_weights(model, name) == ["a line"]
     assert given == ["keras_weights", f"init_from={name}", model, name]

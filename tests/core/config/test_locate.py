@@ -83,7 +83,7 @@ def test_keras_is_imported_with_the_torch_backend(monkeypatch: pytest.MonkeyPatc
     for variable in ("KERAS_BACKEND", "KERAS_TORCH_DEVICE"):
         monkeypatch.setenv(variable, "other")
     monkeypatch.delitem(sys.modules, "keras", raising=False)
-    locate.__wrapped__("json.loads")  # type: ignore[attr-defined]
+    locate.__wrapped__("json.loads")
     assert (os.environ["KERAS_BACKEND"], os.environ["KERAS_TORCH_DEVICE"]) == ("torch", "cpu")
 
 

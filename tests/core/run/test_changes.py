@@ -1,6 +1,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -238,3 +239,83 @@ def test_equal_settings_are_not_changes() -> None:
     assert changes.resume({}, ends=True) == []  # of an earlier version
     with pytest.raises(ConfigError, match=r"^optimizer\.lr=\.nan: .*resume=None"):
         changes.resume({"settings": {"optimizer": {"_target_": "torch.optim.SGD", "lr": 1.0}}}, ends=True)
+
+
+def fake_trainer(optimizer: torch.optim.Optimizer, scheduler: Any = None, callbacks: Any = ()) -> Any:
+    """What ``SettingChanges`` uses of a trainer."""
+    return SimpleNamespace(
+        optimizers=[optimizer],
+        lr_scheduler_configs=[SimpleNamespace(scheduler=scheduler)] if scheduler else [],
+        callbacks=[*callbacks],
+        max_epochs=3,
+        max_steps=-1,
+        limit_train_batches=1.0,
+        accumulate_grad_batches=1,
+    )
+
+
+def restore_and_change(trainer: Any, before: dict[str, Any], now: dict[str, Any], **restored: float) -> None:
+    """Restore values of the parameter group, as from a checkpoint with other settings."""
+    changes, unused = SettingChanges(DictConfig(now)), L.LightningModule()
+    changes.resume({"settings": before, "lr_schedulers": [{"last_epoch": 3}]}, ends=False)
+    changes.on_fit_start(trainer, unused)
+    trainer.optimizers[0].param_groups[0].update(restored)
+    changes.on_train_start(trainer, unused)
+
+
+def sgd(**settings: Any) -> torch.optim.SGD:
+    return torch.optim.SGD([nn.Parameter(torch.zeros(1))], **settings)
+
+
+def test_a_learning_rate_without_schedule_is_replaced() -> None:
+    optimizer = sgd(lr=1.0, momentum=0.5)
+    rates = {"task": {"lr": 0.1}}, {"task": {"lr": 1.0}}
+    restore_and_change(fake_trainer(optimizer), *rates, lr=0.1, momentum=0.9)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (1.0, 0.9)
+
+
+def test_all_rates_of_a_schedule_are_scaled() -> None:
+    optimizer = sgd(lr=1.0)
+    scheduler = StepLR(optimizer, 1)
+    optimizer.param_groups[0] |= {"max_lr": 2.0, "min_lr": 0.2}
+    rates = {"task": {"base_lr": 0.1}}, {"task": {"base_lr": 1.0}}
+    restored = {"lr": 0.05, "initial_lr": 0.1, "max_lr": 0.2, "min_lr": 0.02}
+    restore_and_change(fake_trainer(optimizer, scheduler), *rates, **restored)
+    found = {name: optimizer.param_groups[0][name] for name in restored}
+    assert found == pytest.approx({"lr": 0.5, "initial_lr": 1.0, "max_lr": 2.0, "min_lr": 0.2})
+    assert (scheduler.base_lrs, scheduler.get_last_lr()) == ([1.0], [0.5])
+    assert scheduler.last_epoch == 0  # the checkpoint does not say that training got longer
+
+
+@pytest.mark.parametrize(("section", "expected"), [("optimizer", 0.5), ("model", 0.1)])
+def test_only_settings_of_optimizers_change_them(section: str, expected: float) -> None:
+    optimizer = sgd(lr=1.0, weight_decay=0.5)
+    settings = [{section: {"weight_decay": value}} for value in (0.1, 0.5)]
+    restore_and_change(fake_trainer(optimizer), *settings, lr=0.3, weight_decay=0.1)
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["weight_decay"]) == (0.3, expected)  # the rate may be that of a callback
+
+
+def test_only_the_callback_whose_setting_changed_gets_it() -> None:
+    stops = [EarlyStopping("loss", patience=3), EarlyStopping("loss", patience=4)]
+    other: Any = SimpleNamespace(patience=3)
+    target = "lightning.pytorch.callbacks.EarlyStopping"
+    settings = [{"callback": {"stop": {"_target_": target, "patience": value}}} for value in (3, 7)]
+    restore_and_change(fake_trainer(sgd(lr=1.0), callbacks=[*stops, other]), *settings)
+    assert [callback.patience for callback in (*stops, other)] == [7, 4, 3]
+
+
+@pytest.mark.parametrize("section", ["optimizer", "scheduler"])
+@pytest.mark.parametrize(
+    ("before", "now", "key"),
+    [(None, {}, ""), ({"_target_": "torch.optim.SGD"}, {"_target_": "torch.optim.Adam"}, "._target_")],
+)
+def test_another_optimizer_or_scheduler_is_refused(section: str, before: Any, now: Any, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{section}{key}=.*: resume=None restores the state of .*init_from="):
+        SettingChanges(DictConfig({section: now})).resume({"settings": {section: before}}, ends=False)
+
+
+def test_settings_of_the_model_are_compared() -> None:
+    changes = SettingChanges(DictConfig({"model": {"dropout": 0.5}, "seed": 1}))
+    lines = changes.resume({"settings": {"model": {"dropout": 0.1}}}, ends=False)
+    assert lines == ["model.dropout=0.5 from now on, was 0.1"]

@@ -1,5 +1,6 @@
 import json
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -204,7 +205,9 @@ def restore_training_state(error: Exception) -> None:
 
 
 def test_an_error_while_state_is_restored_is_one_line() -> None:
-    for restore in (_restore_modules_and_callbacks, partial(restore_training_state, ValueError("two\nlines"))):
+    failing = partial(restore_training_state, ValueError("two\nlines"))
+    restorers: list[Callable[[], None]] = [_restore_modules_and_callbacks, failing]
+    for restore in restorers:
         text = r"\(KeyError in test_resume\.py:\d+: 'weight'\)|\(ValueError in test_resume\.py:\d+: two lines\)"
         with (
             pytest.raises(ConfigError, match=rf"^a\.ckpt: not restored ({text}); use another checkpoint"),
@@ -212,7 +215,7 @@ def test_an_error_while_state_is_restored_is_one_line() -> None:
         ):
             restore()
     with pytest.raises(KeyError), explain_restoring("a.ckpt"):  # an error of training
-        {}["weight"]
+        raise KeyError("weight")
     with pytest.raises(CheckpointError, match="has a line of its own"), explain_restoring("a.ckpt"):
         restore_training_state(CheckpointError("has a line of its own"))
 
@@ -268,10 +271,11 @@ def test_weights_that_do_not_match_are_printed_by_rank_zero(
     torch.save({"weight": weights.weight}, tmp_path / "start.pt")
     native = Regression(nn.Linear(3, 2), num_outputs=2, optimizer=torch.optim.Adam)
     plain = nn.Linear(3, 2)
-    for task, model in ((native, native.model), (plain, plain)):
-        trainer = SimpleNamespace(is_global_zero=rank == 0, checkpoint_callbacks=[])
+    tasks: list[tuple[Any, Any]] = [(native, native.model), (plain, plain)]
+    for task, model in tasks:
+        trainer: Any = SimpleNamespace(is_global_zero=rank == 0, checkpoint_callbacks=[])
         cfg = DictConfig({"init_from": str(tmp_path / "start.pt")})
         unused: Any = None
-        load_initial_state(Components(trainer, unused, task, unused), cfg, None, unused, unused)  # type: ignore[arg-type]
-        assert torch.equal(model.weight, weights.weight)  # type: ignore[arg-type]
+        load_initial_state(Components(trainer, unused, task, unused), cfg, None, unused, unused)
+        assert torch.equal(model.weight, weights.weight)
         assert capsys.readouterr().out == ("init_from: 1 missing: bias\n" if rank == 0 else "")
