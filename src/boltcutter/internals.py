@@ -24,6 +24,8 @@ OVERRIDDEN = {
     "_save_checkpoint": "callback/checkpoint: the score is only stored in checkpoints that this callback saves",
     "_save_topk_checkpoint": "callback/checkpoint: a metric that is never logged is reported in one line",
     "_update_best_and_save": "callback/checkpoint: max_gib",
+    "_every_n_train_steps": "callback/checkpoint: whether a ModelCheckpoint saves within epochs",
+    "_train_time_interval": "callback/checkpoint: the same",
     "_prepare_dataloader": "data/hooks: Lightning's samplers repeat samples, and overlap if weighted",
     "_update_count": "task/metric_states: restored with the states, as averages divide by it",
     "_should_check_val_fx": "training/ending: without a validation at the end, the last weights have no score",

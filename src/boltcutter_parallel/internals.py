@@ -50,8 +50,6 @@ USED = {  # by name: the file that uses it, and why
     "_on_before_zero_grad": "skip_no_op_hooks: the same",
     "_should_check_val_epoch": "skip_no_op_hooks: the same",
     "_broadcast_sigterm_tensor": "skip_no_op_hooks: a collective at each step",
-    "_every_n_train_steps": "skip_no_op_hooks: whether a ModelCheckpoint saves within epochs",
-    "_train_time_interval": "skip_no_op_hooks: the same",
     "_build_params_for_reducer": "unused_parameters: DDP's reducer is replaced between two steps",
     "_build_debug_param_to_name_mapping": "unused_parameters: names for the new reducer",
     "_ddp_init_helper": "unused_parameters: the new reducer; a new wrapper would need a new forward pass",

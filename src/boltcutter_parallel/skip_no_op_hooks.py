@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.optim import Optimizer
 
+from boltcutter.callback.checkpoint import saves_after_batches
 from boltcutter.environment.process import release_freed_memory
 from boltcutter.protocols import handles_signals
 
@@ -92,7 +93,8 @@ class SkipNoOpHooks(Callback):
 
     def _restore(self) -> None:
         while self._patched:
-            delattr(*self._patched.pop())
+            owner, name = self._patched.pop()
+            vars(owner).pop(name, None)
 
 
 def overrides_hook(hook: str, owner: Any) -> bool:
@@ -107,7 +109,7 @@ def _never_saves_after_batch(owner: Any, hook: str) -> bool:
         hook == "on_train_batch_end"
         and isinstance(owner, ModelCheckpoint)
         and type(owner).on_train_batch_end is ModelCheckpoint.on_train_batch_end
-        and not (owner._every_n_train_steps >= 1 or owner._train_time_interval is not None)
+        and not saves_after_batches(owner)
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from boltcutter.internals import has_validated
 from boltcutter.protocols import WaitsForWrites
@@ -171,3 +171,53 @@ class BestCheckpoint(ModelCheckpoint):
                 f"callback.best.max_gib={self.max_gib}: a single checkpoint needs at least {size / GIB:.3g} GiB; "
                 f"try {10 * size / GIB:.2g}"
             )
+
+
+def save_before_batches(trainer: L.Trainer, callback: Checkpoint) -> None:
+    """Delay what a ``ModelCheckpoint`` saves after batches: to before the next optimizer step, or the epoch's end.
+
+    Lightning saves before the values of the step are logged, with gradients that are partly accumulated, and, after the
+    last batch, before validation and the end of the epoch, which a resumed run would leave out.
+    """
+    if not isinstance(callback, ModelCheckpoint) or not saves_after_batches(callback):
+        return
+    after_batch, after_epoch = callback.on_train_batch_end, callback.on_train_epoch_end
+    is_due = trainer.fit_loop.epoch_loop.val_loop.restarted_mid_evaluation  # what precedes the validation
+
+    def save(trainer: L.Trainer, pl_module: L.LightningModule, batch_idx: int) -> None:
+        nonlocal is_due
+        if not is_due:
+            return
+        is_due, progress = False, trainer.fit_loop.epoch_loop.batch_progress
+        last, progress.is_last_batch = progress.is_last_batch, False  # else Lightning would wait for a validation
+        try:
+            after_batch(trainer, pl_module, None, None, batch_idx)
+        finally:
+            progress.is_last_batch = last
+
+    def on_train_batch_start(trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        if batch_idx % trainer.accumulate_grad_batches == 0:
+            save(trainer, pl_module, batch_idx)
+
+    def on_train_batch_end(*arguments: Any) -> None:
+        nonlocal is_due
+        is_due = True
+
+    def on_train_epoch_end(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        save(trainer, pl_module, trainer.fit_loop.batch_idx)
+        after_epoch(trainer, pl_module)
+
+    for hook in (on_train_batch_start, on_train_batch_end, on_train_epoch_end):
+        setattr(callback, hook.__name__, hook)
+
+
+def save_after_batches(callback: Checkpoint) -> None:
+    """Undo ``save_before_batches``."""
+    if isinstance(callback, ModelCheckpoint) and saves_after_batches(callback):
+        for name in ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_end"):
+            vars(callback).pop(name, None)
+
+
+def saves_after_batches(callback: ModelCheckpoint) -> bool:
+    """Whether it saves within epochs, by a number of steps or a time."""
+    return callback._every_n_train_steps >= 1 or callback._train_time_interval is not None

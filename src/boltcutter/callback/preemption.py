@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback, WeightAveraging
 
+from boltcutter.callback.checkpoint import save_after_batches, save_before_batches
 from boltcutter.environment import lease, signals, startup
 from boltcutter.environment.workers import protect_workers
 from boltcutter.internals import data_fetcher, get_timeout, is_accumulating, replace_signal_handlers
@@ -24,6 +25,9 @@ class Preemption(Callback):
     Signal handlers only set a flag. Before the first batch of each optimizer step, and before each batch of validation
     or test, the ranks compare their flags; if one is set, they save one checkpoint and exit with 128 + the signal's
     number. An interrupted validation restarts on resume. A second SIGINT exits immediately.
+
+    What a ``ModelCheckpoint`` saves within an epoch is saved there too. A run that resumes from it then does all that
+    follows a step: it logs its values, and validates.
 
     Args:
         folder: Folder of ``last-preempted.ckpt``; a path or a URL.
@@ -43,7 +47,7 @@ class Preemption(Callback):
         self._lease: lease.Lease | None = None  # of the parent process, if it spawned this one
         self._world: Any = None
         self._group: Any = None
-        self._saving = self._installed_handlers = False
+        self._installed_handlers = False
         self._all_reduce_max: Any = None  # of a strategy with a faster reduction of an integer
         self._common = self._seen = 0  # batches of a validation or test that all ranks have, and those started
 
@@ -75,10 +79,14 @@ class Preemption(Callback):
         """Restore the previous signal handlers."""
         if self._installed_handlers:
             signals.restore_handlers()
+        for callback in trainer.checkpoint_callbacks:
+            save_after_batches(callback)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin to measure the time."""
+        """Begin to measure the time, and delay what is saved within an epoch."""
         self._saved = time.monotonic()
+        for callback in trainer.checkpoint_callbacks:
+            save_before_batches(trainer, callback)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -131,15 +139,14 @@ class Preemption(Callback):
             LeaseLostError: Another process trains in the folder.
         """
         _check_lease(trainer)
-        if not self._saving:
-            return
         loops = checkpoint["loops"]["fit_loop"]
+        progress = loops["epoch_loop.val_loop.batch_progress" if trainer.validating else "epoch_loop.batch_progress"]
+        if progress["current"]["ready"] == progress["current"]["started"]:
+            return
         if trainer.validating:
             started = {"ready": 1, "started": 1, "processed": 0, "completed": 0}  # so Lightning restarts it
-            progress = loops["epoch_loop.val_loop.batch_progress"]
             progress.update(total=dict(started), current=dict(started), is_last_batch=False)
             return
-        progress = loops["epoch_loop.batch_progress"]
         for counts in (progress["total"], progress["current"]):
             counts["ready"] -= 1
         progress["is_last_batch"] = False
@@ -190,11 +197,7 @@ class Preemption(Callback):
                         trainer, pl_module
                     )  # restores the weights, which validation replaced by their average
         path = f"{self.folder}/last-preempted.ckpt"
-        self._saving = True
-        try:
-            trainer.save_checkpoint(path)
-        finally:
-            self._saving = False
+        trainer.save_checkpoint(path)
         if wait and isinstance(trainer.strategy.checkpoint_io, WaitsForWrites):
             trainer.strategy.checkpoint_io.wait()
         return path

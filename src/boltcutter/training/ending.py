@@ -94,13 +94,19 @@ class EndOfTraining(Callback):
             return bool(is_due(fetcher)) or (is_ending(trainer) and trainer.enable_validation)
 
         loop._should_check_val_fx = should_validate
+        if any(config.reduce_on_plateau and config.interval == "epoch" for config in trainer.lr_scheduler_configs):
+            _update_plateau_before_saving(trainer, pl_module)
         if trainer.fit_loop.restarted_mid_epoch:
             _accumulate_as_scheduled(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore Lightning's loop."""
-        vars(trainer.fit_loop.epoch_loop).pop("_should_check_val_fx", None)
-        vars(trainer.fit_loop).pop("_iteration_based_training", None)
+        loop = trainer.fit_loop
+        vars(pl_module).pop("on_train_epoch_end", None)
+        for owner in (loop, loop.epoch_loop):
+            for name in ("_iteration_based_training", "_should_check_val_fx", "update_lr_schedulers"):
+                if name in vars(owner):
+                    delattr(owner, name)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Restore Lightning's loop, since ``on_train_end`` is not called after an exception."""
@@ -120,6 +126,27 @@ class EndOfTraining(Callback):
             for counts in (saved["total"], saved["current"]):
                 counts["processed"] = counts["started"] - 1
                 counts["completed"] = min(counts["completed"], counts["processed"])
+
+
+def _update_plateau_before_saving(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    """Update ReduceLROnPlateau at the end of each epoch, before its checkpoints are saved.
+
+    Lightning updates it after they are saved, and never in an epoch within which a run is resumed.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+    update, end_epoch = loop.update_lr_schedulers, pl_module.on_train_epoch_end
+
+    def update_others(interval: str, update_plateau_schedulers: bool) -> None:
+        if interval == "step" or not update_plateau_schedulers:
+            update(interval, update_plateau_schedulers)
+
+    def on_train_epoch_end() -> None:
+        end_epoch()
+        if is_last_batch(trainer):
+            update("epoch", update_plateau_schedulers=True)
+
+    loop.update_lr_schedulers = update_others
+    pl_module.on_train_epoch_end = on_train_epoch_end  # type: ignore[method-assign]
 
 
 def _accumulate_as_scheduled(trainer: L.Trainer) -> None:

@@ -2,6 +2,7 @@ import csv
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from conftest import QUICK, Script, environment
 from forkserver import ForkServer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from omegaconf import DictConfig
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from boltcutter.callback.checkpoint import BestCheckpoint
 from boltcutter.callback.preemption import Preemption
@@ -44,15 +46,32 @@ class SignalIn(L.Callback):
             signals.handle_signal(signal.SIGTERM)
 
 
-class FailAfterEpoch(L.Callback):
-    """Raises when an epoch has been saved, before the next one."""
+class SignalAfter(L.Callback):
+    """Sets the flag as a handler would, after some step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **options: Any) -> None:
+        if trainer.global_step == self.step:
+            signals.handle_signal(signal.SIGTERM)
+
+
+class FailAfter(L.Callback):
+    """Raises after some step and all that follows it, in the next epoch or step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.current_epoch == 1:
+        if trainer.global_step == self.step:
             raise InterruptedError
 
+    def on_before_zero_grad(self, trainer: L.Trainer, *args: Any) -> None:
+        self.on_train_epoch_start(trainer, trainer.lightning_module)
 
-def fit(folder: Path, *callbacks: L.Callback, resume: bool = False, **limits: Any) -> None:
+
+def fit(folder: Path, *callbacks: L.Callback, resume: bool = False, plateau: bool = False, **limits: Any) -> None:
     """Train in ``folder``, anew or from its last checkpoint."""
     L.seed_everything(0, verbose=False)
     ending = EndOfTraining(DictConfig({"trainer": limits}))
@@ -68,7 +87,8 @@ def fit(folder: Path, *callbacks: L.Callback, resume: bool = False, **limits: An
         log_every_n_steps=1,
         **limits,
     )
-    task = Classification(Linear((1, 8, 8), 10), optimizer=torch.optim.Adam)
+    scheduler = {"scheduler": partial(ReduceLROnPlateau, patience=0, threshold=10.0), "interval": "epoch"}
+    task = Classification(Linear((1, 8, 8), 10), optimizer=torch.optim.Adam, **scheduler if plateau else {})
     found = max(folder.glob("last*.ckpt"), key=lambda path: path.stat().st_mtime) if resume else None
     if found:
         ending.resume(torch.load(found, weights_only=True))
@@ -83,6 +103,13 @@ def rows(folder: Path) -> dict[int, dict[str, str]]:
 def validated(folder: Path) -> list[int]:
     """Steps after which there was a validation."""
     return [step + 1 for step, row in rows(folder).items() if "val/loss" in row]
+
+
+def assert_equal(folder: Path, other: Path) -> None:
+    """Compare metrics and weights bitwise."""
+    assert rows(folder) == rows(other)
+    ours, theirs = (last(place)["state_dict"] for place in (folder, other))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def last(folder: Path) -> dict[str, Any]:
@@ -131,12 +158,36 @@ def test_an_epoch_that_max_steps_cut_short_is_finished_without_it(tmp_path: Path
 def test_the_end_of_an_epoch_is_not_repeated(tmp_path: Path, limits: dict[str, Any]) -> None:
     fit(tmp_path / "whole", **limits)
     with pytest.raises(InterruptedError):
-        fit(tmp_path / "cut", FailAfterEpoch(), **limits)
+        fit(tmp_path / "cut", FailAfter(BATCHES), **limits)
     assert last(tmp_path / "cut")["global_step"] == BATCHES
     fit(tmp_path / "cut", resume=True, **limits)
-    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
-    ours, theirs = (last(tmp_path / name)["state_dict"] for name in ("cut", "whole"))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert_equal(tmp_path / "cut", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("step", [7, BATCHES])
+def test_what_follows_a_step_that_is_saved_is_not_left_out(tmp_path: Path, step: int) -> None:
+    def often(folder: Path) -> ModelCheckpoint:
+        return ModelCheckpoint(folder, "last-often", every_n_train_steps=step, enable_version_counter=False)
+
+    fit(tmp_path / "whole", often(tmp_path / "whole"), max_epochs=2)
+    with pytest.raises(InterruptedError):
+        fit(tmp_path / "cut", often(tmp_path / "cut"), FailAfter(step), max_epochs=2)
+    (tmp_path / "cut" / "last.ckpt").unlink(missing_ok=True)
+    assert torch.load(tmp_path / "cut" / "last-often.ckpt", weights_only=True)["global_step"] == step
+    fit(tmp_path / "cut", often(tmp_path / "cut"), resume=True, max_epochs=2)
+    assert_equal(tmp_path / "cut", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("step", [7, BATCHES])
+def test_a_plateau_is_found_in_the_epoch_of_an_interruption(tmp_path: Path, step: int) -> None:
+    fit(tmp_path / "whole", plateau=True, max_epochs=3)
+    assert last(tmp_path / "whole")["lr_schedulers"][0]["_last_lr"] == [pytest.approx(1e-6)]  # reduced by each epoch
+    stop = FailAfter(step) if step == BATCHES else SignalAfter(step)
+    with pytest.raises((InterruptedError, signals.PreemptionError)):
+        fit(tmp_path / "cut", stop, plateau=True, max_epochs=3)
+    fit(tmp_path / "cut", resume=True, plateau=True, max_epochs=3)
+    assert last(tmp_path / "cut")["lr_schedulers"] == last(tmp_path / "whole")["lr_schedulers"]
+    assert_equal(tmp_path / "cut", tmp_path / "whole")
 
 
 def test_a_signal_in_the_last_validation_repeats_it(tmp_path: Path) -> None:
