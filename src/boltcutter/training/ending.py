@@ -35,6 +35,9 @@ class EndOfTraining(Callback):
         self.limits = limits(cfg)
         self.finished = False
         self._stopped_by: str | None = None  # of the resumed run
+        self._is_stopping = (
+            False  # whether the resumed run was to stop when ``min_steps`` allows it
+        )
         self._max_steps: int | None = None  # the limit, while it is raised for the final validation
 
     def resume(self, saved: dict[str, Any]) -> str | None:
@@ -43,6 +46,7 @@ class EndOfTraining(Callback):
         Returns:
             One line on what the resumed run does in that case; None if training had not stopped early.
         """
+        self._is_stopping = saved.get("stopping") == self.limits
         stopped = saved.get("stopped_early")
         if not stopped:
             return None
@@ -65,8 +69,8 @@ class EndOfTraining(Callback):
         return stopped_by(trainer) if trainer.should_stop and can_stop_early(trainer) else None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Skip training if the resumed run had finished."""
-        if self.finished:
+        """Skip training if the resumed run had finished, or let it stop as it would have."""
+        if self.finished or self._is_stopping:
             trainer.should_stop = True
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -113,7 +117,9 @@ class EndOfTraining(Callback):
         self.on_train_end(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Save the position within an epoch that ended early, and whether training stopped early."""
+        """Save the position within an epoch that ended early, and whether training stopped early, or is to."""
+        if trainer.should_stop:
+            checkpoint["stopping"] = self.limits
         loop = trainer.fit_loop
         progress: Any = loop.epoch_progress.current
         if not progress.started == progress.processed > 0:

@@ -201,6 +201,20 @@ def test_a_signal_in_the_last_validation_repeats_it(tmp_path: Path) -> None:
     assert last(tmp_path / "cut")["global_step"] == 25
 
 
+def test_a_training_that_is_to_stop_after_more_steps_stops_there_if_resumed(tmp_path: Path) -> None:
+    limits = {"max_epochs": 5, "min_steps": 50}
+
+    def patience() -> EarlyStopping:
+        return EarlyStopping("val/loss", patience=1, min_delta=10.0)
+
+    fit(tmp_path / "whole", patience(), **limits)
+    assert last(tmp_path / "whole")["global_step"] == 50
+    with pytest.raises(InterruptedError):
+        fit(tmp_path / "cut", patience(), FailAfter(2 * BATCHES), **limits)
+    fit(tmp_path / "cut", patience(), resume=True, **limits)
+    assert_equal(tmp_path / "cut", tmp_path / "whole")
+
+
 @pytest.mark.parametrize("interval", [1.0, 0.5])
 def test_a_training_that_stopped_early_is_continued_only_with_other_limits(tmp_path: Path, interval: float) -> None:
     limits = {"max_epochs": 5, "val_check_interval": interval}
