@@ -137,7 +137,11 @@ class HuggingFace(DataModule):
         elif is_image(train, self.inputs):
             check_image_shape(self.shape)
         indices = split_indices(
-            *(count, self.split, self.seed, labels, existing),
+            count,
+            self.split,
+            self.seed,
+            labels,
+            existing,
             num_folds=self.num_folds,
             fold=self.fold,
             groups=self._groups(train),

@@ -99,7 +99,11 @@ class Images(DataModule):
             val_files, val_labels = self._list(existing.pop("val"))
             files, labels = files + val_files, np.concatenate([labels, val_labels])
         train, val, test = split_indices(
-            *(count, self.split, self.seed, labels, own),
+            count,
+            self.split,
+            self.seed,
+            labels,
+            own,
             num_folds=self.num_folds,
             fold=self.fold,
             num_val=len(labels) - count,

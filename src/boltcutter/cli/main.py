@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -110,7 +111,7 @@ def one_line_errors() -> Iterator[None]:
             isinstance(error, ConfigError | ProjectError) or getattr(error, "errno", None) == errno.ENAMETOOLONG
         )
         # An error with a remedy needs no traceback; any other is a bug.
-        is_obstructed = getattr(error, "filename", None) and getattr(error, "errno", None) in OBSTACLES
+        is_obstructed = isinstance(error, OSError) and error.errno in OBSTACLES and _is_raised_here(error)
         is_expected = is_mistake or is_obstructed or getattr(error, "hide_traceback", False)
         if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not is_expected:
             raise
@@ -126,6 +127,13 @@ def one_line_errors() -> Iterator[None]:
                 "error" if rank is None else f"error on rank {rank}", _shown(error) + remedy, sep=": ", file=sys.stderr
             )
         sys.exit(1)
+
+
+def _is_raised_here(error: BaseException) -> bool:
+    """Whether a function of Boltcutter, rather than one of the project or a library, has raised the error."""
+    names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    outer = [name for name in names if name.partition(".")[0] not in sys.stdlib_module_names]
+    return bool(outer) and outer[-1].startswith("boltcutter")
 
 
 def _shown(error: Exception) -> str:

@@ -35,9 +35,7 @@ class EndOfTraining(Callback):
         self.limits = limits(cfg)
         self.finished = False
         self._stopped_by: str | None = None  # of the resumed run
-        self._is_stopping = (
-            False  # whether the resumed run was to stop when ``min_steps`` allows it
-        )
+        self._is_stopping = False  # whether the resumed run was to stop when ``min_steps`` allows it
         self._max_steps: int | None = None  # the limit, while it is raised for the final validation
 
     def resume(self, saved: dict[str, Any]) -> str | None:

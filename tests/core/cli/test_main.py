@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from boltcutter.cli.main import FLAGS, main, one_line_errors
 from boltcutter.config.compose import compose
+from boltcutter.evaluation.table import write_csv
 from boltcutter.extend import Command
 from boltcutter.project import Project, summary
 
@@ -215,6 +216,11 @@ def test_what_is_in_the_place_of_a_file_is_one_line(tmp_path: Path, capsys: pyte
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "file" / "a.csv"):
         with pytest.raises(SystemExit) as end, one_line_errors():
-            path.write_text("")
+            write_csv(path, {"a": [1]})
         assert end.value.code == 1
-        assert re.fullmatch(rf"error: .*{path}.*; move away what is there, or .*\n", capsys.readouterr().err)
+        assert re.fullmatch(r"error: .*; move away what is there, or .*\n", capsys.readouterr().err)
+
+
+def test_an_error_of_the_project_has_a_traceback(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError), one_line_errors():
+        tmp_path.write_text("")
