@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -86,15 +86,21 @@ def check_name(name: str) -> None:
         raise ConfigError(f"export.register={name}: not a name; use letters, digits, _, - and .")
 
 
+def _special(folder: str, names: Iterable[str]) -> set[str]:
+    """Those of the names that are neither files nor folders."""
+    paths = {name: Path(folder, name) for name in names}
+    return {name for name, path in paths.items() if path.is_symlink() or not (path.is_file() or path.is_dir())}
+
+
 def collect(folder: Path, checkpoint: str, draft: Path) -> None:
-    """Copy what belongs to a version of a model to a new folder."""
+    """Copy what belongs to a version of a model to a new folder; no links, which may lead elsewhere, and no FIFOs."""
     from boltcutter.checkpoint.storage import resolve_filesystem
 
     draft.mkdir()
-    for part in (folder / name for name in KEPT):
+    for part in (folder / name for name in KEPT if name not in _special(str(folder), KEPT)):
         if part.is_dir():
-            shutil.copytree(part, draft / part.name)
-        elif part.is_file():
+            shutil.copytree(part, draft / part.name, ignore=_special)
+        else:
             shutil.copy2(part, draft / part.name)
     (draft / "checkpoints").mkdir()
     with storage_errors(checkpoint, checkpoint):

@@ -57,6 +57,22 @@ def test_versions_are_numbered_and_found(project: Project, trained: Path) -> Non
         registry.find(project, "registry:digits@best")
 
 
+def test_links_and_fifos_are_not_registered(project: Project, trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    (tmp_path / "secret").write_text("a key")
+    (folder / "evaluation" / "more").mkdir(parents=True)
+    (folder / "evaluation" / "more" / "link.npz").symlink_to(tmp_path / "secret")
+    (folder / "evaluation" / "loop").symlink_to("loop")
+    (folder / "evaluation" / "log.jsonl").unlink(missing_ok=True)
+    os.mkfifo(folder / "evaluation" / "log.jsonl")
+    (folder / "report.html").unlink(missing_ok=True)
+    (folder / "report.html").symlink_to(tmp_path / "secret")
+    registry.collect(folder, str(folder / "checkpoints" / "best.ckpt"), tmp_path / "draft")
+    assert not {"link.npz", "loop", "log.jsonl", "report.html"} & {path.name for path in tmp_path.glob("draft/**/*")}
+    assert (tmp_path / "draft" / "evaluation" / "more").is_dir()
+
+
 @pytest.mark.parametrize("signed", [True, False, None])
 def test_only_a_run_that_the_user_has_signed_is_signed_again(
     project: Project, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signed: bool | None

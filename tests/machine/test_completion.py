@@ -1,5 +1,6 @@
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -89,13 +90,19 @@ def shell(name: str, folder: Path) -> Iterator[Callable[[str], str]]:
     screen = bytearray()
 
     def wait_for(path: Path, lines: int) -> list[str]:
+        """Wait for lines of a file, and for the prompt: keys that are typed before it may be lost."""
         end = time.monotonic() + 30
         while time.monotonic() < end:
             try:
                 screen.extend(os.read(ours, 65536))
             except BlockingIOError:
                 time.sleep(0.02)
-            if path.exists() and len(found := path.read_text().splitlines()) >= lines:
+            shown = re.sub(rb"\x1b\[[?0-9;]*[a-zA-Z]", b"", screen)
+            if (
+                path.exists()
+                and len(found := path.read_text().splitlines()) >= lines
+                and (lines > 1 or shown.rstrip().endswith(b">"))
+            ):
                 return found
         raise AssertionError(f"{name} does not answer: {screen.decode(errors='replace')}")
 

@@ -39,7 +39,7 @@ from boltcutter.config.compose import DictConfig, merge
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.locate import is_left_out, locate
-from boltcutter.config.values import plain, resolve_reference
+from boltcutter.config.values import format_value, plain, resolve_reference
 from boltcutter.data.hooks import seed_hooks, shard_loaders
 from boltcutter.environment.platform import disable_mpi_detection
 from boltcutter.environment.threads import limit_threads
@@ -132,6 +132,9 @@ def complete_config(cfg: DictConfig) -> DictConfig:
     Raises:
         ConfigError: There are mistakes, one line for each.
     """
+    for key, kinds in {"data": (dict, type(None)), "trainer": dict}.items():
+        if not isinstance(value := plain(cfg).get(key), kinds):
+            raise ConfigError(f"{key}={format_value(value)}: no settings; choose a file of configs/{key}")
     cfg, mistakes = cfg.copy(), _find_mistakes(cfg)
     unknown = [key for key in ("shape", "num_classes", "kind") if key in (cfg.data or {}) and cfg.data[key] is None]
     if unknown and not any(mistake.startswith("data") for mistake in mistakes):

@@ -6,9 +6,9 @@ import errno
 import gc
 import os
 import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any
 
 from boltcutter.config.errors import ConfigError, hint, printable
@@ -16,7 +16,7 @@ from boltcutter.config.values import as_yaml, redacted, split_overrides
 from boltcutter.environment import platform, threads
 from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
 from boltcutter.extend import Command, PartError, load, rank_readers, require, resolve_references
-from boltcutter.project import Project, ProjectError, install_command, is_own_package
+from boltcutter.project import Project, ProjectError, install_command, is_library, is_own_package
 from boltcutter.run import trust
 from boltcutter.run.store import UploadError, run_store
 
@@ -111,7 +111,7 @@ def one_line_errors() -> Iterator[None]:
             isinstance(error, ConfigError | ProjectError) or getattr(error, "errno", None) == errno.ENAMETOOLONG
         )
         # An error with a remedy needs no traceback; any other is a bug.
-        is_obstructed = isinstance(error, OSError) and error.errno in OBSTACLES and _is_raised_here(error)
+        is_obstructed = isinstance(error, OSError) and error.errno in OBSTACLES and not _is_of_project(error)
         is_expected = is_mistake or is_obstructed or getattr(error, "hide_traceback", False)
         if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not is_expected:
             raise
@@ -129,11 +129,10 @@ def one_line_errors() -> Iterator[None]:
         sys.exit(1)
 
 
-def _is_raised_here(error: BaseException) -> bool:
-    """Whether a function of Boltcutter, rather than one of the project or a library, has raised the error."""
-    names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    outer = [name for name in names if name.partition(".")[0] not in sys.stdlib_module_names]
-    return bool(outer) and outer[-1].startswith("boltcutter")
+def _is_of_project(error: BaseException) -> bool:
+    """Whether a function of the project, such as its data module, has led to the error."""
+    names = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_tb(error.__traceback__)}
+    return any(is_own_package(name) and not is_library(name) for name in names)
 
 
 def _shown(error: Exception) -> str:

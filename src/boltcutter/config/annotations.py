@@ -49,6 +49,8 @@ def _strictly(wanted: Any) -> Any:
 def _number(value: Any) -> Any:
     if isinstance(value, str | bool):
         raise ValueError(f"{value!r} is not a number")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{value} has more than 64 bits")
     return value
 
 

@@ -329,7 +329,7 @@ def _drop_unused(cfg: DictConfig, named: Mapping[str, str]) -> None:
     texts = {key: str(value) for key, value in plain(cfg).items()}
     used = [key for key in texts if key not in cfg.choices or key in (*ALWAYS_BUILT, *extend.groups())]
     for key in used:  # grows while it is read
-        used += [group for group in cfg.choices if group not in used and _refers(texts[key], group)]
+        used += [group for group in texts.keys() & cfg.choices.keys() - {*used} if _refers(texts[key], group)]
     for group in [group for group in cfg.choices if group not in (*used, *OVERLAYS)]:
         if group in named:
             raise ConfigError(

@@ -224,6 +224,7 @@ def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]
                 yield from _mismatches(inner, get_args(maps[0])[1], f"{path}.{key}")
         return
     shown = value["_target_"] if isinstance(value, dict) and "_target_" in value else format_value(value)
+    shown = shown.replace("\n", r"\n")  # each line is a mistake
     meant = next((format_value(other) for other in _readings(value, path) if matches(other, wanted)), None)
     given = locate(value["_target_"]) if isinstance(value, dict) and "_target_" in value else None
     near = f"; did you mean {meant}?" if meant else foreign().remedy(given) or hint(str(value), literal_values(wanted))

@@ -31,7 +31,7 @@ from boltcutter.protocols import PlannedExit
 from boltcutter.run import lineage, trust
 from boltcutter.run.store import run_store
 
-REQUIRED = ("name", "data", "task", "trainer", "checkpoints")  # keys of each configuration
+REQUIRED = ("name", "seed", "timeout", "data", "task", "trainer", "checkpoints")  # keys of each configuration
 # Entries of a record that are not plain values.
 ENTRIES = {
     **dict.fromkeys(("attempts", "tags"), list),

@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers.logger import DummyLogger
 from third_party.gallery import DATA, HERE, overrides
 
-from boltcutter.assembly.assemble import Components, assemble, read_config
+from boltcutter.assembly.assemble import Components, assemble, complete_config, read_config
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 
@@ -108,6 +108,21 @@ def test_sizes_are_inferred_from_data_that_refers_to_another_group(tmp_path: Pat
 def test_a_mistake_in_the_data_is_reported_once() -> None:
     with pytest.raises(ConfigError, match=r"^data\.targett: .*\nx: "):
         read_config(PROJECT, ["experiment=diabetes", "+data.targett=3", "+x=1"])
+
+
+@pytest.mark.parametrize(("key", "value"), [("trainer", None), ("trainer", [1]), ("data", 3)])
+def test_groups_without_settings_are_one_line(key: str, value: Any) -> None:
+    cfg = read_config(PROJECT, [])
+    cfg[key] = value
+    with pytest.raises(ConfigError, match=rf"^{key}=.*: no settings; choose a file of configs/{key}$"):
+        complete_config(cfg)
+
+
+def test_a_mistake_in_a_value_of_several_lines_is_one_line() -> None:
+    cfg = read_config(PROJECT, [])
+    cfg.task.interval = "a\nb"
+    with pytest.raises(ConfigError, match=r"^task\.interval=a\\nb: expected .*$"):
+        complete_config(cfg)
 
 
 def test_additional_config_groups(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -212,7 +213,10 @@ def test_a_path_that_is_too_long_is_a_mistake(said: Read, capsys: pytest.Capture
     assert re.fullmatch(r"error: .*File name too long: .*\n", capsys.readouterr().err)
 
 
-def test_what_is_in_the_place_of_a_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_in_the_place_of_a_file_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("boltcutter.project._own_folders", set())  # with those of the tests
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "file" / "a.csv"):
         with pytest.raises(SystemExit) as end, one_line_errors():
@@ -221,6 +225,10 @@ def test_what_is_in_the_place_of_a_file_is_one_line(tmp_path: Path, capsys: pyte
         assert re.fullmatch(r"error: .*; move away what is there, or .*\n", capsys.readouterr().err)
 
 
-def test_an_error_of_the_project_has_a_traceback(tmp_path: Path) -> None:
+def test_an_error_of_the_project_has_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "own_code.py").write_text("import pathlib\npathlib.Path('.').write_text('')\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "src"))
+    Project.at(tmp_path).activate()
     with pytest.raises(IsADirectoryError), one_line_errors():
-        tmp_path.write_text("")
+        import_module("own_code")
