@@ -132,7 +132,7 @@ def complete_config(cfg: DictConfig) -> DictConfig:
     Raises:
         ConfigError: There are mistakes, one line for each.
     """
-    for key, kinds in {"data": (dict, type(None)), "trainer": dict}.items():
+    for key, kinds in {"data": (dict, type(None)), "trainer": (dict,)}.items():
         if not isinstance(value := plain(cfg).get(key), kinds):
             raise ConfigError(f"{key}={format_value(value)}: no settings; choose a file of configs/{key}")
     cfg, mistakes = cfg.copy(), _find_mistakes(cfg)
