@@ -87,7 +87,7 @@ def check_name(name: str) -> None:
 
 
 def _special(folder: str, names: Iterable[str]) -> set[str]:
-    """Those of the names that are neither files nor folders."""
+    """Those of the names that are links, or neither files nor folders."""
     paths = {name: Path(folder, name) for name in names}
     return {name for name, path in paths.items() if path.is_symlink() or not (path.is_file() or path.is_dir())}
 
@@ -97,7 +97,8 @@ def collect(folder: Path, checkpoint: str, draft: Path) -> None:
     from boltcutter.checkpoint.storage import resolve_filesystem
 
     draft.mkdir()
-    for part in (folder / name for name in KEPT if name not in _special(str(folder), KEPT)):
+    left_out = _special(str(folder), KEPT)
+    for part in (folder / name for name in KEPT if name not in left_out):
         if part.is_dir():
             shutil.copytree(part, draft / part.name, ignore=_special)
         else:

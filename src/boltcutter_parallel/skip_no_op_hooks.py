@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.optim import Optimizer
 
-from boltcutter.callback.checkpoint import saves_after_batches
+from boltcutter.callback.checkpoint import saves_within_epochs
 from boltcutter.environment.process import release_freed_memory
 from boltcutter.protocols import handles_signals
 
@@ -109,7 +109,7 @@ def _never_saves_after_batch(owner: Any, hook: str) -> bool:
         hook == "on_train_batch_end"
         and isinstance(owner, ModelCheckpoint)
         and type(owner).on_train_batch_end is ModelCheckpoint.on_train_batch_end
-        and not saves_after_batches(owner)
+        and not saves_within_epochs(owner)
     )
 
 

@@ -132,8 +132,9 @@ def complete_config(cfg: DictConfig) -> DictConfig:
     Raises:
         ConfigError: There are mistakes, one line for each.
     """
+    settings = plain(cfg)
     for key, kinds in {"data": (dict, type(None)), "trainer": (dict,)}.items():
-        if not isinstance(value := plain(cfg).get(key), kinds):
+        if not isinstance(value := settings.get(key), kinds):
             raise ConfigError(f"{key}={format_value(value)}: no settings; choose a file of configs/{key}")
     cfg, mistakes = cfg.copy(), _find_mistakes(cfg)
     unknown = [key for key in ("shape", "num_classes", "kind") if key in (cfg.data or {}) and cfg.data[key] is None]

@@ -173,13 +173,13 @@ class BestCheckpoint(ModelCheckpoint):
             )
 
 
-def save_before_batches(trainer: L.Trainer, callback: Checkpoint) -> None:
-    """Delay what a ``ModelCheckpoint`` saves after batches: to before the next optimizer step, or the epoch's end.
+def delay_saves(trainer: L.Trainer, callback: Checkpoint) -> None:
+    """Delay what a ``ModelCheckpoint`` saves within an epoch: to before the next optimizer step, or the epoch's end.
 
     Lightning saves before the values of the step are logged, with gradients that are partly accumulated, and, after the
     last batch, before validation and the end of the epoch, which a resumed run would leave out.
     """
-    if not isinstance(callback, ModelCheckpoint) or not saves_after_batches(callback):
+    if not isinstance(callback, ModelCheckpoint) or not saves_within_epochs(callback):
         return
     after_batch, after_epoch = callback.on_train_batch_end, callback.on_train_epoch_end
     is_due = trainer.fit_loop.epoch_loop.val_loop.restarted_mid_evaluation  # what precedes the validation
@@ -211,13 +211,13 @@ def save_before_batches(trainer: L.Trainer, callback: Checkpoint) -> None:
         setattr(callback, hook.__name__, hook)
 
 
-def save_after_batches(callback: Checkpoint) -> None:
-    """Undo ``save_before_batches``."""
-    if isinstance(callback, ModelCheckpoint) and saves_after_batches(callback):
+def restore_saves(callback: Checkpoint) -> None:
+    """Undo ``delay_saves``."""
+    if isinstance(callback, ModelCheckpoint) and saves_within_epochs(callback):
         for name in ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_end"):
             vars(callback).pop(name, None)
 
 
-def saves_after_batches(callback: ModelCheckpoint) -> bool:
+def saves_within_epochs(callback: ModelCheckpoint) -> bool:
     """Whether it saves within epochs, by a number of steps or a time."""
     return callback._every_n_train_steps >= 1 or callback._train_time_interval is not None

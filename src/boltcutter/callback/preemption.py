@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback, WeightAveraging
 
-from boltcutter.callback.checkpoint import save_after_batches, save_before_batches
+from boltcutter.callback.checkpoint import delay_saves, restore_saves
 from boltcutter.environment import lease, signals, startup
 from boltcutter.environment.workers import protect_workers
 from boltcutter.internals import data_fetcher, get_timeout, is_accumulating, replace_signal_handlers
@@ -80,13 +80,13 @@ class Preemption(Callback):
         if self._installed_handlers:
             signals.restore_handlers()
         for callback in trainer.checkpoint_callbacks:
-            save_after_batches(callback)
+            restore_saves(callback)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin to measure the time, and delay what is saved within an epoch."""
         self._saved = time.monotonic()
         for callback in trainer.checkpoint_callbacks:
-            save_before_batches(trainer, callback)
+            delay_saves(trainer, callback)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int

@@ -49,9 +49,14 @@ def _strictly(wanted: Any) -> Any:
 def _number(value: Any) -> Any:
     if isinstance(value, str | bool):
         raise ValueError(f"{value!r} is not a number")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+    if is_too_large(value):
         raise ValueError(f"{value} has more than 64 bits")
     return value
+
+
+def is_too_large(value: Any) -> bool:
+    """Whether an integer has more than 64 bits, which neither torch nor NumPy take."""
+    return isinstance(value, int) and not -(2**63) <= value < 2**64  # seeds of torch have no sign
 
 
 def _placeholder(value: Any) -> Any:

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from boltcutter import extend
-from boltcutter.config.annotations import coerce, is_subclass, literal_values, matches, type_name
+from boltcutter.config.annotations import coerce, is_subclass, is_too_large, literal_values, matches, type_name
 from boltcutter.config.compose import ALWAYS_BUILT
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.foreign import foreign
@@ -228,6 +228,8 @@ def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]
     meant = next((format_value(other) for other in _readings(value, path) if matches(other, wanted)), None)
     given = locate(value["_target_"]) if isinstance(value, dict) and "_target_" in value else None
     near = f"; did you mean {meant}?" if meant else foreign().remedy(given) or hint(str(value), literal_values(wanted))
+    if is_too_large(value):
+        near = " of at most 64 bits; correct it"
     if isinstance(value, dict) and "_target_" not in value:
         near = f"; add {path}._target_, the path of a class"
     yield path, f"={shown}: expected {type_name(wanted)}{near}"

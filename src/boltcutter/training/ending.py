@@ -76,7 +76,7 @@ class EndOfTraining(Callback):
 
         With ``max_steps``, Lightning would also repeat the end of a complete epoch, and count one step too many.
         """
-        trainer.fit_loop._iteration_based_training = bool  # type: ignore[method-assign]  # returns False
+        trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
         progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current")
         loop = trainer.fit_loop.epoch_loop
         reached = 0 <= loop.max_steps <= checkpoint.get("global_step", 0)

@@ -20,8 +20,8 @@ class Tool: ...
     [
         (1, float, True),
         (1.0, int, True),
-        (2**63 - 1, int, True),
-        (2**63, int | float, False),  # which neither torch nor NumPy take
+        (2**64 - 1, int, True),
+        (2**64, int | float, False),
         ("1", int | str, True),
         ("1", float | None, False),
         (True, int | bool, True),

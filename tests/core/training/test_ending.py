@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from boltcutter.logger.csv import CSVLogger
 from boltcutter.model.linear import Linear
 from boltcutter.task.classification import Classification
 from boltcutter.training.ending import EndOfTraining
+from boltcutter.training.train import flush_loggers
 from boltcutter_parallel.skip_no_op_hooks import SkipNoOpHooks
 
 pytestmark = pytest.mark.filterwarnings(
@@ -31,44 +33,41 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*your dataloader is not resumable",
     "ignore:.*Checkpoint directory",
     "ignore:.*callbacks used to create the checkpoint",
+    "ignore:The dirpath has changed",
 )
 BATCHES = 19  # of an epoch
 
 
 class SignalIn(L.Callback):
-    """Sets the flag as a handler would, before a batch of the validation after some step."""
+    """Sets the flag as a handler would, in a hook after some step; by default before a batch of validation."""
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def __init__(self, step: int, hook: str = "on_validation_batch_start") -> None:
+        def send(trainer: L.Trainer, *args: Any, **options: Any) -> None:
+            if trainer.global_step == step:
+                signals.handle_signal(signal.SIGTERM)
 
-    def on_validation_batch_start(self, trainer: L.Trainer, *args: Any, **options: Any) -> None:
-        if trainer.global_step == self.step:
-            signals.handle_signal(signal.SIGTERM)
-
-
-class SignalAfter(L.Callback):
-    """Sets the flag as a handler would, after some step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **options: Any) -> None:
-        if trainer.global_step == self.step:
-            signals.handle_signal(signal.SIGTERM)
+        setattr(self, hook, send)
 
 
-class FailAfter(L.Callback):
-    """Raises after some step and all that follows it, in the next epoch or step."""
+class Flush(L.Callback):
+    """Writes the metrics before each checkpoint, as ``Recorder`` does."""
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        flush_loggers(trainer)
+
+
+class CopyAfter(L.Callback):
+    """Copies the folder after some step and all that follows it, as a kill in the next epoch or step would leave it."""
+
+    def __init__(self, step: int, folder: Path, copy: Path) -> None:
+        self.step, self.folder, self.copy = step, folder, copy
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.global_step == self.step:
-            raise InterruptedError
+        if trainer.global_step == self.step and not self.copy.exists():
+            shutil.copytree(self.folder, self.copy)
 
-    def on_before_zero_grad(self, trainer: L.Trainer, *args: Any) -> None:
-        self.on_train_epoch_start(trainer, trainer.lightning_module)
+    def on_before_zero_grad(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        self.on_train_epoch_start(trainer, pl_module)
 
 
 def fit(folder: Path, *callbacks: L.Callback, resume: bool = False, plateau: bool = False, **limits: Any) -> None:
@@ -76,7 +75,7 @@ def fit(folder: Path, *callbacks: L.Callback, resume: bool = False, plateau: boo
     L.seed_everything(0, verbose=False)
     ending = EndOfTraining(DictConfig({"trainer": limits}))
     last = ModelCheckpoint(folder, "last", save_on_train_epoch_end=True, enable_version_counter=False)
-    ends = [SkipNoOpHooks(), Preemption(str(folder)), Reseed(0), BestCheckpoint(str(folder)), last, ending]
+    ends = [Flush(), SkipNoOpHooks(), Preemption(str(folder)), Reseed(0), BestCheckpoint(str(folder)), last, ending]
     trainer = L.Trainer(
         accelerator="cpu",
         logger=CSVLogger(folder / "metrics.csv"),
@@ -156,12 +155,11 @@ def test_an_epoch_that_max_steps_cut_short_is_finished_without_it(tmp_path: Path
     ids=str,
 )
 def test_the_end_of_an_epoch_is_not_repeated(tmp_path: Path, limits: dict[str, Any]) -> None:
-    fit(tmp_path / "whole", **limits)
-    with pytest.raises(InterruptedError):
-        fit(tmp_path / "cut", FailAfter(BATCHES), **limits)
-    assert last(tmp_path / "cut")["global_step"] == BATCHES
-    fit(tmp_path / "cut", resume=True, **limits)
-    assert_equal(tmp_path / "cut", tmp_path / "whole")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    fit(whole, CopyAfter(BATCHES, whole, cut), **limits)
+    assert last(cut)["global_step"] == BATCHES
+    fit(cut, resume=True, **limits)
+    assert_equal(cut, whole)
 
 
 @pytest.mark.parametrize("step", [7, BATCHES])
@@ -169,24 +167,28 @@ def test_what_follows_a_step_that_is_saved_is_not_left_out(tmp_path: Path, step:
     def often(folder: Path) -> ModelCheckpoint:
         return ModelCheckpoint(folder, "last-often", every_n_train_steps=step, enable_version_counter=False)
 
-    fit(tmp_path / "whole", often(tmp_path / "whole"), max_epochs=2)
-    with pytest.raises(InterruptedError):
-        fit(tmp_path / "cut", often(tmp_path / "cut"), FailAfter(step), max_epochs=2)
-    (tmp_path / "cut" / "last.ckpt").unlink(missing_ok=True)
-    assert torch.load(tmp_path / "cut" / "last-often.ckpt", weights_only=True)["global_step"] == step
-    fit(tmp_path / "cut", often(tmp_path / "cut"), resume=True, max_epochs=2)
-    assert_equal(tmp_path / "cut", tmp_path / "whole")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    fit(whole, often(whole), CopyAfter(step, whole, cut), max_epochs=2)
+    (cut / "last.ckpt").unlink(missing_ok=True)
+    assert torch.load(cut / "last-often.ckpt", weights_only=True)["global_step"] == step
+    fit(cut, often(cut), resume=True, max_epochs=2)
+    assert_equal(cut, whole)
 
 
-@pytest.mark.parametrize("step", [7, BATCHES])
-def test_a_plateau_is_found_in_the_epoch_of_an_interruption(tmp_path: Path, step: int) -> None:
+def test_a_plateau_is_saved_at_the_end_of_its_epoch(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    fit(whole, CopyAfter(BATCHES, whole, cut), plateau=True, max_epochs=3)
+    assert last(whole)["lr_schedulers"][0]["_last_lr"] == [pytest.approx(1e-6)]  # reduced by each epoch
+    fit(cut, resume=True, plateau=True, max_epochs=3)
+    assert last(cut)["lr_schedulers"] == last(whole)["lr_schedulers"]
+    assert_equal(cut, whole)
+
+
+def test_a_plateau_is_found_in_the_epoch_of_an_interruption(tmp_path: Path) -> None:
     fit(tmp_path / "whole", plateau=True, max_epochs=3)
-    assert last(tmp_path / "whole")["lr_schedulers"][0]["_last_lr"] == [pytest.approx(1e-6)]  # reduced by each epoch
-    stop = FailAfter(step) if step == BATCHES else SignalAfter(step)
-    with pytest.raises((InterruptedError, signals.PreemptionError)):
-        fit(tmp_path / "cut", stop, plateau=True, max_epochs=3)
+    with pytest.raises(signals.PreemptionError):
+        fit(tmp_path / "cut", SignalIn(7, "on_train_batch_end"), plateau=True, max_epochs=3)
     fit(tmp_path / "cut", resume=True, plateau=True, max_epochs=3)
-    assert last(tmp_path / "cut")["lr_schedulers"] == last(tmp_path / "whole")["lr_schedulers"]
     assert_equal(tmp_path / "cut", tmp_path / "whole")
 
 
@@ -207,12 +209,11 @@ def test_a_training_that_is_to_stop_after_more_steps_stops_there_if_resumed(tmp_
     def patience() -> EarlyStopping:
         return EarlyStopping("val/loss", patience=1, min_delta=10.0)
 
-    fit(tmp_path / "whole", patience(), **limits)
-    assert last(tmp_path / "whole")["global_step"] == 50
-    with pytest.raises(InterruptedError):
-        fit(tmp_path / "cut", patience(), FailAfter(2 * BATCHES), **limits)
-    fit(tmp_path / "cut", patience(), resume=True, **limits)
-    assert_equal(tmp_path / "cut", tmp_path / "whole")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    fit(whole, patience(), CopyAfter(2 * BATCHES, whole, cut), **limits)
+    assert last(whole)["global_step"] == 50
+    fit(cut, patience(), resume=True, **limits)
+    assert_equal(cut, whole)
 
 
 @pytest.mark.parametrize("interval", [1.0, 0.5])
