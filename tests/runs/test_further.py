@@ -113,6 +113,12 @@ def test_the_best_trial_is_trained_from_its_experiment(tmp_path: Path) -> None:
         (["model=mlp", "data.num_folds=3"], ["model=linear"], "3 and null", "seed=0 model=linear"),
         (["model=mlp"], ["model=linear", "data.num_folds=3"], "3 and null", "seed=0 model=mlp"),
         (["model=mlp", "data.num_folds=3"], ["model=linear", "data.num_folds=5"], "3 and 5", "seed=0 model=linear"),
+        (
+            ["model=mlp", "data.num_folds=3"],
+            ["model=linear", "data.num_folds=3", "data.fold=1"],
+            "3",
+            "seed=0 model=linear",
+        ),
     ],
 )
 def test_other_folds_are_refused_with_the_command_that_trains_them(
