@@ -107,11 +107,12 @@ class Tools:
         Args:
             arguments: Of ``boltcutter``, without ``--json``; none may be an option, which could write to any file, or
                 grant trust.
-            options: Options by name.
+            options: Options by name; their values may begin with ``-``, as ``sort``.
             seconds: After which it is asked to save and to end; it is killed if that takes longer than the grace.
         """
         for argument in (*arguments, *options.values()):
-            if not argument.isprintable() or re.match(r"-|\+*trust=", argument):
+            is_option = argument in arguments and re.match(r"-|\+*trust=", argument)
+            if not argument.isprintable() or is_option:
                 return _failed("failed", f"{argument!a}: not an argument of this tool; leave it out")
         arguments += tuple(f"--{name}={value}" for name, value in options.items())
         process = await asyncio.create_subprocess_exec(

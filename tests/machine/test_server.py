@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compared_runs import write_run
 from conftest import require
 
 from boltcutter.assembly.assemble import read_config
@@ -41,6 +42,16 @@ def test_an_agent_passes_no_options_and_no_trust(argument: str, monkeypatch: pyt
     for call in (*calls, tools.train([argument]), tools.train([], float("nan")), tools.train([], -1)):
         found = asyncio.run(call)
         assert (found["ok"], found["errors"][0]["code"]) == (False, "failed")
+
+
+@pytest.mark.timeout(60)
+def test_runs_are_sorted_with_the_worst_first(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.boltcutter]\n")
+    for number, accuracy in enumerate((0.5, 0.9, 0.2)):
+        write_run(tmp_path / "runs" / "digits" / f"2026010{number}-120000-abcd123{number}", accuracy)
+    found = asyncio.run(Tools(tmp_path).list_runs(sort="-test/accuracy"))
+    assert found["ok"], found
+    assert [run["metrics"]["test/accuracy"] for run in found["result"]] == [0.2, 0.5, 0.9]
 
 
 @pytest.mark.timeout(60)
