@@ -88,9 +88,7 @@ class RayLauncher(StoredRuns, LocalLauncher):
         return "://" in (self.address or "")
 
     def check(self, job: Job) -> None:
-        """Raise ValueError if Ray is not installed, or this machine has too few CPUs for a Ray of its own."""
-        if self.python == sys.executable and not find_spec("ray"):
-            raise ValueError(f"launch=ray: ray is not installed; {install_command('ray')}")
+        """Raise ValueError if the storage cannot be used, or a Ray of its own has too few nodes or no GPU."""
         if self.storage:
             self.check_storage(job)
             if not self.address:
@@ -138,7 +136,13 @@ class RayLauncher(StoredRuns, LocalLauncher):
         return self.cpus_per_task if self.cpus_per_task is not None else 1 + job.num_workers
 
     def submit(self, job: Job, file: Path) -> list[str]:
-        """Start the driver on this machine, or submit it as a job; returns the id of the process or of the job."""
+        """Start the driver on this machine, or submit it as a job; returns the id of the process or of the job.
+
+        Raises:
+            ValueError: Ray is not installed, or the cluster cannot be reached.
+        """
+        if self.python == sys.executable and not find_spec("ray"):
+            raise ValueError(f"launch=ray: ray is not installed; {install_command('ray')}, or try --dry-run")
         if self.address:
             check_reachable(self.address.rstrip("/"), "launch.address")
         if self.storage:

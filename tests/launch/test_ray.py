@@ -83,8 +83,9 @@ def test_a_job_that_cannot_run_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(ValueError, match=rf"^launch\.address={address} cannot be reached"):
             RayLauncher(address=address).submit(job(tmp_path, nodes=2), tmp_path / "job.sh")
     monkeypatch.setattr("boltcutter_launch.ray.find_spec", lambda name: None)
+    RayLauncher().check(job(tmp_path))  # --dry-run needs no Ray
     with pytest.raises(ValueError, match=r"^launch=ray: ray is not installed; pip install 'boltcutter\[ray\]'"):
-        RayLauncher().check(job(tmp_path))
+        RayLauncher().submit(job(tmp_path), tmp_path / "job.sh")
 
 
 class JobsAPI(ThreadingHTTPServer):
