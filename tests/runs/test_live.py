@@ -72,6 +72,7 @@ def append(run: Path, number: int, value: float) -> None:
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """Serve in this process, which looks at the files at each request; returns the URL."""
     monkeypatch.setattr(live, "INTERVAL", 0)
+    monkeypatch.setattr(live, "SHARE", float("inf"))
     with ExitStack() as stack:
 
         def run(text: str = "", host: str = "127.0.0.1", token: str = "") -> str:
