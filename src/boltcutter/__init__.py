@@ -19,10 +19,15 @@ _MODULES = {line.split()[-1]: line.split()[1] for line in _STUB if line.startswi
 
 
 class _OtherName:
-    """Has ``pytorch_lightning`` imported as ``lightning.pytorch``, by a part that is loaded only then."""
+    """Has ``pytorch_lightning`` imported as ``lightning.pytorch``, and torchmetrics without transformers.
+
+    By modules that are loaded only then.
+    """
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name == "torchmetrics":
+            return import_module(f"{__name__}.environment.deferred").find_torchmetrics()  # type: ignore[no-any-return]
         if name.partition(".")[0] not in ("pytorch_lightning", "lightning_fabric"):
             return None
         if cls in sys.meta_path:
