@@ -7,6 +7,7 @@ that import transformers when they are first used; all others that import it the
 
 from __future__ import annotations
 
+import inspect
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
@@ -39,7 +40,8 @@ class _Deferred(ModuleType):
     """Stands for transformers while torchmetrics is imported."""
 
     def __getattr__(self, name: str) -> Any:
-        is_caller = sys._getframe(1).f_globals.get("__name__", "").startswith(f"{CALLER}.")
+        caller = inspect.currentframe().f_back.f_globals.get("__name__", "")  # type: ignore[union-attr]
+        is_caller = caller.startswith(f"{CALLER}.")
         if name.startswith("__") and (is_caller or name != "__path__"):  # which an import of a submodule reads
             raise AttributeError(name)  # as for __file__, which inspect reads of all modules
         if is_caller:
