@@ -505,14 +505,14 @@ def test_any_response_counts_as_reachable(servers: dict[str, Server], refused: s
     assert not is_reachable("nonsense")
     found, seconds = timed(lambda: is_reachable(refused))
     assert not found
-    assert seconds < 2
+    assert seconds < 4  # of the 5 that a request waits
 
 
 def test_a_missing_response_times_out(black_hole: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb_module, "TIMEOUT", 0.3)
     found, seconds = timed(lambda: is_reachable(black_hole))
     assert not found
-    assert seconds < 2
+    assert seconds < 4  # of the 5 that a request waits
 
 
 def test_a_certificate_unknown_to_python_counts_as_reachable(monkeypatch: pytest.MonkeyPatch) -> None:

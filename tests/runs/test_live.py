@@ -277,7 +277,7 @@ def test_ctrl_c_ends_it_at_once(start: Start, tmp_path: Path, write: Write) -> N
         server.process.send_signal(signal.SIGINT)
         _, errors = server.process.communicate(timeout=30)
     assert (server.process.returncode, errors) == (0, "")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20  # of the 30 after which an idle connection ends
 
 
 @pytest.mark.parametrize(
