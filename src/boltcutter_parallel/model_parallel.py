@@ -276,7 +276,8 @@ def shard_like(full: Tensor, like: Tensor, order: Tensor | None = None) -> Tenso
         return full
     shape, offset = compute_local_shape_and_global_offset(full.shape, like.device_mesh, like.placements)
     own = tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))
-    part = full[own] if order is None else full[order[own[0]]][(slice(None), *own[1:])]
+    rest = (slice(None), *own[1:])  # in brackets, mypy takes it for syntax of Python 3.11
+    part = full[own] if order is None else full[order[own[0]]][rest]
     local = part.to(like.to_local().device, copy=True, memory_format=torch.contiguous_format)
     return DTensor.from_local(
         local, like.device_mesh, like.placements, run_check=False, shape=full.shape, stride=full.stride()
