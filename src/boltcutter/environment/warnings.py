@@ -33,7 +33,7 @@ def filter_warnings() -> None:
         ".*your dataloader is not resumable.*",  # the data module is, which Lightning does not check
         ".*when using `ckpt_path`, callbacks used to create the checkpoint.*",
         ".*The `srun` command is available on your system but is not used.*",  # on every machine with SLURM
-        "You are using a non-supported Python version",  # by Google's libraries, in Python 3.10
+        "You are using a (non-supported )?Python version",  # by Google's libraries, from some date on
         ".*Sending a large body directly with raw bytes.*",  # by adlfs
         ".*FSDP2-wrapped module .* returned a view tensor.*",  # the view is not modified in place
         ".*sync_dist=True.*when logging on epoch level.*",  # torchmetrics has already reduced these values
