@@ -72,7 +72,7 @@ def count_devices(trainer: Mapping[str, Any]) -> int:
     if isinstance(devices, str):
         indices = [index for index in devices.split(",") if index]
         devices = indices if "," in devices else int(devices) if devices.isdecimal() else 0
-    return max(0, devices) if isinstance(devices, int) else len(devices or ())
+    return max(0, devices) if isinstance(devices, int) else len(devices) if hasattr(devices, "__len__") else 0
 
 
 def check_batch_size(batch_size: int, ranks: int) -> None:

@@ -138,10 +138,12 @@ class Tabular(DataModule):
 
     def _table(self) -> pd.DataFrame:
         # Unscaled, because scikit-learn scales by statistics that include the test rows.
-        table = read_table(self.path) if self.path else load_diabetes(as_frame=True, scaled=False).frame
+        try:
+            table = read_table(self.path) if self.path else load_diabetes(as_frame=True, scaled=False).frame
+        except ValueError as error:
+            raise ValueError(f"data.path={error}") from None
         for setting, columns in (("target", self.targets), ("ignore", self.ignore), ("group", self.groups)):
-            missing = [column for column in columns if column not in table]
-            if missing:
+            if missing := [column for column in columns if column not in table]:
                 remedy = "; separate columns by commas" if len(table.columns) == 1 else ""
                 raise ValueError(
                     f"data.{setting}: {self._name} has no column {', '.join(missing)}; "
@@ -210,9 +212,8 @@ def read_table(path: Path, text: Sequence[str] = ()) -> pd.DataFrame:
         raise ValueError(f"{path}: expected a file name that ends in .csv, .csv.gz or .parquet")
     ordinary(path, "give the path of a table")
     try:
-        table = (
-            pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, dtype=dict.fromkeys(text, str))
-        )
+        kinds: Any = dict.fromkeys(text, str)
+        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, dtype=kinds)
     except ImportError:  # pandas reads Parquet by pyarrow
         raise ValueError(f"{path}: pyarrow is not installed; pip install 'boltcutter[tabular]'") from None
     except (ValueError, OSError, EOFError) as error:
@@ -269,8 +270,7 @@ def encode_features(table: pd.DataFrame, statistics: dict[str, Any], name: str) 
     Returns:
         Shape (N, F), float32.
     """
-    missing = [column for column in statistics["columns"] if column not in table]
-    if missing:
+    if missing := [column for column in statistics["columns"] if column not in table]:
         raise ValueError(
             f"{name}: no column {', '.join(missing)}, which training had; it has {_join(list(table.columns))}"
         )

@@ -15,7 +15,7 @@ from boltcutter import extend
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.compose import DictConfig, compose, merge
-from boltcutter.config.errors import ConfigError, as_config_error, hint
+from boltcutter.config.errors import ConfigError, as_config_error, hint, prefix_errors
 from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.locate import same_target
 from boltcutter.config.values import format_value, parse, plain, redacted, split_overrides
@@ -37,7 +37,7 @@ SLURM_REFERENCE = re.compile(r"\$\{oc\.env:\s*(SLURM_\w+)\s*\}")  # a reference 
 SPOT_INTERRUPTION = "boltcutter_launch.spot_interruption.SpotInterruption"
 SAVE_MINUTES = 10  # between two checkpoints on spot machines, which may be lost without notice
 WITH_ARRAYS = "launch=slurm, launch=kubernetes and launch=aws_batch"
-VERBS = ("status", "logs", "cancel", "fetch")
+VERBS = ("list", "status", "logs", "cancel", "fetch")
 FLAGS = {
     "--dry-run": "print the job script without submitting it",
     "--wait": "follow the log until the job has ended",
@@ -66,7 +66,10 @@ def main(project: Project, arguments: list[str]) -> None:
             special, unknown = split_overrides(options, "run")
             if unknown or not special.get("run"):
                 raise ConfigError(f"{verb}: expects one argument; use {verb} run=<folder of a run or of an array>")
-            run_verb(verb, Path(special["run"]), follow="--wait" in flags)
+            with prefix_errors(f"run={special['run']}"):
+                run_verb(verb, Path(special["run"]), follow="--wait" in flags)
+        elif verb.isalpha():
+            raise ConfigError(f"{verb}: no such command of launch{hint(verb, VERBS)} (there are: {', '.join(VERBS)})")
         else:
             launch(project, rest, flags)
 
@@ -156,10 +159,7 @@ def recorded_settings(resumed: dict[str, str]) -> DictConfig | None:
     has_record = resumed and os.path.lexists(folder / "record.json")
     if not (facts := read_launch(folder, "resume", runs=True) if has_record else None):
         return None
-    settings = dict(facts["settings"])
-    for name in ("array", "max_parallel"):  # a single run is resumed
-        settings.pop(name, None)
-    return DictConfig(settings)
+    return DictConfig({k: v for k, v in facts["settings"].items() if k not in ("array", "max_parallel")})  # of one run
 
 
 def is_launch_override(override: str) -> bool:

@@ -109,7 +109,7 @@ def run_verb(verb: str, place: Path, *, follow: bool) -> None:
     is_run = (place / "record.json").is_file()
     for folder in [place] if is_run or not folders else folders:
         if not (launched := find_launcher(folder, cancels=verb == "cancel")):
-            raise ConfigError(f"{folder}: this run was not launched; use the process or job in which it was started")
+            raise ConfigError(f"run={folder}: this run was not launched; use the process or job that started it")
         launcher, job_id = launched
         if verb == "logs":
             show_logs(launcher, job_id, folder, follow=follow)

@@ -13,6 +13,7 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from boltcutter.cli.commands import commands
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.environment.signals import PreemptionError
@@ -38,10 +39,10 @@ def answer(name: str, arguments: Sequence[str], call: Callable[[list[str]], Any]
             except SystemExit as end:
                 result = end.result if isinstance(end, NegativeResult) else None
                 status = end.code if isinstance(end.code, int) else int(end.code is not None)
-                errors = _explain(end, [name, *others], status, start)
+                errors = _explain(end, others if name in commands() else [name], status, start)
                 raise
             except Exception as error:
-                status, errors = 1, [_failure("internal_error", f"{type(error).__name__}: {one_line(error)}")]
+                status, errors = 1, [failure("internal_error", f"{type(error).__name__}: {one_line(error)}")]
                 raise
     finally:
         if is_rank_zero() and sys.exc_info()[0] is not KeyboardInterrupt:
@@ -53,7 +54,7 @@ def answer(name: str, arguments: Sequence[str], call: Callable[[list[str]], Any]
 def _explain(end: SystemExit, arguments: Sequence[str], status: int, start: str | None) -> list[Mistake]:
     """The errors that end a command; none if its exit status is its result."""
     if isinstance(end, PreemptionError):
-        return [_failure("interrupted", end.reason)]
+        return [failure("interrupted", end.reason)]
     if end.__context__ is None or not status:
         return []
     text = run_store().show(str(end.__context__))
@@ -62,10 +63,11 @@ def _explain(end: SystemExit, arguments: Sequence[str], status: int, start: str 
         return [locate(explain(line, arguments), project, arguments) for line in text.splitlines()]
     if isinstance(end.__context__, ProjectError):
         return [explain(line, arguments) for line in text.splitlines()]
-    return [_failure("failed", text)]
+    return [failure("failed", text)]
 
 
-def _failure(code: str, text: str) -> Mistake:
+def failure(code: str, text: str) -> Mistake:
+    """An error that is not about a setting."""
     problem, _, remedy = text.rpartition("; ")
     return Mistake(code, "", None, text, remedy if problem else None, None)
 

@@ -58,12 +58,8 @@ def complete(
         options = {name: text for name, text in options.items() if name not in taken and name.startswith(last)}
         ends = ("]", ",") if opening else ("",)  # two candidates, so that shells add no space
         return {f"{sign}{key}={opening}{name}{end}": text for name, text in options.items() for end in ends}
-    own = [
-        f"{argument}="
-        for argument in re.findall(r"(\w+)=", usage.partition("\n")[0])
-        if argument not in ("group", "key")
-    ]
-    everything = [*(f"{group}=" for group in known), *own, *(f"{path}=" for path in _keys(project, given))]
+    own = [name for name in re.findall(r"(\w+)=", usage.partition("\n")[0]) if name not in ("group", "key")]
+    everything = [f"{name}=" for name in (*known, *own, *_keys(project, given))]
     found = [f"{sign}{argument}" for argument in everything if f"{sign}{argument}".startswith(current)]
     depth = current.count(".")
     return dict.fromkeys((w if w.count(".") <= depth else ".".join(w.split(".")[: depth + 1]) + "." for w in found), "")

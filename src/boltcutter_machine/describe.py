@@ -21,11 +21,7 @@ COLUMNS = (None, 44, 36, 110)  # maximum widths of key, value, type and document
 
 def print_keys(project: Project, cfg: DictConfig, prefix: str, root: Callable[..., Any] | None = None) -> None:
     """Print a line for every key below ``prefix``, and the options of a group."""
-    if root is None:
-        from boltcutter.assembly.assemble import Config  # imports torch
-
-        root = Config
-    print("\n".join(describe(cfg, root, prefix)))
+    print("\n".join(describe(cfg, root or locate(RUN), prefix)))  # imports torch
     if project.has_group(prefix):
         print("", *project.help_lines(prefix), sep="\n")
 
@@ -89,11 +85,7 @@ def argument_texts(target: Callable[..., Any]) -> dict[str, str]:
 
     The settings of a run are explained in ``train.yaml``.
     """
-    sources = (
-        [target, *(f for c in target.__mro__ for f in (vars(c).get("__init__"), c))]
-        if inspect.isclass(target)
-        else [target]
-    )
+    sources = [target, *(f for c in getattr(target, "__mro__", ()) for f in (vars(c).get("__init__"), c))]
     text = "\n".join(inspect.getdoc(source) or "" for source in sources)
     found = re.findall(r"^ {4}(\w+)(?: \([^\n]*?\))?:\s*((?:.|\n(?= {5,}|\n {5,}))*)", text, re.M)
     if f"{target.__module__}.{target.__qualname__}" == RUN:

@@ -37,7 +37,9 @@ SUGGESTION = re.compile(rf"\b(did you mean|try|use|set|write) (?!group=option)({
 REMOVABLE = ("unknown_key", "unknown_flag", "wrong_type", "invalid_override", "missing_value", "unresolved_reference")
 REMOVED = re.compile(r"\bremove it\b|keep the defaults|cannot be combined")
 PLACEHOLDER = re.compile(r"…|<\w")
-UNKNOWN_KEY = re.compile(r"filter=(.*): position ([0-9]+): (.*?): no metric, setting")  # in a filter of runs
+IN_FILTER = re.compile(r"filter=(.*): position ([0-9]+): (?:(.*?)(?:: no metric, setting| is no \w+; did))?")  # of runs
+LISTED = r" \(((?:there are|there is|project|built-in|checkpoints of the run): [^()]*)\)"
+END = re.compile(rf"(.*?)(?:{LISTED}|: (expected [^;]*))?$")
 
 
 @dataclass(frozen=True)
@@ -63,25 +65,23 @@ def explain(line: str, arguments: Sequence[str]) -> Mistake:
     shown = re.match(r"=(.*?)(?:: | (?=[a-z(])|, (?=[\w.]+=|but ))", line[len(setting) :])
     names = [setting, *re.findall(r"\$\{(\w+)[^}]*\} refers to nothing", line)]
     given = next((argument for name in names for argument in arguments if concerns(argument, name)), None)
-    problem, _, remedy = line.rpartition("; ")
-    if in_filter := UNKNOWN_KEY.match(line):
+    word = re.match(r"[\w-]+ (?:[^:]* )?(\S+): ", line)  # after a command, an argument without a key
+    bare = next((match[1] for match in (word, shown) if match and not given and match[1] in arguments), None)
+    given = bare if bare in arguments[-1:] else given  # a correction is added at the end
+    problem, listing, expected = END.match(line).groups()  # type: ignore[union-attr]
+    remedy = line[problem.rfind("; ") + 2 :] if "; " in problem else listing or expected
+    if in_filter := IN_FILTER.match(line):
         given, start, near = in_filter[1], int(in_filter[2]) - 1, SUGGESTION.search(line)
-        fix = f"{given[:start]}{near[2]}{given[start + len(in_filter[3]) :]}" if near else None
+        fix = f"{given[:start]}{near[2]}{given[start + len(in_filter[3]) :]}" if near and in_filter[3] else None
     else:
-        fix = None if is_place else _fix(line, setting, shown is not None, given)
+        fix = None if is_place else _fix(line, setting, shown is not None and bare is None, given)
     keys = {_key(argument) for argument in (fix, given) if argument is not None}
     code = next(code for pattern, code in CODES.items() if re.search(pattern, line))
     is_removed = bool(fix) or (given is not None and _is_removable(code, given, line))
     after_flag = shown[1] if shown and given == setting else None  # of --sort foo
-    replaces = tuple(a for a in arguments if is_removed and (_key(a) in keys or a == after_flag))
-    value = (
-        given
-        if in_filter
-        else given.partition("=")[2]
-        if given and "=" in given and not given.startswith("=")
-        else None
-    )
-    return Mistake(code, setting, value or (shown and shown[1]), line, remedy if problem else None, fix, replaces)
+    wrong = (in_filter[1],) if in_filter else tuple(a for a in arguments if _key(a) in keys or a == after_flag)
+    value = given if in_filter else given.partition("=")[2] if given and given.find("=") > 0 else None
+    return Mistake(code, setting, value or bare or (shown and shown[1]), line, remedy, fix, wrong if is_removed else ())
 
 
 def _fix(line: str, setting: str, has_value: bool, given: str | None) -> str | None:
@@ -95,8 +95,12 @@ def _fix(line: str, setting: str, has_value: bool, given: str | None) -> str | N
         return sign * (given is not None and _key(given) == _key(word)) + word
     if kind not in ("did you mean", "try") or (kind == "try" and not has_value):
         return None
-    if has_value:
-        listed = given and re.fullmatch(rf"({re.escape(setting)}=\[.*?\b){_shown(line, setting)}\b(.*)", given)
+    if word.startswith("--"):
+        return word
+    inner = re.search(r"=.*: ([\w.]+): (?:\S+ takes no such argument|no such key)", line)  # of a search space
+    if has_value and not inner:
+        shown = re.escape(line[len(setting) + 1 :].partition(":")[0].partition(" ")[0])
+        listed = given and re.fullmatch(rf"({re.escape(setting)}=\[.*?\b){shown}\b(.*)", given)
         return f"{listed[1]}{word}{listed[2]}" if listed else f"{setting}={found[2]}"
     if given is None:
         return None
@@ -105,7 +109,8 @@ def _fix(line: str, setting: str, has_value: bool, given: str | None) -> str | N
         name = wrong[1] or wrong[2]
         return f"{key}={value.replace(name, word)}" if name.count(".") == word.count(".") else None
     parent, sign = key.lstrip("+~").rpartition(".")[0], "~" if key.startswith("~") else sign
-    return f"{sign}{word if '.' in word or not parent else f'{parent}.{word}'}{equals}{value}"
+    above = key.lstrip("+~").removesuffix(inner[1]) if inner else ""
+    return f"{sign}{above + word if '.' in word or not parent else f'{parent}.{word}'}{equals}{value}"
 
 
 def _is_removable(code: str, given: str, line: str) -> bool:
@@ -113,11 +118,6 @@ def _is_removable(code: str, given: str, line: str) -> bool:
     is_nothing = given.partition("=")[2] in ("", "null") and "=" in given and code != "unknown_run"
     is_known = code in REMOVABLE and not _key(given).endswith("._target_")
     return is_known or is_nothing or bool(REMOVED.search(line))
-
-
-def _shown(line: str, setting: str) -> str:
-    """The value that an error shows, as a regular expression."""
-    return re.escape(line[len(setting) + 1 :].partition(":")[0].partition(" ")[0])
 
 
 def _key(argument: str) -> str:

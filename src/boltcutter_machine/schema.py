@@ -170,16 +170,12 @@ def _of_run(groups: Mapping[str, _Group]) -> Schema:
     of_config = _arguments(Config)["properties"]
     own = {name: group for name, group in groups.items() if not group.changes_run}
     properties = of_config | {
-        name: {"anyOf": [NULL, REFERENCE, _object(group.schema())]} for name, group in own.items()
+        name: {"anyOf": [NULL, REFERENCE, {"type": "object"} | group.schema()]} for name, group in own.items()
     }
     choices = {name: group.choices() for name, group in groups.items()}
     defaults = {"properties": choices, "additionalProperties": False}
-    properties |= {"defaults": {"anyOf": [{"type": ["string", "array", "null"]}, _object(defaults)]}}
+    properties |= {"defaults": {"anyOf": [{"type": ["string", "array", "null"]}, {"type": "object"} | defaults]}}
     return {"properties": properties, "additionalProperties": False}
-
-
-def _object(schema: Schema) -> Schema:
-    return {"type": "object"} | schema
 
 
 def _document(title: str, schema: Schema, definitions: Mapping[str, Schema]) -> Schema:

@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.formatting import format_limit
 from boltcutter.project import Project, install_command
 from boltcutter.run import trust
+from boltcutter_machine.answer import failure
 
 LIMIT, GRACE = 300.0, 60.0  # seconds for a command, and after its time to save and to write a report
 MAX_REPORT = 20_000  # characters
@@ -45,6 +47,8 @@ def main(project: Project, arguments: list[str]) -> None:
     server = MCPServer("boltcutter", instructions=INSTRUCTIONS, log_level="WARNING")
     for tool in (tools.list_runs, tools.compare, tools.check, tools.train, tools.read_report):
         server.tool()(tool)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, tools.end)
     server.run("stdio")
 
 
@@ -58,7 +62,13 @@ class Tools:
     """
 
     def __init__(self, root: Path, *, limit: float = LIMIT, grace: float = GRACE) -> None:
-        self.root, self.limit, self.grace = root, limit, grace
+        self.root, self.limit, self.grace, self.running = root, limit, grace, set[int]()
+
+    def end(self, number: int, _: object) -> None:
+        """End the commands as well if a client ends the server by a signal."""
+        for group in self.running:
+            _signal(group, signal.SIGTERM)
+        os._exit(128 + number)
 
     async def list_runs(self, filter: str = "", sort: str = "") -> dict[str, Any]:
         """List runs with settings and metrics, such as filter="val/accuracy>0.9 and model=mlp", sort="val/loss"."""
@@ -123,6 +133,7 @@ class Tools:
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )
+        self.running.add(process.pid)
         reading = asyncio.ensure_future(process.communicate())
         try:
             for number, wait in ((signal.SIGTERM, seconds or self.limit), (signal.SIGKILL, self.grace)):
@@ -132,6 +143,7 @@ class Tools:
                 _signal(process.pid, number)
             text = (await reading)[0].decode()
         finally:
+            self.running.discard(process.pid)
             if process.returncode is None:  # the client cancelled the call
                 _signal(process.pid, signal.SIGTERM)
         try:
@@ -154,7 +166,7 @@ def _signal(group: int, number: int) -> None:
 
 
 def _failed(code: str, message: str) -> dict[str, Any]:
-    return {"ok": False, "errors": [{"code": code, "message": message, "fix": None}]}
+    return {"ok": False, "errors": [asdict(failure(code, message))]}
 
 
 def as_text(html: str) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 from boltcutter import extend
 from boltcutter.assembly.assemble import Components, TaskLoaders, assemble, complete_config, read_config
 from boltcutter.assembly.overrides import load_run_config
+from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.values import split_overrides
@@ -44,10 +45,10 @@ def main(project: Project, arguments: list[str]) -> None:
             one batch is also trained, validated and tested.
     """
     filter_warnings()
-    special, rest = split_overrides([argument for argument in arguments if argument not in CHECK_FLAGS], "run")
-    cfg = (
-        complete_config(load_run_config(project, Path(special["run"]), rest)) if special else read_config(project, rest)
-    )
+    run, rest = split_overrides([argument for argument in arguments if argument not in CHECK_FLAGS], "run")
+    cfg = complete_config(load_run_config(project, Path(run["run"]), rest)) if run else read_config(project, rest)
+    if (file := cfg.init_from) and not cfg.resume and not is_url(str(file)) and not Path(file).exists():
+        raise ConfigError(f"init_from={file}: no such file; give a checkpoint")
     given = cfg.folder
     with TemporaryDirectory() as folder:
         cfg.folder = given or folder

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from boltcutter.checkpoint.storage import is_url
-from boltcutter.config.errors import ConfigError, hint, printable
+from boltcutter.config.errors import ConfigError, printable
 from boltcutter.config.values import split_overrides
 from boltcutter.formatting import aligned, parse_count
 from boltcutter.project import Project, display_path
@@ -59,11 +60,15 @@ def parse(given: Sequence[str], values: Sequence[str], others: Sequence[str] = (
         if not argument.startswith("--"):
             rest.append(argument)
             continue
-        if name not in known or (equals and name not in (*values, "--html")):
-            known = (*known, "--json", "--help")  # which are handled before
-            raise ConfigError(f"{argument}: no such flag{hint(name, known)} (there are: {', '.join(known)})")
-        if name in values and not equals:
+        all_flags = (*known, "--json", "--help")  # of which two are handled before
+        nearest = next(iter(get_close_matches(name, all_flags, 1)), "")  # itself, if there is such a flag
+        if nearest in values and not equals:
             value = next(words, "")
+        if name not in known or (equals and name not in (*values, "--html")):
+            shown = f"={value}" if value and nearest in (*values, "--html") else ""
+            near = nearest and f"; did you mean {nearest}{shown}?"
+            given = f"{name}{shown}" if shown else argument
+            raise ConfigError(f"{given}: no such flag{near} (there are: {', '.join(all_flags)})")
         if name in values and not value:
             raise ConfigError(f"{name}: needs a value; write {name}=<{name.strip('-')}>")
         flags[name] = value
@@ -120,8 +125,8 @@ def act(root: Path, verb: str, words: Sequence[str], flags: dict[str, str]) -> N
     if len(words) < least or (verb == "note" and len(words) > least):
         usage = f"boltcutter runs {verb} <run or filter> {texts.get(verb, '…')}".rstrip()
         raise ConfigError(f"{verb}: {'text' if verb in texts else 'run'} missing, or too many arguments; use {usage}")
-    home = root / actions.ARCHIVE if verb == "restore" else root
-    known = find_runs(home)
+    if not (known := find_runs(root / actions.ARCHIVE if verb == "restore" else root)):
+        raise ConfigError(f"{verb}: there are no {'archived ' * (verb == 'restore')}runs; boltcutter runs lists all")
     runs = [run for word in words[: 1 if verb in texts else None] for run in chosen(known, word)]
     runs = list({str(run.folder): run for run in runs}.values())
     if not runs:

@@ -83,9 +83,8 @@ def find(runs: Sequence[Run], text: str, key: str = "run") -> Run:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise ConfigError(
-            f"{key}={text}: no run with this id{hint(text, (LATEST, *(run.id for run in runs)))}; see boltcutter runs"
-        )
+        near = hint(text, (LATEST, *(run.id for run in runs))) or "; see boltcutter runs"
+        raise ConfigError(f"{key}={text}: no run with this id{near}")
     listed = ", ".join(run.id for run in found[:MAX_SHOWN]) + (", …" if len(found) > MAX_SHOWN else "")
     raise ConfigError(f"{key}={text}: {len(found)} runs begin like this ({listed}); give more of the id")
 

@@ -68,23 +68,19 @@ def columns(runs: Sequence[Run], given: str | None = None) -> tuple[list[str], l
     if given:
         keys = [key.strip() for key in given.split(",") if key.strip()]
         for key in keys:
-            check_key(runs, key, "columns")
+            if fault := find_fault(runs, key):
+                raise ConfigError(f"--columns={key}: {fault}")
         return keys, []
     settings = differing_settings(runs)
     after = [key for key in FIELDS_AFTER if any(FIELDS[key](run) for run in runs)]
     return [*FIELD_ORDER, *settings[:MAX_SETTINGS], *shown_metrics(runs), *after], settings[MAX_SETTINGS:]
 
 
-def check_key(runs: Sequence[Run], key: str, setting: str) -> None:
-    """Check that at least one run has a key."""
-    if fault := find_fault(runs, key):
-        raise ConfigError(f"--{setting}={key}: {fault}")
-
-
 def sort(runs: Sequence[Run], key: str) -> list[Run]:
     """Sort runs by a key, of a metric the best first; ``-key`` reverses this. Runs without it are at the end."""
     is_reversed, key = key.startswith("-"), key.removeprefix("-")
-    check_key(runs, key, "sort")
+    if fault := find_fault(runs, key):
+        raise ConfigError(f"--sort={key}: {fault}")
     if key not in FIELDS and any(key in run.metrics for run in runs) and metric_mode(runs, key) == "max":
         is_reversed = not is_reversed
     values = [(value_of(run, key), run) for run in runs]

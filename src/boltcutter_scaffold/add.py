@@ -25,12 +25,7 @@ def main(project: Project, arguments: list[str]) -> None:
     Raises:
         ConfigError: Kind or name is wrong, or a file exists already.
     """
-    words = [word for argument in arguments for word in re.sub("^(--)?kind=", "--kind ", argument).split()]
-    example = None
-    if "--kind" in words[:-1]:
-        at = words.index("--kind")
-        example = words.pop(at + 1)
-        words.pop(at)
+    example, words = split_flag(" ".join(arguments).split(), "--kind")
     if len(words) != 2:
         raise ConfigError("kind and name: missing, or more than these; write `boltcutter add model tiny`")
     kind, name = words
@@ -38,8 +33,8 @@ def main(project: Project, arguments: list[str]) -> None:
         raise ConfigError(f"add {kind}: no such kind{hint(kind, KINDS)} (there are: {', '.join(KINDS)})")
     examples = sorted(folder.name for folder in (PARTS / kind).iterdir() if folder.is_dir())
     if example is not None and example not in examples:
-        listed = f"there are: {', '.join(examples)}" if examples else "remove it"
-        raise ConfigError(f"add {kind} --kind {example}: no such example{hint(example, examples)} ({listed})")
+        listed = f" (there are: {', '.join(examples)})" if examples else "; leave it out"
+        raise ConfigError(f"--kind={example}: add {kind} has no such example{hint(example, examples)}{listed}")
     if not NAME.fullmatch(name) or keyword.iskeyword(name):
         near = re.sub(r"\W", "_", name.lower())
         near = near if NAME.fullmatch(near) and not keyword.iskeyword(near) else "tiny"
@@ -48,6 +43,20 @@ def main(project: Project, arguments: list[str]) -> None:
     if existing := [file for file in files if (project.root / file).exists()]:
         raise ConfigError(f"add {kind} {name}: {existing[0]} exists already; choose another name")
     write(project.root, files)
+
+
+def split_flag(arguments: list[str], flag: str) -> tuple[str | None, list[str]]:
+    """Return the value of the only flag that a command has, and the other arguments; another flag is refused."""
+    value, rest, words = None, list[str](), iter(arguments)
+    for word in words:
+        name, equals, text = word.partition("=")
+        if name == flag or (equals and f"--{name}" == flag):
+            value = text if equals else next(words, "")
+        elif word.startswith("-"):
+            raise ConfigError(f"{word}: no such flag{hint(name, [flag])} (there is: {flag})")
+        else:
+            rest.append(word)
+    return value, rest
 
 
 def render(kind: str, name: str, package: str, example: str | None = None) -> dict[Path, str]:

@@ -31,8 +31,8 @@ def main(project: Project, arguments: list[str]) -> Path:
     if len(names) != 1:
         raise ConfigError("name: missing, or more than one; write `boltcutter new my-project`")
     if unknown := sorted(answers.keys() - OPTIONS):
-        known = ", ".join(OPTIONS)
-        raise ConfigError(f"{unknown[0]}: no such argument{hint(unknown[0], OPTIONS)} (there are: {known})")
+        near = hint(unknown[0], OPTIONS)
+        raise ConfigError(f"{unknown[0]}: no such argument{near} (there are: {', '.join(OPTIONS)})")
     try:
         from cookiecutter.exceptions import CookiecutterException
         from cookiecutter.main import cookiecutter
@@ -45,7 +45,10 @@ def main(project: Project, arguments: list[str]) -> Path:
     try:
         cookiecutter(template, checkout=commit, no_input=True, extra_context=context, output_dir=str(folder))
     except (CookiecutterException, OSError, SubprocessError, ValueError) as error:
-        raise ConfigError(f"new {names[0]}: {one_line(error)}; try another name or template=") from error
+        text = one_line(error).replace("Hook script failed (exit status: 1)", "refused, as the line before says")
+        if wrong := re.match(r"(.*) provided for (?:choice )?variable (\w+),? (?:but )?(.*?)\.*$", text):
+            raise ConfigError(f"{wrong[2]}={wrong[1]}: {wrong[3]}; give another value") from error
+        raise ConfigError(f"new {names[0]}: {text}; give another name or template") from error
     print(f"Created {folder / names[0]}. Its README.md begins with the commands to install, train and test it.")
     return folder / names[0]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.project import TABLE, Project, display_path
 from boltcutter_scaffold import port_cli, port_lht
+from boltcutter_scaffold.add import split_flag
 
 IGNORED = (".git", ".venv", "__pycache__", "*.ckpt", "logs", "lightning_logs", "mlruns", "outputs", "multirun", "wandb")
 STEPS, SEED = 20, 1
@@ -33,17 +34,18 @@ def main(project: Project, arguments: list[str]) -> None:
         ConfigError: An argument is wrong, or the folder holds no such project.
         SystemExit: The first steps differ, or the imported project does not train.
     """
-    kind = None
-    if "--from" in arguments:
-        at = arguments.index("--from")
-        kind, arguments = "".join(arguments[at + 1 : at + 2]), arguments[:at] + arguments[at + 2 :]
-    if len(arguments) != 1 or kind not in (None, *KINDS):
-        raise ConfigError("import: expected a folder, as in `boltcutter import my-project --from lht` (or --from cli)")
+    kind, arguments = split_flag(arguments, "--from")
+    if len(arguments) != 1:
+        raise ConfigError("folder: missing, or more than one; write `boltcutter import my-project --from lht`")
+    if kind not in (None, *KINDS):
+        raise ConfigError(f"--from={kind}: neither {' nor '.join(KINDS)}; leave it out")
     source = Path(arguments[0]).absolute()
     if not source.is_dir():
         raise ConfigError(f"import {arguments[0]}: no such folder; give the folder of a project")
     is_lht = any("defaults" in port_lht.read(f) for f in (source / "configs").glob("*.yaml"))
     kind = kind or ("lht" if is_lht else "cli")
+    if not (is_lht if kind == "lht" else port_cli.config_files(source)):  # before it is copied, as it may be large
+        raise ConfigError(f"import {arguments[0]}: no configuration of {KINDS[kind]} there; give the folder of one")
     target = source.with_name(f"{source.name}-boltcutter")
     if target.exists():
         raise ConfigError(f"import {arguments[0]}: {target} exists already; move it away")
@@ -52,18 +54,14 @@ def main(project: Project, arguments: list[str]) -> None:
         skipped = (*IGNORED, "data", *(["configs"] if kind == "lht" else []))
         origin = source / "configs" if kind == "lht" else source
         try:
-            shutil.copytree(
-                source, written, ignore=lambda folder, names: _ignored(source, Path(folder), names, skipped)
-            )
+            shutil.copytree(source, written, ignore=lambda place, names: _ignored(source, Path(place), names, skipped))
             if (source / "data").is_dir():
                 (written / "data").symlink_to(source / "data")
             rows = (port_lht if kind == "lht" else port_cli).convert(origin, written / "configs")
             _write_settings(written)
         except (SyntaxError, RecursionError, TypeError, ValueError, LookupError, AttributeError, OSError) as error:
             reason = f"{type(error).__name__}: {one_line(error, 200)}"
-            raise ConfigError(
-                f"import {arguments[0]}: not a project of {KINDS[kind]} ({reason}); correct it"
-            ) from error
+            raise ConfigError(f"import {source}: not a project of {KINDS[kind]} ({reason}); correct it") from error
         table = _table(rows)
         (written / "IMPORTED.md").write_text(f"# What became of each file\n\n{table}\n\nAll other files are copies.\n")
         written.rename(target)
@@ -104,14 +102,9 @@ def _pairs(source: Path, kind: str) -> list[tuple[str, list[str], list[str]]]:
         hydra = [f"++seed={SEED}", "++extras.enforce_tags=False", "++extras.print_config=False"]
         return [("train.yaml", [str(script), *hydra, "hydra.run.dir={}"] if script else [], [])]
     entry = port_cli.entry_script(source)
-    return [
-        (
-            file.name,
-            [str(entry), "fit", "--config", str(file), f"--seed_everything={SEED}"] if entry else [],
-            [f"experiment={file.stem}"],
-        )
-        for file in port_cli.config_files(source)
-    ]
+    fit, seed = [str(entry), "fit", "--config"], f"--seed_everything={SEED}"
+    files = port_cli.config_files(source)
+    return [(file.name, [*fit, str(file), seed] if entry else [], [f"experiment={file.stem}"]) for file in files]
 
 
 def compare(source: Path, target: Path, name: str, theirs: list[str], ours: list[str]) -> bool:

@@ -25,9 +25,8 @@ def config_files(folder: Path) -> list[Path]:
 def entry_script(folder: Path) -> Path | None:
     """The script that calls Lightning CLI."""
     scripts = [*sorted(folder.glob("*.py")), *sorted(folder.glob("src/**/*.py"))]
-    return next(
-        (file for file in filter(Path.is_file, scripts) if re.search(r"CLI\(", file.read_text(errors="replace"))), None
-    )
+    found = (file for file in scripts if file.is_file() and re.search(r"CLI\(", file.read_text(errors="replace")))
+    return next(found, None)
 
 
 def convert(source: Path, target: Path) -> Rows:
@@ -39,10 +38,7 @@ def convert(source: Path, target: Path) -> Rows:
     script = entry_script(source)
     classes, links = read_script(script, source) if script else ({}, [])
     rows: Rows = []
-    files = config_files(source)
-    if not files:
-        raise ConfigError(f"{source}: no configuration of Lightning CLI there; give the folder of the project")
-    for file in files:
+    for file in config_files(source):
         experiment, note = convert_file(unnested(read(file)), classes, links, file)
         write(target / "experiment" / f"{file.stem}.yaml", dump(experiment))
         rows.append((str(file.relative_to(source)), f"configs/experiment/{file.stem}.yaml", note))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.project import BUILTIN_CONFIGS, LIBRARY, SOURCE, Project, library_packages
-from boltcutter_scaffold.add import require_package, write
+from boltcutter_scaffold.add import require_package, split_flag, write
 
 TARGET = re.compile(rf"\b({LIBRARY}(?:_[a-z]+)?)\.([\w.]+)\.\w+")
 
@@ -28,8 +28,9 @@ def main(project: Project, arguments: list[str]) -> None:
     if require_package(project) == LIBRARY:
         raise ConfigError(f"vendor: {project.root} is the repository of the library; edit it in src")
     names = [argument for argument in arguments if argument != "--undo"]
+    split_flag(names, "--undo")  # refuses others
     if len(names) > 1:
-        raise ConfigError("vendor: expected one component, as in `boltcutter vendor callback.guard`")
+        raise ConfigError(f"vendor {' '.join(names)}: more than one component; give one after the other")
     packages = {_package_name(folder.name): folder for folder in library_packages()}
     undo, chosen = "--undo" in arguments, packages if not names else {n: packages[n] for n in names if n in packages}
     if chosen:
@@ -75,9 +76,8 @@ def copy_component(project: Project, component: str, packages: list[str]) -> Non
     package = require_package(project)
     copy = Path("src", package, *component.split(".")).with_suffix(".py")
     if _source(component) and (project.root / copy).exists():
-        raise ConfigError(
-            f"vendor {component}: {copy} exists already; edit it there, or `boltcutter vendor {component} --undo`"
-        )
+        undo = f"boltcutter vendor {component} --undo"
+        raise ConfigError(f"vendor {component}: {copy} exists already; edit it there, or `{undo}`")
     # An option of the project replaces a built-in one of the same name, so it comes last.
     folders = reversed(project.config_dirs)
     options = {file.relative_to(folder): file.read_text() for folder in folders for file in folder.rglob("*.yaml")}

@@ -25,6 +25,7 @@ from boltcutter.topology import Topology, check_batch_size, count_devices
         ("-1", 0),
         ([], 0),
         (None, 0),
+        (0.5, 0),  # which is refused later
     ],
 )
 def test_devices_are_counted_as_lightning_does(devices: Any, count: int) -> None:

@@ -251,8 +251,11 @@ def test_a_missing_value_differs_from_the_text_none(tmp_path: Path) -> None:
         ),
         ({"num_classes": 2}, r"^data.num_classes=2, but data.path=.* has 1; set it to null"),
         ({"ignore": ["age", "city", "smokes", "rooms", "kind"]}, r"no feature column is left"),
-        ({"path": Path("homes.xlsx")}, r"^homes.xlsx: expected a file name that ends in .csv, .csv.gz or .parquet"),
-        ({"path": Path("gone.csv")}, r"^gone.csv: no such file; give the path of a table$"),
+        (
+            {"path": Path("homes.xlsx")},
+            r"^data.path=homes.xlsx: expected a file name that ends in .csv, .csv.gz or .parquet",
+        ),
+        ({"path": Path("gone.csv")}, r"^data.path=gone.csv: no such file; give the path of a table$"),
     ],
 )
 def test_invalid_settings_are_one_line_errors(path: Path, settings: dict[str, Any], message: str) -> None:

@@ -84,7 +84,8 @@ def test_a_users_file_overrides_the_project_and_arguments_override_both(launch: 
         (["launch=slurm", "trainer.devices=3"], "data.batch_size=64 does not divide over 3 ranks; try 66"),
         (["launch=slurm", "trainer.num_nodes=0"], "trainer.num_nodes=0 is not a number of nodes"),
         (["status"], "status: .*; use status run=<folder"),
-        (["cancel", "run=nowhere"], "nowhere: no run there"),
+        (["cancel", "run=nowhere"], "^run=nowhere: no run there"),
+        (["statu", "run=x"], "^statu: no such command of launch; did you mean status"),
         (["list", "folder=x"], "list: folder=x: takes only runs="),
     ],
 )

@@ -42,6 +42,8 @@ def test_mistakes_have_a_code_and_a_fix(capfd: pytest.CaptureFixture[str]) -> No
         ("unknown_key", "trainer.devces", "2", "trainer.devices=2"),
     ]
     assert found["errors"][1]["replaces"] == ["trainer.devces=2"]
+    (error,) = call(capfd, "export", "export=onx", "run=x")["errors"]
+    assert error["replaces"] == ["export=onx"]  # but not the command
     (error,) = call(capfd, "trian")["errors"]
     assert (error["code"], error["fix"]) == ("unknown_command", "train")
 

@@ -33,8 +33,32 @@ CHECK = Command("boltcutter_planning.check:main", "")
          "a=1␣and␣stauts=failed", "unknown_key", "a=1␣and␣status=failed", 1),
         ("--sort=val/los: no metric, setting or field of these runs; did you mean val/loss?", "--sort val/los --csv",
          "unknown_key", "--sort=val/loss", 2),
+        ("filter=sed=0: position 1: sed: no metric, setting or field of these runs; did you mean seed?", "sed=0 seed=1",
+         "unknown_key", "seed=0", 1),
+        ("filter=a=1 and status=complet: position 16: complet is no status; did you mean completed? (there are: x)",
+         "a=1␣and␣status=complet", "invalid_value", "a=1␣and␣status=completed", 1),
+        ("--htm=x.html: no such flag; did you mean --html=x.html? (there are: --html)", "a --htm=x.html",
+         "unknown_flag", "--html=x.html", 1),
+        ("--limt=3: no such flag; did you mean --limit=3? (there are: --limit)", "runs --limt 3 --csv", "unknown_flag",
+         "--limit=3", 2),
+        ("--batch=3: no such flag; did you mean --batch? (there are: --batch)", "--batch=3", "unknown_flag",
+         "--batch", 1),
+        ("launch.array=seed: invalid syntax; give it as launch.array='seed=1,2'", "launch.array=seed", "invalid_value",
+         None, 0),
+        ("add modle: no such kind; did you mean model? (there are: model)", "modle tiny", "unknown_option", None, 0),
+        ("vendor callback.foo: no such package or component; did you mean callback.guard?", "callback.foo",
+         "unknown_option", "callback.guard", 1),
+        ("add model mlp: configs/model/mlp.yaml exists already; choose another name", "model mlp", "invalid_value",
+         None, 0),
+        ("search.space.optimizer.lrr=choice(1): optimizer.lrr: AdamW takes no such argument; did you mean lr?",
+         "search.space.optimizer.lrr=choice(1)", "unknown_key", "search.space.optimizer.lr=choice(1)", 1),
+        ("search.space.lr=choice(1): lr: no such key; did you mean optimizer.lr?", "search.space.lr=choice(1)",
+         "unknown_key", "search.space.optimizer.lr=choice(1)", 1),
         ("run=best:val/los: no run has val/los; did you mean best:val/loss?", "run=best:val/los", "unknown_run",
          "run=best:val/loss", 1),
+        ("run=latst: no run with this id; did you mean latest?", "latst", "unknown_run", "latest", 1),
+        ("run=latst: no run with this id; did you mean latest?", "latst baseline", "unknown_run", None, 0),
+        ("run=latst: no run with this id; did you mean latest?", "run=latst", "unknown_run", "run=latest", 1),
         ("run=2026: 3 runs begin like this (a, b); give more of the id", "run=2026", "unknown_run", None, 0),
         ("input is not set; set input=<file or folder>, several separated by commas", "", "missing_value", None, 0),
         ("x: mcp takes no such argument; remove it", "x", "unknown_key", None, 1),
@@ -45,7 +69,22 @@ def test_an_error_is_data(line: str, arguments: str, code: str, fix: str | None,
     found = explain(line, [word.replace("␣", " ") for word in arguments.split()])
     assert (found.code, found.fix and found.fix.replace(" and ", "␣and␣"), len(found.replaces)) == (code, fix, replaced)
     assert found.message == line
-    assert line.endswith(f"; {found.remedy}" if found.remedy else "")
+    assert line.endswith(found.remedy or "") or line.endswith(f"({found.remedy})")
+    assert found.remedy or ";" not in line
+
+
+def test_values_and_remedies_are_whole() -> None:
+    text = "a=1 and status="
+    found = explain(f"filter={text}: position 15: nothing where a value was expected; write status=<value>", [text])
+    assert (found.value, found.fix, found.replaces) == (text, None, ())
+    assert explain("add modle: no such kind (there are: x)", ["modle", "tiny"]).value == "modle"
+    assert explain("--foo: no such flag (there are: --help, --json)", ["--foo"]).remedy == "there are: --help, --json"
+    groups = "project: small; built-in: mlp, gpt"
+    assert explain(f"model=nope: no such option ({groups})", ["model=nope"]).remedy == groups
+    assert explain("seed=a: expected int | null", ["seed=a"]).remedy == "expected int | null"
+    assert explain("max_time=5minutes: expected D:H; correct it", ["max_time=5minutes"]).remedy == "correct it"
+    listed = "checkpoints of the run: best.ckpt"
+    assert explain(f"ckpt=step-9: no such file ({listed})", ["ckpt=step-9"]).remedy == listed
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,25 @@ from boltcutter.project import Project
 from boltcutter_machine.server import Tools, as_text, main
 
 ROOT = Path(__file__).parents[2]
+SERVER = """  # main, with a server that runs one tool
+import asyncio, sys, types
+from pathlib import Path
+class MCPServer:
+    def __init__(self, *_, **__): self.tools = {}
+    def tool(self): return lambda tool: self.tools.setdefault(tool.__name__, tool)
+    def run(self, _): asyncio.run(self.tools["check"]([]))
+for name in ("mcp", "mcp.server", "mcp.server.mcpserver"): sys.modules[name] = types.ModuleType(name)
+sys.modules["mcp.server.mcpserver"].MCPServer = MCPServer
+from boltcutter.project import Project
+from boltcutter_machine.server import main
+main(Project.at(Path(sys.argv[1])), [])
+"""
+COMMAND = """
+import os, pathlib, signal, time
+signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path("ended").touch(), os._exit(0)))
+pathlib.Path("begun").touch()
+time.sleep(300)
+"""
 
 
 def test_the_command_takes_no_arguments() -> None:
@@ -52,6 +73,20 @@ def test_runs_are_sorted_with_the_worst_first(tmp_path: Path) -> None:
     found = asyncio.run(Tools(tmp_path).list_runs(sort="-test/accuracy"))
     assert found["ok"], found
     assert [run["metrics"]["test/accuracy"] for run in found["result"]] == [0.2, 0.5, 0.9]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_commands_end_with_a_server_that_a_client_ends(number: int, tmp_path: Path) -> None:
+    (tmp_path / "boltcutter.py").write_text(COMMAND)  # in place of the library
+    with subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path)], cwd=ROOT) as server:
+        while not (tmp_path / "begun").exists():
+            assert server.poll() is None
+            time.sleep(0.1)
+        server.send_signal(number)
+        assert server.wait() == 128 + number
+    while not (tmp_path / "ended").exists():
+        time.sleep(0.1)
 
 
 @pytest.mark.timeout(60)

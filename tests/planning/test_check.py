@@ -133,6 +133,8 @@ def mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     ("overrides", "setting", "shape"),
     [
         ("data=images data.folder=nowhere data.num_classes=3", "data.folder=nowhere: ", ""),
+        ("init_from=nowhere.ckpt", "init_from=nowhere.ckpt: no such file; ", ""),
+        ("trainer.devices=0.5", "trainer.devices=0.5 is not a number of devices; try ", ""),
         ("data=text data.path=nowhere.txt model=gpt task=language", "data.path=nowhere.txt: ", ""),
         ("data=tokens data.path=nowhere data.vocab_size=256 model=gpt task=language", "data.path=nowhere: ", ""),
         ("model=flat.yaml model.features=65", "model: ", "(16, 64) float32"),

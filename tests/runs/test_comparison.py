@@ -167,7 +167,7 @@ def test_searches_are_compared_by_their_best_trials(shell: Shell) -> None:
         (["model=a", "model=b", "--effect", "big"], METRIC, "error: --effect=big: not a positive number"),
         (["model=a", "model=b", "--mode"], METRIC, "error: --mode: needs a value; write --mode=<mode>"),
         (["model=a", "model=b", "--mode=up"], METRIC, "error: --mode=up: neither min nor max"),
-        (["model=a", "model=b", "--efect=1"], METRIC, "error: --efect=1: no such flag; did you mean --effect?"),
+        (["model=a", "model=b", "--efect=1"], METRIC, "error: --efect=1: no such flag; did you mean --effect=1?"),
         (["model=a", "model=b", "runs=nowhere"], METRIC, "error: runs=nowhere: no such folder"),
         (["model=a", "model=b"], "test/score", "error: --metric=test/score: its name does not say which values"),
         (["model=a", "model=c"], METRIC, "error: model=c: no completed runs are left"),

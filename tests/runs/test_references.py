@@ -119,7 +119,7 @@ def test_the_shell_completes_names_of_runs(runs: Path, monkeypatch: pytest.Monke
 
 def test_launch_takes_names_of_runs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(references, "runs_folder", lambda project, overrides: str(runs))
-    with pytest.raises(ConfigError, match=f"{NEW}: this run was not launched"):
+    with pytest.raises(ConfigError, match=f"^run=.*{NEW}: this run was not launched"):
         launch.main(Project.at(runs), ["status", "run=latest"])
     with pytest.raises(ConfigError, match=rf"resume=.*{TRIAL}: its record holds"):
         search.main(Project.at(runs), ["resume=cccc"])

@@ -71,6 +71,19 @@ def test_mistakes_change_nothing(arguments: list[str], project: Project) -> None
     assert sorted(project.root.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model", "tiny", "--kin", "text"], r"^--kin: no such flag; did you mean --kind\?"),
+        (["model", "tiny", "--kind=foo"], r"^--kind=foo: add model has no such example \(there are: "),
+        (["experiment", "wide", "kind=text"], r"^--kind=text: add experiment has no such example; leave it out$"),
+    ],
+)
+def test_wrong_flags_are_named(arguments: list[str], message: str, project: Project) -> None:
+    with pytest.raises(ConfigError, match=message):
+        add.main(project, arguments)
+
+
 def test_a_valid_name_is_proposed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"try my_net$"):
         add.main(Project.at(tmp_path), ["model", "My-Net"])

@@ -239,6 +239,19 @@ def test_mistakes(arguments: list[str], tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("license=GPL", r"^license=GPL: .*'MIT'.*; give another value$"),
+        ("vendor=maybe", r"^vendor=maybe: .* boolean; give another value$"),
+        ("author='''", r"^new a: refused, as the line before says; give another name or template$"),
+    ],
+)
+def test_wrong_answers_are_named(argument: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        create(["a", argument, f"folder={tmp_path}"])
+
+
 def test_versions_of_a_project_are_tested_versions() -> None:
     pinned = (ROOT / "{{cookiecutter.project_slug}}" / "constraints.txt").read_text()
     assert pinned == (ROOT / "constraints.txt").read_text()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -303,8 +304,9 @@ def test_configurations_of_lightning_cli_train_alike(make: Make, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "import: expected a folder"),
-        (["a", "--from", "hydra"], "import: expected a folder"),
+        ([], "folder: missing, or more than one; write"),
+        (["a", "--from", "hydra"], "--from=hydra: neither lht nor cli; leave it out"),
+        (["a", "--form=lht"], "--form=lht: no such flag; did you mean --from? (there is: --from)"),
         (["no/such"], "import no/such: no such folder"),
     ],
 )
@@ -315,10 +317,15 @@ def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixt
     assert message in capsys.readouterr().err
 
 
-def test_a_folder_without_configuration_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_folder_without_configuration_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine").mkdir()
-    with pytest.raises(SystemExit):
-        main(["import", str(tmp_path / "mine")])
+    monkeypatch.setattr(shutil, "copytree", pytest.fail)  # a folder such as one's home is not copied first
+    for kind in ([], ["--from=lht"], ["--from", "cli"]):
+        with pytest.raises(SystemExit):
+            main(["import", str(tmp_path / "mine"), *kind])
+        assert "; give the folder of one" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 

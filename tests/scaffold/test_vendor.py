@@ -92,6 +92,8 @@ def test_mistakes(arguments: list[str], project: Project) -> None:
     with pytest.raises(ConfigError):
         vendor.main(project, arguments)
     assert not (project.root / "src/boltcutter").exists()
+    with pytest.raises(ConfigError, match=r"^--und: no such flag; did you mean --undo\?"):
+        vendor.main(project, ["--und"])
 
 
 def test_project_is_created_with_a_copy(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from boltcutter.checkpoint.load import find_damage, read_metadata
 from boltcutter.checkpoint.storage import CheckpointError, is_url, resolve_filesystem, store_errors
-from boltcutter.config.errors import ConfigError, printable
+from boltcutter.config.errors import ConfigError, hint, printable
 from boltcutter.environment.process import is_rank_zero
 
 
@@ -23,8 +23,7 @@ def find_newest(place: str | Path, warn: Callable[[str], None] = print) -> str |
     Raises:
         CheckpointError: The storage at the URL cannot be reached.
     """
-    # Sorted by step, since modification times may have a resolution of a second. Unreadable files come first, so that
-    # they are reported.
+    # By step, since modification times may have a resolution of a second. Unreadable files come first and are reported.
     if newest := _first_valid(_files(place, "last"), _step, warn):
         return newest
     if best := _first_valid(_files(place, "best"), _step, warn):
@@ -88,8 +87,7 @@ def _first_valid(
             return math.inf
 
     for path in sorted(paths, key=known, reverse=True) if len(paths) > 1 else paths:
-        fault = find_damage(path)
-        if fault is None:
+        if (fault := find_damage(path)) is None:
             return path
         warn(printable(f"warning: {path}: {fault}; trying another checkpoint"))
     return None
@@ -116,5 +114,7 @@ def find_checkpoint(folder: str, which: str) -> str:
     except CheckpointError as error:
         raise ConfigError(f"ckpt={which}: {error}") from error
     if found is None or fault:
-        raise ConfigError(f"ckpt={which}: {fault} (checkpoints of the run: {', '.join(known) or 'none yet'})")
+        names = ("best", "last", *known)
+        near = "" if which in names else hint(which, names)
+        raise ConfigError(f"ckpt={which}: {fault}{near} (checkpoints of the run: {', '.join(known) or 'none yet'})")
     return found

@@ -150,7 +150,7 @@ def test_checkpoints_are_found_by_name(saved: Path, capsys: pytest.CaptureFixtur
     for which, path in (("last", saved), ("best", best), ("step-5.ckpt", other), (str(other), other)):
         assert find_checkpoint(folder, which) == str(path)
     listed = r"\(checkpoints of the run: best\.ckpt, last\.ckpt, step-5\.ckpt\)"
-    with pytest.raises(ConfigError, match=rf"^ckpt=step-6\.ckpt: no such file {listed}$"):
+    with pytest.raises(ConfigError, match=rf"^ckpt=step-6\.ckpt: no such file; did you mean step-5\.ckpt\? {listed}$"):
         find_checkpoint(folder, "step-6.ckpt")
     flip_a_bit(other)
     with pytest.raises(ConfigError, match=rf"^ckpt=step-5\.ckpt: record .* is damaged {listed}$"):
