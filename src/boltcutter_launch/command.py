@@ -53,7 +53,7 @@ def main(project: Project, arguments: list[str]) -> None:
     rest = [argument for argument in arguments if argument not in FLAGS]
     # Names of runs, such as latest, are resolved here; other values are those of the job.
     rest = [extend.resolve_references(project, [a])[0] if a.startswith(("run=", "resume=")) else a for a in rest]
-    verb, *options = rest or [""]
+    verb, *options = sorted(rest, key=lambda word: word not in VERBS) or [""]
     with as_config_error():
         if "--describe" in flags:
             describe(project, rest)

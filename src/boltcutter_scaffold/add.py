@@ -50,12 +50,14 @@ def split_flag(arguments: list[str], flag: str) -> tuple[str | None, list[str]]:
     value, rest, words = None, list[str](), iter(arguments)
     for word in words:
         name, equals, text = word.partition("=")
-        if name == flag or (equals and f"--{name}" == flag):
-            value = text if equals else next(words, "")
-        elif word.startswith("-"):
-            raise ConfigError(f"{word}: no such flag{hint(name, [flag])} (there is: {flag})")
-        else:
+        is_flag = name == flag or (equals and f"--{name}" == flag)
+        if not is_flag and not word.startswith("-"):
             rest.append(word)
+            continue
+        value = text if equals else next(words, "")
+        if not is_flag:
+            near = f"; did you mean {flag}={value}?" if hint(name, [flag]) else ""
+            raise ConfigError(f"{name}={value}: no such flag{near} (there is: {flag})")
     return value, rest
 
 

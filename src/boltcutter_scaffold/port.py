@@ -73,8 +73,7 @@ def main(project: Project, arguments: list[str]) -> None:
 
 
 def _ignored(source: Path, folder: Path, names: list[str], skipped: tuple[str, ...]) -> set[str]:
-    patterns = skipped if folder == source else IGNORED[:4]
-    ignored: set[str] = set(shutil.ignore_patterns(*patterns)(str(folder), names))
+    ignored = set(shutil.ignore_patterns(*(skipped if folder == source else IGNORED[:4]))(str(folder), names))
     for name in names:  # FIFOs, devices, and links that lead nowhere or to a folder that they are in
         path = folder / name
         is_plain = path.is_file() or (path.is_dir() and not folder.resolve().is_relative_to(path.resolve()))
@@ -154,7 +153,6 @@ def _steps(folder: Path, file: Path, arguments: list[str]) -> Losses | str:
     )
     if file.is_file():
         return list(json.loads(file.read_text()))
-    lines = [line for line in done.stderr.splitlines() if line.strip() and "HYDRA_FULL_ERROR" not in line] or [
-        f"it ended with exit status {done.returncode} before any step"
-    ]
+    ended = f"it ended with exit status {done.returncode} before any step"
+    lines = [line for line in done.stderr.splitlines() if line.strip() and "HYDRA_FULL_ERROR" not in line] or [ended]
     return next((line for line in reversed(lines) if line.startswith("error: ") or "Error: " in line), lines[-1])

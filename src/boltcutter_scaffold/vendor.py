@@ -9,7 +9,7 @@ from pathlib import Path
 
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.project import BUILTIN_CONFIGS, LIBRARY, SOURCE, Project, library_packages
-from boltcutter_scaffold.add import require_package, split_flag, write
+from boltcutter_scaffold.add import require_package, write
 
 TARGET = re.compile(rf"\b({LIBRARY}(?:_[a-z]+)?)\.([\w.]+)\.\w+")
 
@@ -28,7 +28,8 @@ def main(project: Project, arguments: list[str]) -> None:
     if require_package(project) == LIBRARY:
         raise ConfigError(f"vendor: {project.root} is the repository of the library; edit it in src")
     names = [argument for argument in arguments if argument != "--undo"]
-    split_flag(names, "--undo")  # refuses others
+    if flags := [name for name in names if name.startswith("-")]:
+        raise ConfigError(f"{flags[0]}: no such flag{hint(flags[0], ['--undo'])} (there is: --undo)")
     if len(names) > 1:
         raise ConfigError(f"vendor {' '.join(names)}: more than one component; give one after the other")
     packages = {_package_name(folder.name): folder for folder in library_packages()}
@@ -59,8 +60,7 @@ def remove_packages(root: Path, names: list[str]) -> None:
     found = [file.parent for file in (root / "src").glob(f"{LIBRARY}*/__init__.py")]
     copies = [folder for folder in found if not names or _package_name(folder.name) in names]
     if not copies:
-        what = root / "src" / f"{LIBRARY}*"
-        raise ConfigError(f"vendor --undo: {what} does not exist; there is nothing to undo")
+        raise ConfigError(f"vendor --undo: {root / 'src' / LIBRARY}* does not exist; there is nothing to undo")
     folder = tempfile.mkdtemp()
     for copy in copies:
         shutil.move(copy, folder)

@@ -85,6 +85,7 @@ def test_a_users_file_overrides_the_project_and_arguments_override_both(launch: 
         (["launch=slurm", "trainer.num_nodes=0"], "trainer.num_nodes=0 is not a number of nodes"),
         (["status"], "status: .*; use status run=<folder"),
         (["cancel", "run=nowhere"], "^run=nowhere: no run there"),
+        (["run=nowhere", "status"], "^run=nowhere: no run there"),
         (["statu", "run=x"], "^statu: no such command of launch; did you mean status"),
         (["list", "folder=x"], "list: folder=x: takes only runs="),
     ],

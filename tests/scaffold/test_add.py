@@ -74,7 +74,7 @@ def test_mistakes_change_nothing(arguments: list[str], project: Project) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["model", "tiny", "--kin", "text"], r"^--kin: no such flag; did you mean --kind\?"),
+        (["model", "tiny", "--kin", "text"], r"^--kin=text: no such flag; did you mean --kind=text\?"),
         (["model", "tiny", "--kind=foo"], r"^--kind=foo: add model has no such example \(there are: "),
         (["experiment", "wide", "kind=text"], r"^--kind=text: add experiment has no such example; leave it out$"),
     ],

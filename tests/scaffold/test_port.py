@@ -306,7 +306,8 @@ def test_configurations_of_lightning_cli_train_alike(make: Make, capsys: pytest.
     [
         ([], "folder: missing, or more than one; write"),
         (["a", "--from", "hydra"], "--from=hydra: neither lht nor cli; leave it out"),
-        (["a", "--form=lht"], "--form=lht: no such flag; did you mean --from? (there is: --from)"),
+        (["a", "--fro", "cli"], "--fro=cli: no such flag; did you mean --from=cli?"),
+        (["a", "--form=lht"], "--form=lht: no such flag; did you mean --from=lht? (there is: --from)"),
         (["no/such"], "import no/such: no such folder"),
     ],
 )
