@@ -6,6 +6,7 @@ import mmap
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ class ExportedModel(nn.Module):
 
     def __init__(self, run: Path, export: str) -> None:
         super().__init__()
-        folder = find_export(run, export)
-        card = verified_card(folder, f"export={export}")
+        folder, self.setting = find_export(run, export), f"export={export}"
+        card = verified_card(folder, self.setting)
         try:
             self.runner = Runner(folder, torch.get_num_threads(), card)
             self.statistics = trust.read_json(folder / PREPROCESSING)
@@ -63,32 +64,48 @@ class ExportedModel(nn.Module):
         except Exception as error:  # each engine raises its own, and the card may be somebody else's
             raise ConfigError(f"export={export}: cannot be loaded ({one_line(error, 200)}); export it again") from error
         self.length = size if isinstance(size, int) else None
-        self.context_length: int = given.get("max_length") or self.length or 1
+        longest = given.get("max_length")
+        self.context_length = longest if isinstance(longest, int) and longest > 0 else self.length or 1
         self.supports_cache = bool(self.runner.card.get("cache"))
 
     def forward(self, tokens: Tensor, cache: list[Any] | None = None) -> Tensor:
         """Return the logits (N, T, V) of tokens (N, T) that follow those in the cache, which is extended in place."""
         if self.supports_cache:
-            return torch.from_numpy(self.runner(tokens.cpu().numpy(), cache=cache)[0])
+            return self._compute(tokens, cache=cache)[0]
         length = tokens.size(1)
         padded = F.pad(tokens, (0, (self.length or max(2, length)) - length))  # which earlier positions do not see
-        return torch.from_numpy(self.runner(padded.cpu().numpy())[0])[:, :length]
+        return self._compute(padded)[0][:, :length]
 
     def predict(self, inputs: Tensor, batch_size: int) -> Tensor:
         """Return the first output for inputs as the data module reads them."""
-        found = []
-        for batch in torch.split(inputs, batch_size):
-            raw = self.encoder.invert(batch) if self.encoder else batch
-            found.append(torch.from_numpy(self.runner(raw.cpu().numpy())[0]))
-        return torch.cat(found)
+        batches = torch.split(inputs, batch_size)
+        return torch.cat([self._compute(self.encoder.invert(b) if self.encoder else b)[0] for b in batches])
 
     def predict_batches(self, batches: Any) -> Iterator[Any]:
         """Yield the outputs for batches of a loader, as ``predict_step`` would return them."""
-        names = [facts["name"] for facts in self.runner.card["outputs"]]
+        outputs = self.runner.card["outputs"]
         for batch in batches:
-            outputs = self.runner(*(tensor.cpu().numpy() for tensor in select_inputs(batch, self.runner.card)))
-            tensors = [torch.from_numpy(output) for output in outputs]
-            yield tensors[0] if names == ["output"] else dict(zip(names, tensors, strict=True))
+            with self._one_line_errors():
+                tensors = self._compute(*select_inputs(batch, self.runner.card))
+                found = dict(zip((facts["name"] for facts in outputs), tensors, strict=True))
+            yield tensors[0] if [*found] == ["output"] else found
+
+    def _compute(self, *inputs: Tensor, **options: Any) -> list[Tensor]:
+        """Return the outputs, one or more."""
+        with self._one_line_errors():
+            arrays = self.runner(*(tensor.cpu().numpy() for tensor in inputs), **options)
+            return [torch.from_numpy(arrays[0]), *map(torch.from_numpy, arrays[1:])]
+
+    @contextmanager
+    def _one_line_errors(self) -> Iterator[None]:
+        """Convert the errors of computing: each engine raises its own, and the card may be somebody else's."""
+        try:
+            yield
+        except ConfigError:
+            raise
+        except Exception as error:
+            reason = one_line(error, 200) or type(error).__name__
+            raise ConfigError(f"{self.setting}: cannot be computed ({reason}); export it again") from error
 
 
 def verified_card(folder: Path, setting: str) -> dict[str, Any]:

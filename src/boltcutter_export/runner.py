@@ -26,6 +26,7 @@ Array = npt.NDArray[Any]
 CARD = "card.json"
 MAX_CARD, MAX_LISTS = 1 << 25, 1 << 20  # bytes, and lists and objects, each of which takes 64 bytes of memory
 CARD_TYPES = {"format": str, "program": str | None, "files": dict, "inputs": list, "outputs": list}
+SHAPED = ("inputs", "outputs", "cache")  # lists of the card, of objects with a shape
 WARMUP, MIN_CALLS, MAX_CALLS, MAX_SECONDS = 3, 10, 300, 1.0  # of each measured latency
 
 
@@ -72,7 +73,7 @@ class Runner:
         Raises:
             ValueError: The export has no cache.
         """
-        shapes = [facts["shape"] for facts in self.card.get("cache", [])]
+        shapes = [facts["shape"] for facts in self.card.get("cache") or []]
         if cache is not None and not shapes:
             raise ValueError(f"{self.folder}: the export has no cache; give all tokens in each call")
         past = cache or [np.zeros((len(inputs[0]), heads, 0, size), np.float32) for _, heads, _, size in shapes]
@@ -98,6 +99,8 @@ def read_card(folder: Path) -> dict[str, Any]:
         program, files = card["program"], card["files"]
         if wrong := [key for key, kind in CARD_TYPES.items() if not isinstance(card.get(key), kind)]:
             raise TypeError(f"{wrong[0]} is missing, or has another type")
+        if not all(isinstance(facts["shape"], list) for key in SHAPED for facts in card.get(key) or []):
+            raise TypeError("a shape has another type")
         is_complete = all(facts["sha256"] and Path(name).name == name for name, facts in files.items())
         is_listed = program is None or program in files
     except FileNotFoundError:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from boltcutter.config.compose import OVERLAYS
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, one_line
 
 GROUPS = {"model": "task", "datamodule": "data", "callbacks": "callback"}
 NOT_USED = {
@@ -25,6 +27,8 @@ REFERENCES = {
     r"\$\{hydra:\s*(runtime\.output_dir|run\.dir)\}": lambda match: "${folder}",
     r"\$\{hydra:\s*runtime\.cwd\}|\$\{oc\.env:\s*PROJECT_ROOT\}": lambda match: ".",
 }
+
+MAX_SIZE = 1 << 18  # of a file
 
 Rows = list[tuple[str, str, str]]  # file, what it became, and a note
 
@@ -66,7 +70,7 @@ def convert(configs: Path, target: Path) -> Rows:
         elif name in OVERLAYS:
             text = experiment_file(text, name, own, constants)
         else:
-            text = with_defaults(text, entries(yaml.safe_load(text) or {}, group), name)
+            text = with_defaults(text, entries(parse(text) or {}, group), name)
             if name == "trainer":
                 text = trainer_file(text)
         write(target / new, text)
@@ -85,10 +89,33 @@ def read(file: Path) -> dict[str, Any]:
         ConfigError: It is not valid.
     """
     try:
-        found = yaml.safe_load(file.read_text()) if file.is_file() else None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{file}: not valid YAML: {' '.join(str(error).split())}; correct it") from error
+        found = parse(file.read_text()) if file.is_file() else None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file}: not valid YAML: {error}; correct it") from error
     return found if isinstance(found, dict) else {}
+
+
+def parse(text: str) -> Any:
+    """Parse YAML, of which aliases may repeat a part in each of its own parts.
+
+    Raises:
+        ValueError: It is not valid, or too large, or would be with its aliases expanded.
+    """
+    sizes: dict[int, float] = {}
+
+    def size(node: Any) -> float:
+        if id(node) not in sizes:
+            sizes[id(node)] = math.inf  # if it contains itself
+            parts = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+            sizes[id(node)] = 1 + (0 if isinstance(node.value, str) else sum(map(size, parts)))
+        return sizes[id(node)]
+
+    try:
+        if len(text) > MAX_SIZE or size(yaml.compose(text) or yaml.ScalarNode("", "")) > MAX_SIZE:
+            raise ValueError(f"more than {MAX_SIZE} characters, or parts with all aliases")
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(one_line(error)) from error
 
 
 def dump(values: dict[str, Any]) -> str:
@@ -141,7 +168,7 @@ def without(text: str, *keys: str) -> str:
 
 def main_file(text: str, constants: list[str], own: list[str]) -> str:
     """Convert ``train.yaml``: it selects the options, and has the settings of the run as a whole."""
-    values = yaml.safe_load(text)
+    values = parse(text)
     chosen = {group: option for group, option in entries(values, "") if group in OPTIONS}
     chosen |= {"logger": "null"} if "logger" not in chosen else {}
     lines = [f"  {group}: {option}" for group, option in chosen.items()]
@@ -152,7 +179,7 @@ def main_file(text: str, constants: list[str], own: list[str]) -> str:
 
 def experiment_file(text: str, layer: str, own: list[str], constants: list[str]) -> str:
     """Convert an experiment or a preset for debugging: what it selects, renamed groups, and its callbacks."""
-    values = yaml.safe_load(text) or {}
+    values = parse(text) or {}
     lines = [f"  {group}: {option}" for group, option in entries(values, layer) if option]
     parents = [name for name, option in entries(values, layer) if not option]
     lines += [f"  {layer}: [{', '.join(parents)}]"] if parents else []
@@ -182,7 +209,7 @@ def callbacks(values: dict[str, Any]) -> dict[str, Any]:
 
 def callback_file(text: str, name: str, included: set[str]) -> str:
     """Convert an option of callbacks; it adds to the built-in ones, unless another option includes it."""
-    values = yaml.safe_load(text) or {}
+    values = parse(text) or {}
     names = [inherited for inherited, option in entries(values, "callbacks") if not option]
     names = names if name in included else ["default", *names]
     kept = callbacks({key: value for key, value in values.items() if key != "defaults"})

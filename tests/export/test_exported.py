@@ -2,6 +2,7 @@ import hashlib
 import json
 import os
 import shutil
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,31 @@ def test_an_export_of_somebody_else_is_one_line(tmp_path: Path, kind: str, monke
         os.mkfifo(statistics)
     with pytest.raises(ConfigError, match=rf"^export={tmp_path}: ") as error:
         ExportedModel(tmp_path, str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"outputs": []}, {"outputs": [{"shape": []}] * 2}, {"cache": [{"shape": []}]}),
+        *({"cache": [{"shape": [0, "", 0, {}]}]}, {"cache": [{"shape": [0, -1, 0, 10**30]}]}),
+        *({"cache": [{"shape": [1, 2, 3, 4]}]}, {"inputs": [{"shape": [1], "max_length": "", "leaf": "a"}]}),
+        *({"inputs": [{"shape": []}]}, {"takes": [], "leaves": {}}),
+    ],
+    ids=str,
+)
+def test_a_card_that_does_not_fit_its_program_is_one_line(digits: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = tmp_path / "onnx"
+    shutil.copytree(digits / "export" / "onnx", folder)
+    card = json.loads((folder / "card.json").read_text())
+    (folder / "card.json").write_text(json.dumps(card | change))
+    model = ExportedModel(digits, str(folder))
+    assert model.context_length == 1
+    batch = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    with suppress(ConfigError):
+        assert model.predict(batch, 2).shape == (2, 10)
+    with pytest.raises(ConfigError, match=r"^export=.*/onnx: cannot be computed \(.+\); export it again$") as error:
+        list(model.predict_batches([(batch, torch.zeros(2))]))
     assert "\n" not in str(error.value)
 
 

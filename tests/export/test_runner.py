@@ -64,6 +64,8 @@ def test_a_card_that_would_fill_the_memory_is_not_parsed(tmp_path: Path) -> None
     [
         *("", "[]", "{}", '{"program": "a", "files": 1}', "[" * 10**5, '{"files": {"a": {}}}'),
         *(json.dumps({**CARD, "program": {}}), json.dumps({**CARD, "format": None})),
+        *(json.dumps({**CARD, key: value}) for key in ("inputs", "outputs", "cache") for value in (1, [1], [{}])),
+        *(json.dumps({**CARD, key: [{"shape": None}]}) for key in ("inputs", "outputs", "cache")),
     ],
 )
 def test_a_damaged_card_ends_in_one_line(tmp_path: Path, card: str) -> None:

@@ -11,11 +11,14 @@ import yaml
 
 from boltcutter.cli.commands import main
 from boltcutter.config.compose import compose
+from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import resolved
 from boltcutter.project import Project
 from boltcutter_scaffold import port_lht
 from boltcutter_scaffold.port import _ignored, first_difference
+from boltcutter_scaffold.port import main as port
 from boltcutter_scaffold.port_cli import config_files, entry_script
+from boltcutter_scaffold.port_lht import parse
 
 PARTS = """
 import lightning as L
@@ -336,10 +339,11 @@ def test_a_folder_without_configuration_leaves_nothing_behind(
         ("configs/a.yaml", "a: " + "[" * 3000),
         ("config.yaml", "model: 1\ntrainer: x\n"),
         ("main.py", "CLI(\n"),
+        ("main.py", f"CLI({'-' * 100_000}1)"),
         ("configs/a.yaml", "a: [1,"),
         ("pyproject.toml", "\xff"),
     ],
-    ids=["deep", "types", "syntax", "yaml", "text"],
+    ids=["deep", "types", "syntax", "deep syntax", "yaml", "text"],
 )
 def test_files_of_another_form_are_one_line(
     name: str, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -352,6 +356,40 @@ def test_files_of_another_form_are_one_line(
     assert end.value.code == 2
     assert re.fullmatch(r"error: .*their.*; correct it\n", capsys.readouterr().err)
     assert os.listdir(tmp_path) == ["their"]
+
+
+MULTIPLY = "a0: &a0 [x, x]\n" + "".join(f"a{i + 1}: &a{i + 1} [*a{i}, *a{i}]\n" for i in range(30))
+MERGE = "a0: &a0 {x: 1}\n" + "".join(f"a{i + 1}: &a{i + 1}\n  <<: [*a{i}, *a{i}]\n" for i in range(30))
+BAD_YAML = {
+    "multiply": f"{MULTIPLY}defaults: *a30\nmodel: *a30\n",
+    "merge": MERGE,
+    "recursive": "model: &a [*a]\n",
+    "large": "a: b\n" * 60_000,
+    "date": "model: 2026-99-99\n",
+    "key": "[1]: 2\n",
+    "tag": "model: !!python/object/apply:os.system [exit]\n",
+    "open": "model: [1,",
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", BAD_YAML)
+@pytest.mark.parametrize("file", ["train.yaml", "data/a.yaml", "callbacks/a.yaml", "experiment/a.yaml", "a.yml"])
+def test_yaml_that_is_not_valid_or_multiplies_is_one_line(file: str, name: str, tmp_path: Path) -> None:
+    place = tmp_path / "their"
+    (place / "configs" / file).parent.mkdir(parents=True)
+    (place / "configs" / "train.yaml").write_text("seed: 1\n")
+    (place / "config.yaml").write_text("model: {class_path: torch.nn.Linear}\ntrainer: {}\n")
+    (place / "configs" / file).write_text(BAD_YAML[name])
+    with pytest.raises(ConfigError, match=r"their.*; correct it$") as error:
+        port(Project.find(tmp_path), [str(place), "--from", "cli" if file == "a.yml" else "lht"])
+    assert "\n" not in str(error.value)
+    assert os.listdir(tmp_path) == ["their"]
+
+
+def test_aliases_that_do_not_multiply_are_read() -> None:
+    assert parse("a: &a {x: 1}\nb: *a\nc:\n  <<: *a\n  y: 2\n") == {"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2}}
+    assert parse("") is None
 
 
 def test_fifos_devices_and_loops_of_links_are_not_copied(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def parse(key: str, text: str) -> Any:
     if text[:1] in QUOTING:
         try:
             return OmegaConf.create(f"v: {text}").v
-        except (yaml.YAMLError, OmegaConfBaseException):
+        except (yaml.YAMLError, OmegaConfBaseException, RecursionError, ValueError):
             raise ConfigError(f"{key}: cannot read {text}; quote it for the shell, as in '{key}=[1,2]'") from None
     return text
 

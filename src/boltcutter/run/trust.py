@@ -98,14 +98,18 @@ def parse_json(content: bytes) -> dict[str, Any]:
     """Parse the content of a record.
 
     Raises:
-        ValueError: It is not a JSON object, too large, or nested too deeply.
+        ValueError: It is not a JSON object, too large, nested too deeply, or has text that cannot be encoded.
     """
     if len(content) > MAX_JSON or content.count(b"[") + content.count(b"{") > MAX_LISTS:
         raise ValueError(f"larger than {MAX_JSON >> 20} MiB, or more than {MAX_LISTS} lists and objects")
     with suppress(RecursionError):
-        found = json.loads(content)
+        found = json.loads(content.decode())
         if not isinstance(found, dict):
             raise ValueError("not a JSON object")
+        if (
+            b"\\ud" in content.lower()
+        ):  # half of a character, which no path can have; bytes of file names are escaped so
+            json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")
         level: list[Any] = [found]
         for _ in range(MAX_DEPTH):
             inner = (value for node in level for value in (node.values() if isinstance(node, dict) else node))

@@ -153,7 +153,7 @@ class Predictor:
             if found.size and (found.min() < 0 or found.max() > 255):
                 raise ValueError("inputs: pixels are not between 0 and 255")
             return found.astype(np.uint8)
-        if self.form == "image" and self.export and self.export.runner.card["inputs"][0]["dtype"] == "uint8":
+        if self.form == "image" and self.export and self.export.runner.card["inputs"][0].get("dtype") == "uint8":
             raise ValueError("inputs: the export takes integers, pixels between 0 and 255")
         found = found.astype(np.float32)
         if not np.isfinite(found).all():

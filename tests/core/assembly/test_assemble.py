@@ -118,6 +118,12 @@ def test_groups_without_settings_are_one_line(key: str, value: Any) -> None:
         complete_config(cfg)
 
 
+@pytest.mark.parametrize("key", ["seed", "timeout"])
+def test_a_component_in_place_of_a_number_is_one_line(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key}\._target_=os\.getpid: expected a number; set {key}=1$"):
+        read_config(PROJECT, [f"{key}={{_target_: os.getpid}}"])
+
+
 def test_a_mistake_in_a_value_of_several_lines_is_one_line() -> None:
     cfg = read_config(PROJECT, [])
     cfg.task.interval = "a\nb"

@@ -86,6 +86,21 @@ def test_a_record_that_is_nested_deeply_ends_in_one_line(tmp_path: Path, kind: t
         folder.read_record(tmp_path)
 
 
+@pytest.mark.parametrize("text", [rb"\ud800", rb"\uDBFF", rb"a\udfffb", b"\xed\xa0\x80"])
+@pytest.mark.parametrize("place", [b'{"config": {"checkpoints": "%s"}}', b'{"config": {"%s": 1}}', b'{"a": [["%s"]]}'])
+def test_a_record_with_half_a_character_is_damaged(tmp_path: Path, place: bytes, text: bytes) -> None:
+    """It can be neither a path nor be written."""
+    (tmp_path / "record.json").write_bytes(place % text)
+    with pytest.raises(ConfigError, match=r"record\.json is damaged \('utf-8' codec .*\); restore it from a copy"):
+        folder.read_record(tmp_path)
+
+
+def test_names_of_files_that_are_not_utf8_and_all_characters_are_read(tmp_path: Path) -> None:
+    names = {os.fsdecode(b"a\xff"): ["\U0001f600", "\x00\x1b\u2028"]}
+    (tmp_path / "record.json").write_text(json.dumps({"git": names}))
+    assert folder.read_record(tmp_path)["git"] == names
+
+
 def test_a_large_file_is_not_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open(tmp_path / "record.json", "wb") as file:
         file.truncate(1 << 28)
