@@ -174,7 +174,8 @@ def read_launcher(
     special, _ = split_overrides(overrides, "launch")
     rest = [o for o in overrides if is_launch_override(o) and not o.startswith("launch=")]
     picked = parse("launch", special.get("launch") or "null")
-    options = [picked] if isinstance(picked, str) else list(picked or [])
+    several = picked if isinstance(picked, Sequence) and not isinstance(picked, str) else [picked]
+    options = [str(option) for option in several if option is not None]
     if not options and earlier is None:
         raise ConfigError(f"launch: not set; give launch=…{project.list_options('launch')}")
     if len(options) > 1:

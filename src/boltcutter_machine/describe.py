@@ -57,11 +57,11 @@ def _describe(node: Any, raw: Any, target: Callable[..., Any], path: str) -> Ite
 
 def _describe_map(node: Any, raw: Any, path: str) -> Iterator[tuple[str, str, str, str]]:
     if "_target_" in node:
-        yield from _describe(node, raw, locate(node["_target_"]), f"{path}.")
+        yield from _describe(node, raw, locate(str(node["_target_"])), f"{path}.")
         return
     for key, value in node.items():
         if isinstance(value, dict) and "_target_" in value and not isinstance(raw[key], str) and not is_left_out(value):
-            target = locate(value["_target_"])
+            target = locate(str(value["_target_"]))
             text = (inspect.getdoc(target) or "").split("\n")[0]
             yield f"{path}.{key}", _summary(value, raw[key]), getattr(target, "__name__", ""), text
             yield from _describe(value, raw[key], target, f"{path}.{key}.")

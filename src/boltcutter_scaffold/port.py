@@ -59,16 +59,9 @@ def main(project: Project, arguments: list[str]) -> None:
                 (written / "data").symlink_to(source / "data")
             rows = (port_lht if kind == "lht" else port_cli).convert(origin, written / "configs")
             _write_settings(written)
-        except (
-            SyntaxError,
-            RecursionError,
-            MemoryError,
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            OSError,
-        ) as error:
+        except ConfigError:
+            raise
+        except Exception as error:  # files may be of any other form
             reason = f"{type(error).__name__}: {one_line(error, 200)}"
             raise ConfigError(f"import {source}: not a project of {KINDS[kind]} ({reason}); correct it") from error
         table = _table(rows)

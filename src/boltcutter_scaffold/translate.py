@@ -16,6 +16,7 @@ from boltcutter.config.values import format_value, parse, split_values
 from boltcutter.project import Project
 from boltcutter_scaffold.foreign import renamed
 
+MAX_VALUES = 100_000  # of a range
 MULTIRUN = ("-m", "--multirun")
 FLAGS = {
     **dict.fromkeys(("--cfg", "--print_config", "--resolve"), "--print"),
@@ -154,7 +155,7 @@ def _swept_values(project: Project, key: str, text: str) -> list[str] | None:
             f"search.space.{key}='uniform(<low>, <high>)'"
         )
     start, stop, step = (0, numbers[0], 1) if len(numbers) == 1 else (*numbers, 1)[:3]
-    if not step or (stop - start) / step <= 0:
-        raise ConfigError(f"{key}={text}: the range is empty; write range(first, end), without the end")
+    if not step or not 0 < (stop - start) / step <= MAX_VALUES:
+        raise ConfigError(f"{key}={text}: the range is empty or too long; write range(first, end), without the end")
     count = -int(-((stop - start) / step) // 1)
     return [format_value(start + index * step) for index in range(count)]

@@ -145,7 +145,9 @@ def read_settings(project: Project, arguments: Sequence[str]) -> dict[str, Any]:
         raise ConfigError(f"search: not set; give search=…{project.list_options('search')}")
     in_space = [o for o in own if o.lstrip("+~").startswith("search.space.")]
     settings = plain(compose(project, [o for o in own if o not in in_space], base=DictConfig({})).search)
-    space = dict(settings.get("space") or {})
+    if not isinstance(space := settings.get("space") or {}, dict):
+        raise ConfigError(f"search.space={space}: expected values by key; set search.space.<key>=…")
+    space = dict(space)
     for override in in_space:  # whose keys have dots, as those of training
         key, _, text = override.lstrip("+~").removeprefix("search.space.").partition("=")
         if override.startswith("~"):

@@ -76,7 +76,7 @@ class Study:
                 load_if_exists=True,
             )
             self.ended()
-        except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, AssertionError, RecursionError) as error:
             raise ConfigError(
                 f"{folder / LOG} is damaged ({one_line(repr(error), 100)}); restore it from a copy"
             ) from error

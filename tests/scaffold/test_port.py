@@ -363,7 +363,6 @@ MERGE = "a0: &a0 {x: 1}\n" + "".join(f"a{i + 1}: &a{i + 1}\n  <<: [*a{i}, *a{i}]
 BAD_YAML = {
     "multiply": f"{MULTIPLY}defaults: *a30\nmodel: *a30\n",
     "merge": MERGE,
-    "recursive": "model: &a [*a]\n",
     "large": "a: b\n" * 60_000,
     "date": "model: 2026-99-99\n",
     "key": "[1]: 2\n",

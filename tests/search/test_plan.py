@@ -67,6 +67,11 @@ def test_nothing_to_search() -> None:
         planned(PROJECT, TRAINING)
     with pytest.raises(ConfigError, match=r"^search: not set; give search=…"):
         planned(PROJECT, ["search=[]"])
+    for value in ("a", "[1]", "3"):
+        with pytest.raises(
+            ConfigError, match=r"^search\.space=.*: expected values by key; set search\.space\.<key>=…$"
+        ):
+            planned(PROJECT, ["search=optuna", f"search.space={value}"])
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")

@@ -335,6 +335,9 @@ def test_a_damaged_journal_ends_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"study\.log is damaged \(.*\); restore it from a copy") as error:
             open_study(tmp_path)
         assert "\n" not in str(error.value)
+    (tmp_path / module.LOG).write_text("[" * 100_000 + "\n")
+    with pytest.raises(ConfigError, match=r"study\.log is damaged \(RecursionError.*\); restore it from a copy"):
+        open_study(tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])

@@ -153,7 +153,7 @@ def _check(value: Any, raw: Any, path: str) -> Iterator[tuple[str, str]]:
                     yield from _check(inner, raw[key], f"{path}.{key}")
             return
         try:
-            target = locate(value["_target_"])
+            target = locate(str(value["_target_"]))
         except ConfigError as error:
             yield f"{path}._target_", f": {error}"
             return

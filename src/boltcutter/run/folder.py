@@ -59,6 +59,8 @@ def read_run_config(project: Project, folder: Path, setting: str = "run", *, ins
     trust.check(recorded, where, folder, project, signature=signature, instantiates=instantiates, walks=True)
     if missing := [key for key in REQUIRED if instantiates and key not in recorded]:
         raise ConfigError(f"{where}: its record.json has no {missing[0]} in config; restore it from a copy")
+    if broken := [key for key, value in recorded.items() if isinstance(value, str) and "\0" in value]:
+        raise ConfigError(f"{where}: its record.json has a NUL character in {broken[0]}; restore it from a copy")
     return moved_to(folder, DictConfig(without_removed(recorded)), setting)
 
 

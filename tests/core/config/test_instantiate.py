@@ -259,6 +259,7 @@ def test_a_fault_in_own_code_is_no_mistake_of_the_user(how: str) -> None:
             "box.tool._target_: no_such.thing: no module named no_such; pip install",
         ),
         ({"tool": {"_target_": ".x"}}, "box.tool._target_: '.x' is not the dotted path of a class"),
+        ({"tool": {"_target_": []}}, "box.tool._target_: '[]' is not the dotted path of a class"),
         ({"box": {"tool": "hammer"}}, None),
         ({"box": {"tool": None}}, "box.tool=null: expected Tool | str"),
         ({"box": {"tool": [1]}}, "box.tool=[1]: expected Tool | str"),

@@ -37,6 +37,18 @@ def test_a_run_starts_in_a_folder_with_an_empty_record(tmp_path: Path) -> None:
     assert read_record(made(tmp_path))["attempts"] == []
 
 
+@pytest.mark.parametrize("key", ["checkpoints", "name", "runs"])
+def test_a_path_with_a_nul_character_is_one_line(tmp_path: Path, key: str) -> None:
+    config = dict.fromkeys(REQUIRED) | {key: "a\0b", "data": {"delimiter": "\0"}}
+    (tmp_path / "record.json").write_text(json.dumps({"config": config}))
+    with pytest.raises(
+        ConfigError, match=rf"^run=.*: its record\.json has a NUL character in {key}; restore it from a"
+    ):
+        read_run_config(PROJECT, tmp_path)
+    (tmp_path / "record.json").write_text(json.dumps({"config": config | {key: "ab"}}))
+    assert read_run_config(PROJECT, tmp_path)[key] == "ab"
+
+
 @pytest.mark.parametrize("key", REQUIRED)
 def test_a_record_without_a_part_of_the_configuration_is_refused(tmp_path: Path, key: str) -> None:
     config = {name: None for name in REQUIRED if name != key}
