@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.model.convnet import ConvNet
 from boltcutter_export import hub
 from boltcutter_export.exported import load_exported
+from boltcutter_export.settings import ExportError
 
 
 class Hub(ThreadingHTTPServer):
@@ -187,9 +189,47 @@ def test_a_failed_upload_is_reported_in_one_line(weights: Path, reason: dict[str
     assert re.match(r"boltcutter_export\.settings\.ExportError: export\.push=me/digits: \w+: .*; try again$", last)
 
 
+class Api:
+    """What an upload calls of the Hub's client."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def create_repo(self, repo: str, *, exist_ok: bool) -> None:
+        self.calls.append(("create", repo, exist_ok))
+
+    def create_commit(self, repo: str, operations: list[Any], *, commit_message: str) -> SimpleNamespace:
+        self.calls.append(("commit", repo, [(one.path_in_repo, one.path_or_fileobj) for one in operations]))
+        return SimpleNamespace(commit_url="https://hub/commit")
+
+
+def test_an_upload_is_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api()
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
+    paths = {}
+    for name in ("safetensors/model.safetensors", "safetensors/README.md", "onnx/model.onnx"):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+        paths[name.removeprefix("safetensors/")] = str(file)
+    assert hub.push(tmp_path, ["onnx", "safetensors"], "me/digits") == "https://hub/commit"
+    files = [(name, paths[name]) for name in ("onnx/model.onnx", "README.md", "model.safetensors")]
+    assert api.calls == [("create", "me/digits", True), ("commit", "me/digits", files)]
+    monkeypatch.setattr(api, "create_repo", lambda *_, **__: [][0])
+    with pytest.raises(ExportError, match=r"^export\.push=me/digits: IndexError: list index out of range; try again$"):
+        hub.push(tmp_path, ["onnx"], "me/digits")
+    assert len(api.calls) == 2
+
+
 def test_without_a_token_the_remedy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(ConfigError, match=r"^export.push=me/digits: not logged in to the Hub; run `hf auth login`"):
         hub.check("me/digits")
     with pytest.raises(ConfigError, match=r"^export.push=digits: not a repository of the Hub; use <user>/<name>$"):
         hub.check("digits")
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_0123456789")
+    for repo in ("me/digits", "me/" + 96 * "x", "m.e/_-."):
+        hub.check(repo)
+    for repo in ("me/" + 97 * "x", "me/", "me/dig/its", "me/dígits"):
+        with pytest.raises(ConfigError, match=rf"^export.push={repo}: not a repository of the Hub"):
+            hub.check(repo)

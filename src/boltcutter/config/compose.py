@@ -188,9 +188,7 @@ def _find_option(project: Project, group: str, option: str, above: tuple[Path, .
     else:
         paths = [folder / group / f"{option}.yaml" for folder in project.config_dirs]
         skipped = paths.index(above[-1]) + 1 if above and above[-1] in paths else 0
-        if skipped == len(paths):
-            raise ConfigError(f"{above[-1]}: inherits from itself; correct its defaults")
-        path = next((path for path in paths[skipped:] if path.is_file()), paths[-1])
+        path = next((path for path in paths[skipped:] if path.is_file()), above[-1] if skipped else paths[-1])
     if path in above:
         raise ConfigError(f"{path}: inherits from itself; correct its defaults")
     if not path.is_file():
@@ -289,7 +287,7 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
             del node[argument]
     try:
         OmegaConf.update(cfg, path, value, merge=False, force_add=True)
-    except (OmegaConfBaseException, IndexError, ValueError) as error:
+    except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(
             f"{path}={text}: {one_line(str(error).splitlines()[0])}; correct the value, or remove it"
         ) from None

@@ -77,7 +77,7 @@ def format_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> str:
         name = key[1] or key[2]
         if remedy := foreign().reference_remedy(name):
             return f"{where}: ${{{name}}} refers to nothing; {remedy}"
-        near = hint(name, (path for path in paths(cfg) if path != where), 0.75) if key[1] else ""
+        near = hint(name, (path for path in paths(cfg) if path != where), 0.75)
         return f"{where}: ${{{name}}} refers to nothing{near or f'; set {where}=…, or add {name}'}"
     remedies = (foreign().reference_remedy(name) for name in RESOLVER.findall(str(OmegaConf.to_container(cfg))))
     is_resolver = "nterpolation type" in text

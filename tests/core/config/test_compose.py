@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from boltcutter import extend
 from boltcutter.config.compose import compose, merge, refuse_duplicates
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.values import plain
 from boltcutter.project import Project, summary
 
 PROJECT = Project.find(__file__)
@@ -320,7 +322,9 @@ def test_names_like_those_of_secrets_are_accepted(project: Project, override: st
 
 def test_overrides_of_an_earlier_result(project: Project) -> None:
     first = compose(project, ["experiment=e", "x=3"])
+    first.choices.gone = "a"  # of a group that the configuration no longer has
     again = compose(project, ["m.k=6"], base=first)
+    assert "gone" not in again.choices
     assert get(again, "m") == {"k": 6, "l": [7], "shape": 3}
     assert again.x == 3
     assert get(compose(project, ["o=sgd"], base=first), "o") == SGD
@@ -376,3 +380,54 @@ def test_no_key_is_given_twice(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         refuse_duplicates(overrides)
     assert str(refused.value) == message
+
+
+PATHS = """
+runs: runs
+paths: {own: own, absolute: /own, home: ~/own, unset: "???", url: "s3://own", reference: "${x}/own", none: null, n: 3}
+data: {data_dir: files, more_files: [a.csv, /b.csv], path: name, mode: fast}
+tool: {command: "${root}/tool", dir: files}
+"""
+
+
+def test_paths_are_relative_to_the_root_of_the_project(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(project.root, "train", FILES["train"] + PATHS)
+    root, below = project.root, project.root / "below"
+    below.mkdir()
+    there: dict[Path, dict[str, Any]] = {}
+    for folder in (root, below):
+        monkeypatch.chdir(folder)
+        there[folder] = plain(compose(project, ["paths.n=7"]))
+    assert there[root]["tool"] == there[below]["tool"] == {"command": f"{root}/tool", "dir": "files"}
+    assert (there[root]["runs"], there[root]["paths"]["own"]) == ("runs", "own")
+    assert there[below]["runs"] == f"{root}/runs"
+    assert there[below]["paths"] == there[root]["paths"] | {"own": f"{root}/own"}
+    files = {"data_dir": f"{root}/files", "more_files": [f"{root}/a.csv", "/b.csv"], "path": "name", "mode": "fast"}
+    assert there[below]["data"] == files
+    (root / "name").touch()  # not the name of a dataset
+    given = compose(project, ["runs=runs", "data.data_dir=files"])  # relative to the working directory
+    assert (given.runs, given.data.data_dir, given.data.path) == ("runs", "files", f"{root}/name")
+    assert compose(project, ["+root=/elsewhere"]).tool.command == "/elsewhere/tool"
+
+
+@pytest.mark.parametrize(("option", "file"), [("a", "a"), ("one", "one"), ("two", "two"), ("{}/m/own.yaml", "own")])
+def test_an_option_that_inherits_from_itself_is_refused(project: Project, option: str, file: str) -> None:
+    inherited = {"m/a": "a", "m/one": "two", "m/two": "three", "m/three": "one", "m/own": f"{project.root}/m/own.yaml"}
+    for name, defaults in inherited.items():
+        write(project.root, name, f"defaults: {defaults}")
+    (project.root / "other").mkdir()
+    searched = Project(project.root, None, (project.root, project.root / "other"))
+    with pytest.raises(
+        ConfigError, match=rf"^{project.root}/m/{file}\.yaml: inherits from itself; correct its defaults$"
+    ):
+        compose(searched, [f"m={option.format(project.root)}"])
+
+
+def test_an_option_with_class_path_is_converted_where_a_part_can(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"class_path": "torch.nn.ReLU"}
+    write(project.root, "m/own", "class_path: torch.nn.ReLU")
+    assert plain(compose(project, ["m=own"]))["m"] == {"_target_": "torch.nn.ReLU"}
+    monkeypatch.setattr(extend, "find", lambda offer: None)
+    assert plain(compose(project, ["m=own"]))["m"] == own

@@ -12,6 +12,8 @@ from typing import Any, Literal, Optional, Union
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from boltcutter import extend
+from boltcutter.config import instantiate
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import build, find_mistakes, locate, name_setting, parameters
 from boltcutter_machine.describe import describe
@@ -59,6 +61,11 @@ class Hidden:
 
     def __init__(self, **given: Any) -> None:
         self.__dict__.update(given)
+
+
+class Wrapper:
+    def __init__(self, model: Tool) -> None:
+        self.model = model
 
 
 class Closed:
@@ -115,7 +122,7 @@ def root(box: Box, n: int = 1, flag: bool = False, other: Closed | None = None, 
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The classes above in a foreign module, and in one of the project."""
     for name, members in (
-        (TOOLS, (Tool, Box, Fails, Hidden, make_tool, make_untyped)),
+        (TOOLS, (Tool, Box, Fails, Hidden, Wrapper, make_tool, make_untyped)),
         (OWN, (OwnFails, Names, Derived)),
     ):
         module = ModuleType(name)
@@ -239,6 +246,7 @@ def test_a_fault_in_own_code_is_no_mistake_of_the_user(how: str) -> None:
         ({}, None),
         ({"n": "x"}, "n=x: expected int"),
         ({"n": "3"}, "n='3': expected int"),
+        ({"n": "[3"}, "n='[3': expected int"),
         ({"n": True}, "n=true: expected int"),
         ({"n": None}, "n=null: expected int"),
         ({"n": 1.5}, "n=1.5: expected int"),
@@ -340,6 +348,21 @@ def test_a_mistake_behind_a_reference_is_reported_where_it_is_written() -> None:
     assert find_mistakes(cfg(box={"tool": "${shared}"}, shared=shared), top) == [
         f"shared._target_: {TOOLS} has no Toll; did you mean Tool?"
     ]
+
+
+def test_a_group_that_is_an_argument_is_checked_as_such() -> None:
+    def top(box: Box, choices: dict[str, str]) -> None: ...
+
+    chosen = cfg(choices={"box": "small", "spare": "large"}, spare={"_target_": f"{TOOLS}.Tool", "size": "x"})
+    assert find_mistakes(chosen, top) == ["spare.size=x: expected int"]
+
+
+def test_modules_of_another_framework_are_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instantiate, "adapter", lambda kind: "adapter.acme" if kind is Tool else None)
+    monkeypatch.setattr(extend, "target", lambda offer, setting: {"adapter.acme": f"{TOOLS}.Wrapper"}[offer])
+    made = build(cfg(box={"kept": {"_target_": f"{TOOLS}.Tool", "size": 1}}).box).rest["kept"]
+    assert isinstance(made, Wrapper)
+    assert isinstance(made.model, Tool)  # which the parameter of the wrapper takes
 
 
 def test_an_abstract_class_is_refused() -> None:

@@ -3,14 +3,16 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from lightning.pytorch import Trainer
 
+from boltcutter import extend
 from boltcutter.config.compose import DictConfig, compose, merge
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.locate import keeps_arguments, locate, origin, parameters, same_target
+from boltcutter.config.locate import adapter, keeps_arguments, locate, origin, parameters, same_target
 from boltcutter.project import Project
 
 PROJECT = Project.find(__file__)
@@ -34,6 +36,13 @@ def test_a_module_that_cannot_be_imported(code: str, tmp_path: Path, monkeypatch
         locate("needy.Class")
     assert str(error.value).startswith("needy.Class")
     assert str(error.value).endswith(MISTAKES[code].format(file=tmp_path / "needy.py"))
+
+
+def test_an_error_of_the_import_system_has_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "compiled.pyc").write_bytes(bytes(16))  # by another version of Python
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"bad magic number in 'compiled': .* \(ImportError\)$"):
+        locate("compiled.Class")
 
 
 @pytest.mark.parametrize(
@@ -95,6 +104,15 @@ def test_the_place_of_an_error_is_that_of_the_package() -> None:
         r"^JSONDecodeError at tests/.*test_locate\.py:\d+$", origin(error.value, __name__.partition(".")[0])
     )
     assert re.search(r"^JSONDecodeError at .*json/decoder\.py:\d+$", origin(error.value, "elsewhere"))
+
+
+def test_an_adapter_is_asked_once_its_framework_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = SimpleNamespace(adapts=lambda kind: kind is dict)
+    monkeypatch.setattr(extend, "added", lambda what: {"exporter.acme": "", "adapter.acme": ""})
+    monkeypatch.setattr(extend, "require", lambda name, setting: {"adapter.acme": offer}[name])
+    assert adapter(dict) is None
+    monkeypatch.setitem(sys.modules, "acme", pytest)
+    assert [adapter(dict), adapter(list), adapter({})] == ["adapter.acme", None, None]
 
 
 class OwnTrainer(Trainer):

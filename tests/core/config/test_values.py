@@ -235,6 +235,7 @@ def test_redacted_masks_secrets_and_all_that_refers_to_them(monkeypatch: pytest.
         ({"x": "${hydra:runtime.output_dir}"}, "x: ", "; write ${folder}"),
         ({"x": "${now:%Y}"}, "x: ", "; leave it out"),
         ({"m": {"k": 1}, "x": "${m.k.deep}"}, "x: ", "m.k"),
+        ({"model": {"width": 1}, "x": "${model.width.max}"}, "x: ${model.width.max} ", "did you mean model.width?"),
     ],
 )
 def test_a_reference_to_nothing_is_reported_in_one_line(values: dict[str, Any], setting: str, remedy: str) -> None:

@@ -287,6 +287,16 @@ def test_all_rates_of_a_schedule_are_scaled() -> None:
     assert scheduler.last_epoch == 0  # the checkpoint does not say that training got longer
 
 
+def test_groups_that_are_no_part_of_a_schedule_leave_its_rates() -> None:
+    optimizer = sgd(lr=1.0)
+    scheduler = StepLR(optimizer, 1)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "lr": 0.5})  # as a callback does
+    rates = {"task": {"lr": 0.1}}, {"task": {"lr": 1.0}}
+    restore_and_change(fake_trainer(optimizer, scheduler), *rates, lr=0.05, initial_lr=0.1)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5]
+    assert scheduler.base_lrs == [1.0]
+
+
 @pytest.mark.parametrize(("section", "expected"), [("optimizer", 0.5), ("model", 0.1)])
 def test_only_settings_of_optimizers_change_them(section: str, expected: float) -> None:
     optimizer = sgd(lr=1.0, weight_decay=0.5)

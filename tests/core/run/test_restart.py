@@ -183,11 +183,11 @@ def test_a_new_run_may_start_anywhere_without_metrics(tmp_path: Path) -> None:
             check_start(configured(tmp_path), given=True)
         check_start(configured(tmp_path), given=False)
     (tmp_path / "metrics.csv").unlink()
-    for make in (os.mkfifo, os.mkdir):
+    for make in (os.mkfifo, lambda path: path.symlink_to(path), os.mkdir):
         make(tmp_path / "metrics.csv")
         with pytest.raises(ConfigError, match="holds a run"):
             check_start(configured(tmp_path), given=True)
-        (tmp_path / "metrics.csv").unlink() if make is os.mkfifo else None
+        (tmp_path / "metrics.csv").unlink() if make is not os.mkdir else None
 
 
 def test_changed_settings_exclude_those_of_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +200,8 @@ def test_changed_settings_exclude_those_of_the_launch(tmp_path: Path, monkeypatc
     changed = "data.size=3, was 2, data.path=not set, was null, callback=not set, was null, …"
     with pytest.raises(ConfigError, match=re.escape(f"holds a run of another configuration ({changed}); use resume=")):
         check_start(cfg, given=True)
-    (tmp_path / "record.json").write_text(json.dumps({"config": plain(cfg) | dict.fromkeys(LAUNCH_KEYS, 0)}))
+    before = plain(cfg) | {"place": "a/b"} | dict.fromkeys(LAUNCH_KEYS, 0)
+    (tmp_path / "record.json").write_text(json.dumps({"config": before}))
+    cfg.place = Path("a/b")  # which a record has as text
     check_start(cfg, given=True)
     assert set(LAUNCH_KEYS) == {"folder", "resume", "ckpt", "resume_exact", "reproduce", "launch", "choices"}

@@ -148,6 +148,11 @@ def test_two_processes_create_one_key(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(key.parent.iterdir()) == [key]
 
 
+def test_a_file_that_is_created_is_not_executable(tmp_path: Path) -> None:
+    os.close(trust.without_blocking(tmp_path / "new", os.O_WRONLY | os.O_CREAT))
+    assert (tmp_path / "new").stat().st_mode & 0o111 == 0
+
+
 def test_a_record_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "record.json").write_text(json.dumps({"a": "x" * 1000}))
     assert folder.read_record(tmp_path)
@@ -159,16 +164,17 @@ def test_a_record_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_signature_is_valid_only_for_these_values_and_this_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "home" / "key")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    key = tmp_path / "home" / ".config" / "boltcutter" / "key"
     node = {"task": {"_target_": "other_package.Net", "sizes": {2: 1.5, 10: None}}, "folder": "/a"}
     signature = trust.sign(node)
     stored = json.loads(json.dumps({**node, "folder": "/moved"}))
     assert trust.is_signed(stored, signature)
     trust.check(stored, "run=x", tmp_path, PROJECT, signature=signature)
-    assert (tmp_path / "home" / "key").stat().st_mode & 0o777 == 0o600
+    assert key.stat().st_mode & 0o777 == 0o600
     stored["task"]["sizes"]["2"] = 2
     assert not any(trust.is_signed(stored, given) for given in (signature, None, 1, "é"))
-    (tmp_path / "home" / "key").unlink()
+    key.unlink()
     assert trust.sign(node) not in (None, signature)
     monkeypatch.setattr(trust, "KEY_FILE", Path("/proc/nowhere/key"))
     assert trust.sign(node) is None
