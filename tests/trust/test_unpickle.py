@@ -113,7 +113,7 @@ PLAIN = {
     "negative fraction": Fraction(-(10**40), 7),
     "decimal": Decimal("1.50"),
     "windows": PureWindowsPath("C:/a"),
-    "types": [int, str],
+    "types": [bool, dict, float, int, list, str, tuple],
     "dtype": torch.float16,
     "size": torch.Size([1, 2]),
 }
@@ -275,6 +275,24 @@ def test_code_is_refused(path: Path, attack: bytes, reading: Callable[[Path], An
         reading(path)
     assert "\n" not in str(error.value)
     assert not Path("touched").exists()
+
+
+@pytest.mark.parametrize(
+    ("attack", "reason"),
+    [
+        (ATTACKS["state of a function"], "it sets the state of a function"),
+        (raw(b")(K\x01e"), "it adds items to a tuple"),
+    ],
+)
+def test_the_reason_of_a_refusal_is_reported(path: Path, attack: bytes, reason: str) -> None:
+    archive(path, attack)
+    with pytest.raises(CheckpointError, match=reason):
+        load(path)
+
+
+def test_objects_of_a_later_version_of_python_become_placeholders(path: Path) -> None:
+    archive(path, raw(b"}X\x01\x00\x00\x00a", name("pathlib._local", "Path"), b"X\x01\x00\x00\x00b\x85Rs"))
+    assert repr(load(path)["a"]) == "<pathlib._local.Path: not loaded>"
 
 
 @pytest.mark.parametrize(
