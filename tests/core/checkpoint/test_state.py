@@ -33,6 +33,8 @@ MISFITS: list[tuple[tuple[Any, ...], Any, str]] = [
     (("callbacks", "ModelCheckpoint"), {"best_k_models": [1]}, "best_k_models is a list, not a dict"),
     (("callbacks", "ModelCheckpoint"), {"best_k_models": {1: 2}}, "has the key 1, which is no text"),
     (("callbacks", "ModelCheckpoint"), {"last_model_path": 1}, "last_model_path is a int, not a str"),
+    (("callbacks", "BestCheckpoint"), {"best_model_path": 1}, "BestCheckpoint.best_model_path is a int, not a str"),
+    (("callbacks", "LastCheckpoint"), {"patience": "1"}, "LastCheckpoint.patience is a str, not a int"),
     (("optimizer_states",), None, "optimizer_states is missing"),
     (("optimizer_states",), {}, "optimizer_states is a dict, not a list"),
     (("optimizer_states",), [3], "optimizer_states.0 is a int, not a dict"),
@@ -45,6 +47,7 @@ MISFITS: list[tuple[tuple[Any, ...], Any, str]] = [
     (("pytorch-lightning_version",), ["x"], "pytorch-lightning_version is a list, not a str"),
     (("pytorch-lightning_version",), "x\x1b[2J", r"=x\x1b[2J has another state of training"),
     (("pytorch-lightning_version",), "1.5.0" + "0" * 10**6, "has another state of training"),
+    (("pytorch-lightning_version",), "2.6.0" + "0" * 100, "has another state of training"),
     (("pytorch-lightning_version",), "1.5.0", "has another state of training"),
     ((*EPOCHS, "current", "increment_ready"), 2, "loops.fit_loop.epoch_progress.current.increment_ready is no count"),
 ]
@@ -114,6 +117,21 @@ def written_by_lightning_1(content: dict[str, Any], *, without_loops: bool) -> d
         "epoch_loop.val_loop.epoch_loop.batch_progress": progress,
     }
     return {**old, "loops": {"fit_loop": fit}}
+
+
+def test_state_that_an_earlier_lightning_did_not_have_is_that_of_a_new_run(run: Path) -> None:
+    old = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    none = dict.fromkeys(("ready", "started", "processed", "completed"), 0)
+    begun = {"total": none, "current": none, "is_last_batch": False}
+    for loop in ("validate_loop", "test_loop", "predict_loop"):
+        del old["loops"][loop]
+    check_state(old, "last.ckpt", resumes=True)
+    for loop in ("validate_loop", "test_loop", "predict_loop"):
+        assert old["loops"][loop] == {"state_dict": {}, "batch_progress": begun}
+    old = written_by_lightning_1(old, without_loops=False)
+    progress = old["loops"]["fit_loop"]["epoch_loop.val_loop.epoch_loop.batch_progress"]
+    check_state(old, "last.ckpt", resumes=True)
+    assert old["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"] in (progress, begun)
 
 
 @pytest.mark.parametrize("without_loops", [False, True])
