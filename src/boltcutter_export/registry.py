@@ -96,14 +96,13 @@ def collect(folder: Path, checkpoint: str, draft: Path) -> None:
     """Copy what belongs to a version of a model to a new folder; no links, which may lead elsewhere, and no FIFOs."""
     from boltcutter.checkpoint.storage import resolve_filesystem
 
-    draft.mkdir()
+    (draft / "checkpoints").mkdir(parents=True)
     left_out = _special(str(folder), KEPT)
     for part in (folder / name for name in KEPT if name not in left_out):
         if part.is_dir():
             shutil.copytree(part, draft / part.name, ignore=_special)
         else:
             shutil.copy2(part, draft / part.name)
-    (draft / "checkpoints").mkdir()
     with storage_errors(checkpoint, checkpoint):
         store, path = resolve_filesystem(checkpoint)
         parent, _, file = path.rpartition("/")
@@ -167,9 +166,10 @@ def verify(place: str, reference: str) -> None:
         if not is_same:
             raise ConfigError(f"{reference}: {name} is not the file that was registered; register the run again")
     is_own = trust.is_signed(record.get("config"), record.get("signature"))
-    signed = {key: lineage.get(key) for key in SIGNED}
+    version = lineage.get("version") and int(place.rpartition("v")[2])  # W&B numbers versions after they are signed
+    signed = {"name": place.split("/")[-2], "version": version, "files": lineage["files"]}
     if is_own and not (trust.is_granted() or trust.is_signed(signed, lineage.get("signature"))):
-        raise ConfigError(f"{reference}: you have signed the run, but not {LINEAGE}, which was changed; {trust.REMEDY}")
+        raise ConfigError(f"{reference}: you have signed the run, but not {LINEAGE} of this version; {trust.REMEDY}")
 
 
 def publish_version(draft: Path, target: str) -> bool:

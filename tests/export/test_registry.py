@@ -44,8 +44,8 @@ def test_versions_are_numbered_and_found(project: Project, trained: Path) -> Non
     assert not [name for name in lineage["files"] if name.startswith(("logs", "code/", "checkpoints/last"))]
     for number, score in ((1, 0.3), (2, 0.1), (3, 0.2)):
         set_score(project, number, score=score)
-    names = {which: Path(registry.find(project, f"registry:digits{which}")).name for which in ("", "@latest", "@best")}
-    assert names == {"": "v3", "@latest": "v3", "@best": "v2"}
+    places = {which: Path(registry.find(project, f"registry:digits{which}")) for which in ("", "@latest", "@best")}
+    assert places == {"": parent / "v3", "@latest": parent / "v3", "@best": parent / "v2"}
     for number in (1, 2, 3):
         set_score(project, number, mode="max")
     assert Path(registry.find(project, "registry:digits@best")).name == "v1"
@@ -180,6 +180,19 @@ def test_files_that_have_changed_are_refused(
         (place / "removed").rename(place / name)
 
 
+def test_a_version_in_the_place_of_another_is_refused(project: Project, trained: Path) -> None:
+    """Whoever may write to a shared registry can bring back an earlier version, or that of another model."""
+    registered = project.root / "registry" / "digits" / "v1"
+    add(project, trained)
+    assert registry.resolve(project, ["run=registry:digits@v1"]) == [f"run={registered}"]
+    for name, version in (("digits", "v2"), ("other", "v1")):
+        shutil.copytree(registered, project.root / "registry" / name / version)
+        with pytest.raises(
+            ConfigError, match=r"you have signed the run, but not registered\.json of this version; set"
+        ):
+            registry.resolve(project, [f"run=registry:{name}@{version}"])
+
+
 def test_a_checkpoint_that_is_replaced_with_its_digest_is_refused(
     project: Project, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +205,9 @@ def test_a_checkpoint_that_is_replaced_with_its_digest_is_refused(
     lineage["files"]["checkpoints/best.ckpt"] = registry.sha256(place / "checkpoints" / "best.ckpt")
     for signature in (lineage.pop("signature"), None):
         (place / registry.LINEAGE).write_text(json.dumps({**lineage, "signature": signature}))
-        with pytest.raises(ConfigError, match=r"you have signed the run, but not registered\.json, .* set trust=true"):
+        with pytest.raises(
+            ConfigError, match=r"you have signed the run, but not registered\.json of this version; set trust"
+        ):
             registry.resolve(project, ["run=registry:digits@v1"])
     with monkeypatch.context() as patch:
         patch.setattr(trust, "_granted", True)
