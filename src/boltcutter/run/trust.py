@@ -97,9 +97,7 @@ def parse_json(content: bytes) -> dict[str, Any]:
         found = json.loads(content.decode())
         if not isinstance(found, dict):
             raise ValueError("not a JSON object")
-        if (
-            b"\\ud" in content.lower()
-        ):  # half of a character, which no path can have; bytes of file names are escaped so
+        if b"\\ud" in content.lower():  # half of a character is refused, unless it stands for a byte of a path
             json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")
         level: list[Any] = [found]
         for _ in range(MAX_DEPTH):
