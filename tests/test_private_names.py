@@ -86,6 +86,7 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     "lightning.pytorch.loops.training_epoch_loop": {
         "_TrainingEpochLoop": {
             "_batches_that_stepped": None,
+            "_results": None,
             "_num_ready_batches_reached": "self",
             "_should_accumulate": "self",
             "_should_check_val_fx": "self data_fetcher",
@@ -147,6 +148,12 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     "lightning.pytorch.trainer.connectors.data_connector": {
         "_DataConnector": {"_prepare_dataloader": "self dataloader shuffle mode"},
     },
+    "lightning.pytorch.trainer.connectors.logger_connector.logger_connector": {
+        "_LoggerConnector": {"_first_loop_iter": None},
+    },
+    "lightning.pytorch.trainer.connectors.logger_connector.result": {
+        "_ResultMetric": {"_forward_cache": None},
+    },
     "lightning.pytorch.trainer.trainer": {
         "Trainer": {
             "_accelerator_connector": None,
@@ -156,6 +163,9 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
             "_signal_connector": None,
             "_results": None,
         },
+    },
+    "lightning.pytorch.utilities.combined_loader": {
+        "CombinedLoader": {"_mode": None},
     },
     "multiprocessing.process": {
         "BaseProcess": {"_popen": None},

@@ -139,6 +139,34 @@ def replace_signal_handlers(trainer: Any, install: Callable[[], None]) -> None:
     trainer._signal_connector.register_signal_handlers = install
 
 
+def epoch_results(trainer: Any) -> Any:
+    """What the module has logged in this epoch, which Lightning does not save."""
+    return trainer.fit_loop.epoch_loop._results
+
+
+def continue_results(trainer: Any) -> None:
+    """Let Lightning continue the results of an epoch, which it would reset at the first batch after a resume."""
+    trainer._logger_connector._first_loop_iter = False
+
+
+def log_epoch(trainer: Any) -> None:
+    """Log the metrics of an epoch, once; Lightning does so after the checkpoint from which a killed run resumes."""
+    connector, loop = trainer._logger_connector, trainer.fit_loop.epoch_loop
+    if "update_train_epoch_metrics" in vars(connector):
+        return
+    logged = connector.metrics["log"]
+    loop._batches_that_stepped -= 1
+    connector.log_metrics(logged)
+    loop._batches_that_stepped += 1
+
+    def log_others() -> None:
+        del connector.update_train_epoch_metrics
+        connector.log_metrics({name: value for name, value in connector.metrics["log"].items() if name not in logged})
+        connector.reset_results()
+
+    connector.update_train_epoch_metrics = log_others
+
+
 def data_connector(trainer: Any) -> Any:
     """Attaches hooks of the data before ``fit``, and prepares loaders; Lightning's samplers repeat samples."""
     return trainer._data_connector

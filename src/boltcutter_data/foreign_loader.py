@@ -64,6 +64,9 @@ class LoaderPreparation:
             prepared = position = Stream(loader, **shard)
         if training:
             position.epoch, position.start = epoch_position(self.trainer)
+            if isinstance(position, RankBatches):
+                fit_loop: Any = self.trainer.fit_loop
+                position.repeats = lambda: bool(fit_loop._combined_loader._mode == "max_size_cycle")
             if is_stream:
                 self._print_once(
                     f"train_dataloader: a stream ({type(getattr(loader, 'dataset', loader)).__name__}) has no random "
@@ -138,6 +141,7 @@ class RankBatches(EpochState, Sampler[Any]):
         training: Whether all ranks get the same number of entries, by repeating at most ``world_size - 1``.
             Otherwise each is yielded exactly once.
         is_grouped: Whether to shard the samples of ``source``, torch's ``BatchSampler``, before they are grouped.
+        repeats: Returns whether the batches begin anew in an epoch, as of the shorter of several loaders.
         in_process: Whether this process reads the samples, not a worker.
     """
 
@@ -149,6 +153,7 @@ class RankBatches(EpochState, Sampler[Any]):
     training: bool
     is_grouped: bool = False
     in_process: bool = True
+    repeats: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         self.batch_size = getattr(self.source, "batch_size", None)
@@ -167,6 +172,8 @@ class RankBatches(EpochState, Sampler[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         first, self.start = self.start, 0
+        if first and self.repeats() and sized_len(self):
+            first %= len(self)
         entries = self._shard(first * self.entries_per_batch)
         batches = BatchSampler(entries, self.entries_per_batch, self.drop_last) if self.is_grouped else entries
         for number, batch in enumerate(batches, first):

@@ -115,6 +115,7 @@ class _RankBatches(IterableDataset[Any]):
         dataset, size, own, first = self.dataset, self.batch_size, list[int](), 0
         reads_shards = self.reads_shards(num_workers)
         if reads_shards:
+            worker_id = (worker_id + self.start) % num_workers  # the first worker yields the next batch
             dataset = dataset.shard(self.world_size * num_workers, self.rank * num_workers + worker_id)
             size, own = size // self.world_size, [self.rank, worker_id]
         if hasattr(dataset, "set_epoch"):

@@ -9,6 +9,8 @@ import pytest
 import torch
 from conftest import ROOT, Script, max_difference
 from lightning.fabric.utilities.data import _set_sampler_epoch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from boltcutter.data.hooks import shard_loaders
@@ -90,6 +92,40 @@ def test_an_epoch_resumes_at_any_batch(generator: torch.Generator | None, worker
     assert [b.tolist() for b in rest] == whole[4:]
     _set_sampler_epoch(rest, 3)
     assert len(list(rest)) == 6
+
+
+@pytest.mark.filterwarnings("ignore:.*not resumable", "ignore:.*does not have many workers", "ignore:The dirpath has")
+@pytest.mark.parametrize("mode", ["max_size_cycle", "max_size"])
+def test_a_shorter_loader_resumes_where_it_was(tmp_path: Path, mode: str) -> None:
+    def loaders() -> CombinedLoader:
+        long, short = (DataLoader(range(n), 4, shuffle=True) for n in (24, 10))  # type: ignore[arg-type,var-annotated]
+        return CombinedLoader({"long": long, "short": short}, mode)
+
+    class Recording(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.seen = torch.nn.Linear(1, 1), list[Any]()
+
+        def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
+            self.seen.append({name: None if part is None else part.tolist() for name, part in batch.items()})
+            return self.layer(torch.ones(1)).sum()  # type: ignore[no-any-return]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    def fit(folder: Path, resume: Path | None = None) -> list[Any]:
+        common: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
+        trainer = L.Trainer(accelerator="cpu", max_epochs=1, callbacks=saving, **common)
+        shard_loaders(trainer, 0)
+        module = Recording()
+        trainer.fit(module, loaders(), ckpt_path=resume, weights_only=True)
+        return module.seen
+
+    whole = fit(tmp_path / "whole")
+    assert len({str(batch["short"]) for batch in whole}) == 3 + (mode == "max_size")
+    for step in (2, 4, 5):
+        assert fit(tmp_path / str(step), tmp_path / "whole" / f"step={step}.ckpt") == whole[step:]
 
 
 def test_a_loader_with_a_positional_batch_size_is_predicted(tmp_path: Path) -> None:

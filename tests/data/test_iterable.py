@@ -58,6 +58,15 @@ def test_a_shardable_data_set_is_read_once(num_workers: int) -> None:
     assert sorted(number for rank in ranks for batch in rank for number in batch) == list(range(100, 123))
 
 
+@pytest.mark.parametrize("num_workers", [0, *(pytest.param(number, marks=WORKERS) for number in (2, 3))])
+def test_an_epoch_of_shards_resumes_at_any_batch(num_workers: int) -> None:
+    whole = batches(Divided(48), rank=1, world_size=2, num_workers=num_workers)
+    for start in (1, 2, 3, 4):
+        loader = IterableLoader(Divided(48), 4, seed=0, rank=1, world_size=2, num_workers=num_workers)
+        loader.epoch, loader.start = 1, start
+        assert [batch.tolist() for batch in loader] == whole[start:]
+
+
 def test_the_length_is_known_if_the_data_set_has_one() -> None:
     class Sized(Numbers):
         def __len__(self) -> int:

@@ -14,7 +14,7 @@ from boltcutter.data.seeding import seed_generators
 
 
 class Reseed(Callback):
-    """Seed all random number generators from (seed, epoch, batch, rank) before each training step.
+    """Seed all random number generators from (seed, epoch, batch, rank) before each training step, and around epochs.
 
     Randomness such as dropout then does not depend on earlier steps or on validation, and a resumed run draws the same
     numbers as an uninterrupted one. Seeding the generators directly takes less than a tenth of the time of
@@ -26,6 +26,14 @@ class Reseed(Callback):
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Seed what the task draws at the start of an epoch."""
+        _seed(pl_module, self.seed, trainer.current_epoch, -1, trainer.global_rank)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Seed what the task draws at the end of an epoch."""
+        _seed(pl_module, self.seed, trainer.current_epoch, -2, trainer.global_rank)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int

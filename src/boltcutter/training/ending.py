@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, Timer
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, StochasticWeightAveraging, Timer
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.values import plain
@@ -99,7 +99,7 @@ class EndOfTraining(Callback):
         if any(config.reduce_on_plateau and config.interval == "epoch" for config in trainer.lr_scheduler_configs):
             _update_plateau_before_saving(trainer, pl_module)
         if trainer.fit_loop.restarted_mid_epoch:
-            _accumulate_as_scheduled(trainer)
+            _begin_epoch_again(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore Lightning's loop."""
@@ -153,17 +153,25 @@ def _update_plateau_before_saving(trainer: L.Trainer, pl_module: L.LightningModu
     pl_module.on_train_epoch_end = on_train_epoch_end  # type: ignore[method-assign]
 
 
-def _accumulate_as_scheduled(trainer: L.Trainer) -> None:
-    """Let GradientAccumulationScheduler set its value, which it does only at the start of an epoch."""
+def _begin_epoch_again(trainer: L.Trainer) -> None:
+    """Let callbacks do, in an epoch within which a run is resumed, what they do only at the start of an epoch.
+
+    GradientAccumulationScheduler sets its value, and StochasticWeightAveraging its schedule; statistics of BatchNorm,
+    which the latter computes anew in the last epoch, are kept.
+    """
     loop: Any = trainer.fit_loop
     advance = loop.on_advance_start
 
     def once() -> None:  # after on_train_start, where the scheduler checks the trainer's initial value
         del loop.on_advance_start
         advance()
+        module = trainer.lightning_module
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, GradientAccumulationScheduler):
-                callback.on_train_epoch_start(trainer)
+            if isinstance(callback, GradientAccumulationScheduler | StochasticWeightAveraging):
+                callback.on_train_epoch_start(trainer, module)
+        for name, buffer in module.named_buffers():
+            buffer.copy_(buffers[name])
 
     loop.on_advance_start = once
 

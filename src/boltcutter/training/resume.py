@@ -102,6 +102,8 @@ def check_limits(trainer: L.Trainer, saved: dict[str, Any]) -> str:
         ConfigError: It has gone beyond one of them.
     """
     epochs = saved.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current", {}).get("processed", 0)
+    if "StochasticWeightAveraging" in saved.get("callbacks", {}) and epochs - 1 == trainer.max_epochs:
+        epochs -= 1  # the last one computes the statistics of BatchNorm
     reached = ""
     for name, done in (("max_epochs", epochs), ("max_steps", saved.get("global_step", 0))):
         limit = getattr(trainer, name)

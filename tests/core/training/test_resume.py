@@ -123,6 +123,7 @@ SAVED = {"loops": {"fit_loop": {"epoch_progress": {"current": {"processed": 2}}}
         (SAVED, 2, -1, "trainer.max_epochs=2"),
         (SAVED, None, 10, "trainer.max_steps=10"),
         (SAVED, 2, 10, "trainer.max_epochs=2"),
+        (SAVED | {"callbacks": {"StochasticWeightAveraging": {}}}, 1, -1, "trainer.max_epochs=1"),  # one more epoch
         ({}, None, -1, ""),
         ({}, 0, -1, "trainer.max_epochs=0"),
         ({"loops": {"fit_loop": {"epoch_progress": {}}}}, None, 0, "trainer.max_steps=0"),

@@ -1,0 +1,137 @@
+"""What Lightning's checkpoints lack: metrics of an unfinished epoch, those that are monitored, and what is frozen."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Callback
+from torchmetrics import Metric, MetricCollection
+
+from boltcutter.internals import continue_results, epoch_results, is_last_batch, log_epoch
+from boltcutter.protocols import NativeTask, gather_objects
+from boltcutter.task.metric_states import get_state, set_state
+
+OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute")
+VALUES = ("value", "cumulated_batch_size", "_forward_cache")  # the last one is that of the latest step
+
+
+class ResumeState(Callback):
+    """Save what a resumed run needs to log, monitor and train the same as an uninterrupted one.
+
+    Lightning saves neither the values that a module has logged, nor the states of its metrics (a ``NativeTask`` saves
+    its own), and logs the metrics of an epoch after its checkpoints are saved. A resumed run has no metrics that
+    callbacks and schedulers could monitor before its first validation, and layers that were unfrozen are frozen again.
+    """
+
+    def __init__(self) -> None:
+        self._saved: dict[str, Any] = {}
+        self._trained: dict[str, bool] = {}  # whether each parameter was trained at the start
+        self._updates: dict[str, int] = {}  # of each metric, before validation
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keep the state of this rank, unless the number of ranks has changed."""
+        ranks = checkpoint.get("resume_state", []) if trainer.state.fn == "fit" else []
+        self._saved = ranks[trainer.global_rank] if len(ranks) == trainer.world_size else {}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Restore the state."""
+        saved, self._saved = self._saved, {}
+        self._trained = _trained(pl_module)
+        for name, parameter in pl_module.named_parameters():
+            parameter.requires_grad_(saved.get("trained", {}).get(name, parameter.requires_grad))
+        trainer.callback_metrics.update(saved.get("monitored", {}))
+        states = saved.get("states", {})
+        for name, metric in _metrics(pl_module).items():
+            if name in states:
+                with suppress(ValueError):  # it has been replaced
+                    set_state(metric, states[name])
+        if saved.get("logged"):
+            _restore(trainer, pl_module, saved["logged"])
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Count updates: what a validation updates begins anew if it is interrupted."""
+        self._updates = {name: metric.update_count for name, metric in _metrics(pl_module).items()}
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Save the state of each rank; at the end of an epoch, log its metrics first."""
+        progress: Any = trainer.fit_loop.epoch_progress.current
+        metrics = {name: metric for name, metric in _metrics(pl_module).items() if metric.update_count}
+        if trainer.validating:
+            metrics = {
+                name: metric for name, metric in metrics.items() if metric.update_count == self._updates.get(name)
+            }
+        logged = epoch_results(trainer)
+        if progress.started == progress.processed > progress.completed:
+            log_epoch(trainer)
+            if is_last_batch(trainer):  # then Lightning resets what was logged
+                reset = {id(item.value) for item in logged.values()}
+                metrics = {name: metric for name, metric in metrics.items() if id(metric) not in reset}
+                logged = {}
+        local = {
+            "trained": {name: on for name, on in _trained(pl_module).items() if on != self._trained.get(name, on)},
+            "monitored": {name: value.cpu() for name, value in trainer.callback_metrics.items()},
+            "states": {name: get_state(metric) for name, metric in metrics.items()},
+            "logged": {key: _state(item) for key, item in logged.items() if _can_restore(key, item)},
+        }
+        checkpoint["resume_state"] = gather_objects(local)
+
+
+def _trained(module: L.LightningModule) -> dict[str, bool]:
+    """Whether each parameter is trained."""
+    return {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+
+
+def _metrics(module: L.LightningModule) -> dict[str, Metric]:
+    """Metrics of a module by name."""
+    for part in module.modules():
+        if isinstance(part, MetricCollection):
+            list(part.items(copy_state=False))  # metrics that share a state refer to it again
+    own = ("metrics.", "means.") if isinstance(module, NativeTask) else ()
+    found = module.named_modules()
+    return {name: part for name, part in found if isinstance(part, Metric) and not name.startswith(own)}
+
+
+def _can_restore(key: str, item: Any) -> bool:
+    meta = item.meta
+    is_plain = meta.sync.group is None and meta.reduce_fx is getattr(torch, meta.reduce_fx.__name__, None)
+    return is_plain and not item.has_reset and not key.startswith("on_train_epoch_end.")
+
+
+def _state(item: Any) -> dict[str, Any]:
+    """What a module has logged under a name, as plain types."""
+    options = {name: getattr(item.meta, name) for name in OPTIONS}
+    options |= {"reduce_fx": item.meta.reduce_fx.__name__, "sync_dist": item.meta.sync.should}
+    options["rank_zero_only"] = item.meta.sync.rank_zero_only
+    values = {name: getattr(item, name, None) for name in VALUES}
+    tensors = {name: value.detach().cpu().clone() for name, value in values.items() if isinstance(value, torch.Tensor)}
+    return {"options": options, "tensors": tensors}
+
+
+def _restore(trainer: L.Trainer, module: L.LightningModule, saved: dict[str, Any]) -> None:
+    """Log the same again, and set the values to those of the checkpoint."""
+    results, parts = epoch_results(trainer), dict(module.named_modules())
+    for key, item in saved.items():
+        hook, _, name = key.partition(".")
+        is_metric = "value" not in item["tensors"]
+        value = parts.get(item["options"]["metric_attribute"]) if is_metric else torch.zeros((), device=module.device)
+        if value is not None:
+            results.log(hook, name, value, batch_size=1, sync_dist_fn=trainer.strategy.reduce, **item["options"])
+            for attribute, tensor in item["tensors"].items():
+                setattr(results[key], attribute, tensor.to(module.device))
+    continue_results(trainer)
+    log = results.log
+
+    def log_again(hook: str, name: str, *args: Any, **options: Any) -> None:
+        try:
+            log(hook, name, *args, **options)
+        except MisconfigurationException:  # the module has changed, and logs it with other options
+            if saved.pop(f"{hook}.{name}", None) is None:
+                raise
+            del results[f"{hook}.{name}"]
+            log(hook, name, *args, **options)
+
+    results.log = log_again

@@ -1,0 +1,241 @@
+"""A module of Lightning, as users write it, that is interrupted and resumed logs and trains the same."""
+
+import csv
+import shutil
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint, StochasticWeightAveraging
+from omegaconf import DictConfig
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+from boltcutter.callback.preemption import Preemption
+from boltcutter.callback.reseed import Reseed
+from boltcutter.callback.resume_state import ResumeState
+from boltcutter.data.hooks import shard_loaders
+from boltcutter.environment import signals
+from boltcutter.logger.csv import CSVLogger
+from boltcutter.training.ending import EndOfTraining
+from boltcutter.training.train import flush_loggers
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers",
+    "ignore:.*your dataloader is not resumable",
+    "ignore:.*Checkpoint directory",
+    "ignore:The dirpath has changed",
+    "ignore:.*callbacks used to create the checkpoint",
+    "ignore:SWA is currently only supported every epoch",
+    "ignore:.*lr_scheduler.step",
+    "ignore:.*LeafSpec",
+    "ignore:ReduceLROnPlateau conditioned",
+)
+BATCHES = 6  # of an epoch
+
+
+def scores(prefix: str) -> MetricCollection:
+    """Two metrics that share their state."""
+    return MetricCollection(
+        [MulticlassAccuracy(3, average="micro"), MulticlassF1Score(3, average="micro")], prefix=prefix
+    )
+
+
+class Module(L.LightningModule):
+    """Logs in the ways that Lightning offers."""
+
+    def __init__(self, *, plateau: bool = False) -> None:
+        super().__init__()
+        self.plateau = plateau
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        self.logged, self.computed = MeanMetric(), MeanMetric()
+        self.train_scores, self.val_scores = scores("train/"), scores("val/")
+        self.register_buffer("scale", torch.ones(()))
+        self.options: dict[str, Any] = {}
+
+    def on_train_epoch_start(self) -> None:
+        self.scale = torch.rand(())
+
+    def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+        outputs = self.net(batch[0])
+        loss: Tensor = nn.functional.cross_entropy(outputs, batch[1])
+        self.log("train/loss", loss, on_step=True, on_epoch=True, **self.options)
+        self.log("train/largest", loss, on_step=False, on_epoch=True, reduce_fx="max")
+        self.logged(loss)
+        self.log("train/metric", self.logged, on_step=False, on_epoch=True)
+        self.computed.update(loss)
+        self.train_scores.update(outputs, batch[1])
+        if index == 1:
+            self.log("train/once", loss)
+        return loss * self.scale if index == 0 else loss
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train/computed", self.computed.compute())
+        self.log_dict(self.train_scores.compute())
+        self.computed.reset()
+        self.train_scores.reset()
+        with torch.no_grad():
+            self.net[3].weight += torch.randn(3, 8) / 100
+
+    def validation_step(self, batch: list[Tensor], index: int) -> None:
+        outputs = self.net(batch[0])
+        self.log("val/loss", nn.functional.cross_entropy(outputs, batch[1]))
+        self.val_scores.update(outputs, batch[1])
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict(self.val_scores.compute())
+        self.val_scores.reset()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam([p for p in self.parameters() if p.requires_grad], 0.01)
+        if not self.plateau:
+            return optimizer
+        scheduler = ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
+        plateau = {"scheduler": scheduler, "monitor": "val/loss", "interval": "step", "frequency": 3, "strict": False}
+        return {"optimizer": optimizer, "lr_scheduler": plateau}
+
+
+class Unfreeze(BaseFinetuning):
+    """Trains the first layer from the second epoch on."""
+
+    def freeze_before_training(self, pl_module: L.LightningModule) -> None:
+        self.freeze(pl_module.net[0])  # type: ignore[index]
+
+    def finetune_function(self, pl_module: L.LightningModule, epoch: int, optimizer: torch.optim.Optimizer) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer)  # type: ignore[index]
+
+
+class Interrupt(L.Callback):
+    """Sets the flag of a signal before a batch of training, or of the validation after it."""
+
+    def __init__(self, batch: int, *, in_validation: bool) -> None:
+        self.batch, self.in_validation = batch, in_validation
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, index: int) -> None:
+        if not self.in_validation and trainer.fit_loop.total_batch_idx == self.batch:
+            signals.handle_signal(signal.SIGTERM)
+
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, module: L.LightningModule, batch: Any, index: int, loader: int = 0
+    ) -> None:
+        if self.in_validation and index == 1 and trainer.fit_loop.total_batch_idx == self.batch - 1:
+            signals.handle_signal(signal.SIGTERM)
+
+
+class Flush(L.Callback):
+    """Writes the metrics before each checkpoint, and copies both after that of an epoch, as a kill leaves them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_save_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        flush_loggers(trainer)
+        (self.folder / f"{trainer.global_step}.csv").write_bytes((self.folder / "metrics.csv").read_bytes())
+
+
+def fit(
+    folder: Path, module: L.LightningModule, *callbacks: L.Callback, resume: Path | None = None, **settings: Any
+) -> L.LightningModule:
+    """Train, anew or from a checkpoint."""
+    folder.mkdir(exist_ok=True)
+    limits = {"max_epochs": 3, **settings}
+    kept = ModelCheckpoint(folder, "{step}", save_top_k=-1, save_on_train_epoch_end=True, enable_version_counter=False)
+    ending = EndOfTraining(DictConfig({"trainer": limits}))
+    trainer = L.Trainer(
+        accelerator="cpu",
+        logger=CSVLogger(folder / "metrics.csv"),
+        callbacks=[*callbacks, Preemption(str(folder)), Reseed(0), ResumeState(), Flush(folder), kept, ending],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        **limits,
+    )
+    shard_loaders(trainer, 0)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(48, 4, generator=generator)
+    data = TensorDataset(inputs, (inputs.abs().argmax(1) % 3))
+    trainer.fit(module, DataLoader(data, 8), DataLoader(data, 24), ckpt_path=resume, weights_only=True)
+    return module
+
+
+def rows(folder: Path) -> dict[str, dict[str, str]]:
+    with open(folder / "metrics.csv", newline="") as file:
+        return {row["step"]: {k: v for k, v in row.items() if v} for row in csv.DictReader(file)}
+
+
+def module(**options: Any) -> Module:
+    torch.manual_seed(0)
+    return Module(**options)
+
+
+def assert_equal(ours: L.LightningModule, theirs: L.LightningModule) -> None:
+    states = ours.state_dict(), theirs.state_dict()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+
+
+@pytest.mark.parametrize("in_validation", [False, True])
+@pytest.mark.parametrize("batch", [BATCHES + 3, 2 * BATCHES])
+def test_an_interrupted_epoch_has_the_same_metrics(tmp_path: Path, batch: int, in_validation: bool) -> None:
+    whole = fit(tmp_path / "whole", module(), val_check_interval=3)
+    logged = {"train/loss_epoch", "train/largest", "train/metric", "train/computed", "train/MulticlassF1Score"}
+    assert logged | {"train/once", "val/MulticlassF1Score"} <= rows(tmp_path / "whole")["11"].keys()
+    with pytest.raises(signals.PreemptionError):
+        fit(tmp_path / "cut", module(), Interrupt(batch, in_validation=in_validation), val_check_interval=3)
+    resumed = fit(tmp_path / "cut", module(), resume=tmp_path / "cut" / "last-preempted.ckpt", val_check_interval=3)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert_equal(resumed, whole)
+
+
+def test_a_run_that_is_killed_after_the_checkpoint_of_an_epoch_has_its_metrics(tmp_path: Path) -> None:
+    whole = fit(tmp_path / "whole", module())
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    shutil.copy(tmp_path / "whole" / f"{BATCHES}.csv", cut / "metrics.csv")
+    resumed = fit(cut, module(), resume=tmp_path / "whole" / f"step={BATCHES}.ckpt")
+    assert rows(cut) == rows(tmp_path / "whole")
+    assert_equal(resumed, whole)
+
+
+def test_a_resumed_run_continues_means_though_the_module_logs_with_other_options(tmp_path: Path) -> None:
+    with pytest.raises(signals.PreemptionError):
+        fit(tmp_path, module(), Interrupt(3, in_validation=False))
+    changed = module()
+    changed.options = {"prog_bar": True}
+    fit(tmp_path, changed, resume=tmp_path / "last-preempted.ckpt", max_epochs=1)
+    assert "train/loss_epoch" in rows(tmp_path)["5"]
+
+
+def test_a_plateau_between_validations_has_its_metric(tmp_path: Path) -> None:
+    whole = fit(tmp_path / "whole", module(plateau=True))
+    with pytest.raises(signals.PreemptionError):
+        fit(tmp_path / "cut", module(plateau=True), Interrupt(BATCHES + 1, in_validation=False))
+    resumed = fit(tmp_path / "cut", module(plateau=True), resume=tmp_path / "cut" / "last-preempted.ckpt")
+    assert_equal(resumed, whole)
+
+
+@pytest.mark.parametrize("batch", [2 * BATCHES, 2 * BATCHES + 2])
+def test_what_was_unfrozen_is_trained_on(tmp_path: Path, batch: int) -> None:
+    whole = fit(tmp_path / "whole", module(), Unfreeze())
+    with pytest.raises(signals.PreemptionError):
+        fit(tmp_path / "cut", module(), Unfreeze(), Interrupt(batch, in_validation=False))
+    resumed = fit(tmp_path / "cut", module(), Unfreeze(), resume=tmp_path / "cut" / "last-preempted.ckpt")
+    assert_equal(resumed, whole)
+
+
+@pytest.mark.parametrize("batch", [BATCHES + 2, 3 * BATCHES + 2])
+def test_stochastic_weight_averaging_is_continued_within_an_epoch(tmp_path: Path, batch: int) -> None:
+    average = partial(StochasticWeightAveraging, 0.02, swa_epoch_start=1, annealing_epochs=2)
+    whole = fit(tmp_path / "whole", module(), average())
+    with pytest.raises(signals.PreemptionError):
+        fit(tmp_path / "cut", module(), average(), Interrupt(batch, in_validation=False))
+    resumed = fit(tmp_path / "cut", module(), average(), resume=tmp_path / "cut" / "last-preempted.ckpt")
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert_equal(resumed, whole)
