@@ -1,4 +1,4 @@
-"""What is logged and shown besides ``metrics.csv``: speed, progress, pictures and tables, and services."""
+"""What is logged and shown besides ``metrics.csv``: speed, progress, pictures and tables, services; how it resumes."""
 
 from boltcutter.extend import Command, Part, Section
 
@@ -35,6 +35,7 @@ PART = Part(
         "report_outcomes": "boltcutter_logging.outcome_report:read_outcomes",
         "predict_loader": "boltcutter_logging.predict_loader:predict_loader",
         "prediction_writer": "boltcutter_logging.outcomes:PredictionWriter",
+        "resume_state": "boltcutter_logging.resume_state:ResumeState",
         "wandb_server": "boltcutter_logging.wandb",
     },
 )

@@ -23,7 +23,7 @@ from boltcutter.run.folder import read_record
 from boltcutter.run.store import run_store
 from boltcutter.training.ending import EndOfTraining
 
-RESTORING = {"_restore_modules_and_callbacks", "restore_training_state"}  # functions of Lightning
+RESTORING = {"_restore_modules_and_callbacks", "restore_training_state", "restore_epoch"}  # functions, two of Lightning
 
 
 def load_initial_state(

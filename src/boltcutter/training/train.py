@@ -13,7 +13,6 @@ from lightning.pytorch.callbacks import Callback
 
 from boltcutter import extend
 from boltcutter.assembly.assemble import Components, TaskLoaders, assemble, read_config
-from boltcutter.callback.resume_state import ResumeState
 from boltcutter.checkpoint.load import read_metadata
 from boltcutter.checkpoint.select import list_names
 from boltcutter.checkpoint.storage import repeat
@@ -94,7 +93,8 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     """
     checkpoint = resumed_checkpoint(cfg)
     ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
-    components = assemble(cfg, [ResumeState(), Recorder(cfg), ending, changes, *extend.callbacks(cfg)])
+    state = extend.call("resume_state")  # the first, as it logs the metrics of an epoch before they are recorded
+    components = assemble(cfg, [*([state] if state else ()), Recorder(cfg), ending, changes, *extend.callbacks(cfg)])
     trainer, data, task = components.trainer, components.data, components.task
     if not handles_signals(trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()

@@ -39,11 +39,16 @@ class ResumeState(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore the state."""
-        saved, self._saved = self._saved, {}
         self._trained = _trained(pl_module)
+        saved, self._saved = self._saved, {}
+        self.restore_epoch(trainer, pl_module, saved)
+
+    @staticmethod
+    def restore_epoch(trainer: L.Trainer, pl_module: L.LightningModule, saved: dict[str, Any]) -> None:
+        """Restore the state of an epoch, which may be that of somebody else; any error is one of the checkpoint."""
         for name, parameter in pl_module.named_parameters():
             parameter.requires_grad_(saved.get("trained", {}).get(name, parameter.requires_grad))
-        trainer.callback_metrics.update(saved.get("monitored", {}))
+        trainer.callback_metrics.update({name: value.reshape(()) for name, value in saved.get("monitored", {}).items()})
         states = saved.get("states", {})
         for name, metric in _metrics(pl_module).items():
             if name in states:
@@ -120,8 +125,8 @@ def _restore(trainer: L.Trainer, module: L.LightningModule, saved: dict[str, Any
         value = parts.get(item["options"]["metric_attribute"]) if is_metric else torch.zeros((), device=module.device)
         if value is not None:
             results.log(hook, name, value, batch_size=1, sync_dist_fn=trainer.strategy.reduce, **item["options"])
-            for attribute, tensor in item["tensors"].items():
-                setattr(results[key], attribute, tensor.to(module.device))
+            for attribute in item["tensors"].keys() & set(VALUES):
+                setattr(results[key], attribute, item["tensors"][attribute].reshape(()).to(module.device))
     continue_results(trainer)
     log = results.log
 

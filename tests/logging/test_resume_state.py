@@ -20,12 +20,14 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from boltcutter.callback.preemption import Preemption
 from boltcutter.callback.reseed import Reseed
-from boltcutter.callback.resume_state import ResumeState
+from boltcutter.config.errors import ConfigError
 from boltcutter.data.hooks import shard_loaders
 from boltcutter.environment import signals
 from boltcutter.logger.csv import CSVLogger
 from boltcutter.training.ending import EndOfTraining
+from boltcutter.training.resume import explain_restoring
 from boltcutter.training.train import flush_loggers
+from boltcutter_logging.resume_state import ResumeState
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers",
@@ -239,3 +241,29 @@ def test_stochastic_weight_averaging_is_continued_within_an_epoch(tmp_path: Path
     resumed = fit(tmp_path / "cut", module(), average(), resume=tmp_path / "cut" / "last-preempted.ckpt")
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
     assert_equal(resumed, whole)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"resume_state": 1},
+        {"resume_state": [1]},
+        {"trained": []},
+        {"trained": {"net.0.weight": "x"}},
+        {"monitored": {"a": 1}},
+        {"monitored": {"a": torch.zeros(3)}},
+        {"states": {"logged": 3}},
+        {"logged": {"a.b": {}}},
+        {"logged": {1: {"tensors": {}, "options": {}}}},
+        {"logged": {"training_step.x": {"tensors": {"value": torch.zeros(9)}, "options": {"reduce_fx": "os.system"}}}},
+    ],
+)
+def test_a_damaged_state_is_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(signals.PreemptionError):
+        fit(tmp_path, module(), Interrupt(3, in_validation=False))
+    file = tmp_path / "last-preempted.ckpt"
+    checkpoint = torch.load(file)
+    checkpoint["resume_state"] = change.get("resume_state", [checkpoint["resume_state"][0] | change])
+    torch.save(checkpoint, file)
+    with pytest.raises(ConfigError, match=r"^a: not restored \(.*\); use another checkpoint"), explain_restoring("a"):
+        fit(tmp_path, module(), resume=file, max_epochs=1)
