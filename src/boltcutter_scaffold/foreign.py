@@ -49,6 +49,7 @@ ADVICE = {  # for keys that have no counterpart
     "hydra": "leave it out; Hydra is not used",
     "now": "leave it out; each run has a folder of its own, ${folder}",
     "paths": "set the path where it is used, such as data.data_dir=…",
+    "run": "use resume=<folder> to continue a run, or `boltcutter evaluate run=<folder>`",
     "train": "leave it out; to test without training, use `boltcutter evaluate run=<folder>`",
 }
 COMMANDS = {"fit": "train", "run": "train", "eval": "evaluate", "test": "evaluate", "validate": "evaluate"}

@@ -64,6 +64,7 @@ def test_an_option_with_class_path_is_trained_as_one_with_a_target(tmp_path: Pat
         ("optimized_metric=val/acc", "optimized_metric: no such key; use search.metric=val/acc"),
         ("seed_everything=3", "seed_everything: no such key; use seed=3"),
         ("extras.print_config=true", "extras.print_config: no such key; leave it out"),
+        ("run=latest", "run: no such key; use resume=<folder> to continue a run, or `boltcutter evaluate run"),
         ("train=false", "train: no such key; leave it out; to test without training, use `boltcutter evaluate"),
         ("model=classification", "model=classification: no such option; use task=classification"),
     ],
