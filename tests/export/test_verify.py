@@ -132,7 +132,7 @@ def test_a_cache_must_give_the_same_logits(model: type[GPT], tmp_path: Path) -> 
     TorchExport().write(program, tmp_path / "model.pt2", lambda: iter(()))
     assert len(program.cache) == 2
     facts = {"shape": ["batch", 4, "past", 4]}
-    card = describe_files(tmp_path) | {"outputs": ["logits"], "cache": [facts, facts]}
+    card = describe_files(tmp_path) | {"outputs": [{"name": "logits", "shape": [1, 16, 32]}], "cache": [facts, facts]}
     (tmp_path / "card.json").write_text(json.dumps(card))
     with Process(tmp_path, 1) as process:
         if model is GPT:
@@ -200,7 +200,9 @@ def reference() -> Reference:
 def write_export(program: Program, folder: Path) -> Path:
     folder.mkdir()
     TorchExport().write(program, folder / "model.pt2", lambda: iter(()))
-    (folder / "card.json").write_text(json.dumps(describe_files(folder) | {"outputs": ["probabilities"]}))
+    (folder / "card.json").write_text(
+        json.dumps(describe_files(folder) | {"outputs": [{"name": "probabilities", "shape": [4, 3]}]})
+    )
     return folder
 
 

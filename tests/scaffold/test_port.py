@@ -377,7 +377,7 @@ BAD_YAML = {
 def test_yaml_that_is_not_valid_or_multiplies_is_one_line(file: str, name: str, tmp_path: Path) -> None:
     place = tmp_path / "their"
     (place / "configs" / file).parent.mkdir(parents=True)
-    (place / "configs" / "train.yaml").write_text("seed: 1\n")
+    (place / "configs" / "train.yaml").write_text("seed: 1\ndefaults: []\n")
     (place / "config.yaml").write_text("model: {class_path: torch.nn.Linear}\ntrainer: {}\n")
     (place / "configs" / file).write_text(BAD_YAML[name])
     with pytest.raises(ConfigError, match=r"their.*; correct it$") as error:

@@ -92,7 +92,7 @@ def test_the_training_split_is_evaluated_completely(script: Script, trained: Pat
         (["run={trained}", "split=tset"], "split=tset: expected train, val or test; did you mean test?"),
         (
             ["run={trained}", "ckpt=other.ckpt"],
-            "ckpt=other.ckpt: no such file (checkpoints of the run: best.ckpt, last.ckpt)",
+            "ckpt=other.ckpt: no such file; did you mean last.ckpt? (checkpoints of the run: best.ckpt, last.ckpt)",
         ),
     ],
 )
