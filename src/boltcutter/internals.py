@@ -155,7 +155,7 @@ def log_epoch(trainer: Any) -> None:
     if "update_train_epoch_metrics" in vars(connector):
         return
     logged = connector.metrics["log"]
-    loop._batches_that_stepped -= 1
+    loop._batches_that_stepped -= 1  # as Lightning does: the step of the last batch
     connector.log_metrics(logged)
     loop._batches_that_stepped += 1
 

@@ -35,6 +35,7 @@ from boltcutter_remote.transfer import is_file_of_run, publish, storage_errors
 VARIABLE = "BOLTCUTTER_REGISTRY"  # folder or URL of the registry
 WANDB = "wandb://"  # followed by entity and project
 PREFIX = "registry:"
+DOWNLOADED = "/registry/.wandb/"  # below the root of a project: versions of W&B
 LINEAGE = "registered.json"
 SIGNED = ("name", "version", "files")  # entries of the lineage
 KEPT = (
@@ -166,8 +167,9 @@ def verify(place: str, reference: str) -> None:
         if not is_same:
             raise ConfigError(f"{reference}: {name} is not the file that was registered; register the run again")
     is_own = trust.is_signed(record.get("config"), record.get("signature"))
-    version = lineage.get("version") and int(place.rpartition("v")[2])  # W&B numbers versions after they are signed
-    signed = {"name": place.split("/")[-2], "version": version, "files": lineage["files"]}
+    *_, name, number = place.split("/")
+    version = None if DOWNLOADED in place else int(number[1:])  # W&B numbers versions after they are signed
+    signed = {"name": name, "version": version, "files": lineage["files"]}
     if is_own and not (trust.is_granted() or trust.is_signed(signed, lineage.get("signature"))):
         raise ConfigError(f"{reference}: you have signed the run, but not {LINEAGE} of this version; {trust.REMEDY}")
 
@@ -307,7 +309,7 @@ def is_better(lineage: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def download_artifact(project: Project, name: str, which: str) -> Path:
     """The folder of a version at W&B, downloaded at its first use."""
     place = location(project)
-    parent = project.root / "registry" / ".wandb" / place.removeprefix(WANDB) / name
+    parent = Path(f"{project.root}{DOWNLOADED}{place.removeprefix(WANDB)}", name)
     if re.fullmatch(r"v[0-9]+", which) and (parent / which).is_dir():
         return parent / which
     from boltcutter_export import artifacts  # imports wandb

@@ -23,7 +23,7 @@ def combinations(spec: str | list[str]) -> list[list[str]]:
         key, equals, text = axis.partition("=")
         values = split_values(text)
         if not key or not equals or "" in values:
-            raise ValueError(f"launch.array={axis}: invalid syntax; give launch.array='seed=1,2;optimizer.lr=0.1,1'")
+            raise ValueError(f"launch.array={axis}: invalid syntax; give launch.array='seed=1,2;model=mlp,convnet'")
         if len(set(values)) < len(values):
             raise ValueError(f"launch.array={axis} has a duplicate value; remove it")
         overrides.append([f"{key}={value}" for value in values])

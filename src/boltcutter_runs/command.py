@@ -67,8 +67,8 @@ def parse(given: Sequence[str], values: Sequence[str], others: Sequence[str] = (
         if name not in known or (equals and name not in (*values, "--html")):
             shown = f"={value}" if value and nearest in (*values, "--html") else ""
             near = nearest and f"; did you mean {nearest}{shown}?"
-            given = f"{name}{shown}" if shown else argument
-            raise ConfigError(f"{given}: no such flag{near} (there are: {', '.join(all_flags)})")
+            wrong = f"{name}{shown}" if shown else argument
+            raise ConfigError(f"{wrong}: no such flag{near} (there are: {', '.join(all_flags)})")
         if name in values and not value:
             raise ConfigError(f"{name}: needs a value; write {name}=<{name.strip('-')}>")
         flags[name] = value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ REFERENCES = {
     r"\$\{hydra:\s*runtime\.cwd\}|\$\{oc\.env:\s*PROJECT_ROOT\}": lambda match: ".",
 }
 
-MAX_SIZE, MAX_EXPANDED = 1 << 18, 1 << 24  # characters of a file
+MAX_SIZE, MAX_EXPANDED = 1 << 18, 1 << 18  # characters of a file, and its nodes
 
 Rows = list[tuple[str, str, str]]  # file, what it became, and a note
 
@@ -94,14 +95,29 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def parse(text: str) -> Any:
-    """Parse YAML; a ValueError if it is not valid, too large, or could be with its aliases expanded."""
+    """Parse YAML.
+
+    Raises:
+        ValueError: It is not valid, or too large, with its aliases expanded.
+        RecursionError: It is nested too deeply.
+    """
     try:
-        aliases = sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text[:MAX_SIZE]))
-        if len(text) >= MAX_SIZE or len(text) * 3 ** (aliases // 3) > MAX_EXPANDED:  # 3 in each part make most of them
-            raise ValueError(f"{len(text)} characters, {aliases} aliases: too large")
+        if len(text) > MAX_SIZE or expanded_size(yaml.compose(text, yaml.SafeLoader), {}) > MAX_EXPANDED:
+            raise ValueError("too large")
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(one_line(error)) from error
+
+
+def expanded_size(node: yaml.Node | None, known: dict[int, float]) -> float:
+    """The number of nodes below one of a YAML document with its aliases expanded; infinite if it contains itself."""
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        inner = (part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,)))
+        known[id(node)] = 1 + sum(expanded_size(part, known) for part in inner)
+    return known[id(node)]
 
 
 def dump(values: dict[str, Any]) -> str:

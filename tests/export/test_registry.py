@@ -193,6 +193,15 @@ def test_a_version_in_the_place_of_another_is_refused(project: Project, trained:
             registry.resolve(project, [f"run=registry:{name}@{version}"])
 
 
+def test_a_version_of_wandb_is_refused_in_the_place_of_a_numbered_one(project: Project, trained: Path) -> None:
+    add(project, trained)
+    place = project.root / "registry" / "digits" / "v1"
+    (place / registry.LINEAGE).unlink()
+    registry.write_lineage(place, "digits", None, trained, str(place / "checkpoints" / "best.ckpt"))
+    with pytest.raises(ConfigError, match=r"not registered\.json of this version"):
+        registry.resolve(project, ["run=registry:digits@v1"])
+
+
 def test_a_checkpoint_that_is_replaced_with_its_digest_is_refused(
     project: Project, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

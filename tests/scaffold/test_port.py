@@ -389,6 +389,9 @@ def test_yaml_that_is_not_valid_or_multiplies_is_one_line(file: str, name: str, 
 def test_aliases_that_do_not_multiply_are_read() -> None:
     assert parse("a: &a {x: 1}\nb: *a\nc:\n  <<: *a\n  y: 2\n") == {"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2}}
     assert parse("") is None
+    assert parse("a: &a {x: 1}\n" + "".join(f"b{i}: *a\n" for i in range(99)))["b98"] == {"x": 1}
+    with pytest.raises(ValueError, match="too large"):
+        parse("a: &a [*a]")
 
 
 def test_fifos_devices_and_loops_of_links_are_not_copied(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def find_torchmetrics() -> ModuleSpec | None:
             finally:
                 deferred.end()
 
-        setattr(spec.loader, "exec_module", execute_deferred)  # noqa: B010 (a method, as mypy says)
+        setattr(spec.loader, "exec_module", execute_deferred)  # noqa: B010 (mypy refuses an assignment)
     return spec
 
 

@@ -57,7 +57,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file of a run folder, whoever has written it; raises what ``open_file`` does."""
+    """Read a file of a run folder, whoever has written it.
+
+    Raises:
+        OSError: There is no such file, or it cannot be read.
+        ValueError: It is not an ordinary file, or too large.
+    """
     with open_file(path) as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
@@ -81,7 +86,11 @@ def open_file(path: Path, limit: int = MAX_BYTES) -> IO[bytes]:
 
 
 def without_blocking(path: str | Path, flags: int) -> int:
-    """Open a file without waiting for the other end of a FIFO, which is an OSError; an opener for ``open``."""
+    """Open a file, which may be a FIFO of somebody else, without waiting for its other end; an opener for ``open``.
+
+    Raises:
+        OSError: It cannot be opened, or is a FIFO that nobody reads.
+    """
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 

@@ -93,8 +93,10 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     """
     checkpoint = resumed_checkpoint(cfg)
     ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
-    state = extend.call("resume_state")  # the first, as it logs the metrics of an epoch before they are recorded
-    components = assemble(cfg, [*([state] if state else ()), Recorder(cfg), ending, changes, *extend.callbacks(cfg)])
+    callbacks = [Recorder(cfg), ending, changes, *extend.callbacks(cfg)]
+    if state := extend.call("resume_state"):
+        callbacks.insert(0, state)  # it logs the metrics of an epoch before they are recorded
+    components = assemble(cfg, callbacks)
     trainer, data, task = components.trainer, components.data, components.task
     if not handles_signals(trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
