@@ -75,9 +75,13 @@ class BestCheckpoint(ModelCheckpoint):
             raise ValueError(
                 f"callback.best.max_gib={max_gib} needs a metric to rank checkpoints; set callback.best.monitor"
             )
-        names = {"filename": "best" if save_top_k == 1 else "best-{step}", "auto_insert_metric_name": False}
-        overwrite = {"enable_version_counter": False}  # a resumed run overwrites the checkpoints of repeated steps
-        super().__init__(dirpath, monitor=monitor, mode=mode, save_top_k=save_top_k, **names | overwrite | checkpoint)
+        options: dict[str, Any] = {"filename": "best" if save_top_k == 1 else "best-{step}"}
+        options |= {"auto_insert_metric_name": False, "save_top_k": save_top_k, "monitor": monitor, "mode": mode}
+        options["enable_version_counter"] = False  # a resumed run overwrites the checkpoints of repeated steps
+        try:
+            super().__init__(dirpath, **options | checkpoint)
+        except TypeError as error:  # of a file system that needs more than an address
+            raise ValueError(f"checkpoints={dirpath}: cannot be reached ({error}); use s3://, gs:// or az://") from None
         self.max_gib = max_gib
         self._saving = False
         self._initial_state_key = self.state_key

@@ -131,3 +131,8 @@ def test_the_last_checkpoint_is_saved_beside_checkpoints_of_the_module(tmp_path:
     last = LastCheckpoint(tmp_path, filename="last", enable_version_counter=False)
     assert checkpoints(tmp_path, last, module=Checkpointed) == ["last.ckpt"]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["own.ckpt"]
+
+
+def test_a_url_that_needs_more_than_an_address_is_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^checkpoints=reference://x: cannot be reached \(.*\); use s3://"):
+        BestCheckpoint("reference://x")
