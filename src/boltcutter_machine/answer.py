@@ -8,11 +8,12 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, is_dataclass
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from boltcutter import extend
 from boltcutter.cli.commands import commands
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.environment.process import is_rank_zero
@@ -39,7 +40,7 @@ def answer(name: str, arguments: Sequence[str], call: Callable[[list[str]], Any]
             except SystemExit as end:
                 result = end.result if isinstance(end, NegativeResult) else None
                 status = end.code if isinstance(end.code, int) else int(end.code is not None)
-                errors = _explain(end, others if name in commands() else [name], status, start)
+                errors = _explain(end, name, others, status, start)
                 raise
             except Exception as error:
                 status, errors = 1, [failure("internal_error", f"{type(error).__name__}: {one_line(error)}")]
@@ -51,19 +52,30 @@ def answer(name: str, arguments: Sequence[str], call: Callable[[list[str]], Any]
             print(json.dumps({**found, "errors": [asdict(error) for error in errors]}), flush=True)
 
 
-def _explain(end: SystemExit, arguments: Sequence[str], status: int, start: str | None) -> list[Mistake]:
+def _explain(end: SystemExit, name: str, arguments: Sequence[str], status: int, start: str | None) -> list[Mistake]:
     """The errors that end a command; none if its exit status is its result."""
     if isinstance(end, PreemptionError):
         return [failure("interrupted", end.reason)]
     if end.__context__ is None or not status:
         return []
     text = run_store().show(str(end.__context__))
+    arguments = arguments if name in commands() else [name]
     if isinstance(end.__context__, ConfigError):
         project = Project.find(start)
-        return [locate(explain(line, arguments), project, arguments) for line in text.splitlines()]
+        translated = [(word, argument) for argument in arguments for word in _translated(project, name, argument)]
+        words, given = [word for word, _ in translated], dict(translated)
+        mistakes = [locate(explain(line, words), project, words) for line in text.splitlines()]
+        return [replace(one, replaces=tuple(given.get(word, word) for word in one.replaces)) for one in mistakes]
     if isinstance(end.__context__, ProjectError):
         return [explain(line, arguments) for line in text.splitlines()]
     return [failure("failed", text)]
+
+
+def _translated(project: Project, name: str, argument: str) -> list[str]:
+    """An argument of another template in our words, which errors name; others as they are."""
+    with suppress(ConfigError):
+        return list((extend.call("translate_arguments", project, name, [argument]) or (name, [argument]))[1])
+    return [argument]
 
 
 def failure(code: str, text: str) -> Mistake:

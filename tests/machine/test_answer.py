@@ -48,6 +48,18 @@ def test_mistakes_have_a_code_and_a_fix(capfd: pytest.CaptureFixture[str]) -> No
     assert (error["code"], error["fix"]) == ("unknown_command", "train")
 
 
+def test_a_correction_takes_the_place_of_the_argument_that_was_given(capfd: pytest.CaptureFixture[str]) -> None:
+    """Not of a line in a file, also for the words of another template."""
+    given = ("callbacks.model_checkpoint.monitor=val/acc", "callbacks.model_checkpoint.save_top_k=x")
+    errors = call(capfd, "check", given[0])["errors"] + call(capfd, "check", given[1])["errors"]
+    assert [(error["fix"], error["replaces"], error["file"]) for error in errors] == [
+        ("callback.best.monitor=val/accuracy", [given[0]], None),
+        (None, [given[1]], None),
+    ]
+    (error,) = call(capfd, "check", "callbacks=none")["errors"]
+    assert (error["fix"], error["replaces"]) == ("callback=null", ["callbacks=none"])
+
+
 @pytest.mark.parametrize(
     ("raised", "status", "code"),
     [
