@@ -103,7 +103,7 @@ def machine() -> Lines:
         yield "device", "Apple GPU (MPS), which shares the memory of the CPU"
     if not torch.cuda.is_available() and not torch.backends.mps.is_available():
         yield "devices", "no GPU"
-    if links := _links():
+    if torch.cuda.device_count() > 1 and (links := _links()):
         yield "interconnect", links
     threads = os.environ.get("OMP_NUM_THREADS", "not set")
     cores = f"{available_cores()} cores available, about {count_free_cores():.0f} of them free"

@@ -51,7 +51,7 @@ def check_devices(trainer: DictConfig) -> None:
     on_gpu = accelerator == "gpu" or (accelerator == "auto" and by_index)
     needs_gpus = accelerator == "cuda" or (on_gpu and not torch.backends.mps.is_available())
     if (gpus and wanted > gpus and (needs_gpus or accelerator == "auto")) or (needs_gpus and not gpus):
-        available = f"{gpus} CUDA devices" if gpus else "no CUDA device"
+        available = f"{gpus} CUDA device{'s' if gpus > 1 else ''}" if gpus else "no CUDA device"
         remedy = f"trainer.devices={gpus}" if gpus else "trainer.accelerator=cpu"
         if by_index and not gpus:
             remedy += f" trainer.devices={wanted}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import lightning as L
 import torch
@@ -17,6 +17,8 @@ from torch.optim import SGD, Optimizer
 from boltcutter import extend
 from boltcutter.internals import foreach_norm
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
+
+SMALLEST_SCALE = 2.0**-16  # of a loss in float16; a scaler that begins with 2^16 is there after 32 overflows in a row
 
 
 class NonFiniteGradientError(RuntimeError):
@@ -38,9 +40,9 @@ class GradientCheck(NamedTuple):
     parameters: list[Tensor]
     ready: torch.cuda.Event | None  # when the copy to the host is done; None: already
     batch: Any
-    epoch: int
     batch_idx: int
     step: int
+    place: str
 
 
 class Guard(Callback):
@@ -48,7 +50,8 @@ class Guard(Callback):
 
     Gradients are already reduced at this point, so all ranks stop at the same step and none waits for another. With a
     fused optimizer on CUDA the check does not synchronize: the device skips the step itself, and the host learns of it
-    one step later. With a gradient scaler (``16-mixed``) overflows are expected, and the scaler skips them.
+    one step later. With a gradient scaler (``16-mixed``) overflows are expected, and the scaler skips them; training
+    stops when lowering the scale has not helped.
 
     Args:
         folder: Folder where the offending batch is saved, as ``nonfinite-rank-<n>.pt``.
@@ -99,7 +102,12 @@ class Guard(Callback):
         Raises:
             NonFiniteGradientError: A gradient is not finite, and ``max_skipped_steps`` steps were skipped already.
         """
-        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
+            if (scale := scaler.get_scale()) < SMALLEST_SCALE:  # no further wait: the scaler reads from the device too
+                check = self._record(torch.zeros(0), [], False, trainer)
+                remedy = "lower optimizer.lr, or set trainer.precision=bf16-mixed"
+                what = f"gradients are not finite at {check.place}, although the loss is scaled by {scale:.0e}"
+                self._stop(trainer, pl_module, check, what, remedy)
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradients: list[Tensor] = [parameter.grad for parameter in parameters]
@@ -148,9 +156,8 @@ class Guard(Callback):
             norms = norms.to("cpu", non_blocking=True)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
-        return GradientCheck(
-            norms, parameters, ready, self._batch, trainer.current_epoch, self._batch_idx, trainer.global_step
-        )
+        place = f"epoch {trainer.current_epoch}, batch {self._batch_idx}"
+        return GradientCheck(norms, parameters, ready, self._batch, self._batch_idx, trainer.global_step, place)
 
     def _handle_pending(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop, or count the step as skipped, if the recorded gradients are not finite."""
@@ -168,26 +175,27 @@ class Guard(Callback):
         names = self._reducer.gather_names(names) if self._reducer else names
         some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         some = some or "all parameters together"  # each is finite, but the sum of their squares is not
-        what = f"the gradient of {some} is not finite at epoch {check.epoch}, batch {check.batch_idx}"
+        what = f"the gradient of {some} is not finite at {check.place}"
         if self.skipped < self.max_skipped_steps:
             self.skipped += 1
             rank_zero_warn(
                 f"{what}; skipping step {check.step} ({self.skipped} of {self.max_skipped_steps} consecutive)"
             )
             return
+        remedy = "lower optimizer.lr, set trainer.gradient_clip_val, or skip" if check.step else "change it, or skip"
+        remedy = f"{remedy} such steps with callback.guard.max_skipped_steps=5"
+        self._stop(trainer, pl_module, check, f"{what}; the weights are those of step {check.step}", remedy)
+
+    def _stop(self, trainer: L.Trainer, pl_module: Any, check: GradientCheck, what: str, remedy: str) -> NoReturn:
+        """Save the batch, and say what happened, where it began, and what may help."""
         saved = (
             f"; the batch is saved as {self._write_batch(check.batch, trainer.global_rank)}" if self.save_batch else ""
         )
         find_origin = extend.find("nonfinite_origin")
         origin = find_origin and find_origin(trainer, pl_module, check.batch, check.batch_idx)
-        remedy = "lower optimizer.lr, set trainer.gradient_clip_val, or skip" if check.step else "change it, or skip"
         if origin and origin.in_data:
-            remedy = "correct or remove these samples, or skip"
-        cause = f"; {origin.text}" if origin else ""
-        raise NonFiniteGradientError(
-            f"{what}{cause}{saved}; the weights are those of step {check.step}: {remedy} "
-            "such steps with callback.guard.max_skipped_steps=5"
-        )
+            remedy = f"correct or remove these samples, or {remedy.rpartition('or ')[2]}"
+        raise NonFiniteGradientError(f"{what}{f'; {origin.text}' if origin else ''}{saved}: {remedy}")
 
     def _write_batch(self, batch: Any, rank: int) -> Path:
         path = self.folder / f"nonfinite-rank-{rank}.pt"

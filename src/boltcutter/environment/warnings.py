@@ -36,6 +36,8 @@ def filter_warnings() -> None:
         "You are using a (non-supported )?Python version",  # by Google's libraries, from some date on
         ".*Sending a large body directly with raw bytes.*",  # by adlfs
         ".*FSDP2-wrapped module .* returned a view tensor.*",  # the view is not modified in place
+        "Warning: Profiler clears events at the end of each cycle",  # of a schedule, as it should
+        "TensorFloat32 tensor cores .* available but not enabled",  # said in the words of our settings
         ".*sync_dist=True.*when logging on epoch level.*",  # torchmetrics has already reduced these values
     ):
         warnings.filterwarnings("ignore", text)

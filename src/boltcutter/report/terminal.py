@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.fabric.utilities.data import sized_len
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -33,13 +34,15 @@ def print_start(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> No
     scope = "in total" if is_native else "per device"  # the convention of Lightning
     kind = type(trainer.accelerator).__name__.removesuffix("Accelerator")
     devices = f"{Topology.of(trainer).total_devices} × {kind}, {type(trainer.strategy).__name__}"
+    exact = trainer.precision == "32-true" and torch.get_float32_matmul_precision() == "highest"
+    has_tf32 = exact and kind == "CUDA" and torch.cuda.get_device_capability() >= (8, 0)
     model = find_model(task)
     network = type(model if isinstance(model, nn.Module) else task).__name__
     rows = {
         "run": str(folder),
         "model": f"{network}, {size:,} parameters" + (f", {trained:,} trainable" if trained != size else ""),
         "data": type(data).__name__ + (f", {_sizes(data.splits)}" if is_native and data.splits else ""),
-        "devices": f"{devices}, {trainer.precision}",
+        "devices": f"{devices}, {trainer.precision}" + ("; matmul_precision=high is faster" if has_tf32 else ""),
         "batch": f"{batch} samples {scope} × {trainer.accumulate_grad_batches} accumulated" if batch else None,
         "W&B": _wandb(trainer),
     }

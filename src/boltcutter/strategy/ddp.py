@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, Literal, cast
 
 import lightning as L
-import torch
 import torch.distributed as dist
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from lightning.pytorch import strategies
@@ -77,11 +75,9 @@ class DDPStrategy(strategies.DDPStrategy):
         if self.shared_memory and self.root_device.type == "cpu" and self.num_nodes == 1:
             # On CPUs communication does not overlap with computation, so a single bucket needs one wait, not several.
             self._ddp_kwargs.setdefault("bucket_cap_mb", SINGLE_BUCKET)
-        devices = self.determine_ddp_device_ids()
-        stream: Any = torch.cuda.Stream  # of its own, as Lightning and CUDA graphs need
-        with torch.cuda.stream(stream()) if devices else nullcontext():
-            overlaps = self.root_device.type != "cpu"
-            wrapped = FixedBucketsDDP(model, overlaps=overlaps, device_ids=devices, **self._ddp_kwargs)
+        # On the stream of training, not on one of its own as in Lightning: there torch would wait for it at each step.
+        devices, overlaps = self.determine_ddp_device_ids(), self.root_device.type != "cpu"
+        wrapped = FixedBucketsDDP(model, overlaps=overlaps, device_ids=devices, **self._ddp_kwargs)
         if track := extend.find("unused_parameters"):
             self._unused = track(
                 wrapped, lambda found: self.reduce_boolean_decision(found, all=False), self._register_ddp_hooks

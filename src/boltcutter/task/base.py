@@ -100,8 +100,9 @@ class Task(L.LightningModule, ABC):
         self._has_groups = hasattr(model, "parameter_groups")  # checked before FSDP wraps the model
         self.compile_model, self.channels_last = compile, channels_last and not compile
         self._compiler: Any = None  # called with inputs, and has ``recompile_reasons``
-        if self.channels_last:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for weight in model.parameters() if self.channels_last else ():
+            if weight.ndim == 4 and weight.shape[1] > 1:  # with one channel, gradients are contiguous
+                weight.data = weight.data.contiguous(memory_format=torch.channels_last)
         self.gradient_norm: Tensor | None = None
         self.optimizer, self.scheduler = optimizer, scheduler
         self.interval, self.monitor = interval, monitor

@@ -7,6 +7,7 @@ import lightning as L
 import pytest
 import torch
 from conftest import Script, Synchronizations
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -66,6 +67,18 @@ def test_training_stops_with_the_weights_of_the_previous_step(tmp_path: Path, ki
         assert part in str(error.value)
     assert "\n" not in str(error.value)
     assert torch.equal(torch.load(tmp_path / "nonfinite-rank-0.pt", weights_only=True), torch.eye(2))
+
+
+def test_training_stops_when_a_gradient_scaler_cannot_help(tmp_path: Path) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-15)  # the default is there after 31 overflows
+    precision = MixedPrecision("16-mixed", "cpu", scaler)
+    fit(NonFiniteLoss({0}), Guard(tmp_path), plugins=[precision])  # overflows are expected
+    scaler.update(2.0**-15)
+    module = NonFiniteLoss({1, 2, 3, 4, 5})
+    message = r"epoch 0, batch 3, although the loss is scaled by 8e-06; .*rank-0.pt: lower optimizer.lr, or"
+    with pytest.raises(NonFiniteGradientError, match=message):
+        fit(module, Guard(tmp_path), plugins=[precision])
+    assert module.layer.weight.isfinite().all()
 
 
 class OnDevice(NamedTuple):

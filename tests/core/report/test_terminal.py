@@ -1,7 +1,12 @@
 import json
 from pathlib import Path
+from typing import Any
 
+import lightning as L
 import pytest
+import torch
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.demos.boring_classes import BoringModel
 
 from boltcutter.report import terminal as summary
 
@@ -84,3 +89,35 @@ def test_names_of_metrics_and_classes_cannot_control_the_terminal(
     shown = capsys.readouterr().out
     assert shown.count(r"\x1b]0;title\x07\x9b31m") == 2
     assert all(line.isprintable() for line in shown.splitlines())
+
+
+class CUDAAccelerator(CPUAccelerator):
+    """As on a GPU, where only the name of the class counts."""
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "precision", "capability", "shown"),
+    [
+        (CUDAAccelerator, "32-true", (8, 0), True),
+        (CUDAAccelerator, "32-true", (7, 5), False),
+        (CUDAAccelerator, "bf16-mixed", (8, 0), False),
+        (CPUAccelerator, "32-true", (8, 0), False),
+    ],
+)
+def test_the_start_names_tf32_where_it_helps(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    accelerator: type[CPUAccelerator],
+    precision: Any,
+    capability: tuple[int, int],
+    shown: bool,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    trainer = L.Trainer(accelerator=accelerator(), devices=1, precision=precision, logger=False)
+    trainer.datamodule = None  # type: ignore[attr-defined]
+    summary.print_start(tmp_path, trainer, BoringModel())
+    assert ("matmul_precision=high is faster" in capsys.readouterr().out) == shown
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    summary.print_start(tmp_path, trainer, BoringModel())
+    assert "matmul_precision" not in capsys.readouterr().out
