@@ -52,6 +52,12 @@ Script = Callable[..., subprocess.CompletedProcess[str]]
 Train = Callable[..., None]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs, whose results differ by rounding, unless ``pytest -m gpu`` tests them."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Use three workers for the whole quick suite, as tests wait for processes; none for selected or slow tests."""

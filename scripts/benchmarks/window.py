@@ -37,7 +37,7 @@ class TimingWindow(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save weights, samples and their order."""
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        self._meter = next((found for found in callbacks if hasattr(found, "least_seconds")), None)
+        self._meter = next((found for found in callbacks if hasattr(found, "min_seconds")), None)
         if self.keep is None or not trainer.is_global_zero:
             return
         loader: Any = trainer.train_dataloader
@@ -57,5 +57,5 @@ class TimingWindow(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record the step."""
-        each = self._meter.least_seconds if self._meter else None
+        each = self._meter.min_seconds if self._meter else None
         self._turns.end_step(outputs["loss"], each and each * len(batch[0]))

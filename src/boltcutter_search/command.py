@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import split_overrides
 from boltcutter.environment import lease, signals, startup
-from boltcutter.extend import resolve_references
+from boltcutter.extend import NegativeResult, resolve_references
 from boltcutter.formatting import parse_count
 from boltcutter.project import Project, command, display_path
 from boltcutter.run.folder import record_attempt
@@ -80,6 +80,7 @@ def search(plan: Plan, worker: int | None = None) -> None:
 
     Raises:
         LeaseLostError: Another process has taken over the search.
+        NegativeResult: All trials failed.
     """
     settings = plan.search
     if settings.engine == "wandb":
@@ -120,7 +121,10 @@ def search(plan: Plan, worker: int | None = None) -> None:
         if "running" in states or not (len(states) >= plan.total or reached(plan, progress.best)):
             return
     lease.check()
-    write_outcome(plan, study.results(), study.importances())
+    results = study.results()
+    write_outcome(plan, results, study.importances())
+    if results and all(result.state == "failed" for result in results):
+        raise NegativeResult(plan.folder)
 
 
 def worker_folder(folder: Path, worker: int) -> Path:

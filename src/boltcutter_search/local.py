@@ -36,7 +36,7 @@ def run_trials(
 
     Once ``should_stop`` returns true, running trials save, and are resumed later.
     """
-    waiting = study.interrupted()
+    waiting, variables = study.interrupted(), [device_variables(slot, gpus) for slot in range(parallel)]
     running: dict[int, Trial] = {}  # by slot, each of which has GPUs of its own
     with selectors.DefaultSelector() as selector:
 
@@ -53,7 +53,7 @@ def run_trials(
                     if sampled is None:
                         break
                     slot = next(slot for slot in range(parallel) if slot not in running)
-                    trial = make_trial(sampled, device_variables(slot, gpus))
+                    trial = make_trial(sampled, variables[slot])
                     was_stopped = False
                     for count, report in enumerate(trial.reports, 1):  # it may have been killed before it stored them
                         was_stopped = study.report(trial.number, count, report.metrics)
@@ -100,11 +100,12 @@ def device_variables(slot: int, gpus: float) -> dict[str, str]:
     import torch
 
     visible, available = os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count()
-    if available and gpus > available:
-        raise ConfigError(f"search.gpus={gpus}: this machine has {available} GPUs; try search.gpus={available}")
+    if gpus > available:
+        what = f"{available} GPU{'' if available == 1 else 's'}" if available else "no GPU"
+        raise ConfigError(f"search.gpus={gpus:g}: this machine has {what}; try search.gpus={available}")
     first = slot * int(gpus) if gpus >= 1 else slot // int(1 / gpus)
     indices = range(first, first + max(int(gpus), 1))
-    names = visible.split(",") if visible else [str(index) for index in range(available or indices.stop)]
+    names = visible.split(",") if visible else [str(index) for index in range(available)]
     return {"CUDA_VISIBLE_DEVICES": ",".join(names[index % len(names)] for index in indices)}
 
 

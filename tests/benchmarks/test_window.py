@@ -1,9 +1,27 @@
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from benchmarks.harness import TRAIN, Process, cores
 from benchmarks.turns import Coordinator
+from benchmarks.window import TimingWindow
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import Callback
+
+from boltcutter_logging.throughput import ThroughputMonitor
+
+
+def test_the_share_of_the_peak_is_that_of_the_throughput_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = ThroughputMonitor()
+    monitor.min_seconds = 0.25  # per sample, as on a GPU whose peak is known
+    trainer: Any = SimpleNamespace(callbacks=[Callback(), monitor])
+    window, ended = TimingWindow("", warm=0, lead=0, steps=1), []
+    monkeypatch.setattr(window._turns, "end_step", lambda loss, least: ended.append((loss, least)))
+    window.on_train_start(trainer, LightningModule())
+    window.on_train_batch_end(trainer, LightningModule(), {"loss": 2.0}, [torch.zeros(8, 1)], 0)
+    assert ended == [(2.0, 2.0)]
 
 
 @pytest.mark.slow

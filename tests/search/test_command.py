@@ -66,6 +66,14 @@ def searched(script: Script, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return folder, done.stdout
 
 
+def test_a_search_whose_trials_all_fail_ends_with_an_error(script: Script, tmp_path: Path) -> None:
+    failing = ["search.space.optimizer.lr=grid(1e30)", "optimizer=sgd", "model=mlp", "logger=null"]
+    done = script("search", "search=grid", *failing, f"folder={tmp_path / 'search'}")
+    assert done.returncode == 1
+    assert "1 trials: 1 failed" in done.stdout
+    assert done.stderr == ""
+
+
 @pytest.mark.slow
 def test_a_failing_trial_is_shown_and_the_others_go_on(searched: tuple[Path, str]) -> None:
     folder, output = searched

@@ -122,16 +122,20 @@ def test_gpus_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
         return [device_variables(slot, gpus).get("CUDA_VISIBLE_DEVICES", "") for slot in range(slots)]
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert of(0) == [""] * 4
+    with pytest.raises(ConfigError, match=r"^search\.gpus=0\.5: this machine has no GPU; try search\.gpus=0$"):
+        of(0.5)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     assert of(1) == ["0", "1", "2", "3"]
     assert of(2, 2) == ["0,1", "2,3"]
     assert of(0.5) == ["0", "0", "1", "1"]
     assert of(0.4) == ["0", "0", "1", "1"]  # three would be more than one GPU has
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
     assert of(1) == ["GPU-a", "GPU-b", "GPU-a", "GPU-b"]
     assert of(0.5) == ["GPU-a", "GPU-a", "GPU-b", "GPU-b"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert of(1) == ["0", "1", "0", "1"]
     with pytest.raises(ConfigError, match=r"^search\.gpus=3: this machine has 2 GPUs; try search\.gpus=2"):
         of(3)

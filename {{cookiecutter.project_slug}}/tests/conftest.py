@@ -1,5 +1,6 @@
 """Shared by all tests: short runs of this project."""
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 QUICK = ["logger=null", "report=false", "test=false"]
 Train = Callable[..., Path]
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on the CPU, where results are the same each time; remove it to test on GPUs
 
 
 class Interrupt(L.Callback):
