@@ -112,14 +112,15 @@ def search(plan: Plan, worker: int | None = None) -> None:
         run_trials(study, plan.make_trial, parallel=1, gpus=0, **options)  # the job has GPUs of its own
         if number := signals.received_signal():
             signals.exit(number, "interrupted", is_collective=False)
+    if limit.is_over():
+        proceed = command("search", f"resume={plan.folder}")
+        print(f"search.max_time={settings.max_time} is used up; continue with: {proceed} search.max_time=<more>")
+    if worker is not None:
         states = [result.state for result in study.results()]
         if "running" in states or not (len(states) >= plan.total or reached(plan, progress.best)):
             return
     lease.check()
     write_outcome(plan, study.results(), study.importances())
-    if limit.is_over():
-        proceed = command("search", f"resume={plan.folder}")
-        print(f"search.max_time={settings.max_time} is used up; continue with: {proceed} search.max_time=<more>")
 
 
 def worker_folder(folder: Path, worker: int) -> Path:

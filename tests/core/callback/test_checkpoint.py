@@ -83,12 +83,14 @@ def test_the_best_checkpoints_are_kept_and_found(
     assert find_best(tmp_path) == str(tmp_path / of_all)
 
 
-def test_training_without_a_validation_warns_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("limits", [{"max_steps": 1}, {"max_epochs": 3, "limit_val_batches": 0}])
+def test_training_that_ends_before_the_first_validation_warns_once(
+    limits: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data: Any = DataLoader(TensorDataset(torch.ones(3, 256)))
     trainer = L.Trainer(
         accelerator="cpu",
-        max_epochs=3,
-        limit_val_batches=0,
+        **limits,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
