@@ -31,7 +31,7 @@ def check_batches_and_clipping(trainer: DictConfig) -> None:
     if limit is not None and limit == 0:
         raise ConfigError(f"trainer.limit_train_batches={limit} leaves no batch to train on; try 1.0, which is all")
     if norm is not None and not norm >= 0:
-        raise ConfigError(f"trainer.gradient_clip_val={norm} is not 0 or more; try 1.0, or null for no clipping")
+        raise ConfigError(f"trainer.gradient_clip_val={norm} is negative or NaN; try 1.0, or null for no clipping")
 
 
 def check_world_size(trainer: L.Trainer, topology: Topology) -> None:
