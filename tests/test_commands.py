@@ -138,7 +138,7 @@ PROGRAMS = {  # what readers have before and after the blocks of a page, which r
     "docs/api.md": (OBJECTS, "assert boltcutter.load(run, task=MyModule(), data=MyDataModule()).task is not None"),
     "docs/machines.md": (
         "",
-        "assert check(['trainer.max_epoch=3', 'model=mlp']) == ['model=mlp', 'trainer.max_epochs=3']",
+        "assert check(['trainer.max_epoch=3', 'model=mlp']) == ['trainer.max_epochs=3', 'model=mlp']",
     ),
     "docs/modules.md": (OBJECTS + LOGS, READ_LOGS),
 }

@@ -72,10 +72,7 @@ def write_readme(folder: Path) -> None:
     name = re.sub(r"[^\w.-]+", "-", card["license"] or "").lower()
     license: dict[str, Any] = {"license": "other", "license_name": name} if name else {}
     header = ModelCardData(
-        library_name=LIBRARY,
-        tags=["pytorch", "lightning", FORMAT],
-        model_name=card["run"]["name"],
-        **license,
+        library_name=LIBRARY, tags=["pytorch", "lightning", FORMAT], model_name=card["run"]["name"], **license
     )
     model_card = ModelCard.from_template(
         header,

@@ -17,7 +17,9 @@ boltcutter export run=runs/… export=[torch,int8,int4] export.max_drop=1    # s
             """Serve predictions over HTTP: boltcutter serve run=<folder> [ckpt=best|last|path] [export=format or file]
 
 boltcutter serve run=runs/… port=8000 workers=2
-boltcutter serve run=runs/… host=0.0.0.0 token_file=token      # reachable from other machines""",
+boltcutter serve run=runs/… host=0.0.0.0 token_file=token      # reachable from other machines
+    limits: max_batch= max_wait= max_waiting= max_samples= max_bytes= max_total_bytes= max_tokens= max_streams=
+        timeout= drain=, in seconds""",
             begin="boltcutter_export.serving.batching:begin",
         ),
     },

@@ -159,11 +159,7 @@ def _is_text(file: Path) -> bool:
 
 
 def split_documents(
-    files: Sequence[Path],
-    split: tuple[float, float, float],
-    seed: int,
-    num_folds: int | None = None,
-    fold: int = 0,
+    files: Sequence[Path], split: tuple[float, float, float], seed: int, num_folds: int | None = None, fold: int = 0
 ) -> dict[str, list[Span]]:
     """Assign documents, or parts of documents if there are few, to splits, by fractions of bytes."""
     sizes = np.array([file.stat().st_size for file in files])

@@ -133,14 +133,7 @@ class TokenDataModule(DataModule):
 
     kind: Literal["classification", "regression", "language_modeling"] = "language_modeling"
 
-    def __init__(
-        self,
-        *,
-        shape: tuple[int],
-        vocab_size: int,
-        batch_size: int = 16,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *, shape: tuple[int], vocab_size: int, batch_size: int = 16, **options: Any) -> None:
         super().__init__(batch_size=batch_size, **options)
         if shape[0] < 1:
             raise ValueError(f"data.shape={list(shape)} must be 1 or more tokens; try [256]")

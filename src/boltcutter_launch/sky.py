@@ -77,9 +77,7 @@ class SkyLauncher(CloudLauncher):
     option, protocols = "sky", ("s3", "gs")
     id_form = r"([0-9]+)/[\w.-]+", "<number>/<name>"
     own_secret, secret_example = "env", "env"
-    forms: ClassVar = {
-        "infra": (r"[a-z0-9]+(/[^\s/*]+)*", "a place; try launch.infra=[aws/us-east-1]"),
-    }
+    forms: ClassVar = {"infra": (r"[a-z0-9]+(/[^\s/*]+)*", "a place; try launch.infra=[aws/us-east-1]")}
     ranges: ClassVar = {"grace": (30, None), "disk_gb": (1, None)}
 
     infra: list[str] = field(default_factory=list)

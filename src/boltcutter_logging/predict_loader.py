@@ -25,11 +25,7 @@ from boltcutter_logging.columns import concatenate, to_columns
 
 
 def predict_loader(
-    components: Components,
-    cfg: DictConfig,
-    folder: Path,
-    overrides: dict[str, str],
-    exported: Predictor | None = None,
+    components: Components, cfg: DictConfig, folder: Path, overrides: dict[str, str], exported: Predictor | None = None
 ) -> Table | list[Any]:
     """Write the outputs of ``predict_step`` for ``predict_dataloader`` of any module or data module.
 

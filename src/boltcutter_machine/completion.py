@@ -13,7 +13,7 @@ from boltcutter import extend
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import paths
-from boltcutter.extend import RUNS
+from boltcutter.extend import RUNS, Command
 from boltcutter.project import Project
 
 COMPLETION = Path(__file__).with_name("completion.sh")
@@ -58,8 +58,7 @@ def complete(
         options = {name: text for name, text in options.items() if name not in taken and name.startswith(last)}
         ends = ("]", ",") if opening else ("",)  # two candidates, so that shells add no space
         return {f"{sign}{key}={opening}{name}{end}": text for name, text in options.items() for end in ends}
-    own = [name for name in re.findall(r"(\w+)=", usage.partition("\n")[0]) if name not in ("group", "key")]
-    everything = [f"{name}=" for name in (*known, *own, *_keys(project, given))]
+    everything = [f"{name}=" for name in (*known, *sorted(Command("", usage).arguments), *_keys(project, given))]
     found = [f"{sign}{argument}" for argument in everything if f"{sign}{argument}".startswith(current)]
     depth = current.count(".")
     return dict.fromkeys((w if w.count(".") <= depth else ".".join(w.split(".")[: depth + 1]) + "." for w in found), "")

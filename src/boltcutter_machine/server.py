@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.environment.startup import PARENT_PID
 from boltcutter.formatting import format_limit
 from boltcutter.project import Project, install_command
 from boltcutter.run import trust
@@ -30,7 +31,7 @@ LIMIT, GRACE = 300.0, 60.0  # seconds for a command, and after its time to save 
 MAX_REPORT = 20_000  # characters
 HIDDEN = re.compile(r"<(script|style|svg|head)\b", re.I)  # what is no text of a report
 INSTRUCTIONS = """Arguments are overrides such as "model=mlp" and "trainer.max_epochs=3". Check them before training.
-An error has a `code` and, where there is one, a `fix`: leave out the arguments in `replaces`, add `fix`, and try again.
+An error has a `code` and, where there is one, a `fix`: write it in place of the arguments in `replaces`, and try again.
 If it has a `file`, these are its lines from `line` on.
 Choose models by validation metrics; the test split is for the last comparison."""
 
@@ -132,6 +133,7 @@ class Tools:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
+            env={**os.environ, PARENT_PID: f"{os.getpid()}:{signal.SIGTERM:d}"},  # if the server is killed, it saves
         )
         self.running.add(process.pid)
         reading = asyncio.ensure_future(process.communicate())

@@ -69,13 +69,7 @@ class HorovodStrategy(strategies.DDPStrategy):
         assert self.model is not None
         _sync_module_states(self.model)
 
-    def optimizer_step(
-        self,
-        optimizer: Optimizer,
-        closure: Callable[[], Any],
-        model: Any = None,
-        **kwargs: Any,
-    ) -> Any:
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Average the gradients after the backward pass, before clipping and before callbacks see them."""
 
         def averaged() -> Any:

@@ -20,10 +20,7 @@ import torch
 import torch.distributed as dist
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
-    Work,
-    _create_work_from_future,
-)
+from torch._C._distributed_c10d import Work, _create_work_from_future  # type: ignore[attr-defined]
 from torch.futures import Future
 
 from boltcutter.strategy.errors import StrategyError

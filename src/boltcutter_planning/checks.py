@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch import strategies
-from lightning.pytorch.callbacks import Callback, Checkpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping
 from torch import nn
 
 from boltcutter.callback.guard import Guard
@@ -21,9 +22,11 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.instantiate import name_setting
 from boltcutter.config.locate import parameters
+from boltcutter.config.values import format_value
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.internals import BatchNorm
 from boltcutter.protocols import NativeTask, handles_signals
+from boltcutter.run.metrics import infer_mode
 
 
 def check_combination(
@@ -43,6 +46,8 @@ def check_combination(
         report_missing(cfg, trainer)
     check_monitors(task, callbacks or {})
     check_optimizer(task)
+    if callbacks is not None:
+        report_unusual(trainer, callbacks)
 
 
 def check_sync_batchnorm(cfg: DictConfig, trainer: L.Trainer, task: nn.Module) -> None:
@@ -101,6 +106,22 @@ def check_monitors(task: L.LightningModule, callbacks: Mapping[str, Callback]) -
             raise ConfigError(f"{path}={metric} is never logged{near} (there are: {listed}){rest}")
 
 
+def report_unusual(trainer: L.Trainer, callbacks: Mapping[str, Callback]) -> None:
+    """Print which settings train nothing, or take the worst as the best; refuse a negative patience."""
+    zeros = [key for key in ("max_epochs", "max_steps") if getattr(trainer, key) == 0]
+    found = [f"trainer.{key}=0: nothing is trained, and the initial weights are tested; set it to 1" for key in zeros]
+    for path, callback in ((f"callback.{name}", callback) for name, callback in callbacks.items()):
+        if isinstance(callback, EarlyStopping) and callback.patience < 0:
+            raise ConfigError(f"{path}.patience={callback.patience} is negative; try 5, or set {path}=null to go on")
+        mode, metric = getattr(callback, "mode", None), getattr(callback, "monitor", None)
+        better = infer_mode(metric) if metric and mode in ("min", "max") else None
+        if better not in (None, mode):
+            kind = "smallest" if mode == "min" else "largest"
+            found.append(f"{path}.mode={mode}: the {kind} {metric} counts as best; set {path}.mode={better}")
+    if is_rank_zero():
+        print("".join(f"warning: {text}\n" for text in found), end="", file=sys.stderr)
+
+
 def _can_be_called(make: Callable[..., Any], argument: Any) -> bool:
     """Whether ``make`` needs no further argument; a module may pass more."""
     try:
@@ -118,6 +139,11 @@ def check_optimizer(task: L.LightningModule) -> None:
         if not isinstance(make, partial) or not (isinstance(task, NativeTask) or _can_be_called(make, argument)):
             return
         needs_steps = "total_steps" in parameters(make.func) and make.keywords.get("total_steps") is None
+        for key, value in make.keywords.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{name}.{key}={format_value(value)} is not finite; correct it, or remove it")
+        if name == "optimizer" and (momentum := make.keywords.get("momentum") or 0) >= 1:
+            raise ConfigError(f"optimizer.momentum={momentum} is not in [0, 1), so no step is forgotten; try 0.9")
         try:
             argument = make(argument, **({"total_steps": 100} if needs_steps else {}))
         except (ValueError, TypeError, RuntimeError) as error:

@@ -34,6 +34,7 @@ NO_PEER = re.compile(
 REMOVED_HOOK = re.compile(r"Support for `\w+` has been removed in v")  # in Lightning 2; the error names the remedy
 NO_VALIDATION = re.compile(r"`val_check_interval` \((.+?)\) must be less than or equal .*?\((.+?)\)")
 NOT_LOGGED = re.compile(r"conditioned on metric|could not find the monitored key")
+NO_STEPS_LEFT = re.compile(r"Tried to step [0-9]+ times. The specified number of total steps is ([0-9]+)")
 NO_GRADIENT = re.compile(r"element 0 of tensors does not require grad")
 UNUSED = re.compile(r"parameters that were not used in producing", re.I)
 RESPONSE_SECONDS = 3.0  # in which living ranks must set their key in the store
@@ -97,6 +98,8 @@ def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:
             f"trainer.val_check_interval={interval[1]}: an epoch has only {interval[2]} batches; lower it, or set "
             "trainer.check_val_every_n_epoch=null to count batches over epochs"
         )
+    if steps := NO_STEPS_LEFT.search(text):
+        return ConfigError(f"scheduler.total_steps={steps[1]}: training has more steps; remove it to use their number")
     if isinstance(error, MisconfigurationException) or REMOVED_HOOK.search(text):
         return ConfigError(one_line(error))
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):

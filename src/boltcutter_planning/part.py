@@ -25,7 +25,7 @@ boltcutter doctor --test""",
         ),
         "find-batch-size": Command(
             "boltcutter_planning.batch_size:main",
-            "Find the largest batch that fits into memory: boltcutter find-batch-size [overrides of train]",
+            "Find the largest batch that fits into memory: boltcutter find-batch-size [limit_gib=…] [train overrides]",
         ),
     },
     removed={"boltcutter.callback.profile.Profile": None, "boltcutter_planning.profile.Profile": None},

@@ -2,7 +2,4 @@
 
 from boltcutter.extend import Part
 
-PART = Part(
-    name="boltcutter_remote",
-    offers={"run_store": "boltcutter_remote.store:ObjectStorage"},
-)
+PART = Part(name="boltcutter_remote", offers={"run_store": "boltcutter_remote.store:ObjectStorage"})

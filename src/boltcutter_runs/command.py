@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from boltcutter.checkpoint.storage import is_url
-from boltcutter.config.errors import ConfigError, printable
+from boltcutter.config.errors import ConfigError, hint, printable
 from boltcutter.config.values import split_overrides
 from boltcutter.formatting import aligned, parse_count
 from boltcutter.project import Project, display_path
@@ -42,6 +42,8 @@ def main(project: Project, arguments: list[str]) -> list[Run] | None:
             act(Path(place), rest[0], rest[1:], flags)
         return None
     if len(rest) > 1:
+        if near := hint(rest[0], VERBS):
+            raise ConfigError(f"{rest[0]}: no such command{near} (there are: {', '.join(VERBS)})")
         raise ConfigError(f"{rest[1]}: one filter is expected; quote it: boltcutter runs '{' '.join(rest)}'")
     root = Path(place, actions.ARCHIVE) if "--archived" in flags else place
     known, text = find_runs(root), rest[0] if rest else ""
@@ -115,7 +117,10 @@ def serve(place: str, flags: dict[str, str], rest: Sequence[str]) -> None:
         raise ConfigError(f"runs={place}: only a folder can be followed; use --html, or boltcutter sync")
     if len(words) > 1 or (words and words[0] in VERBS):
         raise ConfigError(f"--live {' '.join(words)}: one filter is expected; quote it")
-    live.serve(place, query.parse(words[0] if words else ""), settings)
+    key = (text := words[0] if words else "").partition("=")[0]
+    if (near := hint(key, live.SETTINGS)) and not any(key in (*r.settings, *r.metrics) for r in find_runs(place)):
+        raise ConfigError(f"{key}: no such argument{near}")
+    live.serve(place, query.parse(text), settings)
 
 
 def act(root: Path, verb: str, words: Sequence[str], flags: dict[str, str]) -> None:

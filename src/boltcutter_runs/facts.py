@@ -137,12 +137,21 @@ def _of_search(folder: Path, record: Mapping[str, Any]) -> Facts:
     pairs = [pair for pair in _list(record.get("metrics")) if isinstance(pair, list) and len(pair) == 2]
     return {
         "name": folder.parent.name,
-        "reason": "completed" if (folder / TRIALS).is_file() else "running",
+        "reason": "completed" if _has_ended(folder, settings) else "running",
         "started": _time(record.get("created")),
         "settings": settings,
         "objectives": [[str(name), str(mode)] for name, mode in pairs],
         "trials": repeated or "trial",
     }
+
+
+def _has_ended(folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether a search has written its results, and no trial waits to be continued, unless its time was limited."""
+    try:
+        trials = trust.read_bytes(folder / TRIALS)
+    except (OSError, ValueError):
+        return False
+    return b",running," not in trials or settings.get("search.max_time") is not None
 
 
 def _settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -23,8 +23,5 @@ A run is an id, the beginning of one, latest, or best:<metric>; so it is in run=
         ),
     },
     references="boltcutter_runs.references:resolve",
-    offers={
-        "compare_groups": "boltcutter_runs.comparison:main",
-        "run_names": "boltcutter_runs.references:candidates",
-    },
+    offers={"compare_groups": "boltcutter_runs.comparison:main", "run_names": "boltcutter_runs.references:candidates"},
 )

@@ -27,10 +27,7 @@ def with_optimizer(
             return made
         schedule = scheduler(made)
         monitor = getattr(schedule, "monitor", None)
-        return {
-            "optimizer": made,
-            "lr_scheduler": {"scheduler": schedule, **({"monitor": monitor} if monitor else {})},
-        }
+        return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, **({"monitor": monitor} if monitor else {})}}
 
     module.configure_optimizers = MethodType(configure_optimizers, module)  # type: ignore[method-assign]
     return module

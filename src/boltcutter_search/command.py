@@ -19,9 +19,7 @@ from boltcutter_search.trial import MAX_RESTARTS
 if TYPE_CHECKING:
     from boltcutter_search.study import Study
 
-FLAGS = {
-    "--check": "check the search and exit",
-}
+FLAGS = {"--check": "check the search and exit"}
 
 
 def main(project: Project, arguments: list[str]) -> Path | None:
@@ -95,8 +93,6 @@ def search(plan: Plan, worker: int | None = None) -> None:
     study = open_study(plan, worker)
     progress = Progress(plan.metrics, plan.total, study.results())
     limit = TimeLimit(plan.folder if worker is None else worker_folder(plan.folder, worker), settings.time_limit)
-    if limit.is_over():
-        print(f"search.max_time={settings.max_time} is used up; to continue, set search.max_time=<more>")
     print(f"{plan.total} trials in {display_path(plan.folder)}", flush=True)
 
     def should_stop() -> bool:
@@ -117,6 +113,10 @@ def search(plan: Plan, worker: int | None = None) -> None:
         run_trials(study, plan.make_trial, parallel=1, gpus=0, **options)  # the job has GPUs of its own
         if number := signals.received_signal():
             signals.exit(number, "interrupted", is_collective=False)
+    if limit.is_over():
+        proceed = command("search", f"resume={plan.folder}")
+        print(f"search.max_time={settings.max_time} is used up; continue with: {proceed} search.max_time=<more>")
+    if worker is not None:
         states = [result.state for result in study.results()]
         if "running" in states or not (len(states) >= plan.total or reached(plan, progress.best)):
             return

@@ -4,8 +4,5 @@ from boltcutter.extend import Part
 
 PART = Part(
     name="boltcutter_trust",
-    offers={
-        "judge_record": "boltcutter_trust.record:judge",
-        "unpickler": "boltcutter_trust.unpickle",
-    },
+    offers={"judge_record": "boltcutter_trust.record:judge", "unpickler": "boltcutter_trust.unpickle"},
 )

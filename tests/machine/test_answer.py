@@ -1,13 +1,16 @@
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from conftest import run_command
 
 from boltcutter.cli import commands
 from boltcutter.environment.signals import PreemptionError
+from boltcutter.environment.startup import restored_signals
 from boltcutter.extend import NegativeResult
 from boltcutter_machine.answer import answer, described
 
@@ -46,6 +49,48 @@ def test_mistakes_have_a_code_and_a_fix(capfd: pytest.CaptureFixture[str]) -> No
     assert error["replaces"] == ["export=onx"]  # but not the command
     (error,) = call(capfd, "trian")["errors"]
     assert (error["code"], error["fix"]) == ("unknown_command", "train")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fix"),
+    [
+        ("predict run={run} inptu=x.csv", "input=x.csv"),
+        ("predict run={run} tempreature=1", "temperature=1"),
+        ("evaluate rnu={run}", "run={run}"),  # not only that run is not set
+        ("evaluate run={run} splt=val --print", "split=val"),
+        ("export run={run} exprot=onnx", "export=onnx"),
+        ("serve run={run} prot=1", "port=1"),  # not report=1
+        ("serve run={run} drian=3", "drain=3"),
+        ("compare run={run} wiht={run}", "with={run}"),
+        ("search bugdet=30m", "budget=30m"),
+        ("search serach=optuna", "search=optuna"),
+        ("launch lanch=local", "launch=local"),
+        ("launch status rnu={run}", "run={run}"),
+        ("doctor memroy=3GiB", "memory=3GiB"),
+        ("find-batch-size limt_gib=3", "limit_gib=3"),
+        ("check rnu={run}", "run={run}"),
+        ("train resmue={run}", "resume={run}"),
+        ("train sed=3", "seed=3"),  # a key of the configuration
+        ("runs --live prot=3", "port=3"),
+        ("runs remvoe seed=1", "remove"),
+        ("compare --mertic test/loss seed=0 seed=1", "--metric"),  # not that seed is given twice
+    ],
+)
+def test_a_misspelt_argument_of_a_command(
+    arguments: str, fix: str, trained: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = arguments.format(run=trained).split()
+    with restored_signals(), patch.dict(os.environ):
+        (error,) = call(capfd, *words)["errors"]
+    near = fix.partition("=")[0]
+    assert (error["fix"], error["remedy"].partition(" (")[0]) == (fix.format(run=trained), f"did you mean {near}?")
+    assert [error["code"], *error["replaces"]][1:] == [w for w in words if w.startswith(f"{error['setting']}")]
+
+
+def test_another_mistake_is_not_hidden_by_keys_of_the_configuration(capfd: pytest.CaptureFixture[str]) -> None:
+    for word in ("name=x", "+rnu=3", "trainer.devices=1"):
+        (error,) = call(capfd, "evaluate", word)["errors"]
+        assert (error["code"], error["setting"]) == ("missing_value", "run")
 
 
 def test_a_correction_takes_the_place_of_the_argument_that_was_given(capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from compared_runs import write_run
 from conftest import require
 
+from boltcutter.cli.commands import commands
 from boltcutter.cli.main import FLAGS
 from boltcutter.project import Project
 from boltcutter_machine.completion import complete
@@ -66,6 +67,7 @@ def test_complete_what_only_one_script_takes() -> None:
     assert list(complete(PROJECT, EVALUATE, "ru")) == ["run=", "runs="]
     assert list(complete(PROJECT, EVALUATE, "sp")) == ["split="]
     assert list(complete(PROJECT, TRAIN, "sp")) == []
+    assert list(complete(PROJECT, commands()["serve"].usage, "po")) == ["port="]
 
 
 KEYS = {

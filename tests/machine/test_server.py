@@ -16,6 +16,7 @@ from boltcutter.assembly.assemble import read_config
 from boltcutter.config.compose import refuse_duplicates
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
+from boltcutter.run.folder import read_record
 from boltcutter_machine.server import Tools, as_text, main
 
 ROOT = Path(__file__).parents[2]
@@ -25,10 +26,11 @@ from pathlib import Path
 class MCPServer:
     def __init__(self, *_, **__): self.tools = {}
     def tool(self): return lambda tool: self.tools.setdefault(tool.__name__, tool)
-    def run(self, _): asyncio.run(self.tools["check"]([]))
+    def run(self, _): asyncio.run(self.tools[sys.argv[2]](sys.argv[3:]))
 for name in ("mcp", "mcp.server", "mcp.server.mcpserver"): sys.modules[name] = types.ModuleType(name)
 sys.modules["mcp.server.mcpserver"].MCPServer = MCPServer
 from boltcutter.project import Project
+from boltcutter.run.folder import read_record
 from boltcutter_machine.server import main
 main(Project.at(Path(sys.argv[1])), [])
 """
@@ -79,7 +81,7 @@ def test_runs_are_sorted_with_the_worst_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_commands_end_with_a_server_that_a_client_ends(number: int, tmp_path: Path) -> None:
     (tmp_path / "boltcutter.py").write_text(COMMAND)  # in place of the library
-    with subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path)], cwd=ROOT) as server:
+    with subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path), "check"], cwd=ROOT) as server:
         while not (tmp_path / "begun").exists():
             assert server.poll() is None
             time.sleep(0.1)
@@ -87,6 +89,24 @@ def test_commands_end_with_a_server_that_a_client_ends(number: int, tmp_path: Pa
         assert server.wait() == 128 + number
     while not (tmp_path / "ended").exists():
         time.sleep(0.1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no parent-death signal")
+@pytest.mark.timeout(240)
+def test_a_training_saves_and_ends_with_a_server_that_is_killed(tmp_path: Path) -> None:
+    overrides = [f"folder={tmp_path / 'run'}", "model=linear", "trainer.max_epochs=9999", "trainer.accelerator=cpu"]
+    with subprocess.Popen([sys.executable, "-c", SERVER, str(ROOT), "train", *overrides], cwd=ROOT) as server:
+        while not (tmp_path / "run" / "checkpoints" / "last.ckpt").exists():  # after an epoch
+            assert server.poll() is None
+            time.sleep(0.1)
+        server.kill()
+    end = time.monotonic() + 60
+    while (attempt := read_record(tmp_path / "run")["attempts"][-1])["reason"] == "running":
+        if time.monotonic() > end:
+            os.kill(attempt["pid"], signal.SIGKILL)
+            pytest.fail("the training goes on")
+        time.sleep(0.1)
+    assert attempt["reason"].startswith("preempted by SIGTERM, saved")
 
 
 @pytest.mark.timeout(60)

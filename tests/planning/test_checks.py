@@ -78,6 +78,27 @@ def test_only_complete_optimizer_calls_are_checked(name: str, refused: bool) -> 
     check_optimizer(task)
 
 
+@pytest.mark.parametrize("word", ["max_epochs", "max_steps"])
+def test_a_training_of_no_steps_warns(word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(PROJECT, [f"trainer.{word}=0", f"runs={tmp_path}", "logger=null", "model=linear"])
+    assert capsys.readouterr().err.startswith(f"warning: trainer.{word}=0: nothing is trained")
+
+
+@pytest.mark.parametrize("name", ["best", "early_stopping"])
+@pytest.mark.parametrize(
+    ("monitor", "mode", "other"), [("val/accuracy", "min", "max"), ("val/loss", "max", "min"), ("val/loss", "min", "")]
+)
+def test_a_metric_of_which_the_worst_is_taken_as_the_best_warns(
+    name: str, monitor: str, mode: str, other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = f"callback.{name}"
+    overrides = ["callback=[default,early_stopping]", f"{key}.monitor={monitor}", f"{key}.mode={mode}", "model=linear"]
+    main(PROJECT, [*overrides, f"runs={tmp_path}", "logger=null"])
+    warning = capsys.readouterr().err
+    assert warning.startswith(f"warning: {key}.mode={mode}: ") if other else not warning
+    assert warning.endswith(f"{monitor} counts as best; set {key}.mode={other}\n" if other else "")
+
+
 BARE = "_target_: lightning.pytorch.trainer.Trainer\naccelerator: cpu\ndevices: 1\nmax_epochs: 1\n"
 
 

@@ -153,6 +153,10 @@ def test_the_proposed_batch_divides_over_the_ranks() -> None:
             ["trainer.val_check_interval=1000"],
             r"trainer\.val_check_interval=1000: an epoch has only 19 batches; lower it, or set trainer\.check_val",
         ),
+        (
+            ["scheduler=onecycle", "scheduler.total_steps=10"],
+            r"scheduler\.total_steps=10: training has more steps; remove it",
+        ),
         (["trainer.max_epochs=-2"], r"trainer\.max_epochs=-2: `max_epochs` must be"),
     ],
 )

@@ -71,6 +71,8 @@ def test_filters_sorting_columns_and_formats(runs: Run) -> None:
             "error: filter=sed=1: position 1: sed: no metric, setting or field of these runs; did you mean seed?",
         ),
         ("seed=1 model=mlp", "error: model=mlp: one filter is expected; quote it: boltcutter runs 'seed=1 model=mlp'"),
+        ("remvoe seed=1", "error: remvoe: no such command; did you mean remove? (there are: tag, "),
+        ("--live prot=0", "error: prot: no such argument; did you mean port?"),
         ("--colums=id", "error: --colums=id: no such flag; did you mean --columns=id?"),
         ("--limt 3", "error: --limt=3: no such flag; did you mean --limit=3?"),
         ("--yess=1", "error: --yess=1: no such flag; did you mean --yes?"),

@@ -74,12 +74,17 @@ def test_metrics_of_a_running_run_are_its_last_rows(tmp_path: Path, write: Write
 def test_a_search_has_its_objectives(tmp_path: Path) -> None:
     folder = tmp_path / "digits" / "s"
     folder.mkdir(parents=True)
-    record = {"created": "2026-01-01T00:00:00+00:00", "settings": {"folds": 5}, "metrics": [["val/loss", "min"]]}
+    record: Any = {"created": "2026-01-01T00:00:00+00:00", "settings": {"folds": 5}, "metrics": [["val/loss", "min"]]}
     (folder / "search.json").write_text(json.dumps(record | {"fixed": [{"data.fold": 0}]}))
     found = facts(folder)
     assert (found["name"], found["objectives"], found["trials"]) == ("digits", [["val/loss", "min"]], "fold")
     assert (found["settings"], found["reason"], found["started"]) == ({"search.folds": 5}, "running", 1767225600.0)
-    (folder / "trials.csv").touch()
+    rows = "trial,state,seed,seconds\n0,complete,0,1.5\n1,{},1,0\n"
+    for state, reason in (("complete", "completed"), ("running", "running")):  # or interrupted by a signal
+        (folder / "trials.csv").write_text(rows.format(state))
+        assert facts(folder)["reason"] == reason
+    record["settings"]["max_time"] = "30m"
+    (folder / "search.json").write_text(json.dumps(record))
     assert facts(folder)["reason"] == "completed"
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -276,7 +277,8 @@ def test_limits(script: Script, tmp_path: Path) -> None:
     assert states(tmp_path / "target") == ["complete"]
     options[-1] = "trainer.max_epochs=2000"
     begin = time.monotonic()
-    run_search(script, tmp_path / "time", *options, "search.max_time=0:00:15")
+    output = run_search(script, tmp_path / "time", *options, "search.max_time=0:00:15")
+    assert re.search(r"^search\.max_time=0:00:15 is used up; continue with: .* resume=\S+/time ", output, re.M)
     assert time.monotonic() < begin + 60
     assert "running" in states(tmp_path / "time")
     assert "complete" not in states(tmp_path / "time")

@@ -22,11 +22,7 @@ from boltcutter.topology import Topology, check_batch_size
 
 
 def check_batches_and_clipping(trainer: DictConfig) -> None:
-    """Check numbers in settings of the trainer that Lightning accepts, but with which it fails or trains nothing.
-
-    Raises:
-        ConfigError: One is too small.
-    """
+    """Check numbers in settings of the trainer that Lightning accepts, but with which it fails or trains nothing."""
     for key, example in {"accumulate_grad_batches": 1, "val_check_interval": 1.0, "check_val_every_n_epoch": 1}.items():
         if isinstance(number := trainer.get(key), int | float) and number <= 0:
             unit = "epochs" if key.endswith("epoch") else "batches"
@@ -34,16 +30,12 @@ def check_batches_and_clipping(trainer: DictConfig) -> None:
     limit, norm = trainer.get("limit_train_batches"), trainer.get("gradient_clip_val")
     if limit is not None and limit == 0:
         raise ConfigError(f"trainer.limit_train_batches={limit} leaves no batch to train on; try 1.0, which is all")
-    if norm is not None and norm < 0:
-        raise ConfigError(f"trainer.gradient_clip_val={norm} is negative; try 1.0, or null for no clipping")
+    if norm is not None and not norm >= 0:
+        raise ConfigError(f"trainer.gradient_clip_val={norm} is negative or NaN; try 1.0, or null for no clipping")
 
 
 def check_world_size(trainer: L.Trainer, topology: Topology) -> None:
-    """Check that the trainer uses all launched processes; otherwise each would train separately in the same folder.
-
-    Raises:
-        ConfigError: It does not.
-    """
+    """Check that the trainer uses all launched processes; otherwise each would train separately in the same folder."""
     strategy, devices, nodes = trainer.strategy, topology.num_devices, topology.num_nodes
     if layout := platform.launched_layout():
         name, started, each = layout
@@ -79,9 +71,6 @@ def check_type(name: str, node: DictConfig, made: Any, wanted: type) -> None:
     """Check that the component ``made`` from ``node`` is None or of a class of Lightning.
 
     It may come from a function without a return annotation.
-
-    Raises:
-        ConfigError: It has another type.
     """
     if not isinstance(made, wanted) and made is not None:
         kind = type(made)
@@ -92,11 +81,7 @@ def check_type(name: str, node: DictConfig, made: Any, wanted: type) -> None:
 
 
 def check_built(cfg: DictConfig, task: Any, data: Any) -> None:
-    """Check the types of task and data, and that there is data.
-
-    Raises:
-        ConfigError: One has the wrong type, or there is no data.
-    """
+    """Check the types of task and data, and that there is data."""
     check_type("task", cfg.task, task, L.LightningModule)
     check_type("data", cfg.data, data, L.LightningDataModule)
     has_loader = is_overridden("train_dataloader", task)
@@ -112,11 +97,7 @@ def check_built(cfg: DictConfig, task: Any, data: Any) -> None:
 def check_components(
     cfg: DictConfig, topology: Topology, data: L.LightningDataModule, task: L.LightningModule, callbacks: Iterable[Any]
 ) -> None:
-    """Let components refuse one another: a global batch, and tasks that a callback cannot handle.
-
-    Raises:
-        ConfigError: One does.
-    """
+    """Let components refuse one another: a global batch, and tasks that a callback cannot handle."""
     with as_config_error():
         if isinstance(data, NativeData):  # other data modules set the batch per rank
             check_batch_size(data.batch_size, topology.data_ranks)

@@ -83,7 +83,7 @@ class BestCheckpoint(ModelCheckpoint):
         except TypeError as error:  # of a file system that needs more than an address
             raise ValueError(f"checkpoints={dirpath}: cannot be reached ({error}); use s3://, gs:// or az://") from None
         self.max_gib = max_gib
-        self._saving = False
+        self._saving = self._has_warned = False
         self._initial_state_key = self.state_key
 
     @property
@@ -130,10 +130,11 @@ class BestCheckpoint(ModelCheckpoint):
                 f"callback.best.monitor={self.monitor} is not logged (logged metrics: {logged}); set "
                 "callback.best.monitor and callback.best.mode, or callback.best=null"
             )
-        elif trainer.is_global_zero:
+        elif trainer.is_global_zero and not self._has_warned:
+            self._has_warned = True
             print(
                 f"warning: callback.best.monitor={self.monitor}: no validation has run yet, so no best checkpoint is "
-                "saved; lower trainer.val_check_interval, or monitor train/loss",
+                "saved; lower trainer.val_check_interval or check_val_every_n_epoch, or monitor train/loss",
                 file=sys.stderr,
             )
 

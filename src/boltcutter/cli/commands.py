@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -40,7 +41,10 @@ boltcutter train reproduce=runs/…""",
     ),
     "predict": Command(
         "boltcutter.evaluation.predict:main",
-        "Predict from files: boltcutter predict run=<folder> input=<files> [ckpt=best|last|path] [output=<file>]",
+        """Predict from files: boltcutter predict run=<folder> input=<files> [ckpt=best|last|path] [output=<file>]
+
+boltcutter predict run=runs/… input=measurements.csv export=onnx        # by an exported file
+boltcutter predict run=runs/… input='Once upon' tokens=100 temperature=0.8 top_k=50 seed=0    # continues a text""",
     ),
     "compare": Command(
         "boltcutter.run.compare:main",
@@ -114,14 +118,17 @@ def run(name: str, arguments: Sequence[str], start: str | None = None, *, progra
         program: How the command was called, for ``--help``; by default ``boltcutter <name>``.
     """
     ignore_lost_readers()
-    if "--json" in arguments and "--complete" not in arguments:
-        with cli.one_line_errors():
-            answer = extend.require("answer", "--json")
-        with suppress(ProjectError):  # which is reported below
-            Project.find(start).use_vendored_library()  # restarts the process, so before its output is redirected
-        answer(name, arguments, lambda others: _run(name, others, start, program), start)
-    else:
-        _run(name, list(arguments), start, program)
+    try:
+        if "--json" in arguments and "--complete" not in arguments:
+            with cli.one_line_errors():
+                answer = extend.require("answer", "--json")
+            with suppress(ProjectError):  # which is reported below
+                Project.find(start).use_vendored_library()  # restarts the process, so before its output is redirected
+            answer(name, arguments, lambda others: _run(name, others, start, program), start)
+        else:
+            _run(name, list(arguments), start, program)
+    except KeyboardInterrupt:  # of a command that saves nothing
+        sys.exit(128 + signal.SIGINT)
 
 
 def _run(name: str, arguments: list[str], start: str | None, program: str | None) -> Any:
@@ -149,7 +156,9 @@ def _run(name: str, arguments: list[str], start: str | None, program: str | None
     with cli.one_line_errors():
         started = name
         name, arguments = extend.call("translate_arguments", project, name, arguments) or (name, arguments)
-        if name != "sync":  # which takes several runs
+        own = {*cli.FLAGS, "-h", *(load(flags_of) if (flags_of := known[name].flags) else ())}
+        is_known = all(argument in own for argument in arguments if argument.startswith("-"))
+        if name != "sync" and is_known:  # which takes several runs; other flags are refused first
             refuse_duplicates(arguments)
     if name != started:  # a multirun: as if the search had been started
         command, program = commands()[name], None

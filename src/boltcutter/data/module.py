@@ -108,13 +108,7 @@ class DataModule(L.LightningDataModule, ABC):
     kind: Kind | Literal["language_modeling"] = "classification"
 
     def __init__(
-        self,
-        *,
-        batch_size: int = 64,
-        seed: int = 0,
-        num_workers: int = 0,
-        num_folds: int | None = None,
-        fold: int = 0,
+        self, *, batch_size: int = 64, seed: int = 0, num_workers: int = 0, num_folds: int | None = None, fold: int = 0
     ) -> None:
         super().__init__()
         check_batch_size(batch_size, 1)

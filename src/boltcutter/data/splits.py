@@ -78,11 +78,7 @@ def split_indices(
 
 
 def split_off(
-    indices: Indices,
-    fraction: float,
-    seed: int,
-    labels: Indices | None = None,
-    groups: npt.NDArray[Any] | None = None,
+    indices: Indices, fraction: float, seed: int, labels: Indices | None = None, groups: npt.NDArray[Any] | None = None
 ) -> tuple[Indices, Indices]:
     """Split a random fraction off some samples; stratified by class if ``labels`` are given.
 

@@ -23,7 +23,7 @@ from boltcutter.environment.process import call_glibc
 
 TRIAL_FD = "BOLTCUTTER_TRIAL_FD"  # descriptor of a socket that is connected to the search that started this trial
 LAUNCHER_PID = "BOLTCUTTER_LAUNCHER_PID"  # of the process that starts the other ranks
-PARENT_PID = "BOLTCUTTER_PARENT_PID"  # of a process that this one must not outlive, such as a worker of Ray
+PARENT_PID = "BOLTCUTTER_PARENT_PID"  # of a process that this one must not outlive, or <pid>:<signal to end by>
 PR_SET_PDEATHSIG = 1  # prctl(2)
 REPORT_TIMEOUT = 15.0  # seconds that a rank has to report that its launcher ended
 AGENT_POLL_SECONDS = 1.0  # between two checks that the agent of torchrun exists, while this rank starts
@@ -176,8 +176,9 @@ def _die_with_launcher() -> None:
     if sys.platform != "linux":
         return
     if parent := os.environ.pop(PARENT_PID, None):
-        call_glibc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)  # also after training has started
-        if os.getppid() != int(parent):  # it exited before that call
+        process, _, number = parent.partition(":")
+        call_glibc("prctl", PR_SET_PDEATHSIG, int(number or signal.SIGKILL))  # also after training has started
+        if os.getppid() != int(process):  # it exited before that call
             os._exit(1)
         return
     launcher, is_rank = os.environ.get(LAUNCHER_PID), "LOCAL_RANK" in os.environ

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh}
-NORMS: dict[str, type[nn.Module] | None] = {
-    "none": None,
-    "batchnorm": nn.BatchNorm1d,
-    "layernorm": nn.LayerNorm,
-}
+NORMS: dict[str, type[nn.Module] | None] = {"none": None, "batchnorm": nn.BatchNorm1d, "layernorm": nn.LayerNorm}
 
 
 class MLP(nn.Module):

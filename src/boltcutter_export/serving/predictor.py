@@ -24,10 +24,7 @@ from boltcutter_export.exported import ExportedModel
 Array = npt.NDArray[Any]
 Form = Literal["image", "row", "text", "array"]
 IMAGE = Path("the image")  # what messages call it
-SIGNATURES = (
-    b"\x89PNG\r\n\x1a\n",
-    b"\xff\xd8\xff",
-)  # of PNG and JPEG; other decoders are not exposed
+SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # of PNG and JPEG; other decoders are not exposed
 MAX_PIXELS = 1 << 24  # of an image, decoded or resized: a small file may contain far more
 
 

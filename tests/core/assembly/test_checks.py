@@ -17,6 +17,7 @@ from boltcutter.topology import Topology
         ({"accumulate_grad_batches": 0}, "try 1"),
         ({"limit_train_batches": 0.0}, "try 1.0"),
         ({"gradient_clip_val": -1}, "null for no clipping"),
+        ({"gradient_clip_val": float("nan")}, "null for no clipping"),
         ({"accumulate_grad_batches": 2, "limit_train_batches": 1, "gradient_clip_val": None}, None),
     ],
 )

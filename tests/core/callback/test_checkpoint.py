@@ -83,18 +83,19 @@ def test_the_best_checkpoints_are_kept_and_found(
     assert find_best(tmp_path) == str(tmp_path / of_all)
 
 
-def test_training_that_ends_before_the_first_validation_warns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("limits", [{"max_steps": 1}, {"max_epochs": 3, "limit_val_batches": 0}])
+def test_training_that_ends_before_the_first_validation_warns_once(
+    limits: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data: Any = DataLoader(TensorDataset(torch.ones(3, 256)))
     trainer = L.Trainer(
         accelerator="cpu",
-        max_steps=1,
+        **limits,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
-        callbacks=[BestCheckpoint(str(tmp_path), monitor="score")],
+        callbacks=[BestCheckpoint(str(tmp_path), monitor="score", save_on_train_epoch_end=True)],
     )
     trainer.fit(Scored(), data, data)
     (warning,) = capsys.readouterr().err.splitlines()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import boltcutter
-from boltcutter.cli.commands import commands
+from boltcutter.cli.commands import commands, run
 
 COMMANDS = commands()
 
@@ -51,6 +51,16 @@ def test_the_version_names_the_commit_of_a_repository(tmp_path: Path) -> None:
 def test_a_copy_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "python3" in path and "site-packages" not in path])
     assert boltcutter.__version__ == "0+unknown"
+
+
+def test_an_interrupted_command_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("boltcutter_runs.command.main", interrupt)
+    with pytest.raises(SystemExit) as end:
+        run("runs", [], str(ROOT))
+    assert end.value.code == 130
 
 
 def test_an_unknown_command_is_a_mistake() -> None:
