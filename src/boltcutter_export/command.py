@@ -132,7 +132,7 @@ def read_settings(project: Project, overrides: Sequence[str]) -> Export:
         raise ConfigError(f"export: not set; give export=…{project.list_options('export')}")
     cfg = DictConfig({"export": plain(compose(project, overrides, base=DictConfig({})).export)})
     if mistakes := find_mistakes(cfg, Settings):
-        raise ConfigError("\n".join(mistakes))
+        raise ConfigError(*mistakes)
     settings: Export = build(cfg.export, "export")
     for name, form in settings.formats.items():
         if missing := next((package for package in form.packages if find_spec(package) is None), None):

@@ -194,7 +194,7 @@ def read_launcher(
     if mistakes := find_mistakes(DictConfig({"launch": settings.launch}), Settings):
         if any(mistake.startswith("launch.array: ") for mistake in mistakes):
             raise ConfigError(f"launch.array: {WITH_ARRAYS} have arrays; choose one, or launch the runs one by one")
-        raise ConfigError("\n".join(mistakes))
+        raise ConfigError(*mistakes)
     return settings.launch, build(settings.launch, "launch")
 
 

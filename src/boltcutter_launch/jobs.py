@@ -176,7 +176,7 @@ def list_runs(runs: Path) -> None:
     for job in others:
         print(f"job {job.number}, {job.state}: {job.file or job.name}")
     if faults:
-        raise ConfigError("\n".join(faults))
+        raise ConfigError(*faults)
 
 
 def _state(folder: Path) -> str:

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)  # nothing that another start could change
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {one_line(error)}")
 
 
 def read_index(variable: str) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from boltcutter.config.errors import one_line
 from boltcutter_launch.job import UnreachableError, follow_log
 from boltcutter_launch.ray_cluster import ray_cluster
 
@@ -277,7 +278,7 @@ def main() -> int:
     try:
         return Driver(plan).run()
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 1 if isinstance(error, UnreachableError) else 2
 
 

@@ -67,7 +67,7 @@ def _explain(end: SystemExit, name: str, arguments: Sequence[str], status: int, 
         mistakes = [locate(explain(line, words), project, words) for line in text.splitlines()]
         return [replace(one, replaces=tuple(given.get(word, word) for word in one.replaces)) for one in mistakes]
     if isinstance(end.__context__, ProjectError):
-        return [explain(line, arguments) for line in text.splitlines()]
+        return [explain(one_line(text), arguments)]
     return [failure("failed", text)]
 
 

@@ -57,7 +57,7 @@ def main(project: Project, overrides: list[str]) -> None:
     train = [sys.executable, *project.train_command]
     printed = _run([*train, "--print", *overrides])
     if printed.returncode:
-        raise ConfigError(_message(printed.stderr))
+        raise ConfigError(*_messages(printed.stderr))
     if "limit_gib" not in special:
         from boltcutter_planning.resources import available_memory  # imports torch, which mistakes need not wait for
 
@@ -121,13 +121,13 @@ def trial(train: list[str], overrides: list[str], limit: float, scratch: Path, s
     if TOO_FEW.search(done.stderr):
         return None
     if done.returncode == 2:
-        raise ConfigError(_message(done.stderr))
-    raise TrialError(f"data.batch_size={size}: {_message(done.stderr.strip().splitlines()[-1])}")
+        raise ConfigError(*_messages(done.stderr))
+    raise TrialError(f"data.batch_size={size}: {_messages(done.stderr)[-1]}")
 
 
-def _message(stderr: str) -> str:
+def _messages(stderr: str) -> list[str]:
     """Return the lines of an error without their prefix."""
-    return "\n".join(line.removeprefix("error: ") for line in stderr.strip().splitlines())
+    return [line.removeprefix("error: ") for line in stderr.strip().splitlines()]
 
 
 def _run(command: list[str], limit: float | None = None) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.config.values import plain
 from boltcutter.environment.lease import Lease
 from boltcutter.environment.process import in_slurm_step, is_rank_zero
@@ -168,7 +168,7 @@ class ObjectStorage(RunStore):
             if error := mirror.close():
                 if first and not failed:
                     raise error
-                print(f"{'error' if first else 'warning'}: {error}", file=sys.stderr)
+                print(f"{'error' if first else 'warning'}: {one_line(error)}", file=sys.stderr)
 
     def flush(self, folder: Path) -> None:
         """Wait until the record and the metrics of a mirrored folder are uploaded, unless the storage fails."""

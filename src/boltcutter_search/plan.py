@@ -175,7 +175,7 @@ def make_search(settings: Mapping[str, Any]) -> Search:
         raise ConfigError(f"search.engine={engine}: {missing} is not installed; {install_command(missing)}")
     cfg = DictConfig({"search": dict(settings)})
     if mistakes := find_mistakes(cfg, Settings):
-        raise ConfigError("\n".join(mistakes))
+        raise ConfigError(*mistakes)
     try:
         search: Search = build(cfg.search, "search")
     except ValueError as error:

@@ -145,7 +145,7 @@ def complete_config(cfg: DictConfig) -> DictConfig:
                 cfg.data = merge(cfg.data, DictConfig(data.infer_settings()))
             mistakes = _find_mistakes(cfg)
     if mistakes:
-        raise ConfigError("\n".join(dict.fromkeys(_blame_null_settings(cfg, unknown, mistakes))))
+        raise ConfigError(*dict.fromkeys(_blame_null_settings(cfg, unknown, mistakes)))
     if wrong := next((key for key in ("seed", "timeout") if isinstance(cfg[key], DictConfig)), None):
         raise ConfigError(f"{wrong}._target_={cfg[wrong].get('_target_')}: expected a number; set {wrong}=1")
     # Values of the top level are not passed to a constructor, so convert 1e3 to int and a number to str here.

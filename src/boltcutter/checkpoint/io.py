@@ -31,6 +31,7 @@ from boltcutter.checkpoint.storage import (
     sharded,
     store_errors,
 )
+from boltcutter.config.errors import one_line
 from boltcutter.environment.process import is_rank_zero
 
 # Constructor arguments, stored by Lightning and read only by its load_from_checkpoint.
@@ -158,7 +159,7 @@ class AtomicCheckpointIO(CheckpointIO):
         except CheckpointError as error:
             if not failing:
                 raise
-            print(f"error: {error}", file=sys.stderr)  # do not hide the error that ended training
+            print(f"error: {one_line(error)}", file=sys.stderr)  # do not hide the error that ended training
         finally:
             if self._writer:
                 self._writer.shutdown()

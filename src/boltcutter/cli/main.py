@@ -13,7 +13,7 @@ from traceback import walk_tb
 from typing import Any
 
 from boltcutter.config.compose import compose
-from boltcutter.config.errors import ConfigError, hint, printable
+from boltcutter.config.errors import ConfigError, hint, quoted
 from boltcutter.config.values import as_yaml, redacted, split_overrides
 from boltcutter.environment import platform, threads
 from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
@@ -136,14 +136,13 @@ def one_line_errors() -> Iterator[None]:
         if is_mistake:
             lost = isinstance(error.__cause__, platform.PlatformError)  # then no rank may know that it is rank 0
             if is_rank_zero() or lost:
-                print("\n".join(f"error: {line}" for line in _shown(error).splitlines()), file=sys.stderr)
+                print(*(f"error: {line}" for line in _shown(error)), sep="\n", file=sys.stderr)
             sys.exit(2)
         rank = distributed_rank()
         if not getattr(error, "is_reported", False):
             remedy = "; move away what is there, or choose another place" if is_obstructed else ""
-            print(
-                "error" if rank is None else f"error on rank {rank}", _shown(error) + remedy, sep=": ", file=sys.stderr
-            )
+            place = "" if rank is None else f" on rank {rank}"
+            print(f"error{place}: {' '.join(_shown(error))}{remedy}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -153,9 +152,10 @@ def _is_of_project(error: BaseException) -> bool:
     return any(is_own_package(name) and not is_library(name) for name in names)
 
 
-def _shown(error: Exception) -> str:
-    """The message; of local folders of runs at a URL it shows the URL, unless it is about these folders."""
-    return printable(str(error) if isinstance(error, PartError | UploadError) else run_store().show(str(error)))
+def _shown(error: Exception) -> Sequence[str]:
+    """A line for each mistake; of local folders of runs at a URL it shows the URL, unless it is about these folders."""
+    lines = ConfigError(*(error.args if isinstance(error, ConfigError) else [str(error)])).args
+    return lines if isinstance(error, PartError | UploadError) else list(map(run_store().show, lines))
 
 
 def expand_home(argument: str) -> str:

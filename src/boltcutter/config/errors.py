@@ -9,7 +9,13 @@ from typing import Any
 
 
 class ConfigError(Exception):
-    """A mistake in what the user wrote, reported in one line."""
+    """Mistakes in what the user wrote, each of which is reported in one line, whatever it quotes."""
+
+    def __init__(self, *mistakes: object) -> None:
+        super().__init__(*(printable(str(mistake)).replace("\n", "\\n") for mistake in mistakes))
+
+    def __str__(self) -> str:
+        return "\n".join(self.args)
 
 
 def hint(word: str, known: Iterable[Any], cutoff: float = 0.6) -> str:
@@ -62,5 +68,7 @@ def prefix_errors(setting: str, *kinds: type[Exception]) -> Iterator[None]:
         yield
     except caught as error:
         key, _, value = setting.partition("=")
-        text = str(error)
-        raise ConfigError(text if f"{key}=" in text else f"{setting}: {text.removeprefix(f'{value}: ')}") from error
+        texts = error.args if isinstance(error, ConfigError) else [str(error)]
+        raise ConfigError(
+            *(text if f"{key}=" in text else f"{setting}: {text.removeprefix(f'{value}: ')}" for text in texts)
+        ) from error

@@ -213,6 +213,20 @@ def test_a_path_that_is_too_long_is_a_mistake(said: Read, capsys: pytest.Capture
     assert re.fullmatch(r"error: .*File name too long: .*\n", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    "argument", ["V", "--V", "V=1", "model=V", "data.batch_size=V", "seed=[V]", "+model.V=1", "resume=V", "run=V"]
+)
+@pytest.mark.parametrize("value", ["a\nerror: b", "\n", "a\r\x1b[2J\x85\u2028\u202e\udcff"])
+def test_an_error_is_one_line_whatever_the_argument_contains(
+    argument: str, value: str, said: Read, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        said("data=digits", argument.replace("V", value))
+    assert end.value.code == 2
+    assert re.fullmatch(r"error: .+\n", text := capsys.readouterr().err)
+    assert text.rstrip("\n").isprintable()
+
+
 def test_what_is_in_the_place_of_a_file_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,3 +57,12 @@ def test_an_error_begins_with_its_setting(text: str, expected: str) -> None:
 def test_control_characters_are_not_sent_to_a_terminal() -> None:
     assert printable(text := "größe\n" * 3) is text  # at once, as a log may have a hundred million characters
     assert printable("größe\n\x1b]0;title\x07 \r\u2028") == "größe\n\\x1b]0;title\\x07 \\r\\u2028"
+
+
+def test_each_mistake_is_one_line_whatever_it_quotes() -> None:
+    assert str(ConfigError("name=a\nb: no name", "seed=\r\u2028\x1b: no number")) == (
+        "name=a\\nb: no name\nseed=\\r\\u2028\\x1b: no number"
+    )
+    with pytest.raises(ConfigError) as error, prefix_errors("run=a\nb"):
+        raise ConfigError("model: no such option", "run=a\nb: is damaged")
+    assert error.value.args == ("run=a\\nb: model: no such option", "run=a\\nb: is damaged")
