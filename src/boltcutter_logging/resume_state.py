@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import traceback
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +18,8 @@ from boltcutter.protocols import NativeTask, gather_objects
 from boltcutter.task.metric_states import get_state, set_state
 
 OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute")
+RESTORED = re.compile(r"torch.optim.\w+\.py:|callbacks.model_checkpoint\.py:")
+METRICS = re.compile(r"torchmetrics|logger_connector|:(log|_accumulate|_update_metrics)$")  # what uses their state
 VALUES = ("value", "cumulated_batch_size", "_forward_cache")  # the last one is that of the latest step
 
 
@@ -31,11 +35,20 @@ class ResumeState(Callback):
         self._saved: dict[str, Any] = {}
         self._trained: dict[str, bool] = {}  # whether each parameter was trained at the start
         self._updates: dict[str, int] = {}  # of each metric, before validation
+        self._resumed_epoch = 0
+        self._forms: list[Any] = []  # of the states of metrics at the start
+        self._is_suspect = False  # whether an error of a metric may be one of its restored state
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Note the forms of the states of metrics."""
+        self._forms = _forms(pl_module)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the state of this rank, unless the number of ranks has changed."""
         ranks = checkpoint.get("resume_state", []) if trainer.state.fn == "fit" else []
         self._saved = ranks[trainer.global_rank] if len(ranks) == trainer.world_size else {}
+        if isinstance(pl_module, NativeTask):
+            self._is_suspect = any(state.get("pending") for state in checkpoint.get("train_metrics") or [])
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore the state."""
@@ -43,8 +56,19 @@ class ResumeState(Callback):
         saved, self._saved = self._saved, {}
         self.restore_epoch(trainer, pl_module, saved)
 
-    @staticmethod
-    def restore_epoch(trainer: L.Trainer, pl_module: L.LightningModule, saved: dict[str, Any]) -> None:
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Metrics begin anew."""
+        self._is_suspect = self._is_suspect and trainer.current_epoch == self._resumed_epoch
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Mark an error in what is restored as one of the checkpoint; in metrics, if their state has another form."""
+        places = [f"{frame.filename}:{frame.name}" for frame in traceback.extract_tb(exception.__traceback__)]
+        is_ours = not trainer.ckpt_path or isinstance(exception, MisconfigurationException)
+        in_restored = any(map(RESTORED.search, places[-1:])) and trainer.current_epoch == self._resumed_epoch
+        if (in_restored and not is_ours) or (self._is_suspect and any(map(METRICS.search, places))):
+            exception.is_of_checkpoint = True  # type: ignore[attr-defined]
+
+    def restore_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule, saved: dict[str, Any]) -> None:
         """Restore the state of an epoch, which may be that of somebody else; any error is one of the checkpoint."""
         for name, parameter in pl_module.named_parameters():
             parameter.requires_grad_(saved.get("trained", {}).get(name, parameter.requires_grad))
@@ -56,6 +80,8 @@ class ResumeState(Callback):
                     set_state(metric, states[name])
         if saved.get("logged"):
             _restore(trainer, pl_module, saved["logged"])
+        self._resumed_epoch = trainer.current_epoch
+        self._is_suspect |= _forms(pl_module) != self._forms
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Count updates: what a validation updates begins anew if it is interrupted."""
@@ -83,6 +109,13 @@ class ResumeState(Callback):
             "logged": {key: _state(item) for key, item in logged.items() if _can_restore(key, item)},
         }
         checkpoint["resume_state"] = gather_objects(local)
+
+
+def _forms(module: L.LightningModule) -> list[Any]:
+    """Shapes and types of the states of all metrics, which grow in some."""
+    states = [state for part in module.modules() if isinstance(part, Metric) for state in part.metric_state.values()]
+    listed = [state if isinstance(state, list) else [state] for state in states]
+    return [[(value.shape, value.dtype, value.layout) for value in state] for state in listed]
 
 
 def _trained(module: L.LightningModule) -> dict[str, bool]:

@@ -256,6 +256,12 @@ def test_stochastic_weight_averaging_is_continued_within_an_epoch(tmp_path: Path
         {"logged": {"a.b": {}}},
         {"logged": {1: {"tensors": {}, "options": {}}}},
         {"logged": {"training_step.x": {"tensors": {"value": torch.zeros(9)}, "options": {"reduce_fx": "os.system"}}}},
+        {"states": {"computed": {"mean_value": torch.zeros(3)}}},
+        {"states": {"computed": {"mean_value": torch.zeros((), dtype=torch.int64)}}},
+        {"states": {"computed": {"weight": []}}},
+        {"states": {"logged": {"mean_value": torch.zeros(2, 2)}}},
+        {"states": {"train_scores.MulticlassAccuracy": {"tp": torch.zeros(2, 3)}}},
+        {"states": {"computed": {"weight": torch.zeros(()).to_sparse()}}},
     ],
 )
 def test_a_damaged_state_is_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
@@ -264,6 +270,66 @@ def test_a_damaged_state_is_one_line(tmp_path: Path, change: dict[str, Any]) -> 
     file = tmp_path / "last-preempted.ckpt"
     checkpoint = torch.load(file)
     checkpoint["resume_state"] = change.get("resume_state", [checkpoint["resume_state"][0] | change])
+    torch.save(checkpoint, file)
+    with pytest.raises(ConfigError, match=r"^a: not restored \(.*\); use another checkpoint"), explain_restoring("a"):
+        fit(tmp_path, module(), resume=file, max_epochs=1)
+
+
+class Grown(MeanMetric):
+    """Has a state that grows with its first update."""
+
+    def update(self, value: Tensor) -> None:  # type: ignore[override]
+        self.mean_value, self.weight = self.mean_value + torch.ones(2) * value.detach(), self.weight + 1
+
+    def compute(self) -> Tensor:
+        return (self.mean_value / self.weight).sum()
+
+
+def test_a_state_that_has_grown_is_continued(tmp_path: Path) -> None:
+    def grown() -> Module:
+        made = module()
+        made.computed = Grown()
+        return made
+
+    fit(tmp_path / "whole", grown())
+    with pytest.raises(signals.PreemptionError):
+        fit(tmp_path / "cut", grown(), Interrupt(3, in_validation=False))
+    fit(tmp_path / "cut", grown(), resume=tmp_path / "cut" / "last-preempted.ckpt")
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+
+
+class Wrong(L.Callback):
+    """Passes a metric what it does not take, in an epoch."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
+        if trainer.current_epoch == self.epoch:
+            module.train_scores.update(torch.zeros(2, 9), torch.zeros(3))  # type: ignore[operator, union-attr]
+
+
+@pytest.mark.parametrize(("epoch", "metric"), [(0, MeanMetric), (1, Grown)])
+def test_an_error_of_the_module_in_its_metrics_has_a_traceback(
+    tmp_path: Path, epoch: int, metric: type[MeanMetric]
+) -> None:
+    made = [module(), module()]
+    for one in made:
+        one.computed = metric()
+    with pytest.raises(signals.PreemptionError):
+        fit(tmp_path, made[0], Interrupt(3, in_validation=False))
+    with pytest.raises((ValueError, RuntimeError)) as error, explain_restoring("a"):
+        fit(tmp_path, made[1], Wrong(epoch), resume=tmp_path / "last-preempted.ckpt")
+    assert not isinstance(error.value, ConfigError)
+
+
+@pytest.mark.parametrize(("key", "value"), [("amsgrad", True), ("betas", (0.9,))])
+def test_settings_that_the_optimizer_cannot_use_are_one_line(tmp_path: Path, key: str, value: Any) -> None:
+    with pytest.raises(signals.PreemptionError):
+        fit(tmp_path, module(), Interrupt(3, in_validation=False))
+    file = tmp_path / "last-preempted.ckpt"
+    checkpoint = torch.load(file)
+    checkpoint["optimizer_states"][0]["param_groups"][0][key] = value
     torch.save(checkpoint, file)
     with pytest.raises(ConfigError, match=r"^a: not restored \(.*\); use another checkpoint"), explain_restoring("a"):
         fit(tmp_path, module(), resume=file, max_epochs=1)

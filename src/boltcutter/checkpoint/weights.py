@@ -145,7 +145,7 @@ def _unlike(value: Any, model: Any, shapes: set[Any], name: str = "") -> Iterato
     elif isinstance(model, Tensor) and isinstance(value, Tensor):
         if value.shape not in {MATRIX: shapes or {value.shape}, (): {(), (1,)}}.get(model.shape, {value.shape}):
             yield name[:-1]
-    elif not isinstance(value, NUMBER if isinstance(model, NUMBER) else type(model)):
+    elif not isinstance(value, NUMBER if isinstance(model, NUMBER) and not getattr(model, "ndim", 0) else type(model)):
         yield name[:-1]
 
 

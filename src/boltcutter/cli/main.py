@@ -154,7 +154,7 @@ def _is_of_project(error: BaseException) -> bool:
 
 def _shown(error: Exception) -> Sequence[str]:
     """A line for each mistake; of local folders of runs at a URL it shows the URL, unless it is about these folders."""
-    lines = ConfigError(*(error.args if isinstance(error, ConfigError) else [str(error)])).args
+    lines = error.args if isinstance(error, ConfigError) else [quoted(str(error))]
     return lines if isinstance(error, PartError | UploadError) else list(map(run_store().show, lines))
 
 

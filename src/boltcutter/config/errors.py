@@ -12,7 +12,7 @@ class ConfigError(Exception):
     """Mistakes in what the user wrote, each of which is reported in one line, whatever it quotes."""
 
     def __init__(self, *mistakes: object) -> None:
-        super().__init__(*(printable(str(mistake)).replace("\n", "\\n") for mistake in mistakes))
+        super().__init__(*(quoted(str(mistake)) for mistake in mistakes))
 
     def __str__(self) -> str:
         return "\n".join(self.args)
@@ -37,6 +37,11 @@ def printable(text: str) -> str:
     if text.replace("\n", "").isprintable():  # at once, as a log may have a hundred million characters
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def quoted(text: str) -> str:
+    """Return a text on one line, in which control characters are escaped."""
+    return printable(text).replace("\n", "\\n")
 
 
 @contextmanager

@@ -85,12 +85,12 @@ class SettingChanges(Callback):
             self._groups = [[{k: v for k, v in g.items() if k != "params"} for g in each] for each in groups]
             self._schedulers = [dict(vars(config.scheduler)) for config in trainer.lr_scheduler_configs]
         if self._saved.get("length", length(trainer)) != length(trainer):
-            self._replay(trainer)
+            self._replay_schedules(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Replace restored values by those of the new settings, or of the new schedule."""
         if self.changed:
-            self._apply(trainer)
+            self._apply_changes(trainer)
         for scheduler, state, rates in self._replayed:
             scheduler.load_state_dict(state)
             if len(rates) == len(scheduler.optimizer.param_groups):  # or else a callback has added some
@@ -98,7 +98,7 @@ class SettingChanges(Callback):
                     for name, value in new.items():
                         _fill(group, name, value)
 
-    def _replay(self, trainer: L.Trainer) -> None:
+    def _replay_schedules(self, trainer: L.Trainer) -> None:
         """Repeat each new schedule up to the resumed step, on the new optimizer, whose state is restored later."""
         names = {key.rpartition(".")[2] for key in self.changed}
         for config, saved in zip(trainer.lr_scheduler_configs, self._saved.get("lr_schedulers", ()), strict=False):
@@ -116,7 +116,7 @@ class SettingChanges(Callback):
             rates = [{name: copy.deepcopy(group[name]) for name in SCHEDULED if name in group} for group in groups]
             self._replayed.append((scheduler, copy.deepcopy(scheduler.state_dict()), rates))
 
-    def _apply(self, trainer: L.Trainer) -> None:
+    def _apply_changes(self, trainer: L.Trainer) -> None:
         names = {key.rpartition(".")[2] for key in self.changed if not key.startswith(("model.", "callback."))}
         for optimizer, fresh in zip(trainer.optimizers, self._groups, strict=True):
             for group, new in zip(optimizer.param_groups, fresh, strict=True):
@@ -128,7 +128,7 @@ class SettingChanges(Callback):
         for key, (was, now) in self.changed.items():
             section, _, rest = key.partition(".")
             name, _, argument = rest.partition(".")
-            if section == "callback" and argument.isidentifier():
+            if section == "callback" and argument.isidentifier() and now is not MISSING:
                 kind = locate(self.settings["callback"][name]["_target_"])
                 for callback in trainer.callbacks:  # type: ignore[attr-defined]
                     if type(callback) is kind and vars(callback).get(argument, MISSING) == was:

@@ -16,14 +16,15 @@ from boltcutter.checkpoint.state import check_state
 from boltcutter.checkpoint.storage import CheckpointError, check_writable
 from boltcutter.checkpoint.weights import incompatibility, load_weights
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError, as_config_error, one_line, prefix_errors
+from boltcutter.config.errors import ConfigError, as_config_error, one_line, prefix_errors, quoted
 from boltcutter.protocols import NativeData, NativeTask, find_model
 from boltcutter.run.changes import SettingChanges
 from boltcutter.run.folder import read_record
 from boltcutter.run.store import run_store
 from boltcutter.training.ending import EndOfTraining
 
-RESTORING = {"_restore_modules_and_callbacks", "restore_training_state", "restore_epoch"}  # functions, two of Lightning
+RESTORING = {"_restore_modules_and_callbacks", "restore_training_state"}  # functions of Lightning, and others
+RESTORING |= {"load_initial_state", "restore_epoch", "_apply_changes", "_replay_schedules"}
 
 
 def load_initial_state(
@@ -44,8 +45,9 @@ def load_initial_state(
     if components.trainer.is_global_zero and components.trainer.checkpoint_callbacks:
         with prefix_errors(f"checkpoints={cfg.checkpoints}", CheckpointError):
             check_writable(cfg.checkpoints)
+    lines = []
     if checkpoint:
-        with prefix_errors(f"resume={cfg.folder}", CheckpointError):
+        with prefix_errors(f"resume={cfg.folder}", CheckpointError), explain_restoring(checkpoint):
             saved = load(checkpoint, lazy=True)
             check_state(saved, checkpoint, resumes=True)
             if fault := incompatibility(saved, components.task):
@@ -62,15 +64,17 @@ def load_initial_state(
             if reached_limit and not note:
                 note = f"training is complete ({reached_limit}){'; it is only tested' if cfg.test else ''}; "
                 note += f"to continue, set {reached_limit.partition('=')[0]}=<more>"
-            lines = [*([note] if note else []), *changes.resume(saved, ends=bool(reached_limit) or ending.finished)]
-        if components.trainer.is_global_zero:
-            print(*(f"resume={run_store().show(cfg.folder)}: {line}\n" for line in lines), sep="", end="")
+            changed = changes.resume(saved, ends=bool(reached_limit) or ending.finished)
+            lines = [
+                f"resume={run_store().show(cfg.folder)}: {line}" for line in ([note, *changed] if note else changed)
+            ]
     elif cfg.init_from:
         with prefix_errors(f"init_from={cfg.init_from}", CheckpointError):
             is_native = isinstance(components.task, NativeTask)
             unmatched = load_weights(find_model(components.task) if is_native else components.task, cfg.init_from)
-        if components.trainer.is_global_zero:
-            print(*(f"init_from: {line}\n" for line in unmatched), sep="", end="")
+            lines = [f"init_from: {line}" for line in unmatched]
+    if components.trainer.is_global_zero:
+        print(*(f"{quoted(line)}\n" for line in lines), sep="", end="")
 
 
 @contextmanager
@@ -84,7 +88,8 @@ def explain_restoring(checkpoint: str | None) -> Iterator[None]:
         yield
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        if getattr(error, "hide_traceback", False) or not RESTORING & {frame.name for frame in frames}:
+        is_restoring = getattr(error, "is_of_checkpoint", False) or RESTORING & {frame.name for frame in frames}
+        if isinstance(error, ConfigError) or getattr(error, "hide_traceback", False) or not is_restoring:
             raise
         place = f"{type(error).__name__} in {Path(frames[-1].filename).name}:{frames[-1].lineno}"
         raise ConfigError(

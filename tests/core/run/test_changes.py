@@ -306,6 +306,12 @@ def test_only_settings_of_optimizers_change_them(section: str, expected: float) 
     assert (group["lr"], group["weight_decay"]) == (0.3, expected)  # the rate may be that of a callback
 
 
+def test_a_callback_that_was_removed_gets_no_settings() -> None:
+    settings = [{"callback": {"stop": {"_target_": "lightning.pytorch.callbacks.EarlyStopping"}, "none": None}}, {}]
+    for before, now in (settings, settings[::-1]):
+        restore_and_change(fake_trainer(sgd(lr=1.0)), before, {"callback": {}, **now})
+
+
 def test_only_the_callback_whose_setting_changed_gets_it() -> None:
     stops = [EarlyStopping("loss", patience=3), EarlyStopping("loss", patience=4)]
     other: Any = SimpleNamespace(patience=3)
