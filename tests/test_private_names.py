@@ -77,6 +77,7 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     "lightning.pytorch.loops.fit_loop": {
         "_FitLoop": {
             "_combined_loader": None,
+            "_combined_loader_states_to_load": None,
             "_can_stop_early": None,
             "_data_fetcher": None,
             "_iteration_based_training": "self",
@@ -165,7 +166,7 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
         },
     },
     "lightning.pytorch.utilities.combined_loader": {
-        "CombinedLoader": {"_mode": None},
+        "CombinedLoader": {"_mode": None, "_load_state_dicts": "self states"},
     },
     "multiprocessing.process": {
         "BaseProcess": {"_popen": None},

@@ -15,7 +15,6 @@ used, so a part costs nothing before. ``docs/extending.md`` shows a whole part.
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -62,11 +61,6 @@ class Command:
     def summary(self) -> str:
         """What the command does, in a few words."""
         return self.usage.partition(": boltcutter")[0]
-
-    @property
-    def arguments(self) -> frozenset[str]:
-        """Keys of overrides in ``usage``, such as ``run``."""
-        return frozenset(re.findall(r"(?<![\w.-])(\w+)=", self.usage)) - {"group", "key"}
 
 
 @dataclass(frozen=True)

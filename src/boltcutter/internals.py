@@ -177,6 +177,14 @@ def data_fetcher(trainer: Any) -> Any:
     return trainer.fit_loop._data_fetcher
 
 
+def load_loader_states(trainer: Any) -> None:
+    """Load the states of loaders, also at the end of an epoch, or if a scheduler has asked for the number of steps."""
+    loop, states = trainer.fit_loop, trainer.fit_loop._combined_loader_states_to_load
+    if states and (loop.restarting or not trainer.reload_dataloaders_every_n_epochs):
+        loop._combined_loader._load_state_dicts(states)
+    loop._combined_loader_states_to_load = []
+
+
 def is_accumulating(trainer: Any) -> bool:
     """Whether the gradients of this batch are added to those of the next one, so that there is no step."""
     return bool(trainer.fit_loop._should_accumulate())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from itertools import islice
@@ -16,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from boltcutter.data.sampler import EpochState
 from boltcutter.data.seeding import draw_indices, hash64, seed_generators
-from boltcutter.internals import data_connector
+from boltcutter.internals import data_connector, data_fetcher
 from boltcutter.protocols import data_parallel, is_sharded
 from boltcutter_data.stream import Stream
 
@@ -59,7 +60,7 @@ class LoaderPreparation:
         if not is_stream:
             prepared, position = shard_loader(loader, **shard)
         elif world_size == 1 and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
-            return loader  # Lightning saves and restores its position
+            return StatefulLoader(loader, self.trainer) if training else loader
         else:
             prepared = position = Stream(loader, **shard)
         if training:
@@ -121,8 +122,35 @@ def shard_loader(
     )
     copied = copy.copy(loader)
     # DataLoader does not allow setting these attributes.
-    vars(copied).update({"_iterator": None, "sampler" if batches is None else "batch_sampler": sampler})
+    replaced = {"_iterator": None, "sampler" if batches is None else "batch_sampler": sampler}
+    vars(copied).update(replaced, state_dict=None)  # or a loader with a state would skip finished batches once more
     return copied, sampler
+
+
+class StatefulLoader:
+    """A loader that saves its position itself; checkpoints have that of the next batch to train on.
+
+    A checkpoint may be saved after batches that follow were fetched, which a resumed run has to fetch again.
+    """
+
+    def __init__(self, loader: Any, trainer: L.Trainer) -> None:
+        self.loader, self.trainer, self.load_state_dict = loader, trainer, loader.load_state_dict
+        self._states: deque[Any] = deque(maxlen=3)  # after each of the latest batches
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._states.append(copy.deepcopy(self.loader.state_dict()))
+        for batch in self.loader:
+            self._states.append(copy.deepcopy(self.loader.state_dict()))
+            yield batch
+
+    def state_dict(self) -> Any:
+        """Return the position before the batches that are fetched but not trained on."""
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        ahead = data_fetcher(self.trainer).fetched - progress.processed
+        return self._states[-1 - ahead] if ahead else copy.deepcopy(self.loader.state_dict())
 
 
 @dataclass(eq=False)

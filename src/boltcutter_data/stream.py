@@ -27,6 +27,7 @@ class Stream(EpochState):
     """
 
     batch_sampler = None  # torch's batch sampler of a stream yields no indices
+    state_dict = None  # a position that the loader restores would be skipped once more
 
     def __init__(self, loader: Any, *, seed: int, rank: int, world_size: int, training: bool) -> None:
         self.loader, self.seed, self.rank, self.world_size = loader, seed, rank, world_size

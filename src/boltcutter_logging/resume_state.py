@@ -13,8 +13,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from torchmetrics import Metric, MetricCollection
 
-from boltcutter.internals import continue_results, epoch_results, is_last_batch, log_epoch
-from boltcutter.protocols import NativeTask, gather_objects
+from boltcutter.internals import continue_results, epoch_results, is_last_batch, load_loader_states, log_epoch
+from boltcutter.protocols import NativeTask, data_parallel, gather_objects
 from boltcutter.task.metric_states import get_state, set_state
 
 OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute")
@@ -40,8 +40,10 @@ class ResumeState(Callback):
         self._is_suspect = False  # whether an error of a metric may be one of its restored state
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Note the forms of the states of metrics."""
+        """Note the forms of metrics, and convert weights, which Lightning does after it has loaded rounded ones."""
         self._forms = _forms(pl_module)
+        if trainer.precision == "64-true":
+            pl_module.double()
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the state of this rank, unless the number of ranks has changed."""
@@ -52,6 +54,7 @@ class ResumeState(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore the state."""
+        load_loader_states(trainer)
         self._trained = _trained(pl_module)
         saved, self._saved = self._saved, {}
         self.restore_epoch(trainer, pl_module, saved)
@@ -84,7 +87,10 @@ class ResumeState(Callback):
         self._is_suspect |= _forms(pl_module) != self._forms
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Count updates: what a validation updates begins anew if it is interrupted."""
+        """Count updates: what a validation updates begins anew if it is interrupted. Buffers are those of rank 0."""
+        if data_parallel(trainer.strategy).size == trainer.world_size > 1 and not isinstance(pl_module, NativeTask):
+            for buffer in pl_module.buffers():
+                torch.distributed.broadcast(buffer, 0)
         self._updates = {name: metric.update_count for name, metric in _metrics(pl_module).items()}
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -92,9 +98,7 @@ class ResumeState(Callback):
         progress: Any = trainer.fit_loop.epoch_progress.current
         metrics = {name: metric for name, metric in _metrics(pl_module).items() if metric.update_count}
         if trainer.validating:
-            metrics = {
-                name: metric for name, metric in metrics.items() if metric.update_count == self._updates.get(name)
-            }
+            metrics = {name: item for name, item in metrics.items() if item.update_count == self._updates.get(name)}
         logged = epoch_results(trainer)
         if progress.started == progress.processed > progress.completed:
             log_epoch(trainer)

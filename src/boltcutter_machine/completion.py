@@ -13,8 +13,9 @@ from boltcutter import extend
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import paths
-from boltcutter.extend import RUNS, Command
+from boltcutter.extend import RUNS
 from boltcutter.project import Project
+from boltcutter_machine.own_arguments import own_arguments
 
 COMPLETION = Path(__file__).with_name("completion.sh")
 
@@ -58,7 +59,7 @@ def complete(
         options = {name: text for name, text in options.items() if name not in taken and name.startswith(last)}
         ends = ("]", ",") if opening else ("",)  # two candidates, so that shells add no space
         return {f"{sign}{key}={opening}{name}{end}": text for name, text in options.items() for end in ends}
-    everything = [f"{name}=" for name in (*known, *sorted(Command("", usage).arguments), *_keys(project, given))]
+    everything = [f"{name}=" for name in (*known, *sorted(own_arguments(usage)), *_keys(project, given))]
     found = [f"{sign}{argument}" for argument in everything if f"{sign}{argument}".startswith(current)]
     depth = current.count(".")
     return dict.fromkeys((w if w.count(".") <= depth else ".".join(w.split(".")[: depth + 1]) + "." for w in found), "")

@@ -3,6 +3,7 @@
 import csv
 import shutil
 import signal
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.data.hooks import shard_loaders
 from boltcutter.environment import signals
 from boltcutter.logger.csv import CSVLogger
+from boltcutter.protocols import gather_objects
 from boltcutter.training.ending import EndOfTraining
 from boltcutter.training.resume import explain_restoring
 from boltcutter.training.train import flush_loggers
@@ -140,15 +142,21 @@ class Flush(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         flush_loggers(trainer)
-        (self.folder / f"{trainer.global_step}.csv").write_bytes((self.folder / "metrics.csv").read_bytes())
+        if trainer.is_global_zero:
+            (self.folder / f"{trainer.global_step}.csv").write_bytes((self.folder / "metrics.csv").read_bytes())
 
 
 def fit(
-    folder: Path, module: L.LightningModule, *callbacks: L.Callback, resume: Path | None = None, **settings: Any
+    folder: Path,
+    module: L.LightningModule,
+    *callbacks: L.Callback,
+    resume: Path | None = None,
+    loader: Any = None,
+    **settings: Any,
 ) -> L.LightningModule:
     """Train, anew or from a checkpoint."""
     folder.mkdir(exist_ok=True)
-    limits = {"max_epochs": 3, **settings}
+    limits: dict[str, Any] = {"max_epochs": 3, **settings}
     kept = ModelCheckpoint(folder, "{step}", save_top_k=-1, save_on_train_epoch_end=True, enable_version_counter=False)
     ending = EndOfTraining(DictConfig({"trainer": limits}))
     trainer = L.Trainer(
@@ -164,7 +172,7 @@ def fit(
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(48, 4, generator=generator)
     data = TensorDataset(inputs, (inputs.abs().argmax(1) % 3))
-    trainer.fit(module, DataLoader(data, 8), DataLoader(data, 24), ckpt_path=resume, weights_only=True)
+    trainer.fit(module, loader or DataLoader(data, 8), DataLoader(data, 24), ckpt_path=resume, weights_only=True)
     return module
 
 
@@ -181,6 +189,80 @@ def module(**options: Any) -> Module:
 def assert_equal(ours: L.LightningModule, theirs: L.LightningModule) -> None:
     states = ours.state_dict(), theirs.state_dict()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+
+
+class Batches:
+    """A loader without a length, whose order depends on all earlier epochs, and which saves its own position."""
+
+    def __init__(self) -> None:
+        self.generator, self.order, self.next = torch.Generator().manual_seed(1), torch.arange(0), 0
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        if self.next == len(self.order):
+            self.order, self.next = torch.randperm(BATCHES, generator=self.generator), 0
+        while self.next < BATCHES:
+            seed = int(self.order[self.next])
+            self.next += 1
+            inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
+            yield [inputs, inputs.abs().argmax(1) % 3]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.get_state(), "order": self.order, "next": self.next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.order, self.next = state["order"], state["next"]
+        self.generator.set_state(state["generator"])
+
+
+class SizedBatches(Batches):
+    """The same with a length, so that Lightning fetches no batch in advance."""
+
+    def __len__(self) -> int:
+        return BATCHES
+
+
+@pytest.mark.parametrize("loader", [Batches, SizedBatches])
+@pytest.mark.parametrize("batch", [BATCHES + 3, 2 * BATCHES - 1, 2 * BATCHES])
+def test_a_loader_that_saves_its_position_continues_with_the_next_batch(
+    tmp_path: Path, batch: int, loader: type[Batches]
+) -> None:
+    whole = fit(tmp_path / "whole", module(), loader=loader())
+    with pytest.raises(signals.PreemptionError):
+        fit(tmp_path / "cut", module(), Interrupt(batch, in_validation=False), loader=loader())
+    resumed = fit(tmp_path / "cut", module(), resume=tmp_path / "cut" / "last-preempted.ckpt", loader=loader())
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert_equal(resumed, whole)
+
+
+def test_a_loader_that_saves_its_position_continues_after_an_epoch(tmp_path: Path) -> None:
+    whole = fit(tmp_path / "whole", module(), loader=SizedBatches())
+    checkpoint = tmp_path / "whole" / f"step={BATCHES}.ckpt"
+    assert_equal(fit(tmp_path / "again", module(), resume=checkpoint, loader=SizedBatches()), whole)
+
+
+def test_weights_in_double_precision_are_not_rounded(tmp_path: Path) -> None:
+    whole = fit(tmp_path / "whole", module(), precision="64-true")
+    checkpoint = tmp_path / "whole" / f"step={BATCHES}.ckpt"
+    resumed = fit(tmp_path / "again", module(), resume=checkpoint, precision="64-true")
+    assert next(whole.parameters()).dtype is torch.float64
+    assert_equal(resumed, whole)
+
+
+class SameBuffers(L.Callback):
+    """Fails if ranks validate with different statistics."""
+
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, module: L.LightningModule, batch: Any, index: int, loader: int = 0
+    ) -> None:
+        mean: Tensor = module.net[1].running_mean  # type: ignore[index, union-attr, assignment]
+        of_ranks = gather_objects(mean.tolist())
+        assert trainer.sanity_checking or any(of_ranks[0])
+        assert of_ranks == of_ranks[:1] * 2
+
+
+@pytest.mark.filterwarnings("ignore:It is recommended to use")  # what the module logs is that of each rank
+def test_ranks_validate_with_the_statistics_that_checkpoints_have(tmp_path: Path) -> None:
+    fit(tmp_path, module(), SameBuffers(), strategy="ddp_fork", devices=2, max_epochs=1)
 
 
 @pytest.mark.parametrize("in_validation", [False, True])

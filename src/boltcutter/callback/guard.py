@@ -188,11 +188,9 @@ class Guard(Callback):
 
     def _stop(self, trainer: L.Trainer, pl_module: Any, check: GradientCheck, what: str, remedy: str) -> NoReturn:
         """Save the batch, and say what happened, where it began, and what may help."""
-        saved = (
-            f"; the batch is saved as {self._write_batch(check.batch, trainer.global_rank)}" if self.save_batch else ""
-        )
-        find_origin = extend.find("nonfinite_origin")
-        origin = find_origin and find_origin(trainer, pl_module, check.batch, check.batch_idx)
+        file = self._write_batch(check.batch, trainer.global_rank) if self.save_batch else None
+        saved = f"; the batch is saved as {file}" if file else ""
+        origin = extend.call("nonfinite_origin", trainer, pl_module, check.batch, check.batch_idx)
         if origin and origin.in_data:
             remedy = f"correct or remove these samples, or {remedy.rpartition('or ')[2]}"
         raise NonFiniteGradientError(f"{what}{f'; {origin.text}' if origin else ''}{saved}: {remedy}")

@@ -5,19 +5,17 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from traceback import walk_tb
 from typing import Any
 
-from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError, hint, quoted
 from boltcutter.config.values import as_yaml, redacted, split_overrides
 from boltcutter.environment import platform, threads
 from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
-from boltcutter.extend import Command, PartError, load, rank_readers, require, resolve_references
+from boltcutter.extend import Command, PartError, find, load, rank_readers, require, resolve_references
 from boltcutter.project import Project, ProjectError, install_command, is_library, is_own_package
 from boltcutter.run import trust
 from boltcutter.run.store import UploadError, run_store
@@ -47,7 +45,8 @@ def main(project: Project, command: Command, usage: str | None = None, arguments
     if "--complete" not in arguments:
         arguments = [expand_home(argument) for argument in arguments]
     project.activate()
-    with one_line_errors(), _own_arguments_suggested(project, command, arguments):
+    suggest = find("own_arguments") or nullcontext
+    with one_line_errors(), suggest((project, command, arguments)):
         arguments = trust.apply_overrides(arguments)
         own = load(command.flags) if command.flags else {}
         flags = [argument for argument in arguments if argument.startswith("-")]
@@ -72,22 +71,6 @@ def local_runs(project: Project, overrides: Sequence[str]) -> list[str]:
         ConfigError: There is no such run.
     """
     return run_store().localize(resolve_references(project, overrides))
-
-
-@contextmanager
-def _own_arguments_suggested(project: Project, command: Command, arguments: Sequence[str]) -> Iterator[None]:
-    """Report a misspelt argument of the command itself in place of the error that it leads to."""
-    try:
-        yield
-    except ConfigError as error:
-        own, misspelt = command.arguments, list[str]()
-        with suppress(ConfigError):
-            known = own | {*project.groups(), *map(str, compose(project))}
-            keys = [argument.partition("=")[0] for argument in arguments if re.match(r"\w+=", argument)]
-            misspelt = [key for key in keys if key not in known and hint(key, own) == hint(key, known) != ""]
-        if misspelt:
-            raise ConfigError(f"{misspelt[0]}: no such argument{hint(misspelt[0], own)}") from error
-        raise
 
 
 @contextmanager
