@@ -26,8 +26,7 @@ def suggest_own_arguments(called: tuple[Project, Command, Sequence[str]]) -> Ite
     except ConfigError as error:
         own, misspelt = own_arguments(command.usage), list[str]()
         with suppress(ConfigError):
-            settings = {*project.groups(), *map(str, compose(project))}
-            own, known = own - settings, own | settings
+            known = own | {*project.groups(), *map(str, compose(project))}
             keys = [argument.partition("=")[0] for argument in arguments if re.match(r"\w+=", argument)]
             misspelt = [key for key in keys if key not in known and hint(key, own) == hint(key, known) != ""]
         if misspelt:

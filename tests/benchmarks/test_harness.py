@@ -43,7 +43,7 @@ def test_invalid_options() -> None:
             harness.parse_options([override], {"rounds": "2", "threads": ""})
     with pytest.raises(BenchmarkError, match=r"^threads=\d+, but there are \d+ cores"):
         harness.cores(1 + (os.cpu_count() or 1))
-    with pytest.raises(BenchmarkError, match=r"^mode: no such key"):
+    with pytest.raises(BenchmarkError, match=r"^mode: no such argument; did you mean model\?"):
         harness.resolved(["mode=mlp"])
 
 
