@@ -37,7 +37,7 @@ WANDB = "wandb://"  # followed by entity and project
 PREFIX = "registry:"
 DOWNLOADED = "/registry/.wandb/"  # below the root of a project: versions of W&B
 LINEAGE = "registered.json"
-SIGNED = ("name", "version", "files")  # entries of the lineage
+SIGNED = ("name", "version", "files", "best")  # entries of the lineage; earlier versions were signed without the last
 KEPT = (
     "record.json",
     "config.yaml",
@@ -169,8 +169,9 @@ def verify(place: str, reference: str) -> None:
     is_own = trust.is_signed(record.get("config"), record.get("signature"))
     *_, name, number = place.split("/")
     version = None if DOWNLOADED in place else int(number[1:])  # W&B numbers versions after they are signed
-    signed = {"name": name, "version": version, "files": lineage["files"]}
-    if is_own and not (trust.is_granted() or trust.is_signed(signed, lineage.get("signature"))):
+    facts = {**lineage, "name": name, "version": version}
+    signed = [{key: facts[key] for key in keys} for keys in (SIGNED, SIGNED[:-1])]
+    if is_own and not (trust.is_granted() or any(trust.is_signed(s, lineage.get("signature")) for s in signed)):
         raise ConfigError(f"{reference}: you have signed the run, but not {LINEAGE} of this version; {trust.REMEDY}")
 
 

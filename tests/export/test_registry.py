@@ -193,6 +193,22 @@ def test_a_version_in_the_place_of_another_is_refused(project: Project, trained:
             registry.resolve(project, [f"run=registry:{name}@{version}"])
 
 
+def test_a_better_score_than_the_signed_one_is_refused(project: Project, trained: Path) -> None:
+    for _ in range(2):
+        add(project, trained)
+    use = ["run=registry:digits@best"]
+    place = project.root / "registry" / "digits" / "v1"
+    assert registry.resolve(project, use) == [f"run={place.parent / 'v2'}"]
+    lineage = json.loads((place / registry.LINEAGE).read_text())
+    lineage["best"]["score"] = {"max": 2.0, "min": -2.0}[lineage["best"]["mode"]]
+    (place / registry.LINEAGE).write_text(json.dumps(lineage))
+    with pytest.raises(ConfigError, match=r"not registered\.json of this version"):
+        registry.resolve(project, use)
+    lineage["signature"] = registry.trust.sign({key: lineage[key] for key in ("name", "version", "files")})  # as before
+    (place / registry.LINEAGE).write_text(json.dumps(lineage))
+    assert registry.resolve(project, use) == [f"run={place}"]
+
+
 def test_a_version_of_wandb_is_refused_in_the_place_of_a_numbered_one(project: Project, trained: Path) -> None:
     add(project, trained)
     place = project.root / "registry" / "digits" / "v1"
