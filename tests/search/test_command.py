@@ -71,7 +71,7 @@ def test_a_search_whose_trials_all_fail_ends_with_an_error(script: Script, tmp_p
     failing = ["search.space.optimizer.lr=grid(1e30)", "optimizer=sgd", "model=mlp", "logger=null"]
     done = script("search", "search=grid", *failing, f"folder={tmp_path / 'search'}")
     assert done.returncode == 1
-    assert "1 trials: 1 failed" in done.stdout
+    assert "2 trials: 2 failed" in done.stdout
     assert done.stderr == ""
 
 

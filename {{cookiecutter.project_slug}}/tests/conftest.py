@@ -1,6 +1,5 @@
 """Shared by all tests: short runs of this project."""
 
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 QUICK = ["logger=null", "report=false", "test=false"]
 Train = Callable[..., Path]
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on the CPU, where results are the same each time; remove it to test on GPUs
 
 
 class Interrupt(L.Callback):
@@ -25,11 +23,13 @@ class Interrupt(L.Callback):
 
 
 @pytest.fixture
-def train(tmp_path: Path) -> Train:
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Do what ``python scripts/train.py …`` does, in this process, and return the folder of the run.
 
     ``experiment=null`` selects the library's defaults instead of the experiment in ``configs/train.yaml``.
     """
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # on the CPU, where results are the same each time
 
     def call(*overrides: str) -> Path:
         return boltcutter.train(*QUICK, f"runs={tmp_path}/runs", *overrides, project=ROOT)
