@@ -10,7 +10,7 @@ import lightning as L
 import pytest
 
 ROOT = Path(__file__).parents[1]
-QUICK = ["logger=null", "report=false", "test=false"]
+QUICK = ["logger=null", "report=false", "test=false", "trainer.accelerator=cpu"]
 Train = Callable[..., Path]
 
 
@@ -23,13 +23,11 @@ class Interrupt(L.Callback):
 
 
 @pytest.fixture
-def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+def train(tmp_path: Path) -> Train:
     """Do what ``python scripts/train.py …`` does, in this process, and return the folder of the run.
 
     ``experiment=null`` selects the library's defaults instead of the experiment in ``configs/train.yaml``.
     """
-
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # on the CPU, where results are the same each time
 
     def call(*overrides: str) -> Path:
         return boltcutter.train(*QUICK, f"runs={tmp_path}/runs", *overrides, project=ROOT)
