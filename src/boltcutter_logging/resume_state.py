@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch
+import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from torchmetrics import Metric, MetricCollection
@@ -88,9 +89,10 @@ class ResumeState(Callback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Count updates: what a validation updates begins anew if it is interrupted. Buffers are those of rank 0."""
-        if data_parallel(trainer.strategy).size == trainer.world_size > 1 and not isinstance(pl_module, NativeTask):
+        is_replicated = dist.is_initialized() and data_parallel(trainer.strategy).size == trainer.world_size > 1
+        if is_replicated and not isinstance(pl_module, NativeTask):
             for buffer in pl_module.buffers():
-                torch.distributed.broadcast(buffer, 0)
+                dist.broadcast(buffer, 0)
         self._updates = {name: metric.update_count for name, metric in _metrics(pl_module).items()}
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

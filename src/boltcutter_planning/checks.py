@@ -107,7 +107,11 @@ def check_monitors(task: L.LightningModule, callbacks: Mapping[str, Callback]) -
 
 
 def report_unusual(trainer: L.Trainer, callbacks: Mapping[str, Callback]) -> None:
-    """Print which settings train nothing, or take the worst as the best; refuse a negative patience."""
+    """Print which settings train nothing, or take the worst as the best.
+
+    Raises:
+        ConfigError: The patience of early stopping is negative.
+    """
     zeros = [key for key in ("max_epochs", "max_steps") if getattr(trainer, key) == 0]
     found = [f"trainer.{key}=0: nothing is trained, and the initial weights are tested; set it to 1" for key in zeros]
     for path, callback in ((f"callback.{name}", callback) for name, callback in callbacks.items()):

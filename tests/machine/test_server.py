@@ -30,7 +30,6 @@ class MCPServer:
 for name in ("mcp", "mcp.server", "mcp.server.mcpserver"): sys.modules[name] = types.ModuleType(name)
 sys.modules["mcp.server.mcpserver"].MCPServer = MCPServer
 from boltcutter.project import Project
-from boltcutter.run.folder import read_record
 from boltcutter_machine.server import main
 main(Project.at(Path(sys.argv[1])), [])
 """

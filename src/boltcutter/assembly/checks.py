@@ -1,4 +1,4 @@
-"""Checks that trainer, data and task match each other and the launched processes."""
+"""Checks that trainer, data and task match each other and the launched processes; each raises a ConfigError if not."""
 
 from __future__ import annotations
 

@@ -103,11 +103,12 @@ class Guard(Callback):
             NonFiniteGradientError: A gradient is not finite, and ``max_skipped_steps`` steps were skipped already.
         """
         if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
-            if (scale := scaler.get_scale()) < SMALLEST_SCALE:  # no further wait: the scaler reads from the device too
+            finite = (p.grad.isfinite().all() for p in pl_module.parameters() if p.grad is not None)  # not yet computed
+            # No further wait for the device, as the scaler reads from it at each step, too.
+            if (scale := scaler.get_scale()) < SMALLEST_SCALE and not all(finite):
                 check = self._record(torch.zeros(0), [], False, trainer)
-                remedy = "lower optimizer.lr, or set trainer.precision=bf16-mixed"
                 what = f"gradients are not finite at {check.place}, although the loss is scaled by {scale:.0e}"
-                self._stop(trainer, pl_module, check, what, remedy)
+                self._stop(trainer, pl_module, check, what, "lower optimizer.lr", "set trainer.precision=bf16-mixed")
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradients: list[Tensor] = [parameter.grad for parameter in parameters]
@@ -182,18 +183,18 @@ class Guard(Callback):
                 f"{what}; skipping step {check.step} ({self.skipped} of {self.max_skipped_steps} consecutive)"
             )
             return
-        remedy = "lower optimizer.lr, set trainer.gradient_clip_val, or skip" if check.step else "change it, or skip"
-        remedy = f"{remedy} such steps with callback.guard.max_skipped_steps=5"
-        self._stop(trainer, pl_module, check, f"{what}; the weights are those of step {check.step}", remedy)
+        remedy = "lower optimizer.lr, set trainer.gradient_clip_val" if check.step else "change it"
+        skip = "skip such steps with callback.guard.max_skipped_steps=5"
+        self._stop(trainer, pl_module, check, f"{what}; the weights are those of step {check.step}", remedy, skip)
 
-    def _stop(self, trainer: L.Trainer, pl_module: Any, check: GradientCheck, what: str, remedy: str) -> NoReturn:
+    def _stop(self, trainer: L.Trainer, pl_module: Any, check: GradientCheck, what: str, *remedies: str) -> NoReturn:
         """Save the batch, and say what happened, where it began, and what may help."""
         file = self._write_batch(check.batch, trainer.global_rank) if self.save_batch else None
         saved = f"; the batch is saved as {file}" if file else ""
         origin = extend.call("nonfinite_origin", trainer, pl_module, check.batch, check.batch_idx)
         if origin and origin.in_data:
-            remedy = f"correct or remove these samples, or {remedy.rpartition('or ')[2]}"
-        raise NonFiniteGradientError(f"{what}{f'; {origin.text}' if origin else ''}{saved}: {remedy}")
+            remedies = "correct or remove these samples", *remedies[1:]
+        raise NonFiniteGradientError(f"{what}{f'; {origin.text}' if origin else ''}{saved}: {', or '.join(remedies)}")
 
     def _write_batch(self, batch: Any, rank: int) -> Path:
         path = self.folder / f"nonfinite-rank-{rank}.pt"

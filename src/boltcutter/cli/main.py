@@ -148,7 +148,7 @@ def expand_home(argument: str) -> str:
 
 
 def prepare_process() -> None:
-    """Prepare this process for training, evaluation or prediction: its rank, and the allocation of memory."""
+    """Set rank, threads and memory allocation; a ConfigError if variables of the launcher contradict one another."""
     read_ranks()
     threads.prepare()
     retain_freed_memory()

@@ -75,7 +75,7 @@ class DDPStrategy(strategies.DDPStrategy):
         if self.shared_memory and self.root_device.type == "cpu" and self.num_nodes == 1:
             # On CPUs communication does not overlap with computation, so a single bucket needs one wait, not several.
             self._ddp_kwargs.setdefault("bucket_cap_mb", SINGLE_BUCKET)
-        # On the stream of training, not on one of its own as in Lightning: there torch would wait for it at each step.
+        # On the stream of training: on one of its own, as in Lightning, torch would synchronize the two at each step.
         devices, overlaps = self.determine_ddp_device_ids(), self.root_device.type != "cpu"
         wrapped = FixedBucketsDDP(model, overlaps=overlaps, device_ids=devices, **self._ddp_kwargs)
         if track := extend.find("unused_parameters"):

@@ -79,6 +79,8 @@ def test_training_stops_when_a_gradient_scaler_cannot_help(tmp_path: Path) -> No
     with pytest.raises(NonFiniteGradientError, match=message):
         fit(module, Guard(tmp_path), plugins=[precision])
     assert module.layer.weight.isfinite().all()
+    scaler.update(2.0**-30)
+    fit(NonFiniteLoss(set()), Guard(tmp_path), plugins=[precision])  # a small scale alone is no reason
 
 
 class OnDevice(NamedTuple):
