@@ -147,6 +147,7 @@ def main(scratch: Path, cases: dict[str, list[list[str]]]) -> None:
     os.environ["AWS_SECRET_ACCESS_KEY"] = "a secret value"
     trust.KEY_FILE = scratch / "key"
     project = commands.Project.find(__file__)
+    os.chdir(scratch)  # not the checkout, to whose `runs` other tests may write meanwhile
     trial = [sys.executable, "*/scripts/train.py", "--print"]  # by which find-batch-size checks a configuration
     audit, found = Audit(scratch, PACKAGES, ["squeue"], ["git"], trial), []
     for hostile in (nothing, *FOLDERS):
