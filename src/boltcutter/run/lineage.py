@@ -34,15 +34,11 @@ LIBRARY_FOLDER = SOURCE / LIBRARY
 SNAPSHOT = ".snapshot.json"  # in a copy of the code: the state of the repository that it was copied from
 
 
-def differences(record: dict[str, Any], root: Path) -> list[str]:
-    """List how code, packages and hardware of a run differ from the current ones, one line each."""
-    source = git_state(root)
-    then = record.get("git", {})
-    found = []
-    if then.get("commit") != source.get("commit"):
-        found.append(
-            f"git commit is {source.get('commit')}, was {then.get('commit')}; git checkout {then.get('commit')}"
-        )
+def differences(record: dict[str, Any], root: Path, ranks: int) -> list[str]:
+    """List how code, packages, hardware and ranks of a run differ from the current ones, one line each."""
+    source, then, found = git_state(root), record.get("git", {}), []
+    if (was := then.get("commit")) != (commit := source.get("commit")):
+        found.append(f"git commit is {commit}, was {was}; git checkout {was}")
     if then.get("changes") != source["changes"]:
         found.append("uncommitted changes differ; see code.patch of the run")
     library, was_library = library_state(root), record.get("library") or {}
@@ -55,7 +51,9 @@ def differences(record: dict[str, Any], root: Path) -> list[str]:
             found.append(f"package {name} is {installed.get(name, 'absent')}, was {was}")
     if platform.python_version() != record.get("python"):
         found.append(f"Python is {platform.python_version()}, was {record.get('python')}")
-    here, then = hardware(), record.get("hardware", {})
+    here, then = {**hardware(), "number of ranks": ranks}, dict(record.get("hardware", {}))
+    attempts = record.get("attempts") or ()
+    then |= {"number of ranks": attempt["devices"] for attempt in attempts if "devices" in attempt}  # of the last one
     found += [f"{key} is {here.get(key)}, was {was}" for key, was in then.items() if here.get(key) != was]
     return [printable(line) for line in found]
 

@@ -138,7 +138,8 @@ def create_run(cfg: DictConfig, project: Project, components: Components, checkp
         print(f"test=true: {untested}; testing is skipped")
     create_folder(cfg, project.root)
     if cfg.reproduce or checkpoint:
-        for difference in lineage.differences(read_record(Path(cfg.reproduce or cfg.folder)), project.root):
+        record = read_record(Path(cfg.reproduce or cfg.folder))
+        for difference in lineage.differences(record, project.root, components.topology.world_size):
             print(f"warning: {difference}")
     device = components.trainer.strategy.root_device.type
     if checkpoint and not lineage.is_deterministic(device):

@@ -207,9 +207,9 @@ def test_the_project_and_an_editable_library_are_recorded_apart(repository: Path
     assert record["library"]["version"]
     assert (record["library"]["commit"], record["library"]["changes"]) == (ours["commit"], ours["changes"])
     assert (tmp_path / "run" / "library.patch").is_file() == bool(ours["patch"])
-    assert lineage.differences(record, repository) == []
+    assert lineage.differences(record, repository, 1) == []
     record["library"]["commit"] = "abc"
-    assert any("the library's commit is" in line for line in lineage.differences(record, repository))
+    assert any("the library's commit is" in line for line in lineage.differences(record, repository, 1))
 
 
 def test_differences_are_listed(tmp_path: Path) -> None:
@@ -217,19 +217,27 @@ def test_differences_are_listed(tmp_path: Path) -> None:
     cfg.folder = str(tmp_path / "run")
     create_folder(cfg, PROJECT.root)
     record = read_record(tmp_path / "run")
-    assert lineage.differences(record, PROJECT.root) == []
+    assert lineage.differences(record, PROJECT.root, 1) == []
     record["packages"]["torch"] = "0.1"
     record["git"]["commit"] = "abc"
     record["hardware"]["gpus"] = ["H200"]
     record["python"] = "2.7"
-    text = " | ".join(lineage.differences(record, PROJECT.root))
-    for part in ("git checkout abc", "package torch is", "was 0.1", "gpus is [], was ['H200']", "was 2.7"):
+    record["attempts"] = [{}, {"devices": 1}, {"devices": 2}, {}]
+    text = " | ".join(lineage.differences(record, PROJECT.root, 1))
+    for part in (
+        "git checkout abc",
+        "package torch is",
+        "was 0.1",
+        "gpus is [], was ['H200']",
+        "was 2.7",
+        "number of ranks is 1, was 2",
+    ):
         assert part in text
 
 
 def test_a_record_of_somebody_else_cannot_control_the_terminal() -> None:
     name = "\x1b]0;title\x07"
     record = {"git": {"commit": name}, "library": {"commit": name}, "packages": {name: name}, "python": name}
-    lines = lineage.differences(record | {"hardware": {name: name}}, Path(__file__).parent)
+    lines = lineage.differences(record | {"hardware": {name: name}}, Path(__file__).parent, 1)
     assert sum(r"\x1b]0;title\x07" in line for line in lines) == 5
     assert all(line.isprintable() for line in lines)
