@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,11 +16,19 @@ import yaml
 
 from boltcutter.checkpoint.storage import resolve_filesystem, store_errors
 from boltcutter_cloud import aws
-from boltcutter_cloud.ec2_script import VENV, check_requirements, render_user_data
 from boltcutter_cloud.machines import check_devices, find_machine
 from boltcutter_launch import jupyter as notebook
 from boltcutter_launch.cloud import earlier_id
-from boltcutter_launch.job import Job, NoAnswerError, State, Status, first_output, seconds
+from boltcutter_launch.job import (
+    Job,
+    NoAnswerError,
+    State,
+    Status,
+    assignments,
+    first_output,
+    render_template,
+    seconds,
+)
 from boltcutter_launch.stored_runs import read
 
 TAG = "boltcutter-job"  # of all that belongs to a job
@@ -28,6 +37,8 @@ AMI = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24
 PROFILE_SECONDS = (3, 6, 12)  # between requests with an instance profile that EC2 does not know
 MAX_USER_DATA = 16384  # bytes, https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
 ALIVE = ("pending", "running", "stopping", "stopped")
+HOME = "/opt/boltcutter"  # on the instance
+PRIVATE = re.compile(r"""["']([\w.-]+(?:\[[\w,. -]*\])? *@ *(?:git\+)?(?:file|ssh):[^"']*)["']""")  # of requirements
 
 
 @dataclass(kw_only=True, eq=False)
@@ -88,7 +99,7 @@ class EC2Launcher(aws.AwsLauncher):
             check_requirements(job.root)
         machine = str(self.instance_type)
         check_devices("launch.instance_type", machine, find_machine("ec2", machine), job)
-        if (size := len(render_user_data(self, job).encode())) > MAX_USER_DATA:
+        if (size := len(self._user_data(job).encode())) > MAX_USER_DATA:
             raise ValueError(
                 f"launch.setup: the script of the instance has {size} bytes with it and the variables, but EC2 takes "
                 f"{MAX_USER_DATA}; move its lines to a script in the project or to an AMI"
@@ -96,19 +107,46 @@ class EC2Launcher(aws.AwsLauncher):
 
     def command(self, job: Job) -> list[str]:
         """Return the command that the instance runs."""
-        return [VENV if self.install else self.python, *super().command(job)[1:]]
+        return [f"{HOME}/venv/bin/python" if self.install else self.python, *super().command(job)[1:]]
 
     def render(self, job: Job) -> str:
         """Render the request for the instance, with the script that it runs.
 
         Source: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html.
         """
-        request = self.fill(
-            Path(__file__).with_name("ec2.yaml.j2"), job, user_data=render_user_data(self, job), tag=TAG
-        )
+        request = self.fill(Path(__file__).with_name("ec2.yaml.j2"), job, user_data=self._user_data(job), tag=TAG)
         region = f" --region {self.region}" if self.region else ""
         submit = f"aws ec2 run-instances{region} --cli-input-yaml file://{self.job_file}"
         return self.job_yaml(request, job, submit)
+
+    def _user_data(self, job: Job) -> str:
+        """Render the script that cloud-init runs on the instance at its first boot.
+
+        systemd then runs the job at each boot, and stops it before the network.
+        """
+        url, variables = shlex.quote(self.remote_folder(job.folder)), self.variables(job)
+        program = shlex.join(self.command(job))
+        if self.image:
+            options = ["--rm", "--network=host", "--ipc=host", *(["--gpus=all"] if job.gpus else [])]
+            options += [f"--env={name}" for name in ("AWS_DEFAULT_REGION", *variables)]
+            program = f"docker run {shlex.join(options)} {shlex.quote(self.image)} {program}"
+        head = [f"url={url}", *(["notice=/run/boltcutter-notice"] if self.spot else [])]
+        packages = ["s3fs", *(["jupyterlab", "ipykernel"] if self.jupyter else [])]
+        return render_template(
+            Path(__file__).with_name("ec2_user_data.sh.j2"),
+            own=self,
+            home=HOME,
+            name=job.name,
+            url=url,
+            image=shlex.quote(self.image) if self.image else "",
+            registry=shlex.quote(str(self.image).partition("/")[0]),
+            registry_region=aws.image_region(self.image or ""),
+            python=shlex.quote(self.python),
+            packages=shlex.join(packages) if self.install else "",
+            variables="\n".join([*head, *assignments({"HOME": "/root", "PYTHONUNBUFFERED": "1", **variables})]),
+            command=program,
+            seconds=seconds(self.time),
+        )
 
     def create(self, job: Job, file: Path) -> str:
         """Start the instance; returns the region and the tag of the job."""
@@ -184,6 +222,20 @@ class EC2Launcher(aws.AwsLauncher):
             names = [name.rpartition("/")[2] for name in store.glob(f"{path}/ec2-*.log")]
         for name in sorted(names):
             yield read(f"{place}/{name}").decode(errors="replace")
+
+
+def check_requirements(project: Path) -> None:
+    """Check that an instance can install what a project requires, as far as its addresses tell.
+
+    Raises:
+        ValueError: A requirement is on this machine, or needs a key.
+    """
+    file = project / "pyproject.toml"
+    if file.is_file() and (match := PRIVATE.search(file.read_text())):
+        raise ValueError(
+            f"launch.install: pyproject.toml requires {match[1]}, which the instance cannot read; give an https address"
+            ", set launch.image, or use an AMI that has it with launch.install=false"
+        )
 
 
 def _tagged(token: str) -> list[dict[str, Any]]:

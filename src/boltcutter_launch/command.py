@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from boltcutter.config.compose import DictConfig, compose, merge
 from boltcutter.config.errors import ConfigError, as_config_error, hint, prefix_errors
 from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.locate import same_target
-from boltcutter.config.values import format_value, parse, plain, redacted, split_overrides
+from boltcutter.config.values import format_value, parse, plain, redacted, split_overrides, split_values
 from boltcutter.environment.identity import new_run_id
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import Project, is_library
@@ -26,7 +27,6 @@ from boltcutter.run import trust
 from boltcutter.run.folder import is_signed_by_user, save_config
 from boltcutter.run.store import refuse, run_store
 from boltcutter.topology import Topology, check_batch_size
-from boltcutter_launch.array import combinations
 from boltcutter_launch.job import JOB_VARIABLE, Job, Launcher
 from boltcutter_launch.jobs import Settings, has_completed, list_runs, read_launch, refresh, remember, run_verb
 from boltcutter_launch.stored_runs import find_stored
@@ -109,6 +109,31 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
     if start(launcher, settings, job, prepare, flags, resumed=bool(resumed)):
         refresh(launcher, *job.run_folders)
         sys.exit(not all(has_completed(folder) for folder in job.run_folders))
+
+
+def combinations(spec: str | list[str]) -> list[list[str]]:
+    """Return the overrides of each run of ``launch.array``: the Cartesian product of the values of all keys.
+
+    Args:
+        spec: ``key=value,value``; several keys separated by semicolons, or as a list.
+
+    Raises:
+        ValueError: ``spec`` has no valid syntax, or a key or value twice.
+    """
+    axes = [axis.strip() for axis in (spec.split(";") if isinstance(spec, str) else spec)]
+    overrides = []
+    for axis in axes:
+        key, equals, text = axis.partition("=")
+        values = split_values(text)
+        if not key or not equals or "" in values:
+            raise ValueError(f"launch.array={axis}: invalid syntax; give launch.array='seed=1,2;model=mlp,convnet'")
+        if len(set(values)) < len(values):
+            raise ValueError(f"launch.array={axis} has a duplicate value; remove it")
+        overrides.append([f"{key}={value}" for value in values])
+    keys = [re.sub(r"=.*", "", axis) for axis in axes]
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"launch.array={';'.join(axes)} has a duplicate key; merge its values")
+    return [list(combination) for combination in itertools.product(*overrides)]
 
 
 def prepare_for_spot(cfg: DictConfig, launcher: Launcher) -> None:

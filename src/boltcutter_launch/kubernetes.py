@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import json
 import lzma
+import re
+import shlex
 import sys
 from base64 import b64encode
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,13 +19,23 @@ import yaml
 
 from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.errors import one_line
-from boltcutter_launch import kubernetes_cluster, kubernetes_manifest
 from boltcutter_launch.bundle import BUNDLE
-from boltcutter_launch.cloud import CloudLauncher, as_text
-from boltcutter_launch.job import Job, Status
+from boltcutter_launch.cloud import CloudLauncher, as_text, next_name, to_yaml
+from boltcutter_launch.job import Job, Status, render_yaml, seconds
+from boltcutter_launch.kubernetes_cluster import API, INSTANCE, Cluster, Manifest, describe, has_index, summarize
+from boltcutter_launch.ray_driver import PLAN, Plan
+from boltcutter_launch.secret_reference import find_reader
 from boltcutter_launch.stored_runs import LOG
 
+CODE = "/etc/boltcutter"  # where a pod finds the packed code if the storage is a path
+PACKED = "job.tar.xz"  # name of the packed code there
 MAX_CONFIG_MAP = 1024 * 1024  # bytes
+PORT = 29500
+RAY_TIMEOUT = 1800  # seconds to wait for the nodes of a RayJob, which an autoscaler may have to add
+INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+# Characters: operators append up to 15, and the name of a host has at most 63. Of a RayJob it is 47:
+# https://github.com/ray-project/kuberay, MaxRayJobNameLength of ray-operator/controllers/ray/utils/constant.go.
+MAX_NAME = 47
 RESERVED = {"containers", "restartPolicy", "volumes", "subdomain", "terminationGracePeriodSeconds"}
 # https://karpenter.sh/docs/concepts/disruption/#pod-level-controls, and the FAQ of the Cluster Autoscaler
 KEEP = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
@@ -91,7 +104,7 @@ class KubernetesLauncher(CloudLauncher):
     def __post_init__(self) -> None:
         self.resources, self.annotations = as_text(self.resources), as_text(self.annotations)
         super().__post_init__()
-        self._connect = cache(kubernetes_cluster.Cluster)  # which renews credentials that expire by itself
+        self._connect = cache(Cluster)  # which renews credentials that expire by itself
         if wrong := sorted(RESERVED & self.pod.keys()):
             raise ValueError(f"launch.pod.{wrong[0]}: set by launch and trainer; remove it")
 
@@ -120,13 +133,96 @@ class KubernetesLauncher(CloudLauncher):
 
     def command(self, job: Job) -> list[str]:
         """Return the command that each pod runs."""
-        return super().command(job) + (
-            [f"--bundle={kubernetes_manifest.CODE}/{kubernetes_manifest.BUNDLE}"] if self.code_in_config_map else []
-        )
+        bundle = [f"--bundle={CODE}/{PACKED}"] if self.code_in_config_map else []
+        return super().command(job) + bundle
 
     def render(self, job: Job) -> str:
-        """Render the manifests."""
-        return kubernetes_manifest.render(self, job)
+        """Render the manifests as one YAML file."""
+        name = object_name(job)
+        space = f" -n {shlex.quote(self.namespace)}" if self.namespace else ""
+        steps = [f"kubectl{space} apply -f {self.job_file}"]
+        if self.code_in_config_map:
+            steps.insert(0, f"kubectl{space} create configmap {name} --from-file={PACKED}")
+        group, version, _, kind = API[self.kind]
+        metadata: Manifest = {"name": name} | ({"namespace": self.namespace} if self.namespace else {})
+        metadata["labels"] = self._labels(job)
+        found = [{"apiVersion": f"{group}/{version}", "kind": kind, "metadata": metadata, "spec": self._spec(job)}]
+        if self.kind == "job" and job.nodes > 1:
+            # A restarted pod is found before it is ready, as it becomes ready only when all have found each other.
+            service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {INSTANCE: name}}
+            found.append({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service})
+        return "---\n".join([to_yaml(found[0], *steps), *map(to_yaml, found[1:])])
+
+    def _labels(self, job: Job) -> dict[str, str]:
+        """The labels of the objects and pods of a job."""
+        return {"app.kubernetes.io/name": "boltcutter", INSTANCE: object_name(job)} | self.tags
+
+    def _spec(self, job: Job) -> Manifest:
+        cpus = self.cpus or job.devices * (1 + job.num_workers)
+        plan = Plan(
+            folder=self.remote_folder(job.folder),
+            command=self.command(job),
+            nodes=job.nodes,
+            devices=job.devices,
+            gpus=job.gpus,
+            cpus=max(1, int(cpus)) / job.devices,
+            max_restarts=self.max_restarts,
+            timeout=RAY_TIMEOUT,
+            address="auto",
+        )
+        # CPUs are requested but not limited, since a limit slows processes down; the rest is both.
+        limits: Manifest = dict(self.resources)
+        limits |= {"memory": self.memory} if self.memory else {}
+        limits |= {self.gpu_resource: job.devices} if job.gpus else {}
+        values = {
+            "own": self,
+            "job": job,
+            "name": object_name(job),
+            "labels": self._labels(job),
+            "command": [_literal(text) for text in self.command(job)],
+            "env": self._environment(job),
+            "resources": {"requests": {"cpu": f"{cpus:g}"} | limits} | ({"limits": limits} if limits else {}),
+            "rdma": any(re.search(r"rdma|efa|hca|infiniband", name) for name in self.resources),
+            "volumes": self._volumes(job),
+            "runtime": to_yaml({"env_vars": {PLAN: json.dumps(asdict(plan))}}),
+            "cpus": max(1, int(cpus)),
+            "seconds": seconds,
+        }
+        pod, head = (self._pod(**values | more) for more in ({}, {"resources": {"requests": {"cpu": "1"}}}))
+        return dict(render_yaml(Path(__file__).with_name("kubernetes_spec.yaml.j2"), pod=pod, head=head, **values))
+
+    def _pod(self, **values: Any) -> Manifest:
+        pod: Manifest = render_yaml(Path(__file__).with_name("kubernetes_pod.yaml.j2"), **values)
+        return pod | {"spec": pod["spec"] | self.pod}
+
+    def _environment(self, job: Job) -> list[Manifest]:
+        """The variables of a container: of the run, of secrets of the namespace, and of the ranks of a job."""
+        values: dict[str, object] = {**self.variables(job)}
+        if self.user is not None:  # of an image that may not have this user
+            values = {"HOME": "/tmp", "USER": "boltcutter"} | values  # noqa: S108
+        own = {name: place.split("/") for name, place in self.secrets.items() if not find_reader(place)}
+        found: list[Manifest] = [{"name": name, "value": _literal(str(value))} for name, value in values.items()]
+        found += [
+            {"name": name, "valueFrom": {"secretKeyRef": {"name": of, "key": key}}} for name, (of, key) in own.items()
+        ]
+        if self.kind != "job" or job.nodes == 1:
+            return found
+        name = object_name(job)
+        ranks = {"WORLD_SIZE": job.nodes, "MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": PORT}
+        found.append({"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": INDEX}}})
+        return found + [{"name": name, "value": str(value)} for name, value in ranks.items()]
+
+    def _volumes(self, job: Job) -> list[tuple[str, str, Manifest]]:
+        """The volumes of a pod: the name of each, where it is mounted, and what it is."""
+        shared: Manifest = {"medium": "Memory"} | ({"sizeLimit": self.shm_size} if self.shm_size else {})
+        found: list[tuple[str, str, Manifest]] = [("shm", "/dev/shm", {"emptyDir": shared})]  # noqa: S108
+        if self.code_in_config_map:
+            found.append(("code", CODE, {"configMap": {"name": object_name(job)}}))
+        for number, (place, path) in enumerate(self.volumes.items()):
+            is_claim = not place.startswith("/")
+            source = {"persistentVolumeClaim": {"claimName": place}} if is_claim else {"hostPath": {"path": place}}
+            found.append((f"volume-{number}", path, source))
+        return found
 
     def check_credentials(self) -> None:
         """Raise ValueError if no cluster is configured, or the kubeconfig file does not have the context."""
@@ -140,7 +236,7 @@ class KubernetesLauncher(CloudLauncher):
         """Whether the job is one of an array that can be cancelled only as a whole."""
         return self.split_id(job_id)[2] is not None
 
-    def _cluster(self, job_id: str | None = None) -> tuple[kubernetes_cluster.Cluster, str]:
+    def _cluster(self, job_id: str | None = None) -> tuple[Cluster, str]:
         """The cluster, and the name of the job if there is one."""
         namespace, name, _, context = self.split_id(job_id) if job_id else (self.namespace, "", None, self.context)
         return self._connect(self.kind, context or None, namespace), name
@@ -162,15 +258,15 @@ class KubernetesLauncher(CloudLauncher):
             raise
         return f"{place.namespace}/{owner['name']}@{place.context}"
 
-    def _config_map(self, metadata: dict[str, Any], folder: Path) -> kubernetes_manifest.Manifest:
+    def _config_map(self, metadata: dict[str, Any], folder: Path) -> Manifest:
         content = lzma.compress(gzip.decompress((folder / BUNDLE).read_bytes()))  # smaller by a quarter
-        (folder / kubernetes_manifest.BUNDLE).write_bytes(content)
+        (folder / PACKED).write_bytes(content)
         if len(content) > MAX_CONFIG_MAP:
             raise ValueError(
                 f"launch.storage={self.storage}: the packed code has {len(content) / 1e6:.1f} MB, but Kubernetes "
                 "stores at most 1 MB with a job; have git ignore large files, or use storage such as s3://<bucket>/runs"
             )
-        data = {kubernetes_manifest.BUNDLE: b64encode(content).decode()}
+        data = {PACKED: b64encode(content).decode()}
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": data}
 
     def status(self, job_id: str) -> Status:
@@ -179,9 +275,9 @@ class KubernetesLauncher(CloudLauncher):
         if not (found := place.read(name)):
             return Status("ended", f"job {job_id}, deleted")
         index = self.split_id(job_id)[2]
-        pods = [pod for pod in place.pods(name) if index is None or kubernetes_cluster.has_index(pod, index)]
-        state, text = kubernetes_cluster.summarize(found, pods, index)
-        faults = [fault for pod in pods if (fault := kubernetes_cluster.describe(pod))]
+        pods = [pod for pod in place.pods(name) if index is None or has_index(pod, index)]
+        state, text = summarize(found, pods, index)
+        faults = [fault for pod in pods if (fault := describe(pod))]
         succeeded = state == "ended" and not text.startswith("failed")
         return Status(state, one_line("; ".join([f"job {job_id}, {text}", *faults])), succeeded)
 
@@ -205,7 +301,7 @@ class KubernetesLauncher(CloudLauncher):
                 yield from stored() if stored else ()
                 return
             for pod in place.pods(name):
-                if not kubernetes_cluster.has_index(pod, index):
+                if not has_index(pod, index):
                     continue
                 yield from place.new_output(pod, shown, follow=follow)
 
@@ -216,3 +312,14 @@ class KubernetesLauncher(CloudLauncher):
             place = f"{self.remote_folder(folder)}/{LOG}, on a volume of the pods"
             note = f"note: the output of rank 0 is in {place}; copy it from there"
             print(note, file=sys.stderr)
+
+
+def object_name(job: Job) -> str:
+    """Return the name of the objects of a job, which is also a host name: it starts with a letter."""
+    name = next_name(job, limit=MAX_NAME - 7)  # with space for what may come before and after it
+    return name if name[0].isalpha() else f"run-{name}"
+
+
+def _literal(text: str) -> str:
+    """Escape what Kubernetes would take for a reference to a variable."""
+    return text.replace("$", "$$")

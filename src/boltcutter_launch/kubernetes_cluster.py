@@ -13,8 +13,13 @@ import yaml
 from boltcutter.config.errors import one_line
 from boltcutter.project import install_command
 from boltcutter_launch.job import NoAnswerError, State, UnreachableError
-from boltcutter_launch.kubernetes_manifest import API, INSTANCE, Manifest
 
+INSTANCE = "app.kubernetes.io/instance"  # label of all objects and pods of a job
+API = {  # group, version, plural and kind
+    "job": ("batch", "v1", "jobs", "Job"),
+    "trainjob": ("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob"),
+    "rayjob": ("ray.io", "v1", "rayjobs", "RayJob"),
+}
 TIMEOUT = (5, 30)  # seconds to connect, and to wait for an answer
 GATEWAY_TIMEOUT = 504  # the request may have had an effect
 LOG_TIMEOUT = (5, 24 * 3600)  # a training may be silent for long
@@ -27,6 +32,8 @@ REMEDIES = {
     404: "correct launch.namespace, or install the operator of launch.kind",
     409: "delete it, or launch the run in another folder",
 }
+
+Manifest = dict[str, Any]
 
 
 class Cluster:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from boltcutter_launch import slurm_queue, slurm_script
+from boltcutter_launch import slurm_queue
 from boltcutter_launch.job import (
     FINAL,
     JOB_VARIABLE,
     Job,
     Launcher,
     Status,
+    assignments,
     check_settings,
+    code_path,
     follow_log,
     match_job_id,
+    quote,
+    render_template,
     seconds,
 )
 
@@ -153,7 +158,36 @@ class SlurmLauncher(Launcher):
 
     def render(self, job: Job) -> str:
         """Render the sbatch script."""
-        return slurm_script.render(self, job)
+        is_single = self.torchrun or job.search  # a task of srun starts the other processes of its node
+        threads, mounts = self.cpus(job), list(dict.fromkeys([*job.mounts, *self.container_mounts]))
+        folder, log = shlex.quote(str(job.folder)), str(job.folder).replace("%", "%%")
+        if job.array_size:
+            folder = shlex.quote(job.run_folder("")) + "$SLURM_ARRAY_TASK_ID"
+            log = job.run_folder("").replace("%", "%%") + "%a"
+        run = ['"resume=$folder"']
+        if job.search:
+            run = [f"resume={quote(str(job.folder))}", 'worker="$SLURM_ARRAY_TASK_ID"']
+        return render_template(
+            Path(__file__).with_name("slurm.sh.j2"),
+            slurm=self,
+            job=job,
+            directive=directive,
+            quote=quote,
+            join=shlex.join,
+            gpus=":".join(filter(None, ["gpu" * (self.gpu_option == "gres"), self.gpu_type, str(job.devices)])),
+            name=re.sub(r"\s", "-", job.name),
+            tasks=1 if is_single else job.devices,
+            cpus=threads * (job.devices if is_single else 1),
+            threads=threads,
+            folder=folder,
+            log=f"{log}/logs/slurm.log",
+            variables=[*assignments({**job.environment, **self.environment}), *code_path(job)],
+            engine=self.container and self.container_engine,
+            mounts=mounts,
+            pairs=",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in mounts),
+            torchrun=self.torchrun and not job.search,  # which would kill its workers before they have saved
+            arguments=" ".join([*run, *job.trust]),
+        )
 
     def cpus(self, job: Job) -> int:
         """Return the CPUs of each process."""
@@ -195,3 +229,10 @@ def split_job_ids(job_id: str) -> list[str]:
         ValueError: The recorded id is malformed; scancel could take it for an option.
     """
     return [match_job_id(r"[0-9]+(_[0-9]+)?", link, "a number such as 123 or 123_4")[0] for link in job_id.split(",")]
+
+
+def directive(text: str) -> str:
+    """Quote a value as sbatch reads it from a script: only quotes and backslashes are escaped."""
+    if re.fullmatch(r"[\w@%+=:,./&|*\[\]-]+", text, re.ASCII):
+        return text
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'

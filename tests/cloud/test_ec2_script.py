@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from boltcutter_cloud.ec2_script import check_requirements
+from boltcutter_cloud.ec2 import check_requirements
 
 from .test_ec2 import CASES, job, launcher
 

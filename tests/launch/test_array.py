@@ -1,7 +1,7 @@
 import pytest
 
 from boltcutter.config.values import split_values
-from boltcutter_launch.array import combinations
+from boltcutter_launch.command import combinations
 
 
 def test_combinations_are_the_cartesian_product() -> None:

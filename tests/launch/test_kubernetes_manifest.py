@@ -15,8 +15,7 @@ from ray_run import RAY_PROBE
 
 from boltcutter.environment.platform import PLATFORM, launched_layout
 from boltcutter_launch.job import Job
-from boltcutter_launch.kubernetes import KubernetesLauncher
-from boltcutter_launch.kubernetes_manifest import object_name
+from boltcutter_launch.kubernetes import KubernetesLauncher, object_name
 from boltcutter_launch.platform import export_torchrun_env
 from boltcutter_launch.ray_driver import PLAN, Plan, missing
 
