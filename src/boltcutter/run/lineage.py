@@ -52,8 +52,8 @@ def differences(record: dict[str, Any], root: Path, ranks: int) -> list[str]:
     if platform.python_version() != record.get("python"):
         found.append(f"Python is {platform.python_version()}, was {record.get('python')}")
     here, then = {**hardware(), "number of ranks": ranks}, dict(record.get("hardware", {}))
-    attempts = record.get("attempts") or ()
-    then |= {"number of ranks": attempt["devices"] for attempt in attempts if "devices" in attempt}  # of the last one
+    devices = [attempt["devices"] for attempt in record.get("attempts") or () if "devices" in attempt]
+    then |= {"number of ranks": devices[-1]} if devices else {}  # of the last attempt
     found += [f"{key} is {here.get(key)}, was {was}" for key, was in then.items() if here.get(key) != was]
     return [printable(line) for line in found]
 
