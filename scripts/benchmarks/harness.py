@@ -24,7 +24,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "scripts" / "train.py"
-COUNTED = ("rounds", "turns", "steps", "batches", "epochs")
+COUNTED = ("rounds", "turns", "steps", "batches", "epochs", "asks", "seconds")
 SECONDS = 900  # timeout for the start of a process, and for a turn
 
 
@@ -42,7 +42,7 @@ class Ratio:
         what: Name of the numerator.
         over: Name of the denominator.
         value: Ratio of the medians.
-        spread: Smallest and largest ratio of the rounds.
+        spread: Smallest and largest ratio of the rounds, or the 95% interval of the median.
         target: Upper bound of the ratio; with ``least``, lower bound.
         least: Whether ``target`` is a lower bound.
     """
