@@ -92,9 +92,8 @@ def measured_elsewhere(groups: Sequence[Group], known: Sequence[Run], metric: st
             others[method_of(run)] = run
     if not others:
         return []
-    ids = listed([run.id for run in others.values()])
     return [
-        f"{metric} was also measured with other settings ({ids}): "
+        f"{metric} was also measured with other settings ({listed([run.id for run in others.values()])}): "
         "if it has chosen what is compared, the difference is too good; choose by val/…, with test=false"
     ]
 

@@ -135,23 +135,15 @@ def _of_search(folder: Path, record: Mapping[str, Any]) -> Facts:
     is_sampled = bool(_dict(_dict(record.get("settings")).get("space")))
     repeated = "" if is_sampled or not common else common[0].removeprefix("data.")  # fold or seed
     pairs = [pair for pair in _list(record.get("metrics")) if isinstance(pair, list) and len(pair) == 2]
+    usual = "completed" if (folder / TRIALS).is_file() else "running"  # of records without a reason
     return {
         "name": folder.parent.name,
-        "reason": "completed" if _has_ended(folder, settings) else "running",
+        "reason": str(record.get("reason") or usual),
         "started": _time(record.get("created")),
         "settings": settings,
         "objectives": [[str(name), str(mode)] for name, mode in pairs],
         "trials": repeated or "trial",
     }
-
-
-def _has_ended(folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether a search has written its results, and no trial waits to be continued, unless its time was limited."""
-    try:
-        trials = trust.read_bytes(folder / TRIALS)
-    except (OSError, ValueError):
-        return False
-    return b",running," not in trials or settings.get("search.max_time") is not None
 
 
 def _settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -17,8 +17,6 @@ from boltcutter_runs.query import FIELDS, equals, parse, value_of
 from boltcutter_runs.record import Run
 
 OWN = ("folder", "report", "test", "resume", "reproduce", "ckpt", "trust", *REPEATED)  # of each run
-
-
 LASTING = ("name", "status", "devices")  # fields that further runs have in common with those of a group
 
 

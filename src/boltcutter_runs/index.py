@@ -20,7 +20,7 @@ from boltcutter.checkpoint.atomic import write_text
 from boltcutter.run import trust
 from boltcutter_runs.facts import Facts, Place, read_facts, scan
 
-FOLDER, FILE, VERSION = ".boltcutter", f"index-{os.getuid()}.json", 2
+FOLDER, FILE, VERSION = ".boltcutter", f"index-{os.getuid()}.json", 3
 MIN_CHANGED = 0.01  # of all runs, below which reading them again is faster than writing the index
 
 

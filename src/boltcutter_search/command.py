@@ -13,7 +13,7 @@ from boltcutter.extend import NegativeResult, resolve_references
 from boltcutter.formatting import parse_count
 from boltcutter.project import Project, command, display_path
 from boltcutter.run.folder import record_attempt
-from boltcutter_search.plan import Plan, continued, planned, save
+from boltcutter_search.plan import Plan, continued, planned, save, save_reason
 from boltcutter_search.trial import MAX_RESTARTS
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def search(plan: Plan, worker: int | None = None) -> None:
     from boltcutter_search.results import Progress
 
     study = open_study(plan, worker)
+    save_reason(plan.folder, "running")
     progress = Progress(plan.metrics, plan.total, study.results())
     limit = TimeLimit(plan.folder if worker is None else worker_folder(plan.folder, worker), settings.time_limit)
     print(f"{plan.total} trials in {display_path(plan.folder)}", flush=True)
@@ -123,6 +124,7 @@ def search(plan: Plan, worker: int | None = None) -> None:
     lease.check()
     results = study.results()
     write_outcome(plan, results, study.importances())
+    save_reason(plan.folder, "interrupted" if signals.received_signal() else "completed")
     if results and all(result.state == "failed" for result in results):
         raise NegativeResult(plan.folder)
 

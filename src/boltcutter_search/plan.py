@@ -307,14 +307,15 @@ def own_command() -> str:
 def save(plan: Plan) -> None:
     """Write what is needed to continue the search."""
     used = {name: getattr(plan, name) for name in SIGNED}
-    record = {
-        "command": plan.command,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        **used,
-        "signature": trust.sign(used),
-    }
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    record = {"command": plan.command, "created": created, **used, "signature": trust.sign(used)}
     plan.folder.mkdir(parents=True, exist_ok=True)
     write_text(plan.folder / RECORD, json.dumps(record, indent=2) + "\n")
+
+
+def save_reason(folder: Path, reason: str) -> None:
+    """Write how a search has ended, or that it is running, which a process that is killed leaves there."""
+    write_text(folder / RECORD, json.dumps(read_search(folder) | {"reason": reason}, indent=2) + "\n")
 
 
 def read_search(folder: Path) -> dict[str, Any]:

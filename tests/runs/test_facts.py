@@ -79,11 +79,11 @@ def test_a_search_has_its_objectives(tmp_path: Path) -> None:
     found = facts(folder)
     assert (found["name"], found["objectives"], found["trials"]) == ("digits", [["val/loss", "min"]], "fold")
     assert (found["settings"], found["reason"], found["started"]) == ({"search.folds": 5}, "running", 1767225600.0)
-    rows = "trial,state,seed,seconds\n0,complete,0,1.5\n1,{},1,0\n"
-    for state, reason in (("complete", "completed"), ("running", "running")):  # or interrupted by a signal
-        (folder / "trials.csv").write_text(rows.format(state))
+    rows = "trial,state,seed,seconds\n0,complete,0,1.5\n1,complete,1,0\n"
+    for reason in ("completed", "running", "interrupted"):  # by a signal
+        (folder / "search.json").write_text(json.dumps(record | {"reason": reason}))
         assert facts(folder)["reason"] == reason
-    record["settings"]["max_time"] = "30m"
+        (folder / "trials.csv").write_text(rows)
     (folder / "search.json").write_text(json.dumps(record))
     assert facts(folder)["reason"] == "completed"
 

@@ -6,6 +6,8 @@ import random
 import re
 import signal
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,17 @@ import torch
 from conftest import Script, environment, saved_weights
 from forkserver import ForkServer
 
-from boltcutter.environment import lease, signals
+from boltcutter.environment import lease, signals, startup
 from boltcutter.project import Project
 from boltcutter_runs.groups import read_group
 from boltcutter_runs.record import find_runs
 from boltcutter_search.command import main, open_study
-from boltcutter_search.plan import planned
-from boltcutter_search.trial import is_completed
+from boltcutter_search.command import search as run_plan
+from boltcutter_search.plan import Plan, planned, save
+from boltcutter_search.results import Progress, Result
+from boltcutter_search.trial import Sampled, Trial, is_completed
+
+from .conftest import MakeTrial
 
 TRAINING = ["model=mlp", "logger=null", "trainer.max_epochs=4", "data.num_workers=0"]
 # A trial that fails, one that is best, and one that falls behind.
@@ -174,6 +180,32 @@ def test_a_killed_search_continues(forks: ForkServer, script: Script, tmp_path: 
         assert_equal_weights(folder / "trials" / f"{number:04d}", tmp_path / str(number))
         steps = pd.read_csv(folder / "trials" / f"{number:04d}" / "metrics.csv")["val/loss"].count()
         assert steps == 60
+
+
+def test_a_search_that_a_signal_ends_between_two_trials_is_no_completed_one(
+    tmp_path: Path, make_trial: MakeTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(plan: Plan, sampled: Sampled, environment: Mapping[str, str]) -> Trial:
+        return make_trial(Sampled(sampled.number, {"do": "2 1"}), environment)
+
+    def end_search(progress: Progress, result: Result) -> None:
+        statuses.append(find_runs(plan.folder)[0].status)
+        if len(statuses) == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Plan, "make_trial", make)
+    monkeypatch.setattr(Progress, "ended", end_search)
+    options = ["search=seeds", "search.seeds=2", f"folder={tmp_path / 'search'}", *TRAINING]
+    plan, statuses = replace(planned(Project.find(__file__), options), metrics=[("loss", "min")]), list[str]()
+    save(plan)
+    for status, count in (("interrupted", 1), ("completed", 2)):
+        with startup.restored_signals(), lease.hold(plan.folder):
+            signals.install_handlers()
+            run_plan(plan)
+            signals.restore_handlers()
+        assert statuses == ["running"] * count  # also where the results of an earlier attempt are there
+        assert states(plan.folder) == ["complete"] * count
+        assert find_runs(plan.folder)[0].status == status
 
 
 @pytest.mark.soak
