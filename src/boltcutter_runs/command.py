@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from boltcutter.checkpoint.storage import is_url
+from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError, hint, printable
 from boltcutter.config.values import split_overrides
 from boltcutter.formatting import aligned, parse_count
@@ -33,7 +34,7 @@ def main(project: Project, arguments: list[str]) -> list[Run] | None:
     place = runs_folder(project, rest)
     rest = [argument for argument in rest if not argument.startswith("runs=")]
     if "--live" in flags:
-        serve(place, flags, rest)
+        serve(project, place, flags, rest)
         return None
     if is_url(place) and ((rest[:1] and rest[0] in VERBS) or "--archived" in flags):
         raise ConfigError(f"runs={place}: runs at a URL are only listed; labels and archives need a folder")
@@ -106,7 +107,7 @@ def show(runs: Sequence[Run], place: str, flags: dict[str, str], text: str) -> N
         print(printable(f"warning: {run.folder}: {run.reason}"), file=sys.stderr)
 
 
-def serve(place: str, flags: dict[str, str], rest: Sequence[str]) -> None:
+def serve(project: Project, place: str, flags: dict[str, str], rest: Sequence[str]) -> None:
     """Serve the page of the runs; ``host=``, ``port=`` and ``token_file=`` are among the other arguments."""
     from boltcutter_runs import live  # slow imports
 
@@ -117,10 +118,14 @@ def serve(place: str, flags: dict[str, str], rest: Sequence[str]) -> None:
         raise ConfigError(f"runs={place}: only a folder can be followed; use --html, or boltcutter sync")
     if len(words) > 1 or (words and words[0] in VERBS):
         raise ConfigError(f"--live {' '.join(words)}: one filter is expected; quote it")
-    key = (text := words[0] if words else "").partition("=")[0]
-    if (near := hint(key, live.SETTINGS)) and not any(key in (*r.settings, *r.metrics) for r in find_runs(place)):
-        raise ConfigError(f"{key}: no such argument{near}")
-    live.serve(place, query.parse(text), settings)
+    chosen, known = query.parse(text := words[0] if words else ""), find_runs(place)
+    for key, _ in chosen.keys:  # which runs that are still to come may have
+        near = hint(key, live.SETTINGS) if text.startswith(f"{key}=") and " " not in text else ""
+        if (fault := query.find_fault(known, key)) or not known:
+            if near and key.isidentifier() and key not in compose(project):
+                raise ConfigError(f"{key}: no such argument{near}")
+            print(printable(f"warning: {key}: {fault}\n" if fault else ""), end="", file=sys.stderr)
+    live.serve(place, chosen, settings)
 
 
 def act(root: Path, verb: str, words: Sequence[str], flags: dict[str, str]) -> None:

@@ -15,7 +15,9 @@ from boltcutter.environment.process import distributed_rank
 from boltcutter.extend import RUNS
 from boltcutter.formatting import format_number
 from boltcutter.project import Project
+from boltcutter.run.metrics import parse_name
 from boltcutter_runs.record import Run, best_run, find_runs, metric_mode
+from boltcutter_runs.table import shown_metrics
 
 LATEST, BEST = "latest", "best:"
 VARIABLE = "BOLTCUTTER_REFERENCES"  # what names referred to, for processes that this one starts
@@ -111,5 +113,6 @@ def candidates(project: Project) -> dict[str, str]:
     """Values for completion: names and ids of runs, with descriptions."""
     runs = find_runs(runs_folder(project))
     found = {printable(run.id): printable(f"{run.name}, {run.status}") for run in reversed(runs) if run.parent is None}
-    best = dict.fromkeys((f"{BEST}{printable(name)}" for run in runs for name in run.metrics), "")
+    compared = (name for run in runs for name in run.metrics if parse_name(name).stage in ("val", "test"))
+    best = dict.fromkeys((f"{BEST}{printable(name)}" for name in (*shown_metrics(runs), *compared)), "")
     return {LATEST: "the newest run", **best, **found} if runs else {}

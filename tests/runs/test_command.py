@@ -3,13 +3,16 @@
 import csv
 import io
 import json
+import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from boltcutter.cli import commands
+from boltcutter_runs import live
 
 from .conftest import Write
 
@@ -100,6 +103,33 @@ def test_mistakes_are_one_line(runs: Run, arguments: str, message: str) -> None:
     out, err = runs(*shlex.split(arguments), status=2)
     assert err.startswith(message)
     assert (out, err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        ("prot=0", True),
+        ("cost<3", False),
+        ("data.port=3", False),
+        ("report=false", False),
+        ("prot=3 and seed=1", False),
+    ],
+)
+def test_a_filter_near_an_argument_is_refused_only_where_it_can_be_meant(
+    runs: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_refused: bool, is_first: bool
+) -> None:
+    served = list[str]()
+    monkeypatch.setattr(live, "serve", lambda place, query, settings: served.extend(key for key, _ in query.keys))
+    if is_first:
+        shutil.rmtree(tmp_path / "runs" / "digits")
+    _, err = runs("--live", text, status=2 if is_refused else 0)
+    if is_refused:
+        assert err == "error: prot: no such argument; did you mean port?\n"
+    else:
+        assert served == re.findall(r"[a-z.]+(?=[=<])", text)
+        unknown = [] if is_first else [key for key in served if key != "seed"]
+        assert re.findall("^warning: (.+?): no metric, setting or field of these runs", err, re.M) == unknown
 
 
 def test_what_cannot_be_written_is_one_line(runs: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
