@@ -25,9 +25,10 @@ def suggest_own_arguments(called: tuple[Project, Command, Sequence[str]]) -> Ite
         yield
     except ConfigError as error:
         own, misspelt = own_arguments(command.usage), list[str]()
+        given = [argument.partition("=")[0] for argument in arguments if re.match(r"\w+=", argument)]
+        keys = [key for key in given if key not in own]
         with suppress(ConfigError):
-            known = own | {*project.groups(), *map(str, compose(project))}
-            keys = [argument.partition("=")[0] for argument in arguments if re.match(r"\w+=", argument)]
+            known = own | {*project.groups(), *map(str, compose(project) if keys else ())}
             misspelt = [key for key in keys if key not in known and hint(key, own) == hint(key, known) != ""]
         if misspelt:
             raise ConfigError(f"{misspelt[0]}: no such argument{hint(misspelt[0], own)}") from error
