@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
-from boltcutter.checkpoint.storage import is_url
+from boltcutter.checkpoint.storage import is_url, open_file, resolve_filesystem
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.extend import RUNS
@@ -95,8 +95,6 @@ def _special(folder: str, names: Iterable[str]) -> set[str]:
 
 def collect(folder: Path, checkpoint: str, draft: Path) -> None:
     """Copy what belongs to a version of a model to a new folder; no links, which may lead elsewhere, and no FIFOs."""
-    from boltcutter.checkpoint.storage import resolve_filesystem
-
     (draft / "checkpoints").mkdir(parents=True)
     left_out = _special(str(folder), KEPT)
     for part in (folder / name for name in KEPT if name not in left_out):
@@ -154,7 +152,6 @@ def verify(place: str, reference: str) -> None:
         ConfigError: A file was added or changed, also where the lineage was changed with it.
     """
     from boltcutter.checkpoint.select import list_names
-    from boltcutter.checkpoint.storage import open_file
 
     lineage = read_lineage(place)
     names = {"record.json", *(f"checkpoints/{name}" for name in list_names(join(place, "checkpoints")))}
@@ -192,8 +189,6 @@ def publish_version(draft: Path, target: str) -> bool:
 
 def versions(place: str) -> list[int]:
     """The numbers of the complete versions of a name, in increasing order."""
-    from boltcutter.checkpoint.storage import resolve_filesystem
-
     with storage_errors(place, place):
         store, path = resolve_filesystem(place)
         found = store.glob(f"{path}/v*/{LINEAGE}")
@@ -207,8 +202,6 @@ def read_lineage(place: str) -> dict[str, Any]:
     Raises:
         ConfigError: It cannot be read, or is damaged.
     """
-    from boltcutter.checkpoint.storage import open_file
-
     with storage_errors(place, place), open_file(f"{place}/{LINEAGE}") as file:
         content = file.read(trust.MAX_BYTES) if file else b""
     with suppress(ValueError):

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from boltcutter.config.errors import one_line
 from boltcutter_launch.bundle import BUNDLE
-from boltcutter_launch.cloud import CloudLauncher, merged, next_name
+from boltcutter_launch.cloud import CloudLauncher
 from boltcutter_launch.job import (
     Job,
     NoAnswerError,
@@ -34,7 +34,6 @@ from boltcutter_launch.job import (
 INSTALL = "uv tool install --with pip 'skypilot[aws,gcp,kubernetes]>=0.14', then run sky check"
 TIMEOUT = 300  # seconds for a command; the first one starts SkyPilot's server
 LAUNCH_TIMEOUT = 1800  # seconds to submit, which starts the machine of the jobs controller if there is none
-PREEMPTED = 143  # exit status of the training when it has saved after SIGTERM
 HERE = Path(__file__).parent
 VENV = "boltcutter-venv"  # on the nodes, in the working directory of a task
 NO_CONTROLLER = "No in-progress managed jobs"
@@ -127,48 +126,18 @@ class SkyLauncher(CloudLauncher):
 
         Source: https://docs.skypilot.co/en/latest/reference/yaml-spec.html.
         """
-        name, limit = next_name(job), {"seconds": seconds(self.time), "time": self.time, "grace": self.grace}
-        hook = {
-            "events": ["down", "preemption"],
-            "timeout": self.grace,
-            "run": render_template(HERE / "sky_hook.sh.j2"),
-        }
-        task: dict[str, Any] = {
-            "name": name if name[0].isalpha() else f"run-{name}",
-            "num_nodes": job.nodes,
-            "resources": self._resources(job),
-            "envs": self.variables(job),
-            "setup": render_template(
-                HERE / "sky_setup.sh.j2",
-                setup=self.setup,
-                install=self.install,
-                venv=VENV,
-                store={"s3": "s3fs", "gs": "gcsfs"}[str(self.storage).partition("://")[0]],
-                bundle=shlex.quote(f"{self.remote_folder(job.folder)}/{BUNDLE}"),
-            ),
-            "run": render_template(HERE / "sky_run.sh.j2", command=shlex.join(self.command(job)), **limit),
-            "config": {"hooks": [hook]},
-        }
-        return self.job_yaml(merged(task, self.extra), job, shlex.join(self._launch_command(self.job_file)))
-
-    def _resources(self, job: Job) -> dict[str, Any]:
-        kinds = self.gpu_type if isinstance(self.gpu_type, list) else [self.gpu_type] if self.gpu_type else []
-        choices: list[dict[str, Any]] = [{"infra": place} for place in self.infra]
-        if kinds:
-            choices = [{**one, "accelerators": f"{kind}:{job.devices}"} for one in choices for kind in kinds]
-        resources = {
-            **(choices[0] if len(choices) == 1 else {"any_of": choices}),
-            "cpus": self.cpus or f"{job.devices * (1 + job.num_workers)}+",
-            "memory": self.memory,
-            "image_id": f"docker:{self.image}" if self.image else None,
-            "use_spot": self.spot,
-            "disk_size": self.disk_gb,
-            "network_tier": self.network_tier if job.nodes > 1 else None,
-            "max_hourly_cost": self.max_hourly_cost,
-            "labels": self.tags,
-            "job_recovery": {"max_restarts_on_errors": self.max_restarts, "recover_on_exit_codes": [PREEMPTED]},
-        }
-        return merged(resources, {})
+        places = [{"infra": place} for place in self.infra]
+        if self.gpu_type:
+            kinds = self.gpu_type if isinstance(self.gpu_type, list) else [self.gpu_type]
+            places = [{**one, "accelerators": f"{kind}:{job.devices}"} for one in places for kind in kinds]
+        values = {"own": self, "venv": VENV, "command": shlex.join(self.command(job)), "seconds": seconds(self.time)}
+        values["store"] = {"s3": "s3fs", "gs": "gcsfs"}[str(self.storage).partition("://")[0]]
+        values["bundle"] = shlex.quote(f"{self.remote_folder(job.folder)}/{BUNDLE}")
+        parts = ("setup", "run", "hook")
+        scripts = {part: render_template(HERE / f"sky_{part}.sh.j2", **values) for part in parts}
+        place = places[0] if len(places) == 1 else {"any_of": places}
+        task = self.fill(HERE / "sky.yaml.j2", job, place=place, **scripts)
+        return self.job_yaml(task, job, shlex.join(self._launch_command(self.job_file)))
 
     def _launch_command(self, file: str) -> list[str]:
         own = {place.partition("/")[0].replace("k8s", "kubernetes") for place in self.infra}

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from boltcutter_planning.failure import explain_errors
-from boltcutter_planning.first_batch import FirstBatchError, describe
+from boltcutter_planning.failure import FirstBatchError, describe, explain_errors
 
 
 class FailsAt(L.LightningModule):

@@ -21,7 +21,7 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import plain
 from boltcutter.data.digits import Digits
 from boltcutter.project import Project
-from boltcutter_runs.pictures import MAX_PICTURES, read_pictures
+from boltcutter_runs.comparison import MAX_PICTURES, read_pictures
 
 ROOT = Path(__file__).parents[2]
 METRIC = ["--metric", "test/accuracy"]
