@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError, printable
@@ -22,18 +25,31 @@ REMOVED = ".removed-"  # prefix of a folder that is being deleted
 def tag(runs: Sequence[Run], tags: Sequence[str], *, removes: bool = False) -> None:
     """Add tags to runs, or remove them; those of the configuration are only hidden, as the record is not changed."""
     for run in runs:
-        labels = read_labels(Path(run.folder))
-        own = [name for name in labels["tags"] if name not in tags]
-        hidden = [name for name in labels["untagged"] if name not in tags]
-        labels["tags"], labels["untagged"] = (own, [*hidden, *tags]) if removes else ([*own, *tags], hidden)
-        write_text(Path(run.folder, LABELS), json.dumps(labels, indent=1) + "\n")
+        with _changed_labels(Path(run.folder)) as labels:
+            own = [name for name in labels["tags"] if name not in tags]
+            hidden = [name for name in labels["untagged"] if name not in tags]
+            labels["tags"], labels["untagged"] = (own, [*hidden, *tags]) if removes else ([*own, *tags], hidden)
 
 
 def note(runs: Sequence[Run], text: str) -> None:
     """Set the note of runs."""
     for run in runs:
-        labels = read_labels(Path(run.folder)) | {"note": text}
-        write_text(Path(run.folder, LABELS), json.dumps(labels, indent=1) + "\n")
+        with _changed_labels(Path(run.folder)) as labels:
+            labels["note"] = text
+
+
+@contextmanager
+def _changed_labels(folder: Path) -> Iterator[dict[str, Any]]:
+    """Labels that are written after the block, in which other processes wait for them."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        labels = read_labels(folder)
+        yield labels
+        write_text(folder / LABELS, json.dumps(labels, indent=1) + "\n")
+    finally:
+        os.close(descriptor)
 
 
 def remove(runs: Sequence[Run], *, is_confirmed: bool, ask: Callable[[str], str] = input) -> list[Run]:
@@ -48,7 +64,8 @@ def remove(runs: Sequence[Run], *, is_confirmed: bool, ask: Callable[[str], str]
             folder = Path(run.folder)
             draft = folder.with_name(f"{REMOVED}{folder.name}")  # so that no half of a run is left under its name
             folder.rename(draft)
-            shutil.rmtree(draft)
+            with writing(f"remove {run.id}: {draft} is left", "delete it yourself"):
+                shutil.rmtree(draft)
             with suppress(OSError):
                 folder.parent.rmdir()  # unless it holds other runs
     return list(runs)
@@ -98,7 +115,7 @@ def _hold(runs: Sequence[Run], verb: str, stack: ExitStack) -> None:
             try:
                 held.acquire()
             except lease.LeaseHeldError as error:
-                text = str(error).replace(", or choose another folder", "")
+                text = str(error).replace(", stop it, or choose another folder", ", or stop it")
                 raise ConfigError(f"{verb} {run.id}: {text}") from None
             except OSError as error:
                 raise ConfigError(f"{verb} {run.id}: {folder} cannot be written ({error.strerror})") from None

@@ -61,6 +61,9 @@ def _scan(folder: str, depth: int, search: str | None, found: list[Place]) -> No
     try:
         with os.scandir(folder) as entries:
             names = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+    except PermissionError:  # perhaps a run of somebody else, which is listed as unreadable
+        found.append(Place(folder, [file_stamp(folder), None], search))
+        return
     except OSError:
         return
     inside = folder if is_search else search
@@ -135,10 +138,9 @@ def _of_search(folder: Path, record: Mapping[str, Any]) -> Facts:
     is_sampled = bool(_dict(_dict(record.get("settings")).get("space")))
     repeated = "" if is_sampled or not common else common[0].removeprefix("data.")  # fold or seed
     pairs = [pair for pair in _list(record.get("metrics")) if isinstance(pair, list) and len(pair) == 2]
-    usual = "completed" if (folder / TRIALS).is_file() else "running"  # of records without a reason
     return {
         "name": folder.parent.name,
-        "reason": str(record.get("reason") or usual),
+        "reason": str(record.get("reason") or ("completed" if (folder / TRIALS).is_file() else "running")),
         "started": _time(record.get("created")),
         "settings": settings,
         "objectives": [[str(name), str(mode)] for name, mode in pairs],

@@ -93,8 +93,8 @@ def _plain(value: Any) -> float | str | None:
 
 
 def _link(run: Run, home: Path) -> str | None:
-    report = Path(run.folder, "report.html")
-    return quote(os.path.relpath(report, home)) if report.is_file() else None
+    report = os.path.join(run.folder, "report.html")
+    return quote(os.path.relpath(report, home)) if os.path.isfile(report) else None  # not in one that cannot be read
 
 
 def _read_confusion(run: Run) -> dict[str, Any] | None:

@@ -25,6 +25,16 @@ with hold(Path(sys.argv[1])):
 """
 
 
+LABEL = """import sys
+from pathlib import Path
+from boltcutter_runs import actions
+from boltcutter_runs.record import find_runs
+runs = find_runs(sys.argv[1])
+for number in range(20):
+    actions.tag(runs, [f"{sys.argv[2]}{number}"])
+"""
+
+
 def one(root: Path) -> Run:
     (run,) = find_runs(root)
     return run
@@ -54,6 +64,13 @@ def test_tags_and_notes_are_beside_the_record(tmp_path: Path, write: Write) -> N
     assert one(tmp_path).tags == ("own", "b")
     assert (folder / "record.json").read_bytes() == record
     assert sorted(os.listdir(folder)) == ["labels.json", "record.json"]
+
+
+def test_processes_that_label_a_run_at_once_lose_nothing(tmp_path: Path, write: Write) -> None:
+    write(tmp_path / "run")
+    processes = [subprocess.Popen([sys.executable, "-c", LABEL, str(tmp_path), name]) for name in "abc"]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert sorted(one(tmp_path).tags) == sorted(f"{name}{number}" for name in "abc" for number in range(20))
 
 
 def test_removal_asks(tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,6 +107,19 @@ def test_a_run_that_is_held_is_not_moved(tmp_path: Path, write: Write, holder: P
         act[verb]()
     assert [run.folder for run in find_runs(tmp_path)] == [run.folder for run in runs]
     assert not (tmp_path / "digits" / "other" / ".lease").exists()
+
+
+def test_what_a_removal_leaves_is_named(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "digits" / "a")
+
+    def refuse(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", "0000")
+
+    monkeypatch.setattr(actions.shutil, "rmtree", refuse)
+    left = tmp_path / "digits" / ".removed-a"
+    with pytest.raises(ConfigError, match=rf"^remove a: {left} is left: 0000 cannot be .*; delete it yourself$"):
+        actions.remove(find_runs(tmp_path), is_confirmed=True)
+    assert left.is_dir()
 
 
 def test_a_search_whose_trial_is_running_is_not_moved(tmp_path: Path, write: Write) -> None:

@@ -149,6 +149,20 @@ def test_what_cannot_be_written_is_one_line(runs: Run, tmp_path: Path, monkeypat
     assert (tmp_path / "runs" / "digits" / "20260101-120000-00000001" / "record.json").is_file()
 
 
+def test_a_filter_may_select_a_search_and_its_trials(runs: Run, write: Write, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "digits" / "20260109-120000-0000000a"
+    write(folder / "trials" / "0000", day=9)
+    (folder / "search.json").write_text("{}")
+    out, _ = runs("archive", "id!=x")
+    assert len(out.splitlines()) == 4  # the search, and not its trial by itself
+    runs("restore", "id!=x")
+    _, err = runs("archive", "kind=trial", status=2)
+    assert "part of the search 20260109-120000-0000000a; archive the search" in err
+    assert "0000000a/0000  tag" in runs("tag", "id!=x", "all")[0]
+    assert len(runs("remove", "id!=x", "--yes")[0].splitlines()) == 4
+    assert not folder.exists()
+
+
 def test_labels_removal_and_archives(runs: Run) -> None:
     runs("tag", "seed>=1", "baseline")
     assert runs("note", "00000001", "the best")[0].split() == ["20260101-120000-00000001", "note", "the", "best"]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from boltcutter_runs.facts import Place, read_facts, read_labels, scan, stamp_of
+from boltcutter_runs.page import write as write_page
+from boltcutter_runs.record import find_runs
 
 from .conftest import Write
 
@@ -38,6 +40,25 @@ def test_folders_of_runs_and_searches_are_found(tmp_path: Path, write: Write) ->
     ]
     assert [place.folder for place in scan(str(tmp_path / "a/1"))] == [str(tmp_path / "a/1")]
     assert [*scan(str(tmp_path / "nowhere"))] == []
+
+
+def test_a_folder_that_may_not_be_read_is_no_missing_run(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "digits" / "a")
+    (hidden := tmp_path / "digits" / "b").mkdir()
+    scandir = os.scandir
+
+    def refuse(folder: str) -> Any:
+        if folder == str(hidden):
+            raise PermissionError(13, "Permission denied", folder)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert [(run.id, run.status) for run in find_runs(tmp_path)] == [("a", "completed"), ("b", "unreadable")]
+    is_file = Path.is_file
+    monkeypatch.setattr(Path, "is_file", lambda path: (path.parent == hidden and refuse(str(hidden))) or is_file(path))
+    assert write_page(find_runs(tmp_path), tmp_path / "page.html", "").is_file()
 
 
 def test_settings_are_flat_and_references_resolved_but_not_the_environment(
