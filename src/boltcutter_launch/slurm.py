@@ -169,7 +169,7 @@ class SlurmLauncher(Launcher):
             run = [f"resume={quote(str(job.folder))}", 'worker="$SLURM_ARRAY_TASK_ID"']
         return render_template(
             Path(__file__).with_name("slurm.sh.j2"),
-            slurm=self,
+            own=self,
             job=job,
             directive=directive,
             quote=quote,
