@@ -37,6 +37,8 @@ PROJECT_PACKAGES = tuple(
 )
 # Folders of the project with code that runs commands and changes files, which no configuration needs.
 TOOL_FOLDERS = ("scripts", "tests", "hooks")
+# Folders of the project with files of anybody, which Python takes for packages unless they have an __init__.py.
+DATA_FOLDERS = ("runs", "data")
 # Where targets may be, and what their classes must be derived from.
 TRUSTED_PACKAGES = (
     *("torch.nn", "torch.optim", "torch.amp", "torch.distributed.fsdp", "torchmetrics"),
@@ -212,20 +214,25 @@ def _is_user_code(path: str, folder: Path, project: Project | None) -> bool:
         return False
     places = [Path(p).resolve() for p in (spec.submodule_search_locations or [spec.origin or "/"])]
     installed = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib")]
-    if any(place.is_relative_to(lib) for place in places for lib in installed):
+    others = {"site-packages", "dist-packages"}  # of the system, of the user, and of cluster modules on PYTHONPATH
+    if any(others & set(place.parts) or any(map(place.is_relative_to, installed)) for place in places):
         return False
-    # Also those of the system, of the user, and of cluster modules on PYTHONPATH.
-    if any({"site-packages", "dist-packages"} & set(place.parts) for place in places):
-        return False
-    if spec.origin is None and any(run_folder.is_relative_to(place) for place in places):
-        return False  # a folder of data, such as that of all runs, which Python takes for a package
     root = project.root.resolve() if project else None
-    if root and any(place.is_relative_to(root / tool) for place in places for tool in TOOL_FOLDERS):
+    is_data = spec.origin is None and any(_holds_data(place, run_folder, root) for place in places)
+    if is_data or (root and any(place.is_relative_to(root / tool) for place in places for tool in TOOL_FOLDERS)):
         return False
     reached = [place.joinpath(*names[:depth]).resolve() for place in places for depth in range(len(names) + 1)]
+    if any((place / "record.json").exists() for place in reached):  # another run folder, of anybody as well
+        return False
     if root and root.is_relative_to(run_folder):  # this is the copy of the code that a launcher has created
         return all(place.is_relative_to(root) or not place.is_relative_to(run_folder) for place in reached)
     return not any(place.is_relative_to(run_folder) for place in reached)
+
+
+def _holds_data(place: Path, run_folder: Path, root: Path | None) -> bool:
+    """Return whether a folder without ``__init__.py`` is one of data, such as that of all runs."""
+    is_data = run_folder.is_relative_to(place) or (place.parent == root and place.name in DATA_FOLDERS)
+    return is_data or any(place.glob("*/*/record.json"))
 
 
 @cache
@@ -235,7 +242,7 @@ def _import_target(target: str) -> Any:
     for end in range(1, len(names) + 1):
         try:
             module = importlib.import_module(".".join(names[:end]))
-        except Exception:  # any error raised by the import, which locate() reports
+        except (Exception, SystemExit):  # any error raised by the import, which locate() reports
             break
         depth = end
     found: Any = module

@@ -383,8 +383,10 @@ def test_own_code_that_cannot_be_imported_is_not_refused(tmp_path: Path, monkeyp
     """Its error is reported where it is used, and nothing can be called."""
     (tmp_path / "my_broken_code.py").write_text("raise ValueError")
     (tmp_path / "my-code.py").write_text("class Net: ...")  # no name of a module
+    (tmp_path / "my_program.py").write_text("raise SystemExit")
     monkeypatch.syspath_prepend(tmp_path)
     assert not refused("my_broken_code.Net")
+    assert not refused("my_program.Net")
     assert refused("my-code.Net")
     monkeypatch.setitem(sys.modules, "without_spec", ModuleType("without_spec"))
     assert refused("without_spec.Net")
@@ -493,6 +495,23 @@ def test_a_module_beside_the_run_folder_is_no_package(tmp_path: Path, monkeypatc
     trust.check({"_target_": "some_code.net.Net"}, "run=x", folder)
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")  # now it is of two folders
     assert refused("some_runs.theirs.evil.Evil", folder)
+
+
+@pytest.mark.parametrize("place", ["runs/a/one", "mine/a/one", "mine", "package/a", "data/downloads"])
+def test_a_module_in_another_folder_of_data_is_refused_without_import(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of one run may name a module in the folder of another, which is somebody else's as well."""
+    (folder := tmp_path / "project" / place / "evil").mkdir(parents=True)
+    (folder / "net.py").write_text("raise AssertionError('was imported')")
+    if place != "data/downloads":
+        (folder.parent / "record.json").write_text("{}")
+    if place == "package/a":
+        (folder.parents[1] / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "project")
+    target = ".".join((*place.split("/"), "evil", "net", "Net"))
+    with pytest.raises(ConfigError, match=f"refers to {target}"):
+        trust.check({"_target_": target}, "run=x", tmp_path / "elsewhere", Project.at(tmp_path / "project"))
 
 
 def test_the_copy_of_the_code_in_a_run_folder_is_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
