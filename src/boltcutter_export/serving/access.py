@@ -31,13 +31,13 @@ class AccessMiddleware:
         await (refused or self.app)(scope, receive, send)
 
     def _refuse(self, request: Request) -> Response | None:
-        given = request.headers.get("host", "")
+        given, path = request.headers.get("host", ""), request.scope["path"]  # of request.url, Host may be a part
         if not self.access.is_for_us(given):
             return JSONResponse({"detail": f"host {given[:100]}: expected localhost"}, 421)
-        if request.url.path in OPEN:
+        if path in OPEN:
             return None
         offered = request.query_params.get("token", "")
-        if self.access.token and request.url.path == "/" and self.access.is_token(offered):
+        if self.access.token and path == "/" and self.access.is_token(offered):
             answer = RedirectResponse("/", 303)
             answer.set_cookie(COOKIE, quote(offered), httponly=True, samesite="strict")
             return answer

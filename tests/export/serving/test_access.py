@@ -5,6 +5,7 @@ import asyncio
 import httpx
 import pytest
 from starlette.applications import Starlette
+from starlette.datastructures import URL
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -55,6 +56,15 @@ def test_a_token_is_needed_for_all_but_health() -> None:
         assert get("/model", "0.0.0.0", TOKEN, authorization=header).status_code == 401, header
     assert get("/model", "0.0.0.0", TOKEN, "http://any.example", authorization=f"Bearer {TOKEN}").text == "ok"
     assert get("/health", "0.0.0.0", TOKEN).text == "ok"
+
+
+@pytest.mark.parametrize("host", ["localhost:8000/health?x=", "any.example/health#", "localhost:8000/?"])
+def test_a_host_with_a_path_needs_the_token(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier versions of Starlette take it as a part of the URL."""
+    url = property(lambda request: URL(f"http://{request.headers['host']}{request.scope['path']}"))
+    monkeypatch.setattr(Request, "url", url)
+    for path in ("/model", f"/model?token={TOKEN.replace('+', '%2B')}"):
+        assert get(path, "0.0.0.0", TOKEN, **{"Host": host}).status_code == 401
 
 
 def test_a_browser_gets_a_cookie() -> None:
