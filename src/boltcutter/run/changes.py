@@ -21,6 +21,7 @@ from boltcutter.internals import set_last_rates
 SECTIONS = ("model", "task", "optimizer", "scheduler", "callback")  # sections whose settings are stored in checkpoints
 LR_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")  # entries of a parameter group that hold learning rates
 SCHEDULED = ("lr", "momentum", "betas")  # what schedulers set
+MAX_REPLAYED = 10_000_000  # steps of a schedule, which take a minute or two; a checkpoint may claim any number
 MISSING = object()
 
 
@@ -108,6 +109,8 @@ class SettingChanges(Callback):
                 continue
             if names & vars(scheduler).keys():  # a setting of its own, which applies from now on
                 continue
+            if steps > MAX_REPLAYED:
+                raise ValueError(f"schedule of {steps:.3g} steps, at most {MAX_REPLAYED:.0e} for another length")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the optimizer has made no step
                 for _ in range(steps):
@@ -155,8 +158,7 @@ class SettingChanges(Callback):
 
 def length(trainer: L.Trainer) -> list[Any]:
     """What decides how many steps training has."""
-    limits = trainer.max_epochs, trainer.max_steps, trainer.limit_train_batches, trainer.accumulate_grad_batches
-    return list(limits)
+    return [trainer.max_epochs, trainer.max_steps, trainer.limit_train_batches, trainer.accumulate_grad_batches]
 
 
 def _fill(group: dict[str, Any], name: str, value: Any) -> None:

@@ -229,6 +229,16 @@ def test_every_scheduler_continues_in_the_new_schedule(
     assert ended.momenta == pytest.approx(whole.momenta[len(begun.rates) :])
 
 
+def test_a_schedule_of_a_trillion_steps_is_not_repeated() -> None:
+    """A checkpoint of somebody else may claim any number."""
+    optimizer = sgd(lr=0.1)
+    trainer = fake_trainer(optimizer, LambdaLR(optimizer, lambda step: 1.0))
+    changes = SettingChanges(DictConfig({}))
+    changes.resume({"settings": {}, "length": [2], "lr_schedulers": [{"last_epoch": 10**12}]}, ends=False)
+    with pytest.raises(ValueError, match=r"schedule of 1e\+12 steps, at most 1e\+07"):
+        changes.on_fit_start(trainer, Module())
+
+
 def test_equal_settings_are_not_changes() -> None:
     cfg = DictConfig({"optimizer": {"_target_": "torch.optim.SGD", "lr": float("nan")}, "seed": 1})
     changes = SettingChanges(cfg)
