@@ -49,11 +49,8 @@ from boltcutter.project import Project
 from boltcutter.protocols import NativeData
 from boltcutter.topology import Topology
 
-SET_ELSEWHERE = {
-    "callbacks": "callback",
-    "logger": "logger",
-    "default_root_dir": "folder",
-}  # arguments of the trainer, and the setting to use instead
+# Arguments of the trainer, and the setting to use instead.
+SET_ELSEWHERE = {"callbacks": "callback", "logger": "logger", "default_root_dir": "folder"}
 METRICS_FILE = "boltcutter.logger.csv.CSVLogger"
 
 
@@ -152,6 +149,8 @@ def complete_config(cfg: DictConfig) -> DictConfig:
     cfg.seed = int(cfg.seed)
     if not isinstance(cfg.name, str):
         cfg.name = str(cfg.name)
+    if not cfg.name.isprintable():
+        raise ConfigError(f"name={cfg.name}: has control characters, but names a folder; remove them")
     if not 0 <= cfg.seed < 2**32:
         raise ConfigError(f"seed={cfg.seed} is not in [0, {2**32 - 1}]; try 0")
     if not cfg.timeout > 0:

@@ -164,3 +164,9 @@ def test_a_null_setting_of_the_data_is_named_itself(tmp_path: Path, monkeypatch:
         read_config(PROJECT, [f"data={tmp_path}/rows.yaml", "data.num_classes=null", "seed=a"])
     mistakes = {line.partition("=")[0] for line in str(error.value).splitlines()}
     assert mistakes == {"data.shape", "data.num_classes", "seed"}
+
+
+def test_a_name_with_control_characters_is_refused() -> None:
+    """It names a folder, and would control the terminal wherever it is listed."""
+    with pytest.raises(ConfigError, match=r"^name=a\\nb\\x1b\[2J: has control characters"):
+        read_config(PROJECT, ['name="a\\nb\\x1b[2J"'])
