@@ -31,15 +31,11 @@ from boltcutter.protocols import PlannedExit
 from boltcutter.run import lineage, trust
 from boltcutter.run.store import run_store
 
-REQUIRED = ("name", "seed", "timeout", "data", "task", "trainer", "checkpoints")  # keys of each configuration
+BASIC = ("name", "checkpoints")  # keys of each configuration, also of those that are only compared
+REQUIRED = (*BASIC, "seed", "timeout", "data", "task", "trainer")
 # Entries of a record that are not plain values.
-ENTRIES = {
-    **dict.fromkeys(("attempts", "tags"), list),
-    **dict.fromkeys(
-        ("config", "git", "library", "packages", "hardware", "launch", "best_by", "metrics", "test", "measured_after"),
-        dict,
-    ),
-}
+MAPPINGS = "config", "git", "library", "packages", "hardware", "launch", "best_by", "metrics", "test", "measured_after"
+ENTRIES = {**dict.fromkeys(("attempts", "tags"), list), **dict.fromkeys(MAPPINGS, dict)}
 
 
 def read_run_config(project: Project, folder: Path, setting: str = "run", *, instantiates: bool = True) -> DictConfig:
@@ -57,7 +53,7 @@ def read_run_config(project: Project, folder: Path, setting: str = "run", *, ins
     recorded, signature = recorded_config(folder, setting)
     where = f"{setting}={folder}"
     trust.check(recorded, where, folder, project, signature=signature, instantiates=instantiates, walks=True)
-    if missing := [key for key in REQUIRED if instantiates and key not in recorded]:
+    if missing := [key for key in REQUIRED if (instantiates or key in BASIC) and key not in recorded]:
         raise ConfigError(f"{where}: its record.json has no {missing[0]} in config; restore it from a copy")
     if broken := [key for key, value in recorded.items() if isinstance(value, str) and "\0" in value]:
         raise ConfigError(f"{where}: its record.json has a NUL character in {broken[0]}; restore it from a copy")
