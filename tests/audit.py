@@ -65,7 +65,7 @@ class Audit:
 
     def _is_scratch(self, path: Any) -> bool:
         place = os.path.abspath(os.fsdecode(path))
-        return place.startswith((self.scratch, "/dev/null", "/dev/shm", "/proc/self")) or "/__pycache__/" in place
+        return place.startswith((self.scratch, "/dev/null", "/dev/shm", "/proc/self")) or "/__pycache__/" in f"{place}/"
 
     def _is_generated(self) -> bool:
         frame = sys._getframe()
