@@ -197,9 +197,8 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
             known = module.partition(".")[0] in sys.stdlib_module_names
             if function.built or (known and function.name not in SKIPPABLE_CALLS and module not in SKIPPABLE_CALLS):
                 raise pickle.UnpicklingError(f"it calls {function.name}")
-            if function.name == "builtins.getattr" and not isinstance(
-                arguments[0], Placeholder
-            ):  # of enums and methods
+            # Enums and methods are pickled so.
+            if function.name == "builtins.getattr" and not isinstance(arguments[0], Placeholder):
                 raise pickle.UnpicklingError("it calls builtins.getattr")
             return Placeholder(function.name, built=True)
         if id(function) not in _callable():
@@ -220,10 +219,7 @@ _INHERITED = (  # opcodes that only create or move numbers, strings and containe
     *("EMPTY_SET", "GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
     *("GLOBAL", "STACK_GLOBAL"),  # which call find_class
 )
-_OVERRIDDEN = (
-    *("REDUCE", "NEWOBJ", "BUILD", "BINPERSID", "APPEND", "APPENDS", "ADDITEMS", "FROZENSET"),
-    *("SETITEM", "SETITEMS"),
-)
+_OVERRIDDEN = [name.removeprefix("_load_").upper() for name in vars(Unpickler) if name.startswith("_load_")]
 # All other opcodes (INST, OBJ, EXT1, PERSID, NEWOBJ_EX, …) are rejected.
 Unpickler.dispatch = {
     **{code: pickle._Unpickler.dispatch[code] for code in (getattr(pickle, name)[0] for name in _INHERITED)},
@@ -248,9 +244,8 @@ def read(source: Any, *, map_location: Any = None, mmap: bool = False) -> Any:
     memory = torch.UntypedStorage.from_file(source, False, os.path.getsize(source)) if mmap else None
     with torch.serialization._open_zipfile_reader(source) as reader:
         load: Any = torch.serialization._load
-        return load(
-            reader, map_location, SimpleNamespace(Unpickler=Unpickler), overall_storage=memory, encoding="utf-8"
-        )
+        module = SimpleNamespace(Unpickler=Unpickler)  # in place of pickle
+        return load(reader, map_location, module, overall_storage=memory, encoding="utf-8")
 
 
 def find_placeholders(value: Any, path: str = "", seen: set[int] | None = None) -> Iterator[str]:
