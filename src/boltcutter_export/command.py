@@ -124,7 +124,7 @@ def export(project: Project, settings: Export, cfg: DictConfig, folder: Path, ch
     show(results)
     print(f"\n{folder / 'export'}")
     if (folder / "report.html").is_file():
-        html.write(folder)
+        html.write_or_warn(folder)
     check_drop(results, settings.max_drop)
     return results
 

@@ -60,7 +60,9 @@ def sync(folder: Path, config: dict[str, Any]) -> str:
         URL of the run.
     """
     record = read_record(folder)
-    settings = (config.get("logger") or {}).get("wandb") or {}
+    loggers = config.get("logger")
+    settings = loggers.get("wandb") if isinstance(loggers, dict) else None
+    settings = settings if isinstance(settings, dict) else {}  # of a record of somebody else
     with tempfile.TemporaryDirectory() as scratch:
         uploaded = wandb.init(
             id=str(record.get("id") or folder.name),
@@ -74,7 +76,8 @@ def sync(folder: Path, config: dict[str, Any]) -> str:
         )
         uploaded.define_metric("trainer/global_step")
         uploaded.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-        for metric, summary in (settings.get("best") or {}).items():
+        best = settings.get("best")
+        for metric, summary in best.items() if isinstance(best, dict) else ():
             uploaded.define_metric(metric, summary=summary, step_metric="trainer/global_step")
         for step, values in read_rows(folder / "metrics.csv"):
             uploaded.log(values | {"trainer/global_step": step})

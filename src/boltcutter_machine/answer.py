@@ -16,6 +16,7 @@ from typing import Any
 from boltcutter import extend
 from boltcutter.cli.commands import commands
 from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.redaction import hide_variables
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.environment.signals import PreemptionError
 from boltcutter.extend import NegativeResult
@@ -49,7 +50,7 @@ def answer(name: str, arguments: Sequence[str], call: Callable[[list[str]], Any]
         if is_rank_zero() and sys.exc_info()[0] is not KeyboardInterrupt:
             shown = {"output": text.getvalue().splitlines()} if result is None else {"result": described(result)}
             found = {"command": name, "ok": status == 0, "exit_status": status, **shown}
-            print(json.dumps({**found, "errors": [asdict(error) for error in errors]}), flush=True)
+            print(hide_variables(json.dumps({**found, "errors": [asdict(error) for error in errors]})), flush=True)
 
 
 def _explain(end: SystemExit, name: str, arguments: Sequence[str], status: int, start: str | None) -> list[Mistake]:

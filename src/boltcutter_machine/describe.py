@@ -11,7 +11,7 @@ from boltcutter.config.annotations import type_name
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.config.locate import is_left_out, locate, parameters
-from boltcutter.config.values import format_value, plain, resolve_reference, resolved
+from boltcutter.config.values import format_value, plain, redacted, resolve_reference
 from boltcutter.formatting import aligned
 from boltcutter.project import BUILTIN_CONFIGS, Project
 
@@ -33,7 +33,7 @@ def describe(cfg: DictConfig, root: Callable[..., Any], prefix: str = "") -> Ite
         ConfigError: There is no such key.
     """
     place = resolve_reference(cfg, prefix)
-    every = list(_describe(resolved(cfg), plain(cfg), root, ""))
+    every = list(_describe(redacted(cfg), plain(cfg), root, ""))
     rows = [row for row in every if not place or f"{row[0]}.".startswith(f"{place}.")]
     if not rows:
         raise ConfigError(f"{prefix}: no such key{hint(prefix, [row[0] for row in every])}")

@@ -87,6 +87,15 @@ def test_a_misspelt_argument_of_a_command(
     assert [error["code"], *error["replaces"]][1:] == [w for w in words if w.startswith(f"{error['setting']}")]
 
 
+def test_secrets_are_not_in_the_answer(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SERVICE_TOKEN", "0123456789abcdef")
+    found = call(capfd, "check", "optimizer.lr=${oc.env:MY_SERVICE_TOKEN}")
+    (error,) = found["errors"]
+    assert (error["setting"], error["value"]) == ("optimizer.lr", "${oc.env:MY_SERVICE_TOKEN}")
+    assert "***" in error["message"]
+    assert "0123456789abcdef" not in json.dumps(found)
+
+
 def test_another_mistake_is_not_hidden_by_keys_of_the_configuration(capfd: pytest.CaptureFixture[str]) -> None:
     for word in ("name=x", "+rnu=3", "trainer.devices=1"):
         (error,) = call(capfd, "evaluate", word)["errors"]

@@ -12,6 +12,7 @@ from traceback import walk_tb
 from typing import Any
 
 from boltcutter.config.errors import ConfigError, hint, quoted
+from boltcutter.config.redaction import hide_variables
 from boltcutter.config.values import as_yaml, redacted, split_overrides
 from boltcutter.environment import platform, threads
 from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
@@ -137,7 +138,7 @@ def _is_of_project(error: BaseException) -> bool:
 
 def _shown(error: Exception) -> Sequence[str]:
     """A line for each mistake; of local folders of runs at a URL it shows the URL, unless it is about these folders."""
-    lines = error.args if isinstance(error, ConfigError) else [quoted(str(error))]
+    lines = [*map(hide_variables, error.args if isinstance(error, ConfigError) else [quoted(str(error))])]
     return lines if isinstance(error, PartError | UploadError) else list(map(run_store().show, lines))
 
 

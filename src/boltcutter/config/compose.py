@@ -65,9 +65,8 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
             _check_group(project, group)
             cfg[group], others = _pick(project, group, option)
             if others:
-                raise ConfigError(
-                    f"{group}={_label(option)}: only an experiment's defaults can pick {', '.join(others)}"
-                )
+                listed = ", ".join(others)
+                raise ConfigError(f"{group}={_label(option)}: only an experiment's defaults can pick {listed}")
     cfg = merge(merge(cfg, _of_selected_loggers(project, cfg, overlay)), local)
     if given.get("debug") and (name := raw_node(cfg, "name")) is not None:
         cfg.name = f"{name._value()}-{_label(given['debug']).replace('+', '-')}"
@@ -236,9 +235,8 @@ def read_option(path: Path) -> tuple[DictConfig, Any]:
         cfg = OmegaConf.load(path)
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(
-            f"{path}{line}: not valid YAML: {one_line(error.problem or error)}; correct that line"
-        ) from None
+        reason = one_line(error.problem or error)
+        raise ConfigError(f"{path}{line}: not valid YAML: {reason}; correct that line") from None
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{path}: {one_line(error)}") from None
     if not isinstance(cfg, DictConfig):
@@ -288,9 +286,8 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
     try:
         OmegaConf.update(cfg, path, value, merge=False, force_add=True)
     except (OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(
-            f"{path}={text}: {one_line(str(error).splitlines()[0])}; correct the value, or remove it"
-        ) from None
+        reason = one_line(str(error).splitlines()[0])
+        raise ConfigError(f"{path}={text}: {reason}; correct the value, or remove it") from None
 
 
 def refuse_duplicates(overrides: Sequence[str]) -> None:

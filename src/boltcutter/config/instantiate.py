@@ -144,6 +144,7 @@ def _check(value: Any, raw: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yield the mistakes below ``path``: their keys and messages."""
     if isinstance(raw, str) and REFERENCE.fullmatch(raw):
         return  # reported where it is defined
+    raw = value if isinstance(raw, str) else raw  # a resolver has created the value
     if isinstance(value, list):
         value, raw = dict(enumerate(value)), dict(enumerate(raw))
     if isinstance(value, dict):

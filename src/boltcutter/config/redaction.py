@@ -72,10 +72,20 @@ def find_secret_text(text: str) -> str | None:
     """Say which secret a text holds: the value of an environment variable, or a key; None if there is none."""
     if SECRET_TEXT.search(text):
         return "a secret key"
-    for name, value in os.environ.items():
-        if len(value) >= MIN_VARIABLE_LENGTH and value in text and looks_secret(name):
-            return f"the value of {name}"
-    return None
+    return next((f"the value of {name}" for name, _ in _secret_variables(text)), None)
+
+
+def hide_variables(text: str) -> str:
+    """Replace the values of secret environment variables in a text, such as that of an error."""
+    for _, value in _secret_variables(text):
+        text = text.replace(value, MASK)
+    return text
+
+
+def _secret_variables(text: str) -> list[tuple[str, str]]:
+    """The secret environment variables whose values a text contains, the longest first."""
+    found = [item for item in os.environ.items() if len(item[1]) >= MIN_VARIABLE_LENGTH and item[1] in text]
+    return sorted((item for item in found if looks_secret(item[0])), key=lambda item: -len(item[1]))
 
 
 def is_secret_file(name: str) -> bool:
@@ -135,10 +145,8 @@ def _is_signature(name: str) -> bool:
 
 def redact(resolved: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
     """Redact the secrets in a configuration, of which ``resolved`` has all references resolved, and ``raw`` none."""
-    secrets = sorted(
-        {text for text in _secrets(resolved, raw, False) if len(text) >= MIN_SECRET_LENGTH}, key=len, reverse=True
-    )
-    return dict(_hide(resolved, secrets))
+    secrets = {text for text in _secrets(resolved, raw, False) if len(text) >= MIN_SECRET_LENGTH}
+    return dict(_hide(resolved, sorted(secrets, key=len, reverse=True)))
 
 
 def _secrets(node: Any, raw: Any, secret: bool) -> Iterator[str]:
@@ -154,10 +162,8 @@ def _secrets(node: Any, raw: Any, secret: bool) -> Iterator[str]:
     elif isinstance(raw, str) and "${" in raw and isinstance(node, str):
         if secret:
             yield node
-        names = VARIABLE.findall(raw)
-        yield from (
-            os.environ.get(name, "") for name in names if secret or name in private_variables or looks_secret(name)
-        )
+        names = [n for n in VARIABLE.findall(raw) if secret or n in private_variables or looks_secret(n)]
+        yield from (os.environ.get(name, "") for name in names)
 
 
 def _hide(node: Any, secrets: Iterable[str]) -> Any:

@@ -174,9 +174,8 @@ class CSVLogger(Logger):
         for step, row in pending.items():
             rows[step] = rows.get(step, {}) | row
         rows = dict(sorted(rows.items()))
-        self._columns = list(
-            dict.fromkeys([*columns, "step", "epoch", *(name for row in pending.values() for name in row)])
-        )
+        names = (name for row in pending.values() for name in row)
+        self._columns = list(dict.fromkeys([*columns, "step", "epoch", *names]))
         header, lines = _line(map(as_cell, self._columns)), self._lines(rows)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_name(f".{self.path.name}.part")

@@ -23,6 +23,7 @@ from typing import Any
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.compose import DictConfig, merge
 from boltcutter.config.errors import ConfigError, prefix_errors
+from boltcutter.config.redaction import hide_variables
 from boltcutter.config.values import as_yaml, redacted
 from boltcutter.environment import lease
 from boltcutter.extend import without_removed
@@ -188,7 +189,7 @@ def record_attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None
         reason = error.reason if isinstance(error, PlannedExit) else code
         raise
     except BaseException as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        reason = hide_variables(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
         raise
     finally:
         try:

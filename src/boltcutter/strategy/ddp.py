@@ -110,9 +110,8 @@ class DDPStrategy(strategies.DDPStrategy):
                 self._memory = kind.create(self.global_rank, self.world_size, self._timeout)
             on_cpu = self.root_device.type == "cpu"  # averaging GPU gradients there would copy them to the host
             if self._memory and on_cpu and not self.compress and self._memory.supports(self.model):
-                cast(Any, self.model).register_comm_hook(
-                    self._memory, lambda memory, bucket: memory.average_bucket(bucket)
-                )
+                model = cast(Any, self.model)
+                model.register_comm_hook(self._memory, lambda memory, bucket: memory.average_bucket(bucket))
 
     def all_reduce_max(self, number: int) -> int | None:
         """The maximum of a number over all ranks, through shared memory; None if it is not available.

@@ -210,9 +210,8 @@ def unfinished_schedule(trainer: L.Trainer, stopped_by: str | None) -> str | Non
 def is_ending(trainer: L.Trainer) -> bool:
     """Whether training ends after the current batch."""
     loop = trainer.fit_loop
-    if 0 <= loop.epoch_loop.max_steps <= loop.epoch_loop.global_step or (
-        trainer.should_stop and can_stop_early(trainer)
-    ):
+    is_last_step = 0 <= loop.epoch_loop.max_steps <= loop.epoch_loop.global_step
+    if is_last_step or (trainer.should_stop and can_stop_early(trainer)):
         return True
     if not loop.epoch_loop.batch_progress.is_last_batch:
         return False

@@ -91,6 +91,21 @@ def test_print_hides_secrets(said: Read, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "    api_key: '***'" in lines
 
 
+@pytest.mark.parametrize(
+    "key", ["seed", "timeout", "trainer.devices", "trainer.accelerator", "init_from", "model._target_"]
+)
+def test_errors_hide_secrets(
+    key: str, said: Read, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MY_SERVICE_TOKEN", "0123456789abcdef")
+    with pytest.raises(SystemExit):
+        said(f"{key}=${{oc.env:MY_SERVICE_TOKEN}}x")
+    error = capsys.readouterr().err
+    assert "0123456789abcdef" not in error
+    assert "***x" in error
+    assert "***" in "".join(said("--describe", "name", "name=${oc.env:MY_SERVICE_TOKEN}"))
+
+
 @pytest.mark.parametrize("word", ["resume", "reproduce", "run"])
 def test_print_an_earlier_run(word: str, said: Read, tmp_path: Path) -> None:
     config = OmegaConf.to_container(compose(PROJECT, ["model=mlp", "seed=5"]))

@@ -6,6 +6,7 @@ from boltcutter.config.redaction import (
     find_secret_text,
     find_secrets,
     hide_passwords,
+    hide_variables,
     is_secret_file,
     looks_secret,
     redact,
@@ -112,6 +113,14 @@ def test_keys_are_found_by_their_form(text: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("MY_SERVICE_KEY", "a value of no known form")
     assert find_secret_text("login a value of no known form") == "the value of MY_SERVICE_KEY"
     assert find_secret_text("sk-learn hf_token AKIA ghp_ task-a-b-c-d-e-f-g-h-i-j-k-l") is None
+
+
+def test_values_of_secret_variables_are_hidden_in_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SERVICE_KEY", "0123456789ab")
+    monkeypatch.setenv("A_LONGER_TOKEN", "0123456789abcdef")
+    monkeypatch.setenv("AN_ORDINARY_NAME", "nothing secret")
+    assert hide_variables("x=0123456789abcdef, 0123456789ab") == "x=***, ***"
+    assert hide_variables("0123456789a, nothing secret") == "0123456789a, nothing secret"
 
 
 def test_references_are_not_secrets() -> None:

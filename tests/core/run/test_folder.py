@@ -77,9 +77,13 @@ def test_secrets_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (SystemExit(3), "exit 3"),
         (SystemExit(0), "completed"),
         (ValueError("too\nbad"), "ValueError: too bad"),
+        (ValueError("expected int, found 0123456789abcdef"), "ValueError: expected int, found ***"),
     ],
 )
-def test_an_attempt_records_how_it_ended(tmp_path: Path, end: BaseException | None, reason: str) -> None:
+def test_an_attempt_records_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException | None, reason: str
+) -> None:
+    monkeypatch.setenv("MY_SERVICE_KEY", "0123456789abcdef")
     folder = made(tmp_path)
 
     def go() -> None:
