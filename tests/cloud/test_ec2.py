@@ -283,6 +283,7 @@ def test_spot_requests_end_with_the_job(
     assert own.status(job_id).state == "ended"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_leaves_no_stopped_instance_behind(project: Path, profile: str, bucket: str) -> None:
     ec2 = boto3.client("ec2")
     own = launcher(ami=image(ec2)["ImageId"], spot=True)
@@ -311,6 +312,7 @@ def fail(code: str, message: str = "No.", status: int = 400) -> AWSResponse:
     return AWSResponse("http://ec2", status, {}, Body())
 
 
+@pytest.mark.slow
 def test_an_instance_profile_may_be_unknown_for_some_seconds(
     project: Path, profile: str, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,6 +433,7 @@ def test_each_launch_of_a_run_has_its_own_token(project: Path) -> None:
     assert len(second) <= 64
 
 
+@pytest.mark.slow
 def test_the_job_file_can_be_run_by_hand(project: Path, profile: str) -> None:
     require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="awscli")
     ec2 = boto3.client("ec2")
@@ -458,6 +461,7 @@ def test_the_job_file_can_be_run_by_hand(project: Path, profile: str) -> None:
         assert base64.b64decode(given["UserData"]["Value"]).decode() == yaml.safe_load(file.read_text())["UserData"]
 
 
+@pytest.mark.slow
 def test_logs_of_a_set_up_that_failed(project: Path, profile: str, bucket: str) -> None:
     ec2 = boto3.client("ec2")
     own = launcher(ami=image(ec2)["ImageId"])
@@ -471,6 +475,7 @@ def test_logs_of_a_set_up_that_failed(project: Path, profile: str, bucket: str) 
     assert "".join(own.logs(job_id, submitted.folder, follow=False)) == "epoch 1\n"
 
 
+@pytest.mark.slow
 def test_jupyter_is_reached_by_a_tunnel(project: Path, profile: str, bucket: str) -> None:
     ec2 = boto3.client("ec2")
     own = launcher(ami=image(ec2)["ImageId"], jupyter=True, idle_minutes=15)

@@ -128,7 +128,7 @@ def shell(name: str, folder: Path) -> Iterator[Callable[[str], str]]:
         os.close(ours)
 
 
-@pytest.mark.parametrize("name", ["bash", "zsh"])
+@pytest.mark.parametrize("name", ["bash", pytest.param("zsh", marks=pytest.mark.slow)])
 def test_completion_in_a_shell(name: str, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "other.py").write_text("raise SystemExit('never run')\n")
@@ -177,7 +177,7 @@ def test_completion_in_a_shell(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "was run").exists()
 
 
-@pytest.mark.parametrize("name", ["bash", "zsh"])
+@pytest.mark.parametrize("name", ["bash", pytest.param("zsh", marks=pytest.mark.slow)])
 def test_names_of_runs_are_completed_in_a_shell(name: str, tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "digits" / "20260101-120000-abcd1234", 0.9)
     train, evaluate = f"{ROOT}/scripts/train.py", f"{ROOT}/scripts/evaluate.py"

@@ -91,6 +91,7 @@ def test_commands_end_with_a_server_that_a_client_ends(number: int, tmp_path: Pa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no parent-death signal")
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_training_saves_and_ends_with_a_server_that_is_killed(tmp_path: Path) -> None:
     overrides = [f"folder={tmp_path / 'run'}", "model=linear", "trainer.max_epochs=9999", "trainer.accelerator=cpu"]

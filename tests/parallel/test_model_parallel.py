@@ -30,7 +30,9 @@ def half(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("ranks", "tensor_parallel"), [(2, 1), (2, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("ranks", "tensor_parallel"), [(2, 1), *(pytest.param(n, 2, marks=pytest.mark.slow) for n in (2, 4))]
+)
 def test_sharded_ranks_train_and_test_as_one_process(
     script: Script, reference: Path, tmp_path: Path, ranks: int, tensor_parallel: int
 ) -> None:

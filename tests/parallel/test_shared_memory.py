@@ -87,7 +87,7 @@ def ranks(world: int, code: str) -> Iterator[list[subprocess.Popen[str]]]:
             process.communicate()
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_averages_are_bitwise_identical_on_all_ranks(world: int) -> None:
     with ranks(world, AVERAGE) as started:
         for process in started:

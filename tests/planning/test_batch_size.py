@@ -105,6 +105,7 @@ def test_a_limit_is_a_number() -> None:
         main(Project.find(ROOT), ["limit_gib=x"])
 
 
+@pytest.mark.slow
 def test_errors_are_one_line() -> None:
     done = find_batch_size("trainer.max_epoch=3")
     assert done.returncode == 2

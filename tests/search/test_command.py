@@ -73,6 +73,7 @@ def searched(script: Script, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return folder, done.stdout
 
 
+@pytest.mark.slow
 def test_a_search_whose_trials_all_fail_ends_with_an_error(script: Script, tmp_path: Path) -> None:
     failing = ["search.space.optimizer.lr=grid(1e30)", "optimizer=sgd", "model=mlp", "logger=null"]
     done = script("search", "search=grid", *failing, f"folder={tmp_path / 'search'}")

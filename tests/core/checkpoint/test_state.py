@@ -157,31 +157,35 @@ def test_a_checkpoint_of_an_earlier_lightning_is_resumed_and_evaluated(
 MOMENT = ("optimizer_states", 0, "state", 1, "exp_avg")
 
 
+STATES = [  # of another type, in each part of a checkpoint
+    (("loops", "fit_loop"), None),
+    (MOMENT, torch.ones(7)),
+    (MOMENT, 1e308),
+    (("train_metrics", 0, "train/f1", "tp"), []),
+    (("lr_schedulers", 0, "last_epoch"), "x"),
+    (("hyper_parameters",), 3),
+    (("state_dict",), [1]),
+]
+OTHER_STATES = [
+    (("loops", "test_loop"), 3),
+    (("callbacks",), 1),
+    (("optimizer_states",), [{}]),
+    (MOMENT, "x"),
+    (("optimizer_states", 0, "param_groups", 0, "amsgrad"), True),
+    (("train_metrics", 0, "mean", "mean_value"), torch.zeros(2, 3)),
+    (("train_metrics", 0, "pending"), [[torch.zeros(3)]]),
+    (("stopped_early",), 3),
+    (("optimizer_states", 0, "param_groups", 0, "betas"), "x"),
+    (("lr_schedulers", 0, "base_lrs"), [None, []]),
+    (("train_metrics", 0, "mean", "_update_count"), "x"),
+    (("train_metrics", 0, "mean", "update"), torch.ones(1)),
+    (("train_metrics",), 3),
+    (("pytorch-lightning_version",), None),
+]
+
+
 @pytest.mark.parametrize(
-    ("keys", "value"),
-    [
-        (("loops", "fit_loop"), None),
-        (("loops", "test_loop"), 3),
-        (("callbacks",), 1),
-        (("optimizer_states",), [{}]),
-        (MOMENT, torch.ones(7)),
-        (MOMENT, "x"),
-        (MOMENT, 1e308),
-        (("optimizer_states", 0, "param_groups", 0, "amsgrad"), True),
-        (("train_metrics", 0, "mean", "mean_value"), torch.zeros(2, 3)),
-        (("train_metrics", 0, "train/f1", "tp"), []),
-        (("train_metrics", 0, "pending"), [[torch.zeros(3)]]),
-        (("stopped_early",), 3),
-        (("optimizer_states", 0, "param_groups", 0, "betas"), "x"),
-        (("lr_schedulers", 0, "last_epoch"), "x"),
-        (("lr_schedulers", 0, "base_lrs"), [None, []]),
-        (("train_metrics", 0, "mean", "_update_count"), "x"),
-        (("train_metrics", 0, "mean", "update"), torch.ones(1)),
-        (("train_metrics",), 3),
-        (("hyper_parameters",), 3),
-        (("pytorch-lightning_version",), None),
-        (("state_dict",), [1]),
-    ],
+    ("keys", "value"), [*STATES, *(pytest.param(*state, marks=pytest.mark.slow) for state in OTHER_STATES)]
 )
 def test_no_command_passes_state_of_another_type_to_lightning(
     script: Script, run: Path, tmp_path: Path, keys: tuple[str, ...], value: Any

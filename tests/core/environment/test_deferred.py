@@ -29,6 +29,7 @@ print(*map(float, metric.compute()["f1"]))
 """
 
 
+@pytest.mark.slow
 def test_a_metric_that_needs_transformers_imports_it(tmp_path: Path) -> None:
     require(package="transformers", install="pip install transformers")
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]))

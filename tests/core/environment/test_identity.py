@@ -110,7 +110,9 @@ def test_manually_started_ranks_agree(port: str) -> None:
     assert lines[0] == lines[1]
 
 
-@pytest.mark.parametrize(("option", "name"), [("--standalone", "torchrun-.+"), ("--master-port", NEW)])
+@pytest.mark.parametrize(
+    ("option", "name"), [("--standalone", "torchrun-.+"), pytest.param("--master-port", NEW, marks=pytest.mark.slow)]
+)
 def test_ranks_of_torchrun_agree(option: str, name: str, port: str, tmp_path: Path) -> None:
     script = tmp_path / "print_id.py"
     script.write_text(PRINT_ID)
