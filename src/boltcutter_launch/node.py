@@ -158,6 +158,8 @@ def start(project: Path, arguments: Sequence[str]) -> NoReturn:
     os.chdir(project)
     path = os.pathsep.join(filter(None, [str(project / "src"), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, VARIABLE: str(project)}
+    if os.path.expanduser("~") == "~":  # a user that the image does not know, for whom Matplotlib cannot be imported
+        environment["HOME"] = tempfile.gettempdir()
     os.execve(sys.executable, [sys.executable, *arguments], environment)  # noqa: S606 - without a shell
 
 

@@ -1,7 +1,9 @@
 import json
 import os
+import pwd
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from conftest import environment
 from boltcutter.project import Project
 from boltcutter.run import lineage
 from boltcutter.run.folder import record_code, save_config
+from boltcutter_launch import node
 from boltcutter_launch.bundle import BUNDLE, pack
 from boltcutter_launch.command import create_job, read_training_config
 from boltcutter_launch.local import LocalLauncher
@@ -125,3 +128,15 @@ def test_a_run_of_an_array_is_found_by_the_index_of_the_platform(tmp_path: Path)
     assert not Path(f"{prefix}0").exists()
     done = start(prefix, *options, TMPDIR=str(tmp_path))
     assert done.stderr == "error: JOB_COMPLETION_INDEX= is not the index of a run; start this as a job of an array\n"
+
+
+def test_a_user_without_a_home_directory_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Matplotlib, which torchmetrics imports where it is installed, ends with a traceback."""
+    started = list[dict[str, str]]()
+    monkeypatch.setattr(os, "execve", lambda path, arguments, environment: started.append(environment))
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    monkeypatch.chdir(tmp_path)
+    for home in (str(tmp_path), None):
+        monkeypatch.setenv("HOME", home) if home else monkeypatch.delenv("HOME")
+        node.start(tmp_path, ["train"])
+    assert [environment["HOME"] for environment in started] == [str(tmp_path), tempfile.gettempdir()]
