@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
@@ -27,22 +25,20 @@ from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.values import plain, redacted, split_overrides
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.splits import loader_owner
-from boltcutter.formatting import aligned
 from boltcutter.project import LIBRARY, Project, library_packages
 from boltcutter.protocols import NativeData, NativeTask
 from boltcutter.report import html
 from boltcutter.run import trust
 from boltcutter.run.best import find_checkpoint
-from boltcutter_export import hub, registry
+from boltcutter_export import hub, registry, table
+from boltcutter_export.calibration import stratified
 from boltcutter_export.card import add_result, write_card
 from boltcutter_export.program import ModuleProgram, Program, TaskProgram
-from boltcutter_export.report_section import format_bytes
 from boltcutter_export.settings import Export, ExportError, Format
-from boltcutter_export.verify import LATENCY_BATCHES, Reference, Result, verify
+from boltcutter_export.verify import Reference, Result, verify
 
 RESULTS = "export.json"
 CALIBRATION = 256  # samples from which ranges of activations are found
-POOL = 4  # samples that are read for each that is used
 
 
 @dataclass
@@ -121,7 +117,7 @@ def export(project: Project, settings: Export, cfg: DictConfig, folder: Path, ch
             if not form.is_runnable:
                 hub.write_readme(target)
             save_results(folder, results, split, checkpoint)
-    show(results)
+    table.show(results)
     print(f"\n{folder / 'export'}")
     if (folder / "report.html").is_file():
         html.write_or_warn(folder)
@@ -212,36 +208,6 @@ def calibration(components: Components, program: Program, fallback: str, samples
             yield program.with_cache(inputs)
 
 
-def stratified(
-    batches: Iterable[tuple[tuple[Tensor, ...], Tensor | None]], samples: int
-) -> Iterator[tuple[Tensor, ...]]:
-    """Yield inputs in which each class has the same number of samples, as far as those that are read allow it.
-
-    Args:
-        batches: Inputs and targets in random order. Without one class index for each sample, inputs are passed on.
-        samples: Number of samples that are used.
-    """
-    pool, classes, size = list[Tensor](), list[int](), 1
-    for inputs, targets in batches:
-        if targets is None or targets.ndim != 1 or targets.is_floating_point() or len(inputs) != 1:
-            yield tuple(tensor[:samples] for tensor in inputs)
-            if (samples := samples - len(inputs[0])) <= 0:
-                return
-            continue
-        size = max(size, len(targets))
-        pool += inputs[0]
-        classes += targets.tolist()
-        if len(pool) >= POOL * samples:
-            break
-    rows: dict[int, list[int]] = {}
-    for row, label in enumerate(classes):
-        rows.setdefault(label, []).append(row)
-    order = [row for turn in zip_longest(*(rows[label] for label in sorted(rows))) for row in turn if row is not None]
-    order = order[:samples]
-    for first in range(0, len(order), size):
-        yield (torch.stack([pool[row] for row in order[first : first + size]]),)
-
-
 def write_model_config(folder: Path, form: Format, cfg: DictConfig) -> None:
     """Write the configuration of the model beside plain weights, from which it can be built again."""
     if not form.is_runnable:
@@ -262,20 +228,6 @@ def save_results(folder: Path, results: dict[str, Result], split: str, checkpoin
     found = kept | {name: asdict(result) for name, result in results.items()}
     content = {"split": split, "checkpoint": checkpoint, "results": found}
     write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def show(results: Mapping[str, Result]) -> None:
-    """Print one line for the original and for each export."""
-    original = results["fp32"]
-    latencies = [f"ms at {size}" for size in LATENCY_BATCHES]
-    rows = [["format", "size", "of fp32", original.metric, "drop", "difference", *latencies, "samples/s"]]
-    for name, result in results.items():
-        sizes = [format_bytes(result.size), f"{result.size / original.size:.3f}"]
-        drop = f"{result.drop:+.2f} {'pt' if result.metric == 'accuracy' else '%'}"
-        times = [f"{result.latency[size]:.3g}" if result.latency else "–" for size in LATENCY_BATCHES]
-        rate = f"{result.throughput:,.0f}" if result.throughput else "–"
-        rows.append([name, *sizes, f"{result.value:.4f}", drop, f"{result.max_difference:.1e}", *times, rate])
-    print(*aligned(rows, left=1), sep="\n")
 
 
 def check_drop(results: dict[str, Result], limit: float) -> None:

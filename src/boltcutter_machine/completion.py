@@ -1,20 +1,21 @@
-"""Completion of arguments in bash and zsh, and corrections of those of a command itself, such as ``run=``."""
+"""Completion of arguments in bash and zsh."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from boltcutter import extend
 from boltcutter.config.compose import compose
-from boltcutter.config.errors import ConfigError, hint
+from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import paths
-from boltcutter.extend import RUNS, Command
+from boltcutter.extend import RUNS
 from boltcutter.project import Project
+from boltcutter_machine.own_arguments import own_arguments
 
 COMPLETION = Path(__file__).with_name("completion.sh")
 
@@ -72,26 +73,3 @@ def _keys(project: Project, given: Sequence[str]) -> list[str]:
             found = [path for path in paths(cfg) if "_target_" not in path and path.partition(".")[0] != "choices"]
             return [path for path in found if not any(other.startswith(f"{path}.") for other in found)]
     return []
-
-
-def own_arguments(usage: str) -> frozenset[str]:
-    """Keys of overrides in the usage of a command, such as ``run``."""
-    return frozenset(re.findall(r"(?<![\w.-])(\w+)=", usage)) - {"group", "key"}
-
-
-@contextmanager
-def suggest_own_arguments(called: tuple[Project, Command, Sequence[str]]) -> Iterator[None]:
-    """Report a misspelt argument of the command itself in place of the error that it leads to."""
-    project, command, arguments = called
-    try:
-        yield
-    except ConfigError as error:
-        own, misspelt = own_arguments(command.usage), list[str]()
-        given = [argument.partition("=")[0] for argument in arguments if re.match(r"\w+=", argument)]
-        keys = [key for key in given if key not in own]
-        with suppress(ConfigError):
-            known = own | {*project.groups(), *map(str, compose(project) if keys else ())}
-            misspelt = [key for key in keys if key not in known and hint(key, own) == hint(key, known) != ""]
-        if misspelt:
-            raise ConfigError(f"{misspelt[0]}: no such argument{hint(misspelt[0], own)}") from error
-        raise

@@ -20,6 +20,6 @@ PART = Part(
         "complete": "boltcutter_machine.completion:print_candidates",
         "completion": "boltcutter_machine.completion:completion",
         "describe": "boltcutter_machine.describe:print_keys",
-        "own_arguments": "boltcutter_machine.completion:suggest_own_arguments",
+        "own_arguments": "boltcutter_machine.own_arguments:suggest_own_arguments",
     },
 )

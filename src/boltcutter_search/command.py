@@ -82,7 +82,7 @@ def search(plan: Plan, worker: int | None = None) -> None:
     """
     settings = plan.search
     if settings.engine == "wandb":
-        from boltcutter_search.export import write_sweep
+        from boltcutter_search.sweep import write_sweep
 
         print(f"wandb sweep {write_sweep(plan)}    # creates the sweep, and prints the command of its agents")
         return

@@ -1,6 +1,6 @@
 import pytest
 
-from boltcutter_export.command import show
+from boltcutter_export.table import show
 from boltcutter_export.verify import Result
 
 

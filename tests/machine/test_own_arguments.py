@@ -4,7 +4,7 @@ from conftest import ROOT
 from boltcutter.config.errors import ConfigError
 from boltcutter.extend import Command
 from boltcutter.project import Project
-from boltcutter_machine.completion import own_arguments, suggest_own_arguments
+from boltcutter_machine.own_arguments import own_arguments, suggest_own_arguments
 
 PROJECT = Project(ROOT)
 COMMAND = Command("", "Predict: boltcutter predict run=<folder> input=<files> [ckpt=best] model.depth=50")

@@ -4,8 +4,8 @@ import torch
 from boltcutter.assembly.assemble import complete_config
 from boltcutter.config.compose import DictConfig, compose
 from boltcutter.project import Project
-from boltcutter_planning import doctor
-from boltcutter_planning.doctor import StrategyEstimate, estimate_strategies, recommend
+from boltcutter_planning import choose
+from boltcutter_planning.choose import StrategyEstimate, estimate_strategies, recommend
 from boltcutter_planning.estimate import Memory
 
 DIGITS = (torch.empty(1, 1, 8, 8, dtype=torch.uint8), torch.empty(1, dtype=torch.int64))
@@ -46,7 +46,7 @@ def test_memory_of_each_strategy() -> None:
 
 
 def test_a_batch_that_does_not_divide_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "estimate_step", lambda cfg, sample, size, **options: memory(size))
+    monkeypatch.setattr(choose, "estimate_step", lambda cfg, sample, size, **options: memory(size))
     found = [
         (row.overrides, row.memory) for row in estimate_strategies(config("model=mlp", "data.batch_size=10"), DIGITS, 4)
     ]

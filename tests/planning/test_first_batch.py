@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from boltcutter_planning.failure import FirstBatchError, describe, explain_errors
+from boltcutter_planning.failure import explain_errors
+from boltcutter_planning.first_batch import FirstBatchError, describe
 
 
 class FailsAt(L.LightningModule):

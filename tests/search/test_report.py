@@ -16,8 +16,8 @@ from browser import Browse, References
 
 from boltcutter.project import Project
 from boltcutter.run.metrics import Mode
-from boltcutter_search.outcome import write_report
 from boltcutter_search.plan import Plan
+from boltcutter_search.report import write_report
 from boltcutter_search.results import Result
 from boltcutter_search.settings import Search
 

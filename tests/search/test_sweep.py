@@ -13,9 +13,9 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter.run.metrics import Mode
 from boltcutter_search.command import main
-from boltcutter_search.export import as_sweep, write_sweep
 from boltcutter_search.plan import Plan
 from boltcutter_search.settings import Search
+from boltcutter_search.sweep import as_sweep, write_sweep
 
 PROJECT = Project.find(Path(__file__))
 METRICS: list[tuple[str, Mode]] = [("val/accuracy", "max")]
