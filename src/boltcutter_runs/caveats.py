@@ -18,8 +18,8 @@ SAME_SAMPLES = ("data.batch_size", "data.seed")  # settings of the data that a d
 
 def check(first: Group, second: Group, pairs: Pairs, metric: str) -> list[str]:
     """Warnings of one line; raises ConfigError for other data, folds or metrics, and for runs in both groups."""
-    groups, folders = (first, second), {str(result.run.folder) for result in first.results}
-    if both := [result.run.id for result in second.results if str(result.run.folder) in folders]:
+    groups, folders = (first, second), {result.run.folder for result in first.results}
+    if both := [result.run.id for result in second.results if result.run.folder in folders]:
         raise ConfigError(f"{second.label}: {listed(both)} are in both groups; let the filters exclude each other")
     _check_metric(first, second, metric)
     warnings = [*_check_data(first, second, pairs, metric), *_selection(first, second, metric)]

@@ -137,7 +137,7 @@ def act(root: Path, verb: str, words: Sequence[str], flags: dict[str, str]) -> N
         raise ConfigError(f"{verb}: {'text' if verb in texts else 'run'} missing, or too many arguments; use {usage}")
     if not (known := find_runs(root / actions.ARCHIVE if verb == "restore" else root)):
         raise ConfigError(f"{verb}: there are no {'archived ' * (verb == 'restore')}runs; boltcutter runs lists all")
-    picked = {str(run.folder): run for word in words[: 1 if verb in texts else None] for run in chosen(known, word)}
+    picked = {run.folder: run for word in words[: 1 if verb in texts else None] for run in chosen(known, word)}
     searches = () if verb in texts else {run.id for run in picked.values()}  # whose folders hold those of their trials
     runs = [run for run in picked.values() if run.parent not in searches]
     if not runs:

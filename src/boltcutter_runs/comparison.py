@@ -192,7 +192,7 @@ def as_dict(groups: Sequence[Group], found: Sequence[Comparison]) -> dict[str, A
         | {"samples": c.samples and asdict(c.samples)}
         for c in found
     ]
-    runs = [{str(result.run.folder): result.value for result in group.results} for group in groups]
+    runs = [{result.run.folder: result.value for result in group.results} for group in groups]
     named = [{"label": g.label, "trials": g.trials, "runs": r} for g, r in zip(groups, runs, strict=True)]
     return {"groups": named, "comparisons": comparisons}
 

@@ -68,13 +68,13 @@ def commands(project: Project, group: Group, seeds: Sequence[int], num_folds: in
 
 def lasting_filter(group: Group, known: Sequence[Run]) -> str:
     """What selects further runs of a group too: its filter, or else the settings that no other run has."""
-    own, folders = [result.run for result in group.results], {str(result.run.folder) for result in group.results}
+    own, folders = [result.run for result in group.results], {result.run.folder for result in group.results}
     last, keys = own[-1], list[str]()
     passing = {*FIELDS, "seed", "data.fold", *last.metrics} - {*LASTING}
     if group.is_filter and passing.isdisjoint(key for key, _ in parse(group.label).keys):
         return group.label
     for run in known:
-        is_other = str(run.folder) not in folders and run.kind not in ("search", "job", "trial") and run.settings
+        is_other = run.folder not in folders and run.kind not in ("search", "job", "trial") and run.settings
         if is_other and all(value_of(run, key) == value_of(last, key) for key in keys):
             names = (
                 name
@@ -83,7 +83,7 @@ def lasting_filter(group: Group, known: Sequence[Run]) -> str:
                 if value_of(run, name) != value_of(last, name) and len({repr(value_of(r, name)) for r in own}) == 1
             )
             keys += sorted(names, key=lambda name: "." in name)[:1]  # rather a config group than a setting
-    is_known = keys and folders <= {str(run.folder) for run in known}
+    is_known = keys and folders <= {run.folder for run in known}
     return " and ".join(equals(last, key) for key in keys) if is_known else group.label
 
 

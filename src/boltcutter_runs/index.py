@@ -74,7 +74,11 @@ def _dump(found: Sequence[tuple[Place, Facts]]) -> str:
         if number == len(bases):
             bases.append(settings)
         base = bases[number]
-        changed = {key: value for key, value in settings.items() if repr(value) != repr(base[key])}  # as True equals 1
+        changed = {
+            key: value
+            for key, value in settings.items()
+            if value != base[key] or (type(value) is not str and repr(value) != repr(base[key]))  # as True equals 1
+        }
         lists = [names.setdefault(tuple(each), len(names)) for each in (facts.get("references", ()), metrics)]
         rest = {name: value for name, value in facts.items() if name not in ("settings", "references", "metrics")}
         runs.append([place.folder, rest, number, changed, *lists, [*metrics.values()]])

@@ -82,17 +82,17 @@ class Watch:
         found, _ = index.refresh(scan(self.root), self._known)
         self._known = {place.folder: facts for place, facts in found}
         runs = [run for run in as_runs(found) if self.query(run)]
-        tag = _digest([[str(run.folder), run.status, self._known[str(run.folder)]["stamp"]] for run in runs])
+        tag = _digest([[run.folder, run.status, self._known[run.folder]["stamp"]] for run in runs])
         if tag == self._tag:
             return
         links = [self._link(run) for run in runs]
         self._runs = dict(zip(map(unquote, links), runs, strict=True))
-        text = json.dumps(page.collect(runs, links, [self._read_curves(str(run.folder)) for run in runs]))
+        text = json.dumps(page.collect(runs, links, [self._read_curves(run.folder) for run in runs]))
         self._tag, self._text = tag, text.encode(errors="replace").decode()
 
     def _link(self, run: Run) -> str:
         """As on disk, so that links between reports work; folders elsewhere are below that of all runs."""
-        return quote(f"{str(run.folder).removeprefix(self.root + '/').strip('/')}/{REPORT}")
+        return quote(f"{run.folder.removeprefix(self.root + '/').strip('/')}/{REPORT}")
 
     def _read_curves(self, folder: str) -> page.Curves:
         stamp = [file_stamp(f"{folder}/{METRICS}")]
@@ -111,7 +111,7 @@ class Watch:
         run = self._runs.get(path)
         if run is None:
             return None
-        folder = str(run.folder)
+        folder = run.folder
         files = [TESTED, *(section.file for section in extend.sections())]
         now = _digest([stamp_of(folder), *(file_stamp(f"{folder}/{file}") for file in files)])
         if now == tag or (tag == (known := self._reports.get(path, ("", 0.0)))[0] and time.monotonic() < known[1]):

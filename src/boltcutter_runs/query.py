@@ -30,7 +30,7 @@ FIELDS: dict[str, Callable[[Run], Any]] = {
     "note": lambda run: run.note,
     "kind": lambda run: run.kind,
     "search": lambda run: run.parent,
-    "folder": lambda run: str(run.folder),
+    "folder": lambda run: run.folder,
 }
 DURATIONS = ("age", "time")
 LISTED = {"status": STATUSES, "kind": KINDS}  # fields with a fixed set of values

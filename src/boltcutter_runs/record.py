@@ -25,7 +25,7 @@ class Run:
 
     Args:
         id: Name of its folder; of a trial, that of the search and its number: ``20260101-120000-ab12cd34/0003``.
-        folder: Its folder, or its URL on object storage.
+        folder: Path of its folder, or its URL on object storage.
         name: Name of the run, which several may have.
         status: One of ``STATUSES``: ``interrupted`` is by a signal, ``submitted`` is launched, but not started.
         started: Time of its start, in seconds since the epoch.
@@ -42,7 +42,7 @@ class Run:
     """
 
     id: str
-    folder: Path | str
+    folder: str
     name: str
     status: str
     started: float
@@ -64,7 +64,7 @@ def find_runs(root: Path | str) -> list[Run]:
         from boltcutter_runs.remote import mirror
 
         url, local = str(root).rstrip("/"), mirror(str(root))
-        return [replace(run, folder=url + str(run.folder).removeprefix(str(local))) for run in find_runs(local)]
+        return [replace(run, folder=url + run.folder.removeprefix(str(local))) for run in find_runs(local)]
     was_enabled = gc.isenabled()
     gc.disable()  # it would go through millions of values again and again
     try:
@@ -83,13 +83,13 @@ def as_runs(found: Sequence[tuple[Place, Facts]]) -> list[Run]:
         trials.setdefault(run.parent, []).append(run)
     for number, run in enumerate(runs):
         if run.kind == "search":
-            search, own = searches[str(run.folder)], trials.get(run.id, [])
+            search, own = searches[run.folder], trials.get(run.id, [])
             name, mode = next(iter(search["objectives"]), ("", ""))
             best = best_run(own, name, "max" if mode == "max" else "min")
             repeats = search["trials"] != "trial"  # seeds or folds, none of which is chosen
             metrics = _mean([r.metrics for r in own if r.metrics]) if repeats else best.metrics if best else {}
             runs[number] = replace(run, metrics=metrics)
-    return sorted(runs, key=lambda run: (run.started, str(run.folder)))
+    return sorted(runs, key=lambda run: (run.started, run.folder))
 
 
 def _mean(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -99,16 +99,16 @@ def _mean(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _as_run(place: Place, facts: Facts, search: Facts | None) -> Run:
-    folder, name = Path(place.folder), place.folder.rpartition("/")[2]
+    above, _, name = place.folder.rpartition("/")
     parent = place.search.rpartition("/")[2] if place.search else None
     kind = "search" if "objectives" in facts else "job" if facts.get("is_job") else "run"
     if parent and kind == "run":
         kind = search["trials"] if search else "trial"
     return Run(
         id=f"{parent}/{name}" if parent else name,
-        folder=folder,
-        name=facts.get("name") or folder.parent.name,
-        status=facts.get("status") or _status(folder, facts),
+        folder=place.folder,
+        name=facts.get("name") or above.rpartition("/")[2],
+        status=facts.get("status") or _status(place.folder, facts),
         started=facts["started"],
         seconds=facts.get("seconds"),
         settings=facts.get("settings") or {},
@@ -123,12 +123,12 @@ def _as_run(place: Place, facts: Facts, search: Facts | None) -> Run:
     )
 
 
-def _status(folder: Path, facts: Facts) -> str:
+def _status(folder: str, facts: Facts) -> str:
     reason = facts["reason"]
     if not reason:
         return "submitted" if facts.get("is_job") else "not started"
     if reason == "running":  # or killed before it could record that
-        return "running" if is_held(folder) else "interrupted" if "objectives" in facts else "killed"
+        return "running" if is_held(Path(folder)) else "interrupted" if "objectives" in facts else "killed"
     if reason.startswith("completed"):
         return "completed"
     if reason in ("killed", "interrupted"):

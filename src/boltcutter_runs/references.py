@@ -49,7 +49,7 @@ def resolve(project: Project, overrides: Sequence[str]) -> list[str]:
                 continue  # which the command reports
             if is_dynamic and distributed_rank() is not None:
                 raise ConfigError(f"{override}: ranks could find different runs; use {key}={run.folder}")
-            known[override] = str(run.folder)
+            known[override] = run.folder
             if is_dynamic:
                 os.environ[VARIABLE] = json.dumps(known)
         found[number] = f"{key}={known[override]}"
@@ -98,7 +98,7 @@ def _note(text: str) -> None:
 def _matches(runs: Sequence[Run], text: str) -> list[Run]:
     """Runs of an id, or else those whose id, or the last part of it, begins with a text."""
     path = str(Path(text).absolute())
-    exact = [run for run in runs if run.id == text or str(run.folder) in (text, path)]
+    exact = [run for run in runs if run.id == text or run.folder in (text, path)]
     head, slash, trial = text.partition("/")
     return exact or [
         run

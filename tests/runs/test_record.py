@@ -22,7 +22,7 @@ def test_runs_are_listed_by_age(tmp_path: Path, write: Write) -> None:
     (tmp_path / "digits" / "c" / "record.json").write_text("[")
     first, second, third = find_runs(tmp_path)
     assert (first.id, second.id, third.id, third.status) == ("a", "b", "c", "unreadable")
-    assert (second.name, second.folder, second.kind) == ("digits-convnet", tmp_path / "digits" / "b", "run")
+    assert (second.name, second.folder, second.kind) == ("digits-convnet", str(tmp_path / "digits" / "b"), "run")
     assert (second.metrics, second.tags, second.devices) == ({"test/accuracy": 0.9}, ("x",), "2 × CPU")
     assert (second.seconds, second.started, second.parent) == (90.0, 1767355200.0, None)
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import IO, Any, TypeVar
 
-import fsspec
-
 from boltcutter import extend
 from boltcutter.checkpoint import atomic
 from boltcutter.config.errors import ConfigError, one_line
@@ -83,6 +81,8 @@ def is_url(path: str | Path) -> bool:
 
 def resolve_filesystem(path: str | Path) -> tuple[Any, str]:
     """Return the fsspec file system of a path or URL, and the path within it."""
+    import fsspec  # takes a tenth of a second, which most commands need not wait for
+
     store, place = fsspec.url_to_fs(str(path))
     if str(path).startswith("file:"):
         store.auto_mkdir = True  # as in an object storage, there is no folder to be created first

@@ -146,17 +146,14 @@ def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, node
 
 
-def flatten(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each plain value that is not a mapping, with its dotted key."""
+def flatten(node: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Return each plain value that is not a mapping, with its dotted key."""
     if not (isinstance(node, dict) and node):
-        yield path, node
-        return
+        return [(path, node)]
+    found = list[tuple[str, Any]]()
     for key, value in node.items():
-        inner = f"{path}.{key}" if path else str(key)
-        if isinstance(value, dict) and value:
-            yield from flatten(value, inner)
-        else:
-            yield inner, value
+        found += flatten(value, f"{path}.{key}" if path else str(key))
+    return found
 
 
 def resolve_reference(cfg: DictConfig, path: str) -> str:

@@ -108,10 +108,10 @@ def parse_json(content: bytes) -> dict[str, Any]:
             raise ValueError("not a JSON object")
         if b"\\ud" in content.lower():  # half of a character is refused, unless it stands for a byte of a path
             json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")
-        level: list[Any] = [found]
+        level, containers = [found], (dict, list)
         for _ in range(MAX_DEPTH):
-            inner = (value for node in level for value in (node.values() if isinstance(node, dict) else node))
-            if not (level := [value for value in inner if isinstance(value, dict | list)]):
+            inner = (node.values() if type(node) is dict else node for node in level)
+            if not (level := [value for values in inner for value in values if type(value) in containers]):
                 return found
     raise ValueError("nested too deeply")
 

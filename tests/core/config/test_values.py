@@ -171,9 +171,9 @@ def test_texts_are_resolved_unless_they_only_name_a_variable(monkeypatch: pytest
 
 def test_values_are_flattened_to_dotted_keys() -> None:
     nested = {"a": {}, "b": {"c": 1, "d": {"e": None}}, "f": []}
-    assert list(flatten(nested)) == [("a", {}), ("b.c", 1), ("b.d.e", None), ("f", [])]
+    assert flatten(nested) == [("a", {}), ("b.c", 1), ("b.d.e", None), ("f", [])]
     for value in ({}, 3):
-        assert list(flatten(value, "key")) == [("key", value)]
+        assert flatten(value, "key") == [("key", value)]
 
 
 def test_only_nodes_with_keys_are_maps() -> None:
