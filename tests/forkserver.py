@@ -230,12 +230,13 @@ def prepare() -> None:
     import pkgutil
     from importlib.util import find_spec
 
-    import boltcutter
+    from boltcutter.project import library_packages
 
-    for module in pkgutil.walk_packages(boltcutter.__path__, "boltcutter."):
-        # Modules that import an extra at the top; Ray replaces handlers of the process.
-        if ".ray_" not in module.name and (find_spec("keras") or "keras" not in module.name):
-            importlib.import_module(module.name)
+    for package in library_packages():
+        for module in pkgutil.walk_packages([str(package)], f"{package.name}."):
+            # Ray replaces handlers of the process; Keras takes seconds, and is seldom used
+            if ".ray_" not in module.name and "keras" not in module.name:
+                importlib.import_module(module.name)
     for name in LATE:
         if find_spec(name.partition(".")[0]):
             importlib.import_module(name)

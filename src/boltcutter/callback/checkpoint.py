@@ -8,13 +8,16 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.cloud_io import get_filesystem
+from lightning.fabric.utilities import cloud_io
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from boltcutter.internals import has_validated
 from boltcutter.protocols import WaitsForWrites
 
 GIB = 2**30
+
+# Else adlfs, gcsfs and s3fs are imported for a second, to see that a folder is not on their object storage
+setattr(cloud_io, "module_available", sys.modules.__contains__)  # noqa: B010 (mypy refuses an assignment)
 
 
 class MetricNotLoggedError(RuntimeError):
@@ -163,7 +166,7 @@ class BestCheckpoint(ModelCheckpoint):
             if isinstance(writer, WaitsForWrites):
                 writer.wait()
             shards: Callable[[str], int] = getattr(writer, "sharded_size", lambda path: 0)
-            store = get_filesystem(self.dirpath or "")
+            store = cloud_io.get_filesystem(self.dirpath or "")
             store.invalidate_cache()
             sizes = {
                 path: shards(path) + (store.size(path) if store.exists(path) else 0) for path in self.best_k_models

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,12 @@ def test_the_last_checkpoint_is_saved_beside_checkpoints_of_the_module(tmp_path:
 def test_a_url_that_needs_more_than_an_address_is_one_line() -> None:
     with pytest.raises(ValueError, match=r"^checkpoints=reference://x: cannot be reached \(.*\); use s3://"):
         BestCheckpoint("reference://x")
+
+
+def test_a_folder_needs_no_package_for_object_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning alone imports all that are installed, which takes a second each."""
+    for package in ("adlfs", "gcsfs", "s3fs"):
+        (tmp_path / f"{package}.py").write_text("raise AssertionError('imported')")
+        monkeypatch.delitem(sys.modules, package, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert checkpoints(tmp_path / "run", BestCheckpoint(str(tmp_path / "run"), monitor="score")) == ["best.ckpt"]
