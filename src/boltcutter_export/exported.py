@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import re
 import shlex
 from collections.abc import Iterator
@@ -15,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError, as_config_error, one_line
+from boltcutter.config.errors import ConfigError, as_config_error, one_line, prefix_errors
 from boltcutter.config.instantiate import build
 from boltcutter.project import Project
 from boltcutter.run import trust
 from boltcutter_data.files import ordinary
 from boltcutter_export.card import PREPROCESSING
 from boltcutter_export.program import select_inputs
-from boltcutter_export.runner import CARD, Runner, read_card
+from boltcutter_export.runner import CARD, Runner, read_card, read_once
 from boltcutter_export.tabular import TableEncoder, describes_table
 
 # The key of a path in an ONNX file, after its length as a varint, which may have more bytes than it needs.
@@ -126,19 +125,14 @@ def verified_card(folder: Path, setting: str) -> dict[str, Any]:
             f"{setting}: to load {name} may execute code, and you have not signed it; use an export to "
             "onnx, or set trust=true if you trust its source"
         )
-    if name.endswith(".onnx") and (folder / name).is_file() and _has_external_data(folder / name):
+    with prefix_errors(setting, ValueError):  # not by another opening, as the file may change in between
+        content = read_once(folder / name, card["files"][name]["sha256"]) if name.endswith(".onnx") else b""
+    if EXTERNAL.search(content):
         raise ConfigError(
             f"{setting}: {name} takes weights from other files, and you have not signed it; set trust=true "
             "if you trust its source"
         )
     return card
-
-
-def _has_external_data(file: Path) -> bool:
-    if not file.stat().st_size:  # it cannot be mapped
-        return False
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return EXTERNAL.search(content) is not None
 
 
 def load_exported(folder: str | Path) -> nn.Module:

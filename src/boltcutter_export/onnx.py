@@ -16,28 +16,23 @@ from torch import Tensor
 from boltcutter_export.program import Program
 from boltcutter_export.settings import Batches, ExportError, Format
 
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-
 
 class ONNX(Format):
     """An ONNX file with a dynamic batch size, written by the exporter of ``torch.export`` programs."""
 
     file: ClassVar[str] = "model.onnx"
-    packages: tuple[str, ...] = PACKAGES
+    packages: tuple[str, ...] = ("onnx", "onnxscript", "onnxruntime")
 
     def write(self, program: Program, path: Path, calibration: Batches) -> None:
         """Write the file, with external data beside it if it is larger than 2 GB."""
         convert(program).save(path)
 
 
-class StaticInt8(Format):
+class StaticInt8(ONNX):
     """An ONNX file whose matrix products and convolutions compute in int8, with ranges from validation samples.
 
     In convolutional networks, the rarest 0.01 % of activations are clipped, so that the others are rounded less.
     """
-
-    file: ClassVar[str] = "model.onnx"
-    packages: tuple[str, ...] = PACKAGES
 
     def write(self, program: Program, path: Path, calibration: Batches) -> None:
         """Write the float32 file, find the ranges, and quantize it."""
@@ -68,14 +63,11 @@ class StaticInt8(Format):
                 )
 
 
-class Int4(Format):
+class Int4(ONNX):
     """An ONNX file whose linear layers have packed weights in int4, with a scale for each block of a row.
 
     Convolutions and embeddings stay in float32.
     """
-
-    file: ClassVar[str] = "model.onnx"
-    packages: tuple[str, ...] = PACKAGES
 
     def write(self, program: Program, path: Path, calibration: Batches) -> None:
         """Quantize the weights of the float32 file."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
+import stat
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -50,17 +53,17 @@ class Runner:
         self.card = read_card(self.folder) if card is None else card
         for name, facts in self.card["files"].items():
             file = self.folder / name
-            if not file.is_file() or sha256(file) != facts["sha256"]:  # a FIFO would block
+            if not file.is_file() or sha256(file) != facts["sha256"]:
                 raise ValueError(f"{file} is not the file that {CARD} describes; export it again")
         name = self.card["program"] or ""
         expected = self.card["files"].get(name, {}).get("sha256", "")
-        loaders: dict[str, Callable[[Path, int | None], Callable[..., list[Array]]]] = {
-            ".pt2": partial(load_torch, validate=not self.card.get("cache"), expected=expected),
+        loaders: dict[str, Callable[[Path, int | None, str], Callable[..., list[Array]]]] = {
+            ".pt2": partial(load_torch, validate=not self.card.get("cache")),
             ".onnx": load_onnx,
         }
         if Path(name).suffix not in loaders:
             raise ValueError(f"{self.folder}: {self.card['format']} holds only weights; use another format")
-        self._call = loaders[Path(name).suffix](self.folder / name, threads)
+        self._call = loaders[Path(name).suffix](self.folder / name, threads, expected)
 
     def __call__(self, *inputs: Array, cache: list[Array] | None = None) -> list[Array]:
         """Return the outputs for a batch, in the order of ``card["outputs"]``.
@@ -91,7 +94,7 @@ def read_card(folder: Path) -> dict[str, Any]:
         ValueError: The folder holds no export, or its card is damaged, or names files elsewhere.
     """
     try:
-        with open(folder / CARD, "rb") as file:
+        with open_file(folder / CARD) as file:
             content = file.read(MAX_CARD)
         if content.count(b"[") + content.count(b"{") > MAX_LISTS:
             raise ValueError(f"more than {MAX_LISTS} lists and objects")
@@ -114,8 +117,17 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 def sha256(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return digest(file)
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """Open a file of somebody else, unless it is a FIFO, which would block, or a device."""
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    if stat.S_ISREG(os.fstat(number).st_mode):
+        return open(number, "rb")
+    os.close(number)
+    raise OSError(f"{path} is not an ordinary file")
 
 
 def digest(file: IO[bytes]) -> str:
@@ -126,16 +138,22 @@ def digest(file: IO[bytes]) -> str:
     return found.hexdigest()
 
 
+def read_once(path: Path, expected: str) -> bytes:
+    """Read a file with this SHA-256, once, as it may change after it was verified."""
+    with suppress(OSError), open_file(path) as file:
+        content = file.read()
+        if hashlib.sha256(content).hexdigest() == expected:
+            return content
+    raise ValueError(f"{path} is not the file that {CARD} describes; export it again")
+
+
 def load_torch(path: Path, threads: int | None, expected: str, *, validate: bool = True) -> Callable[..., list[Array]]:
     """Load a program of ``torch.export`` with this SHA-256; validation of inputs takes as long as several tokens."""
     import torch
 
-    content = path.read_bytes()  # read once, as it is unpickled: the file may change after it was verified
-    if hashlib.sha256(content).hexdigest() != expected:
-        raise ValueError(f"{path} is not the file that {CARD} describes; export it again")
     if threads:
         torch.set_num_threads(threads)
-    module: Any = torch.export.load(io.BytesIO(content)).module()
+    module: Any = torch.export.load(io.BytesIO(read_once(path, expected))).module()
     module.validate_inputs = validate
 
     def call(*inputs: Array) -> list[Array]:
@@ -146,14 +164,16 @@ def load_torch(path: Path, threads: int | None, expected: str, *, validate: bool
     return call
 
 
-def load_onnx(path: Path, threads: int | None) -> Callable[..., list[Array]]:
-    """Load an ONNX file."""
+def load_onnx(path: Path, threads: int | None, expected: str) -> Callable[..., list[Array]]:
+    """Load an ONNX file with this SHA-256, and the weights that it names in files of its folder."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # of bytes it would also take its own format
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    session = onnxruntime.InferenceSession(read_once(path, expected), options, providers=["CPUExecutionProvider"])
     names = [given.name for given in session.get_inputs()]
 
     def call(*inputs: Array) -> list[Array]:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
@@ -154,7 +154,7 @@ def verify(reference: Reference, original: Result, folder: Path, own: Collection
     if (weights := folder / "model.safetensors").is_file():  # without a program that could need something else
         return compare_weights(reference.program, weights, original)
     metric, difference, seconds, count = Metric(reference.program.kind), 0.0, 0.0, 0
-    with Process(folder, torch.get_num_threads()) as process:
+    with closing(Process(folder, torch.get_num_threads())) as process:
         if imported := sorted(set(own) & {name.partition(".")[0] for name in process.modules}):
             raise ExportError(f"export: the new process has imported {imported[0]}; remove it from site-packages/*.pth")
         for inputs, targets, expected, _ in reference:
@@ -237,12 +237,6 @@ class Process:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the process."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pandas as pd
 import pytest
 import torch
@@ -137,13 +138,21 @@ def test_a_program_of_somebody_else_is_not_unpickled(digits: Path, tmp_path: Pat
         ExportedModel(digits, str(folder))
 
 
+def onnx_program(weights: str | None) -> bytes:
+    """A program that adds weights, from a file if one is given."""
+    tensor = onnx.TensorProto(name="w", dims=[4], data_type=1, float_data=[] if weights else [1.0] * 4)
+    if weights:
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=weights)
+    given, found = (onnx.helper.make_tensor_value_info(name, 1, [4]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "w"], ["y"])], "g", [given], [found], [tensor])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=10)
+    return bytes(model.SerializeToString())
+
+
 @pytest.mark.parametrize("padding", [b"", b"\x80\x80"])
 def test_a_program_of_somebody_else_takes_no_weights_from_other_files(padding: bytes, tmp_path: Path) -> None:
-    weights = onnx.TensorProto(name="w", dims=[4], data_type=1, data_location=onnx.TensorProto.EXTERNAL)
-    weights.external_data.add(key="location", value="../secret")
-    given, found = (onnx.helper.make_tensor_value_info(name, 1, [4]) for name in "xy")
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "w"], ["y"])], "g", [given], [found], [weights])
-    content = onnx.helper.make_model(graph).SerializeToString()
+    content = onnx_program("../secret")
     assert content.count(b"\x08location") == 1
     content = content.replace(b"\x08location", (b"\x88" + padding + b"\x00" if padding else b"\x08") + b"location")
     facts = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -154,9 +163,25 @@ def test_a_program_of_somebody_else_takes_no_weights_from_other_files(padding: b
         verified_card(tmp_path, "export=onnx")
     (tmp_path / "card.json").write_text(json.dumps(card | {"signature": trust.sign(card["files"])}))
     assert verified_card(tmp_path, "export=onnx")["program"] == "model.onnx"
-    (tmp_path / "model.onnx").write_bytes(b"")
     (tmp_path / "card.json").write_text(json.dumps(card))
-    verified_card(tmp_path, "export=onnx")  # the digest of the file is checked when it is loaded
+    (tmp_path / "model.onnx").write_bytes(b"")  # and after the check, the content with the digest of the card
+    with pytest.raises(ConfigError, match=r"^export=onnx: .*model\.onnx is not the file that card\.json describes"):
+        verified_card(tmp_path, "export=onnx")
+
+
+def test_weights_in_other_files_are_those_of_the_folder(tmp_path: Path) -> None:
+    """Although the program is not opened by its path again, and those of other formats of ONNX Runtime are refused."""
+    np.arange(4, dtype=np.float32).tofile(tmp_path / "weights")
+    (file := tmp_path / "model.onnx").write_bytes(onnx_program("weights"))
+    call = runner.load_onnx(file, 1, runner.sha256(file))
+    assert call(np.ones(4, np.float32))[0].tolist() == [1, 2, 3, 4]
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "model.ort")
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    onnxruntime.InferenceSession(onnx_program(None), options, providers=["CPUExecutionProvider"])
+    file.write_bytes((tmp_path / "model.ort").read_bytes())
+    with pytest.raises(Exception, match="protobuf parsing failed"):
+        runner.load_onnx(file, 1, runner.sha256(file))
 
 
 @pytest.mark.parametrize("name", ["evil.pt2", "evil.pt2/.", "../evil.pt2", "{}/evil.pt2"])
@@ -181,13 +206,16 @@ def test_a_folder_is_not_taken_for_a_program(digits: Path, tmp_path: Path) -> No
         ExportedModel(digits, str(folder))
 
 
-def test_a_program_is_loaded_as_it_was_verified(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("format", ["torch", "onnx"])
+def test_a_program_is_loaded_as_it_was_verified(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
     """It may change between the check and its use."""
-    shutil.copytree(digits / "export" / "torch", tmp_path / "torch")
-    (tmp_path / "torch" / "model.pt2").write_bytes(b"evil")
+    shutil.copytree(digits / "export" / format, tmp_path / format)
+    (program := next((tmp_path / format).glob("model.*"))).write_bytes(b"evil")
     monkeypatch.setattr(runner, "sha256", lambda path: read_card(path.parent)["files"][path.name]["sha256"])
-    with pytest.raises(ConfigError, match=r"model\.pt2 is not the file that card\.json describes"):
-        ExportedModel(digits, str(tmp_path / "torch"))
+    with pytest.raises(ConfigError, match=rf"{program.name} is not the file that card\.json describes"):
+        ExportedModel(digits, str(tmp_path / format))
 
 
 CARD = {"format": "onnx", "program": "model.onnx", "inputs": [], "outputs": []}

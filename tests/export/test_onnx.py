@@ -14,7 +14,7 @@ from boltcutter.task.classification import Classification
 from boltcutter_export.command import quiet
 from boltcutter_export.onnx import ONNX, Calibration, Int4, StaticInt8, choose_nodes
 from boltcutter_export.program import TaskProgram
-from boltcutter_export.runner import load_onnx
+from boltcutter_export.runner import load_onnx, sha256
 from boltcutter_export.settings import ExportError
 from boltcutter_language.gpt import GPT
 from boltcutter_language.task import LanguageModeling
@@ -35,7 +35,7 @@ def write(form: Any, program: TaskProgram, path: Path) -> float:
     inputs = program.with_cache(program.example)
     with quiet():
         form.write(program, path, lambda: iter([inputs]))
-    call = load_onnx(path, 1)
+    call = load_onnx(path, 1, sha256(path))
     with torch.no_grad():
         (expected,) = program(*program.example)
     found, *_ = call(*(tensor.numpy() for tensor in inputs))

@@ -1,5 +1,6 @@
 import json
 import math
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,7 +135,7 @@ def test_a_cache_must_give_the_same_logits(model: type[GPT], tmp_path: Path) -> 
     facts = {"shape": ["batch", 4, "past", 4]}
     card = describe_files(tmp_path) | {"outputs": [{"name": "logits", "shape": [1, 16, 32]}], "cache": [facts, facts]}
     (tmp_path / "card.json").write_text(json.dumps(card))
-    with Process(tmp_path, 1) as process:
+    with closing(Process(tmp_path, 1)) as process:
         if model is GPT:
             check_cache(program, process)
         else:
@@ -298,7 +299,7 @@ def test_a_process_that_ends_is_reported(tmp_path: Path) -> None:
     example = torch.zeros(2, 1000)
     torch.export.save(torch.export.export(torch.nn.ReLU(), (example,)), tmp_path / "model.pt2")
     (tmp_path / "card.json").write_text(json.dumps(describe_files(tmp_path)))
-    with Process(tmp_path, 1) as process:
+    with closing(Process(tmp_path, 1)) as process:
         process.process.kill()
         process.process.wait()
         with pytest.raises(ExportError, match="fails in a new process: exit status -9"):
