@@ -13,12 +13,12 @@ import json
 import os
 import secrets
 import stat
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from boltcutter import extend
-from boltcutter.checkpoint.atomic import temporary_path
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import LIBRARY, Project, install_command
 
@@ -33,11 +33,10 @@ _granted = False
 def apply_overrides(overrides: list[str]) -> list[str]:
     """Apply ``trust=…`` to this process, and return the other overrides."""
     global _granted
-    for override in overrides:
-        if override.startswith("trust="):
-            if override.lower() not in ("trust=true", "trust=false"):
-                raise ConfigError(f"{override}: expected trust=true or trust=false")
-            _granted = override.lower() == "trust=true"
+    for override in (override for override in overrides if override.startswith("trust=")):
+        if override.lower() not in ("trust=true", "trust=false"):
+            raise ConfigError(f"{override}: expected trust=true or trust=false")
+        _granted = override.lower() == "trust=true"
     return [override for override in overrides if not override.startswith("trust=")]
 
 
@@ -64,10 +63,9 @@ def read_bytes(path: Path) -> bytes:
         ValueError: It is not an ordinary file, or too large.
     """
     with open_file(path) as file:
-        content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"larger than {MAX_BYTES >> 20} MiB")
-    return content
+        if len(content := file.read(MAX_BYTES + 1)) <= MAX_BYTES:
+            return content
+    raise ValueError(f"larger than {MAX_BYTES >> 20} MiB")
 
 
 def open_file(path: Path, limit: int = MAX_BYTES) -> IO[bytes]:
@@ -144,8 +142,7 @@ def check(
     """
     if _granted or is_signed(node, signature):
         return
-    judge = extend.find("judge_record")
-    if judge is None:
+    if (judge := extend.find("judge_record")) is None:
         raise ConfigError(
             f"{where}: its record.json is not signed by you; {REMEDY}, or install the part that checks it: "
             f"{install_command(LIBRARY)}"
@@ -159,13 +156,10 @@ def sign(node: Any) -> str | None:
         path = KEY_FILE.expanduser()
         if not path.is_file():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            draft = temporary_path(path)
-            draft.touch(mode=0o600)
-            try:
+            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+                (draft := Path(scratch, "key")).touch(mode=0o600)
                 draft.write_text(secrets.token_hex(32))
                 os.link(draft, path)  # fails if another process has created it
-            finally:
-                draft.unlink()
     return _signature(node)
 
 
@@ -185,7 +179,15 @@ def signed_content(node: Any) -> bytes:
 
 def _signature(node: Any) -> str | None:
     try:
-        key = KEY_FILE.expanduser().read_bytes()
+        with open_file(KEY_FILE.expanduser()) as file:
+            facts, key = os.fstat(file.fileno()), file.read()
+        owners = os.geteuid(), Path("~").expanduser().stat().st_uid  # of root in a container, who uses a user's home
+        if len(key) < 64 or facts.st_mode & 0o077 or facts.st_uid not in owners:
+            raise ValueError(
+                f"others may know it (owner {facts.st_uid}, mode {facts.st_mode & 0o777:o}, {len(key)} bytes)"
+            )
     except (OSError, RuntimeError):
         return None
-    return hmac.new(key, signed_content(node), hashlib.sha256).hexdigest() if len(key) >= 64 else None
+    except ValueError as error:
+        raise ConfigError(f"{KEY_FILE}: {error}; chmod 600 if it is yours, or remove it for a new one") from error
+    return hmac.new(key, signed_content(node), hashlib.sha256).hexdigest()

@@ -1,6 +1,8 @@
 import json
 import os
+import re
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +48,6 @@ def test_commands_in_a_record_need_a_signature(tmp_path: Path, monkeypatch: pyte
             trust.check(node, "run=x", nowhere, signature=signature, runs=True)
     assert (tmp_path / "home").stat().st_mode & 0o777 == 0o700
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["key"]
-    (tmp_path / "home" / "key").write_text("too short")
-    assert trust.sign(node) is None
 
 
 @pytest.mark.parametrize("content", [b"[" * 10**5, b"[]", b"{", b"\xff", b"9" * 5000, None, "fifo", "/dev/zero"])
@@ -138,14 +138,58 @@ def test_two_processes_create_one_key(tmp_path: Path, monkeypatch: pytest.Monkey
     key = tmp_path / "home" / "key"
     monkeypatch.setattr(trust, "KEY_FILE", key)
 
-    def meanwhile(path: Path) -> Path:
-        path.write_text("0" * 64)  # by another process
-        return path.with_name("draft")
+    def meanwhile(size: int) -> str:
+        key.touch(mode=0o600)
+        key.write_text("0" * 64)  # by another process
+        return "1" * 2 * size
 
-    monkeypatch.setattr(trust, "temporary_path", meanwhile)
+    monkeypatch.setattr(trust.secrets, "token_hex", meanwhile)
     assert trust.is_signed({"a": 1}, trust.sign({"a": 1}))
     assert key.read_text() == "0" * 64
     assert list(key.parent.iterdir()) == [key]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda key: key.chmod(0o640), "others may know it (owner {}, mode 640, 64 bytes)"),
+        (lambda key: key.chmod(0o602), "others may know it (owner {}, mode 602, 64 bytes)"),
+        (lambda key: key.write_text(""), "others may know it (owner {}, mode 600, 0 bytes)"),
+        (lambda key: key.write_text("short"), "others may know it (owner {}, mode 600, 5 bytes)"),
+        (lambda key: key.rename(key.with_name("a")).chmod(0o604) or key.symlink_to("a"), "mode 604, 64 bytes)"),
+        (lambda key: key.unlink() or key.mkdir(), "not an ordinary file"),
+        (lambda key: key.unlink() or os.mkfifo(key), "not an ordinary file"),
+        (lambda key: key.unlink() or key.symlink_to("/dev/zero"), "not an ordinary file"),
+    ],
+    ids=["group", "writable", "empty", "short", "link", "folder", "fifo", "device"],
+)
+def test_a_key_that_others_may_know_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object], reason: str
+) -> None:
+    """With it, they could sign records whose classes are called."""
+    monkeypatch.setattr(trust, "KEY_FILE", key := tmp_path / "key")
+    signature = trust.sign({})
+    change(key)
+    for uses in (lambda: trust.sign({}), lambda: trust.check({}, "run=x", tmp_path, signature=signature)):
+        with pytest.raises(ConfigError, match=re.escape(reason.format(os.getuid()))) as error:
+            uses()
+        assert re.fullmatch(r".*/key: .*; chmod 600 if it is yours, or remove it for a new one", str(error.value))
+
+
+def test_a_key_of_another_user_is_refused_outside_of_their_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where HOME is /tmp; but a container may run as root with the home of a user."""
+    monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "key")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert trust.sign({})
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    assert trust.sign({})
+    home = os.stat_result([0o40755, *[0] * 3, user + 2, *[0] * 5])
+    monkeypatch.setattr(Path, "stat", lambda path, **_: home if path == tmp_path else os.stat(path))
+    with pytest.raises(ConfigError, match=rf"key: others may know it \(owner {user}, mode 600, 64 bytes\); chmod 600"):
+        trust.sign({})
 
 
 def test_a_file_that_is_created_is_not_executable(tmp_path: Path) -> None:
@@ -204,8 +248,6 @@ def test_what_would_be_run_needs_a_signature(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ConfigError, match=r"that you have not signed; set trust=true"):
         trust.check(node, "resume=x", tmp_path, PROJECT, runs=True)
     trust.check(node, "resume=x", tmp_path, PROJECT, signature=trust.sign(node), runs=True)
-    (tmp_path / "key").write_text("short")  # as one that somebody could guess
-    assert trust.sign(node) is None
 
 
 def test_a_signed_run_is_trusted_until_its_record_changes(script: Script, tmp_path: Path) -> None:
