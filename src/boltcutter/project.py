@@ -73,6 +73,8 @@ class Project:
     @classmethod
     def at(cls, root: Path, package: str | None = None) -> Project:
         """The project with this root folder; its ``configs/``, if any, comes before the built-in options."""
+        if os.path.lexists(root / "record.json"):  # of anybody, as may be its code and its .env
+            raise ProjectError(f"{root}: a run folder is no project; change to the folder of your project")
         own, others = root / "configs", _part_configs()
         if not own.is_dir():
             return cls(root, package, (BUILTIN_CONFIGS, *others))
@@ -93,8 +95,7 @@ class Project:
 
     def _read_variables(self) -> None:
         """Set the environment variables of the project's ``.env`` that are not set yet."""
-        file = self.root / ".env"
-        if file.is_file():
+        if (file := self.root / ".env").is_file():
             from dotenv import dotenv_values  # not imported without such a file
 
             values = {name: value for name, value in dotenv_values(file).items() if value is not None}

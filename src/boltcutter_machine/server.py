@@ -28,7 +28,7 @@ from boltcutter.run import trust
 from boltcutter_machine.answer import failure
 
 LIMIT, GRACE = 300.0, 60.0  # seconds for a command, and after its time to save and to write a report
-MAX_REPORT = 20_000  # characters
+MAX_REPORT, MAX_LENGTH = 20_000, 30_000  # characters of a report, and of all arguments of a command
 HIDDEN = re.compile(r"<(script|style|svg|head)\b", re.I)  # what is no text of a report
 INSTRUCTIONS = """Arguments are overrides such as "model=mlp" and "trainer.max_epochs=3". Check them before training.
 An error has a `code` and, where there is one, a `fix`: write it in place of the arguments in `replaces`, and try again.
@@ -121,10 +121,10 @@ class Tools:
             options: Options by name; their values may begin with ``-``, as ``sort``.
             seconds: After which it is asked to save and to end; it is killed if that takes longer than the grace.
         """
-        for argument in (*arguments, *options.values()):
+        for argument in (given := (*arguments, *options.values())):
             is_option = argument in arguments and re.match(r"-|\+*trust=", argument)
-            if not argument.isprintable() or is_option:
-                return _failed("failed", f"{argument!a}: not an argument of this tool; leave it out")
+            if not argument.isprintable() or is_option or sum(map(len, given)) > MAX_LENGTH:
+                return _failed("failed", f"{argument[:100]!a}: not an argument of this tool, or too long; leave it out")
         arguments += tuple(f"--{name}={value}" for name, value in options.items())
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "boltcutter", *arguments, "--json"),

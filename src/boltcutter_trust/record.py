@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import math
 import os
 import re
 import stat
@@ -29,7 +28,7 @@ from boltcutter.extend import current_path, own_components
 from boltcutter.project import LIBRARY, Project, is_library, private_variables
 from boltcutter.run.trust import REMEDY
 
-MAX_DOUBLINGS = 16  # of the number of references that a text leads to, as each text that it refers to may have several
+MAX_DOUBLINGS = 16  # references after the first of each text, in all, as each leads to a text that may have several
 OWN_LINKS = ("code", "wandb")  # in a run folder; the snapshot of the code and W&B have links, and nothing reads them
 # Packages of the core whose classes are allowed. Functions are allowed if a configuration file refers to them.
 PROJECT_PACKAGES = tuple(
@@ -64,11 +63,11 @@ UNTRUSTED_MODULES = (
 TRUSTED_FUNCTIONS = ("torch.nn.functional", "torch.nn.init", "torch.nn.utils.parametrizations")
 # Storage of checkpoints and data. Other protocols of fsspec run code, or reach any server.
 TRUSTED_PROTOCOLS = ("file", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
-URL = re.compile(r"(?P<value>(?P<protocol>[A-Za-z][\w+.-]*)://[^\s'\"]*)")
+URL = re.compile(r"(?P<value>(?P<protocol>[\w+.-]{1,40})://[^\s'\"]*)")  # in linear time, as texts may be long
 TARGET = re.compile(r"_target_:\s*['\"]?(?P<value>[\w.]+)")
 # A reference to another key or to an environment variable. Other resolvers compute values, which may contain _target_.
 PLAIN_REFERENCE = re.compile(
-    r"\$\{\s*(?:oc\.(?:env|select):\s*[\w.]+\s*(?:,[^{}]*)?|oc\.decode:\s*\$\{oc\.env:\w+(?:,[\w.+-]*)?\}|[\w.\[\]/\0-]+)\s*\}"
+    r"\$\{\s*(?:oc\.(?:env|select):\s*[\w.]+\s*(?:,[^{}]*)?|oc\.decode:\s*\$\{oc\.env:\w+(?:,[\w.+-]*)?\}\s*|[\w.\[\]/\0-]+\s*)\}"
 )
 
 
@@ -81,7 +80,7 @@ def judge(
         ConfigError: A reference, URL, target or file is not allowed.
     """
     texts = [text for text in _texts(node) if "${" in text]
-    if sum(math.log2(text.count("${")) for text in texts) > MAX_DOUBLINGS:
+    if sum(text.count("${") - 1 for text in texts) > MAX_DOUBLINGS:
         raise ConfigError(f"{where}: its record.json has {len(texts)} texts with references, which multiply; {REMEDY}")
     if text := next(_unsafe_references(texts), None):
         raise ConfigError(
@@ -128,9 +127,9 @@ def _texts(node: Any) -> Iterator[str]:
 def _unsafe_references(texts: Iterable[str]) -> Iterator[str]:
     """Yield texts with resolvers that could create a ``_target_``, as ``oc.create``, or read a secret variable."""
     for text in texts:
-        left, before = text, ""
-        while left != before:  # from the innermost reference outwards
-            left, before = PLAIN_REFERENCE.sub("\0", left), left
+        left = text
+        for _ in range(MAX_DOUBLINGS):  # from the innermost reference outwards
+            left = PLAIN_REFERENCE.sub("\0", left)
         if "${" in left or any(looks_secret(name) or name in private_variables for name in VARIABLE.findall(text)):
             yield text
 

@@ -53,6 +53,22 @@ def test_any_folder_can_be_used_with_built_in_options(tmp_path: Path) -> None:
     assert Project.find(tmp_path) == Project(tmp_path, None, (BUILTIN_CONFIGS,))
 
 
+@pytest.mark.parametrize("text", ["[tool.boltcutter]\n", None])
+def test_a_run_folder_is_no_project(root: Path, text: str | None) -> None:
+    """Its modules, options and ``.env`` could be somebody else's; the code that a launcher copies into it is one."""
+    for place in (run := root / "runs" / "a", run / "code"):
+        place.mkdir(parents=True)
+        if text:
+            (place / "pyproject.toml").write_text(text)
+    (run / "record.json").touch()
+    if text is None:  # the project around it
+        assert Project.find(run).root == root
+        (root / "pyproject.toml").unlink()
+    with pytest.raises(ProjectError, match=rf"^{run}: a run folder is no project; change to the folder of your"):
+        Project.find(run)
+    assert Project.find(run / "code").root == run / "code"
+
+
 def test_the_library_repository_is_a_project() -> None:
     assert Project.find(__file__) == Project(ROOT, "boltcutter", (ROOT / "configs",))
 

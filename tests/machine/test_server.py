@@ -55,7 +55,9 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "argument", ["--html=/tmp/x", "--live", "-h", "trust=true", "++trust=true", "a\nb", "a\0", "\ud800"]
+    "argument",
+    ["--html=/tmp/x", "--live", "-h", "trust=true", "++trust=true", "a\nb", "a\0", "\ud800", "x" * 200_000],
+    ids=range(9),
 )
 def test_an_agent_passes_no_options_and_no_trust(argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio, "create_subprocess_exec", None)  # nothing is started

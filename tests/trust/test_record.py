@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
@@ -20,6 +21,7 @@ from conftest import Script
 from boltcutter.assembly.overrides import load_run_config
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.redaction import find_secrets, redact
 from boltcutter.config.values import plain
 from boltcutter.project import Project
 from boltcutter.run import folder, trust
@@ -277,8 +279,43 @@ def test_references_that_multiply_are_refused(tmp_path: Path) -> None:
         trust.check(doubling, "run=x", tmp_path)
     trust.check({f"x{n}": f"${{x{n - 1}}}" for n in range(1, 40)} | {"x0": "a"}, "run=x", tmp_path)
     trust.check({"a": "", "b": ["${a}${a}"] * record.MAX_DOUBLINGS}, "run=x", tmp_path)
+    trust.check({"a": "", "b": "${a}" * (record.MAX_DOUBLINGS + 1)}, "run=x", tmp_path)
     with pytest.raises(ConfigError, match="which multiply"):
         trust.check({"a": "", "b": ["${a}${a}"] * (record.MAX_DOUBLINGS + 1)}, "run=x", tmp_path)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "x" * 10**6,
+            "x-" * 10**6,
+            "a://" * 10**6,
+            "${oc.env:A," + " " * 10**6,
+            "${" + " " * 10**6,
+            "sk-" * 10**6 + "é",
+        ),
+        *(
+            "${" * 10**5 + "a" + "}" * 10**5,
+            "${a}" * 10**5,
+            "${a.b" * 10**5,
+            "x" * 10**6 + "${a}",
+            "[" * 10**6,
+            "A" * 10**6,
+        ),
+        "A=" * 10**6,
+    ],
+    ids=lambda text: text[:12].strip(),
+)
+def test_a_long_text_takes_little_time(text: str) -> None:
+    began = time.process_time()
+    node = {"a": "", "b": text}
+    with suppress(ConfigError):
+        trust.check(node, "run=x", Path("/nowhere"), PROJECT)
+    assert redact(node, node).keys() == node.keys()
+    assert len(list(find_secrets(node))) <= 1
+    assert time.process_time() - began < 10
 
 
 def test_a_moved_class_is_checked_as_what_it_is_today(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,14 +45,14 @@ SECRET_FILE = re.compile(
 # Keys by their form: PEM, Hugging Face, OpenAI and Anthropic, AWS, GitHub, GitLab, HashiCorp Vault, Google, Slack,
 # Databricks. Source: the documentation of each.
 SECRET_TEXT = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY|\b(hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|A[KS]IA[0-9A-Z]{16}"
+    r"-----BEGIN [A-Z ]*PRIVATE KEY|\b(hf_[A-Za-z0-9]{30,}|sk-[\w-]{20,}|A[KS]IA[0-9A-Z]{16}"
     r"|gh[opsu]_[A-Za-z0-9]{36}|github_pat_\w{22,}|glpat-[\w-]{20,}|hv[bs]\.[\w-]{20,}|AIza[\w-]{35}|xox[abprs]-[\w-]{10,}|dapi[0-9a-f]{32})(?![\w-])"
 )
 MASK = "***"
 MIN_SECRET_LENGTH = 6  # characters; shorter secrets are not searched for within other values
 MIN_VARIABLE_LENGTH = 12  # of a secret variable of the environment, whose value may be meant to be anything
 VARIABLE = re.compile(r"oc\.env:\s*['\"]?(\w+)")
-URL = re.compile(r"([A-Za-z][\w+.-]*://)([^\s'\"<>,]*@[^\s'\"<>,]*)")
+URL = re.compile(r"([A-Za-z][\w+.-]{0,30}://)([^\s'\"<>,]*)")  # in linear time, as somebody else's text may be long
 ASSIGNMENT = re.compile(r"(?<![\w$])([A-Z][A-Z0-9_]*)=[\"']?(?=[^\s\"'$])")  # in a shell command: export NAME=value
 QUERY_PARAMETER = re.compile(r"[?&]([\w-]+)=[^\s&$]")  # in a URL
 SIGNATURE_PARAMETERS = ("sig", "x-amz-signature", "x-goog-signature")

@@ -183,9 +183,7 @@ def _signature(node: Any) -> str | None:
             facts, key = os.fstat(file.fileno()), file.read()
         owners = os.geteuid(), Path("~").expanduser().stat().st_uid  # of root in a container, who uses a user's home
         if len(key) < 64 or facts.st_mode & 0o077 or facts.st_uid not in owners:
-            raise ValueError(
-                f"others may know it (owner {facts.st_uid}, mode {facts.st_mode & 0o777:o}, {len(key)} bytes)"
-            )
+            raise ValueError(f"not private (owner {facts.st_uid}, mode {facts.st_mode & 0o777:o}, {len(key)} bytes)")
     except (OSError, RuntimeError):
         return None
     except ValueError as error:

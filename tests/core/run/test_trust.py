@@ -152,10 +152,10 @@ def test_two_processes_create_one_key(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda key: key.chmod(0o640), "others may know it (owner {}, mode 640, 64 bytes)"),
-        (lambda key: key.chmod(0o602), "others may know it (owner {}, mode 602, 64 bytes)"),
-        (lambda key: key.write_text(""), "others may know it (owner {}, mode 600, 0 bytes)"),
-        (lambda key: key.write_text("short"), "others may know it (owner {}, mode 600, 5 bytes)"),
+        (lambda key: key.chmod(0o640), "not private (owner {}, mode 640, 64 bytes)"),
+        (lambda key: key.chmod(0o602), "not private (owner {}, mode 602, 64 bytes)"),
+        (lambda key: key.write_text(""), "not private (owner {}, mode 600, 0 bytes)"),
+        (lambda key: key.write_text("short"), "not private (owner {}, mode 600, 5 bytes)"),
         (lambda key: key.rename(key.with_name("a")).chmod(0o604) or key.symlink_to("a"), "mode 604, 64 bytes)"),
         (lambda key: key.unlink() or key.mkdir(), "not an ordinary file"),
         (lambda key: key.unlink() or os.mkfifo(key), "not an ordinary file"),
@@ -188,7 +188,7 @@ def test_a_key_of_another_user_is_refused_outside_of_their_home(
     assert trust.sign({})
     home = os.stat_result([0o40755, *[0] * 3, user + 2, *[0] * 5])
     monkeypatch.setattr(Path, "stat", lambda path, **_: home if path == tmp_path else os.stat(path))
-    with pytest.raises(ConfigError, match=rf"key: others may know it \(owner {user}, mode 600, 64 bytes\); chmod 600"):
+    with pytest.raises(ConfigError, match=rf"key: not private \(owner {user}, mode 600, 64 bytes\); chmod 600"):
         trust.sign({})
 
 
