@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from boltcutter.config.compose import OVERRIDE, compose
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.redaction import MAX_COMMAND
 from boltcutter.config.values import flatten, plain
 from boltcutter.project import Project, command, display_path
 from boltcutter.run import trust
@@ -95,15 +97,13 @@ def overrides_of(project: Project, result: Result) -> list[str]:
     config: Any = result.record.get("config")
     if trust.is_signed(config, result.record.get("signature")):
         is_trial, best = result.run.kind == "trial", Path(result.run.folder, "..", "..", "best.yaml").absolute()
-        try:
-            words = shlex.split(str(result.record.get("command") or ""))
+        with suppress(ConfigError, ValueError):
+            words = shlex.split(str(result.record.get("command") or "")[:MAX_COMMAND])
             given = [w for w in words if OVERRIDE.fullmatch(w) and w.partition("=")[0].lstrip("+~") not in OWN]
             short = [f"experiment={display_path(best.resolve())}", *(word for word in given if word.startswith("~"))]
             for overrides in [short, given] if is_trial and best.is_file() else [given]:
                 if _compared(plain(compose(project, overrides))) == _compared(config):
                     return overrides
-        except (ConfigError, ValueError):
-            pass
     return [f"reproduce={result.run.folder}"]
 
 

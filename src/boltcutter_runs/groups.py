@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.config.errors import ConfigError, hint
+from boltcutter.config.redaction import MAX_COMMAND
 from boltcutter.config.values import format_value
 from boltcutter.project import display_path
 from boltcutter.run.folder import read_record
@@ -182,7 +183,7 @@ def _without_repetitions(label: str, results: list[Result], warnings: list[str])
 def _num_trials(result: Result) -> int:
     """Number of trials of the search whose best one the experiment of a run is; 0 if it is of none."""
     with suppress(OSError, ValueError):
-        words = shlex.split(str(result.record.get("command") or ""))
+        words = shlex.split(str(result.record.get("command") or "")[:MAX_COMMAND])
         experiment = Path(next((w.partition("=")[2] for w in words if w.startswith("experiment=")), ""))
         if experiment.name == "best.yaml" and (experiment.parent / SEARCH).is_file():
             return sum(entry.is_dir() for entry in (experiment.parent / "trials").iterdir())

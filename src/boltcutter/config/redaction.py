@@ -49,6 +49,7 @@ SECRET_TEXT = re.compile(
     r"|gh[opsu]_[A-Za-z0-9]{36}|github_pat_\w{22,}|glpat-[\w-]{20,}|hv[bs]\.[\w-]{20,}|AIza[\w-]{35}|xox[abprs]-[\w-]{10,}|dapi[0-9a-f]{32})(?![\w-])"
 )
 MASK = "***"
+MAX_COMMAND = 1 << 15  # characters of a recorded command that are split, which takes quadratic time
 MIN_SECRET_LENGTH = 6  # characters; shorter secrets are not searched for within other values
 MIN_VARIABLE_LENGTH = 12  # of a secret variable of the environment, whose value may be meant to be anything
 VARIABLE = re.compile(r"oc\.env:\s*['\"]?(\w+)")

@@ -12,7 +12,7 @@ import jinja2
 import markupsafe
 import numpy as np
 
-from boltcutter.config.redaction import hide_passwords, looks_secret
+from boltcutter.config.redaction import MASK, MAX_COMMAND, hide_passwords, looks_secret
 
 
 @cache
@@ -35,12 +35,11 @@ def load_template(path: Path) -> jinja2.Template:
 
 def redact_command(command: str) -> str:
     """Redact secrets in the command."""
-    arguments = [argument.partition("=") for argument in shlex.split(command)]
-    hidden = [
-        "***" if looks_secret(key.rpartition(".")[2]) and value else hide_passwords(value)
-        for key, _, value in arguments
-    ]
-    return shlex.join(f"{key}{sign}{value}" for (key, sign, _), value in zip(arguments, hidden, strict=True))
+    arguments = (argument.partition("=") for argument in shlex.split(command[:MAX_COMMAND]))
+    return shlex.join(
+        f"{key}{sign}{MASK if looks_secret(key.rpartition('.')[2]) and value else hide_passwords(value)}"
+        for key, sign, value in arguments
+    )
 
 
 def format_number(value: Any) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +53,10 @@ def test_a_template_includes_shared_files_and_escapes_values(tmp_path: Path) -> 
 
 def test_secrets_in_a_command_are_redacted() -> None:
     assert redact_command("train.py logger.api_key=hush seed=1") == "train.py 'logger.api_key=***' seed=1"
+
+
+@pytest.mark.timeout(60)
+def test_a_long_command_of_somebody_else_takes_little_time() -> None:
+    began = time.process_time()
+    assert len(redact_command("\u0301" * 10**6)) < 10**5
+    assert time.process_time() - began < 10
