@@ -56,14 +56,13 @@ class Runner:
             if not file.is_file() or sha256(file) != facts["sha256"]:
                 raise ValueError(f"{file} is not the file that {CARD} describes; export it again")
         name = self.card["program"] or ""
-        expected = self.card["files"].get(name, {}).get("sha256", "")
         loaders: dict[str, Callable[[Path, int | None, str], Callable[..., list[Array]]]] = {
             ".pt2": partial(load_torch, validate=not self.card.get("cache")),
             ".onnx": load_onnx,
         }
         if Path(name).suffix not in loaders:
             raise ValueError(f"{self.folder}: {self.card['format']} holds only weights; use another format")
-        self._call = loaders[Path(name).suffix](self.folder / name, threads, expected)
+        self._call = loaders[Path(name).suffix](self.folder / name, threads, self.card["files"][name]["sha256"])
 
     def __call__(self, *inputs: Array, cache: list[Array] | None = None) -> list[Array]:
         """Return the outputs for a batch, in the order of ``card["outputs"]``.
