@@ -96,9 +96,6 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
             "_broadcast_sigterm_tensor": "self",
         },
     },
-    "lightning.pytorch.loops.optimization.automatic": {
-        "_AutomaticOptimization": {"_on_before_zero_grad": "self optimizer"},
-    },
     "lightning.pytorch.overrides.distributed": {
         "": {"_sync_module_states": "module"},
     },
@@ -139,6 +136,13 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     },
     "lightning.pytorch.strategies.strategy": {
         "Strategy": {"_lightning_module": None},
+    },
+    "lightning.pytorch.trainer.call": {
+        "": {
+            "_call_callback_hooks": "trainer hook_name",
+            "_call_lightning_module_hook": "trainer hook_name",
+            "_call_strategy_hook": "trainer hook_name",
+        },
     },
     "lightning.pytorch.trainer.connectors.callback_connector": {
         "_CallbackConnector": {"_reorder_callbacks": "callbacks"},

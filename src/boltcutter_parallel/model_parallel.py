@@ -129,9 +129,8 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         if self._save_distributed_checkpoint:
             keys = [key for key in WEIGHTS if key in checkpoint]
             orders = {f"{key}.{name}": order for key in keys for name, order in self._orders().items()}
-            for place, (optimizer, saved) in enumerate(
-                zip(self.optimizers, checkpoint["optimizer_states"], strict=True)
-            ):
+            pairs = zip(self.optimizers, checkpoint["optimizer_states"], strict=True)
+            for place, (optimizer, saved) in enumerate(pairs):
                 for number, order in self._orders_of(optimizer).items():
                     names = [n for n, v in saved["state"].get(number, {}).items() if isinstance(v, DTensor)]
                     orders |= {f"optimizer_states.{place}.state.{number}.{name}": order for name in names}
@@ -150,9 +149,8 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         task: Any = self.lightning_module
         like = {name: (tensor, self._orders().get(name)) for name, tensor in task.state_dict().items()}
         state = checkpoint["state_dict"]
-        key = next(
-            key for key in WEIGHTS if checkpoint.get(key) is state
-        )  # EMA passes the weights in place of the average
+        # EMA passes the weights in place of the average.
+        key = next(key for key in WEIGHTS if checkpoint.get(key) is state)
         task.load_state_dict(self._shards(checkpoint, key, state, like), strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

@@ -7,26 +7,12 @@ from collections.abc import MutableMapping
 
 from boltcutter.environment.platform import PlatformError, job_port
 
+NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 # The command that sets MASTER_ADDR, and the variables of rank, world size, local rank and local world size.
 LAUNCHERS = {
-    "mpirun -x MASTER_ADDR=<the first machine>": (  # Open MPI
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    "mpirun -genv MASTER_ADDR <the first machine>": (  # MPICH
-        "PMI_RANK",
-        "PMI_SIZE",
-        "MPI_LOCALRANKID",
-        "MPI_LOCALNRANKS",
-    ),
-    "MASTER_ADDR=<the first machine> horovodrun": (
-        "HOROVOD_RANK",
-        "HOROVOD_SIZE",
-        "HOROVOD_LOCAL_RANK",
-        "HOROVOD_LOCAL_SIZE",
-    ),
+    "mpirun -x MASTER_ADDR=<the first machine>": tuple(f"OMPI_COMM_WORLD_{name}" for name in NAMES),  # Open MPI
+    "mpirun -genv MASTER_ADDR <the first machine>": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "MASTER_ADDR=<the first machine> horovodrun": tuple(f"HOROVOD_{name}" for name in NAMES),
 }
 JOB_VARIABLES = ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "HOROVOD_GLOO_RENDEZVOUS_PORT")  # unique to each launch
 SRUN_VARIABLES = ("SLURM_NTASKS", "SLURM_STEP_ID")
@@ -59,17 +45,9 @@ def export_torchrun_env(env: MutableMapping[str, str] = os.environ) -> None:
     if world_size > local_world_size and "MASTER_ADDR" not in env:
         raise ProcessLayoutError(f"{started}, but MASTER_ADDR is not set; use {command}")
     job = "".join(env.get(name, "") for name in JOB_VARIABLES) or str(os.getppid())
-    variables = {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(local_world_size),
-        "NODE_RANK": str(rank // local_world_size),
-        "GROUP_WORLD_SIZE": str(world_size // local_world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(job_port(job)),
-    }
-    for name, value in variables.items():
-        env.setdefault(name, value)
+    numbers = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world_size}
+    numbers |= {"NODE_RANK": rank // local_world_size, "GROUP_WORLD_SIZE": world_size // local_world_size}
+    for name, value in (numbers | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": job_port(job)}).items():
+        env.setdefault(name, str(value))
     for name in SRUN_VARIABLES:  # in a SLURM job they describe mpirun itself, not this process
         env.pop(name, None)

@@ -262,18 +262,15 @@ class PipelineStrategy(strategies.DDPStrategy):
 def _refused(trainer: L.Trainer, task: Any, model: Any, microbatches: int, stages: int) -> dict[str, bool]:
     """Error messages for unsupported features, and whether each is used."""
     size = getattr(trainer.datamodule, "batch_size", None) or 0  # type: ignore[attr-defined]
+    unsplit, no_losses = not isinstance(model, SplitsIntoStages), not hasattr(task, "losses")
     return {
         f"trainer.strategy.num_microbatches={microbatches}: fewer than the {stages} stages; try {2 * stages}": (
             microbatches < stages
         ),
         f"data.batch_size={size} does not divide into trainer.strategy.num_microbatches={microbatches}; "
         f"try data.batch_size={size + -size % microbatches}": size % microbatches > 0,
-        f"trainer.strategy: {type(model).__name__} has no method stages(count); add one, or use trainer=ddp": (
-            not isinstance(model, SplitsIntoStages)
-        ),
-        "task: it has no method losses(outputs, targets), which stages need; use trainer=ddp": (
-            not hasattr(task, "losses")
-        ),
+        f"trainer.strategy: {type(model).__name__} has no method stages(count); add one, or use trainer=ddp": unsplit,
+        "task: it has no method losses(outputs, targets), which stages need; use trainer=ddp": no_losses,
         "task: manual optimization is not supported; use trainer=ddp": not task.automatic_optimization,
         "task.l1, task.l2: each rank has only some of the weights; set optimizer.weight_decay instead": bool(
             isinstance(task, NativeTask) and (task.l1 or task.l2)

@@ -37,21 +37,14 @@ from boltcutter.protocols import gather_objects
 WEIGHTS = ("current_model_state", "state_dict")  # entries of a checkpoint; the first exists if the second is an average
 SHARDED_KEYS = (*WEIGHTS, "optimizer_states")
 OFFSET = (torch.Size, type(None))  # of a shard in its tensor
+STORAGE_CLASSES = {"ChunkStorageMetadata", "StorageMeta", "TensorProperties", "TensorStorageMetadata"}
+METADATA_CLASSES = STORAGE_CLASSES | {"Metadata", "MetadataIndex", "_MEM_FORMAT_ENCODING"}
 ALLOWED_CLASSES = {  # classes in the metadata of torch.distributed.checkpoint
-    "torch.distributed.checkpoint.metadata": {
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
-        "_MEM_FORMAT_ENCODING",
-    },
+    "torch.distributed.checkpoint.metadata": METADATA_CLASSES,
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
-    "pathlib": {"PosixPath"},
-    "pathlib._local": {"PosixPath"},
+    **{module: {"PosixPath"} for module in ("pathlib", "pathlib._local")},
 }
 
 _copy: tuple[str, Path] | None = None  # URL and local copy of the shards that were last read
