@@ -1,5 +1,6 @@
 """Mistakes of users: each is reported in one line that begins with the setting and ends with the remedy."""
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -403,3 +404,12 @@ def test_only_one_rank_reports_a_mistake(script: Script) -> None:
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert_one_line(lines, "data.batch_size=63 ", "try 64")
     assert "boltcutter/" not in done.stderr
+
+
+def test_a_mistake_is_reported_if_rank_0_is_the_last_to_find_it(torchrun: Script, tmp_path: Path) -> None:
+    slow = 'import os, time\ntime.sleep(8 * (os.environ.get("RANK") == "0"))\n'
+    (tmp_path / "sitecustomize.py").write_text(slow)
+    overrides = ["seed=a", "trainer.devices=2", "trainer.accelerator=cpu"]
+    done = torchrun("train", *overrides, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert re.search(r"^error(?: on rank 1)?: seed=a: expected int$", done.stderr, re.M), done.stderr

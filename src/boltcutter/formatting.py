@@ -39,8 +39,7 @@ def format_duration(seconds: float) -> str:
 def format_limit(seconds: float) -> str:
     """Format seconds as ``DD:HH:MM:SS``, as Lightning takes time limits."""
     minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours // 24:02}:{hours % 24:02}:{minutes:02}:{rest:02}"
+    return f"{minutes // 1440:02}:{minutes // 60 % 24:02}:{minutes % 60:02}:{rest:02}"
 
 
 def parse_duration(text: str) -> float | None:

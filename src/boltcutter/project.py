@@ -60,9 +60,12 @@ class Project:
                 the working directory.
 
         Raises:
-            ProjectError: The table cannot be read.
+            ProjectError: The table cannot be read, or the working directory has been removed.
         """
-        place = Path(start or os.environ.get(VARIABLE) or Path.cwd()).absolute()
+        try:
+            place = Path(start or os.environ.get(VARIABLE) or Path.cwd()).absolute()
+        except FileNotFoundError as error:
+            raise ProjectError("the working directory has been removed; change to one that exists") from error
         place = place.parent if place.is_file() else place
         for folder in (place, *place.parents):
             settings = _read_settings(folder / "pyproject.toml")
@@ -116,9 +119,7 @@ class Project:
     def use_vendored_library(self) -> None:
         """Restart this process with the project's own copy of the library, if it has one in ``src``."""
         if copy := self.unused_vendored_library():
-            path = os.pathsep.join([str(copy), *_python_path()])
-            arguments = [sys.executable, *sys.orig_argv[1:]]
-            os.execve(sys.executable, arguments, {**os.environ, "PYTHONPATH": path})  # noqa: S606 - without a shell
+            restart(PYTHONPATH=os.pathsep.join([str(copy), *_python_path()]))
 
     @property
     def train_command(self) -> list[str]:
@@ -171,6 +172,11 @@ class Project:
             order = sorted(found, key=lambda origin: (origin != "project", origin != "built-in", origin))
             return f" ({'; '.join(origin + ': ' + ', '.join(found[origin]) for origin in order)})"
         return "".join(f" (there are: {', '.join(names)})" for names in found.values())
+
+
+def restart(**variables: str) -> None:
+    """Restart this process with these environment variables."""
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **variables})  # noqa: S606
 
 
 def summary(file: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import locale
 import os
 import shlex
 import signal
@@ -18,10 +19,9 @@ from boltcutter.config.errors import ConfigError, hint
 from boltcutter.config.foreign import foreign
 from boltcutter.environment.output import ignore_lost_readers
 from boltcutter.extend import Command, PartError, load
-from boltcutter.project import LIBRARY, Project, ProjectError, install_command
+from boltcutter.project import LIBRARY, Project, ProjectError, install_command, restart
 
 OVERRIDES = "[group=option …] [key=value …] [+key=value] [~key]"
-
 
 CORE: Mapping[str, Command] = {
     "train": Command(
@@ -83,15 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with cli.one_line_errors():
         known = commands()
     if name in ("--help", "-h"):
-        print("Usage: boltcutter <command> [--help] …\n")
+        print("Usage: boltcutter <command> [--help] ...\n")
         print("\n".join(f"  {name:18}{command.summary}" for name, command in known.items()))
         return
     if name == "--version":
         print(describe_version())
         return
     if name == "--complete":  # called by the shell completion, see cli
-        start = rest[0] if rest else ""
-        found = {name: command for name, command in known.items() if name.startswith(start)}
+        found = {name: command for name, command in known.items() if name.startswith("".join(rest[:1]))}
         print("".join(f"{name}\t{command.summary}\n" for name, command in found.items()), end="")
         return
     run(name, rest)
@@ -117,6 +116,8 @@ def run(name: str, arguments: Sequence[str], start: str | None = None, *, progra
         start: A file or folder of the project; by default the working directory.
         program: How the command was called, for ``--help``; by default ``boltcutter <name>``.
     """
+    if os.environ.get("PYTHONUTF8") != "1" and locale.getpreferredencoding(False).upper() != "UTF-8":
+        restart(PYTHONUTF8="1")  # as files of projects and runs are in UTF-8, whatever the locale
     ignore_lost_readers()
     try:
         if "--json" in arguments and "--complete" not in arguments:
@@ -146,14 +147,12 @@ def _run(name: str, arguments: list[str], start: str | None, program: str | None
     if (flag or command.is_plain) and {"--help", "-h"} & flags:
         print(command.usage)
         return None
-    if flag:
-        project.activate()
-        with cli.one_line_errors():
-            return extend.require(command.by_flag[flag], flag)(project, arguments)
-    if command.is_plain:
-        with cli.one_line_errors():
-            return load(command.target)(project, arguments)
     with cli.one_line_errors():
+        if flag:
+            project.activate()
+            return extend.require(command.by_flag[flag], flag)(project, arguments)
+        if command.is_plain:
+            return load(command.target)(project, arguments)
         started = name
         name, arguments = extend.call("translate_arguments", project, name, arguments) or (name, arguments)
         own = {*cli.FLAGS, "-h", *(load(flags_of) if (flags_of := known[name].flags) else ())}

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from traceback import walk_tb
@@ -51,17 +52,16 @@ def main(project: Project, command: Command, usage: str | None = None, arguments
         arguments = trust.apply_overrides(arguments)
         own = load(command.flags) if command.flags else {}
         flags = [argument for argument in arguments if argument.startswith("-")]
-        if not set(flags) <= own.keys():
-            with _faster_imports():
-                known = {**FLAGS, **own, **dict.fromkeys(command.by_flag, "see above")}
-                _answer(project, command, usage or command.usage, flags, arguments, known)
-        else:
+        if set(flags) <= own.keys():
             if command.begin:
                 load(command.begin)()
             prepare_process()
             if command.resolves_runs:
                 arguments = local_runs(project, arguments)
             return _import(command.target)(project, arguments)
+        with _faster_imports():
+            known = {**FLAGS, **own, **dict.fromkeys(command.by_flag, "see above")}
+            _answer(project, command, usage or command.usage, flags, arguments, known)
     return None
 
 
@@ -109,9 +109,7 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        is_mistake = (
-            isinstance(error, ConfigError | ProjectError) or getattr(error, "errno", None) == errno.ENAMETOOLONG
-        )
+        is_mistake = isinstance(error, ConfigError | ProjectError) or getattr(error, "errno", 0) == errno.ENAMETOOLONG
         # An error with a remedy needs no traceback; any other is a bug.
         is_obstructed = isinstance(error, OSError) and error.errno in OBSTACLES and not _is_of_project(error)
         is_expected = is_mistake or is_obstructed or getattr(error, "hide_traceback", False)
@@ -119,8 +117,9 @@ def one_line_errors() -> Iterator[None]:
             raise
         if is_mistake:
             lost = isinstance(error.__cause__, platform.PlatformError)  # then no rank may know that it is rank 0
-            if is_rank_zero() or lost:
-                print(*(f"error: {line}" for line in _shown(error)), sep="\n", file=sys.stderr)
+            place = "" if is_rank_zero() or lost else f" on rank {distributed_rank()}"
+            time.sleep(10 if place else 0)  # so that rank 0 reports it first, on whose exit launchers end the others
+            print(*(f"error{place}: {line}" for line in _shown(error)), sep="\n", file=sys.stderr)
             sys.exit(2)
         rank = distributed_rank()
         if not getattr(error, "is_reported", False):

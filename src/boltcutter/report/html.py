@@ -128,8 +128,7 @@ class Curve:
 
 def _read_evaluations(folder: Path) -> list[dict[str, Any]]:
     """All evaluations, if there are others than the test after training."""
-    files = sorted(folder.glob("*/settings.json"))
-    found = [trust.read_json(file) | {"name": file.parent.name} for file in files]
+    found = [trust.read_json(file) | {"name": file.parent.name} for file in sorted(folder.glob("*/settings.json"))]
     for each in found:
         each["metrics"] = trust.read_json(folder / each["name"] / "metrics.json")
     return [] if [each["name"] for each in found] == ["test"] else found

@@ -58,7 +58,6 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
         predicts: Arguments of ``boltcutter predict``; None if prediction is not available.
     """
     record = read_record(folder)
-    last = record["attempts"][-1]
     metrics = record.get("test") or record.get("metrics", {})
     after = {} if record.get("test") else record.get("measured_after", {})
     rows: dict[str, str | None] = {
@@ -69,7 +68,7 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
     checkpoint = record.get("best") or ""
     label = "best" if record.get("best_by") or checkpoint.rpartition("/")[2].startswith("best") else "checkpoint"
     rows[label] = checkpoint and checkpoint.removeprefix(f"{Path.cwd()}/") + _after(record.get("best_after"))
-    rows["time"] = format_duration(last["seconds"])
+    rows["time"] = format_duration(record["attempts"][-1]["seconds"])
     if _limit(record) == "max_time":
         rows["stopped by"] = f"trainer.max_time={record['config']['trainer']['max_time']}"
     report = folder / "report.html"

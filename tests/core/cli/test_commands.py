@@ -27,6 +27,22 @@ def test_all_commands_are_listed_with_a_summary() -> None:
     assert call("--help").stdout == done.stdout
 
 
+def test_files_are_read_as_utf_8_in_any_locale() -> None:
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # as in one of another encoding
+    for arguments, shown in ([["--help"], "Usage: "], [["train", "--help"], "[group=option …]"]):
+        command = [sys.executable, "-m", "boltcutter", *arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, env={**os.environ, **locale}, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert shown in done.stdout.decode()
+
+
+def test_a_removed_working_directory_is_one_line(tmp_path: Path) -> None:
+    command = f"mkdir gone; cd gone; rmdir ../gone; {sys.executable} -m boltcutter train"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: the working directory has been removed; change to one that exists\n"
+
+
 @pytest.mark.slow
 def test_the_version_names_the_commit_of_a_repository(tmp_path: Path) -> None:
     assert call("--version").stdout.startswith(f"boltcutter {boltcutter.__version__}")
