@@ -121,8 +121,7 @@ def _names(prefix: Prefix) -> list[str]:
 
 def find_idx(folder: Path, name: str) -> Path | None:
     """Return the file ``name``, compressed or not."""
-    files = (folder / name, folder / name.removesuffix(".gz"))
-    return next(filter(Path.is_file, files), None)
+    return next(filter(Path.is_file, (folder / name, folder / name.removesuffix(".gz"))), None)
 
 
 def read_idx(path: Path, ndim: int) -> Tensor:

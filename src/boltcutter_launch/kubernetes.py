@@ -310,8 +310,7 @@ class KubernetesLauncher(CloudLauncher):
             yield from stored()
         elif not shown:
             place = f"{self.remote_folder(folder)}/{LOG}, on a volume of the pods"
-            note = f"note: the output of rank 0 is in {place}; copy it from there"
-            print(note, file=sys.stderr)
+            print(f"note: the output of rank 0 is in {place}; copy it from there", file=sys.stderr)
 
 
 def object_name(job: Job) -> str:

@@ -341,8 +341,7 @@ class LocalStage:
         self._shared = self._shared_parameters(owners, rank, count)
         remote = {key for key, ranks in owners.items() if rank not in ranks}
         del stages, split  # references to the parameters of other stages
-        removed = _move_to_meta(model, remote)
-        self.not_owned = {id(weight) for weight in removed}
+        self.not_owned = {id(weight) for weight in _move_to_meta(model, remote)}
         self.not_owned |= {id(weight) for weight in self.weights if owners[id(weight)][0] < rank}
 
     def add_shared_gradients(self) -> None:

@@ -64,8 +64,7 @@ def main(project: Project, overrides: list[str]) -> None:
         limit = 0.9 * available_memory() / 2**30
     start, unit = first_size(yaml.safe_load(printed.stdout))
     with tempfile.TemporaryDirectory() as scratch:
-        fits = partial(trial, train, overrides, limit, Path(scratch))
-        best = search(start, unit, fits)
+        best = search(start, unit, partial(trial, train, overrides, limit, Path(scratch)))
     if best is None:
         raise TrialError(f"data.batch_size={unit} does not fit; use a smaller model, or trainer.precision=bf16-mixed")
     print(f"data.batch_size={best}")

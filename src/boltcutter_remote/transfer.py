@@ -160,8 +160,7 @@ def read_index(file: Path) -> Index:
 @contextmanager
 def storage_errors(setting: str, url: str) -> Iterator[None]:
     """Convert the errors of a storage, of which each has its own, to a ConfigError of one line."""
-    protocol = url.partition("://")[0]
-    module = MODULES.get(protocol, "")
+    module = MODULES.get(url.partition("://")[0], "")
     try:
         yield
     except ConfigError:

@@ -191,8 +191,7 @@ def _find_option(project: Project, group: str, option: str, above: tuple[Path, .
     if path in above:
         raise ConfigError(f"{path}: inherits from itself; correct its defaults")
     if not path.is_file():
-        known = project.groups().get(group, {})
-        near = hint(path.stem, known)
+        near = hint(path.stem, project.groups().get(group, {}))
         if group == "model" and path.stem in project.groups().get("task", {}):  # as others call their LightningModule
             near = f"; use task={path.stem}"
         if replacement := foreign().OPTIONS.get(f"{group}={path.stem}"):
