@@ -1,6 +1,6 @@
 """Run benchmarks: python scripts/bench.py step|scaling|startup|memory|loader|all [folder=runs/bench] [key=value …]
 
-step      training step, relative to reference loops: [work=mlp,convnet,resnet,gpt] [threads=1,2] [rounds=n]
+step      training step, relative to reference loops: [work=mlp,convnet,resnet,gpt] [threads=1,2] [clock=bytecode]
 scaling   two data-parallel processes, relative to two independent runs
 startup   first training step, relative to the import of Lightning
 memory    peak memory, relative to hand-written loops

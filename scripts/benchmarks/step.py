@@ -36,6 +36,7 @@ class Work:
         rounds: Number of rounds; each uses new processes.
         loops: Names of the loops.
         targets: Upper bounds of ratios, by numerator and denominator.
+        counts: Whether to count bytecode instructions.
     """
 
     overrides: tuple[str, ...]
@@ -46,6 +47,7 @@ class Work:
     rounds: int
     loops: tuple[str, ...]
     targets: dict[tuple[str, str], float]
+    counts: bool = False
 
 
 OURS, COMPILED = "boltcutter", "boltcutter, compiled"
@@ -53,6 +55,7 @@ GUIDE, BEST, BEST_COMPILED = "guides' loop", "best", "best, compiled"
 PLAIN, KERAS = "plain Lightning", "Keras's fit"
 LOOPS = {GUIDE: "guide", BEST: "best", BEST_COMPILED: "best", PLAIN: "lightning", KERAS: "keras"}  # in reference.py
 FASTEST = "fastest by hand"
+CLOCKS = {"wall": ("ms", 1e3), "cpu": ("ms", 1e3), "bytecode": ("instructions", 1)}  # with units
 TOLERANCE = 2e-3  # relative difference of the first losses; kernels differ in rounding
 CPU, CUDA = "trainer.accelerator=cpu", "trainer.accelerator=cuda"
 NOISE = ("data=synthetic", "data.in_memory=true")
@@ -101,8 +104,9 @@ Measured = dict[str, list[list[dict[str, Any]]]]  # by loop, for each round and 
 def main(project: Project, overrides: list[str]) -> None:
     """Measure step times; options: ``work=mlp,gpt threads=1,2 rounds=3 turns=6 steps=20 folder=runs/bench``.
 
-    ``clock=cpu`` measures CPU time instead, which is less noisy on a busy machine; ``device=cuda`` measures other
-    models on a GPU, with all CPU cores.
+    ``clock=cpu`` measures CPU time instead, which is less noisy on a busy machine, and ``clock=bytecode`` the number of
+    bytecode instructions, which does not depend on the load (of the thread that trains, and without the progress bar,
+    which is redrawn by time). ``device=cuda`` measures other models on a GPU, with all CPU cores.
 
     Raises:
         BenchmarkError: A process failed, or the losses of two loops differ.
@@ -118,7 +122,7 @@ def main(project: Project, overrides: list[str]) -> None:
         "folder": "runs/bench",
     }
     chosen = harness.parse_options(overrides, known)
-    for key, values in (("device", ("cpu", "cuda")), ("clock", ("wall", "cpu"))):
+    for key, values in (("device", ("cpu", "cuda")), ("clock", CLOCKS)):
         if chosen[key] not in values:
             raise BenchmarkError(f"{key}={chosen[key]}: unknown; choose from: {', '.join(values)}")
     if chosen["device"] == "cuda" and not torch.cuda.is_available():
@@ -136,10 +140,14 @@ def main(project: Project, overrides: list[str]) -> None:
             what = f"{name}, {threads} thread{'s' if threads > 1 else ''}"
             ratios += compare(work, measured, what, chosen["clock"])
             details[what] = measured
-            summary = [f"{loop} {median_of(each, chosen['clock']) * 1e3:.3f}" for loop, each in measured.items()]
+            unit, scale = CLOCKS[chosen["clock"]]
+            medians = {loop: median_of(each, chosen["clock"]) * scale for loop, each in measured.items()}
+            summary = [f"{loop} {median:{'.3f' if unit == 'ms' else ',.0f'}}" for loop, median in medians.items()]
             least = measured[work.loops[0]][0][-1]["least"]
             share = f"; MFU {least / median_of(measured[work.loops[0]], 'wall'):.0%}" if least else ""
-            print(f"{what}, ms per step: {'; '.join(summary)}{share}", flush=True)
+            print(f"{what}, {unit} per step: {'; '.join(summary)}{share}", flush=True)
+            if work.counts:
+                print_packages(measured, min((GUIDE, BEST), key=lambda loop: medians.get(loop, math.inf)))
     harness.report("step", Path(chosen["folder"]), ratios, details)
 
 
@@ -182,7 +190,19 @@ def measure(work: Work, threads: int) -> Measured:
 def adapted(work: Work, chosen: dict[str, str]) -> Work:
     """Return a work with the given numbers of rounds, turns and steps."""
     given: dict[str, Any] = {key: int(chosen[key]) for key in ("rounds", "turns", "steps") if chosen[key]}
+    if chosen["clock"] == "bytecode":  # the bar is redrawn by time, and compiled code is no bytecode
+        loops = tuple(loop for loop in work.loops if loop not in (COMPILED, BEST_COMPILED))
+        given |= {"counts": True, "loops": loops, "overrides": (*work.overrides, "~callback.progress"), "targets": {}}
     return replace(work, **given)
+
+
+def print_packages(measured: Measured, reference: str) -> None:
+    """Print how many instructions each package executes in a step, more than in a step of a hand-written loop."""
+    ours, theirs = (measured[loop][-1][-1]["by_package"] for loop in (OURS, reference))
+    more = {name: ours.get(name, 0) - theirs.get(name, 0) for name in ours | theirs}
+    for name, number in sorted(more.items(), key=lambda item: -abs(item[1])):
+        if abs(number) >= 10:
+            print(f"  {number:+8,.0f}  {name}")
 
 
 def batches(work: Work) -> int:
@@ -192,7 +212,8 @@ def batches(work: Work) -> int:
 
 def turns(work: Work, coordinator: Coordinator) -> dict[str, Any]:
     """Return the arguments of ``StepTimer``."""
-    return {"address": coordinator.address, "warm": work.warm, "lead": work.lead, "steps": work.steps}
+    shared = {"address": coordinator.address, "warm": work.warm, "lead": work.lead, "steps": work.steps}
+    return shared | ({"counts": True} if work.counts else {})
 
 
 def training_command(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import sys
 import time
+from collections import Counter
 from contextlib import nullcontext, suppress
 from itertools import pairwise
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -103,10 +106,12 @@ class StepTimer:
         warm: Number of steps before the first turn.
         lead: Number of steps at the start of each turn that are not timed.
         steps: Number of timed steps of each turn.
+        counts: Whether to count bytecode instructions too, which makes the steps several times slower.
     """
 
-    def __init__(self, address: str, *, warm: int, lead: int, steps: int) -> None:
+    def __init__(self, address: str, *, warm: int, lead: int, steps: int, counts: bool = False) -> None:
         self.address, self.warm, self.lead, self.steps = address, warm, lead, steps
+        self._counter = BytecodeCounter() if counts else None
         self._first: list[tuple[float, int]] = []  # losses and seeds of the first steps
         self._done = 0
         self._connection: Connection | None = None
@@ -131,6 +136,8 @@ class StepTimer:
             self._report(least)
         if self._done >= self.warm and place == self.lead % (self.lead + self.steps):
             self._cpu, self._laps = time.process_time(), [time.perf_counter()]
+            if self._counter:
+                self._counter.start()
 
     def _report(self, least: float | None) -> None:
         """Send the measurements, in seconds per step and MiB, and wait for the next turn."""
@@ -138,6 +145,9 @@ class StepTimer:
             self._connection = Client(self.address, "AF_UNIX")
         each = [b - a for a, b in pairwise(self._laps)]
         found = {"wall": sum(each) / self.steps, "cpu": (time.process_time() - self._cpu) / self.steps, "each": each}
+        if self._counter:
+            by_package = {name: number / self.steps for name, number in self._counter.stop().items()}
+            found |= {"bytecode": sum(by_package.values()), "by_package": by_package}
         losses, seeds = zip(*self._first, strict=True)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         found |= {"losses": losses, "seeds": seeds, "mib": peak, "least": least}
@@ -146,3 +156,48 @@ class StepTimer:
             self._connection.recv()
         except EOFError:
             os._exit(0)  # without cleaning up: destroying a process group may wait for ranks that have exited
+
+
+class BytecodeCounter:
+    """Counts the bytecode instructions that this thread executes, which do not depend on the load, by package."""
+
+    def __init__(self) -> None:
+        self._by_file: Counter[str] = Counter()
+
+    def start(self) -> None:
+        """Count from here on, also in the functions that have called this one."""
+        self._by_file.clear()
+        self._trace_callers(self._count)
+        sys.settrace(self._count)
+
+    def stop(self) -> Counter[str]:
+        """Return the number of instructions since the start, by package."""
+        sys.settrace(None)
+        self._trace_callers(None)
+        found: Counter[str] = Counter()
+        for file, number in self._by_file.items():
+            if __file__ != file:
+                found[package_of(Path(file))] += number
+        return found
+
+    def _count(self, frame: FrameType, event: str, argument: Any) -> Any:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            self._by_file[frame.f_code.co_filename] += 1
+        return self._count
+
+    def _trace_callers(self, function: Any) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame:
+            frame.f_trace, frame.f_trace_opcodes = function, function is not None
+            frame = frame.f_back
+
+
+def package_of(file: Path) -> str:
+    """The package that a file belongs to: ``lightning.pytorch.loops``, ``boltcutter.task``, ``torch``, ``python``."""
+    parts = list(file.with_suffix("").parts)
+    for root, depth in (("site-packages", 1), ("src", 2), ("scripts", 1)):
+        if root in parts:
+            names = parts[parts.index(root) + 1 : -1] or [parts[-1]]
+            return ".".join(names[: 3 if names[0] == "lightning" else depth])
+    return "python"

@@ -25,14 +25,23 @@ class TimingWindow(Callback):
         steps: Number of timed steps of each turn.
         keep: File to which weights, samples and their order are saved; null disables saving.
         batches: Number of batches to save.
+        counts: Whether to count bytecode instructions too.
     """
 
     def __init__(
-        self, address: str, *, warm: int, lead: int, steps: int, keep: Path | None = None, batches: int = 0
+        self,
+        address: str,
+        *,
+        warm: int,
+        lead: int,
+        steps: int,
+        keep: Path | None = None,
+        batches: int = 0,
+        counts: bool = False,
     ) -> None:
         self.keep, self.batches = keep, batches
         self._meter: Any = None  # computes the minimum time of a sample
-        self._turns = StepTimer(address, warm=warm, lead=lead, steps=steps)
+        self._turns = StepTimer(address, warm=warm, lead=lead, steps=steps, counts=counts)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save weights, samples and their order."""

@@ -1,9 +1,10 @@
+import json
 from multiprocessing.connection import Listener
 from pathlib import Path
 
 import pytest
 from benchmarks.harness import BenchmarkError, Process, cores
-from benchmarks.turns import Coordinator
+from benchmarks.turns import BytecodeCounter, Coordinator, package_of
 
 CLIENT = """
 import sys
@@ -92,3 +93,32 @@ def test_a_process_runs_only_in_its_turn_and_reports_its_steps(tmp_path: Path) -
             assert found["least"] == 0.5
         connection.close()
         process.wait(20)
+
+
+def test_bytecode_is_counted_exactly_by_package() -> None:
+    def count(steps: int) -> dict[str, int]:
+        counter = BytecodeCounter()
+        counter.start()
+        for _ in range(steps):
+            json.dumps([1], indent=1)
+        return dict(counter.stop())
+
+    few, more, most = count(1), count(2), count(3)
+    assert few["python"] > 100
+    assert [name for name in few if most[name] - more[name] != more[name] - few[name]] == []
+    assert count(3) == most
+
+
+@pytest.mark.parametrize(
+    ("file", "package"),
+    [
+        ("/a/site-packages/lightning/pytorch/loops/fit_loop.py", "lightning.pytorch.loops"),
+        ("/a/site-packages/torch/nn/modules/module.py", "torch"),
+        ("/a/site-packages/typing_extensions.py", "typing_extensions"),
+        ("/a/src/boltcutter/task/base.py", "boltcutter.task"),
+        ("/a/scripts/benchmarks/window.py", "benchmarks"),
+        ("/usr/lib/python3.11/enum.py", "python"),
+    ],
+)
+def test_a_file_belongs_to_a_package(file: str, package: str) -> None:
+    assert package_of(Path(file)) == package

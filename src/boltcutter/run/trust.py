@@ -62,10 +62,8 @@ def read_bytes(path: Path) -> bytes:
         OSError: There is no such file, or it cannot be read.
         ValueError: It is not an ordinary file, or too large.
     """
-    with open_file(path) as file:
-        if len(content := file.read(MAX_BYTES + 1)) <= MAX_BYTES:
-            return content
-    raise ValueError(f"larger than {MAX_BYTES >> 20} MiB")
+    with open_file(path, MAX_BYTES) as file:
+        return file.read(os.fstat(file.fileno()).st_size + 1)  # the limit itself would be allocated each time
 
 
 def open_file(path: Path, limit: int = MAX_BYTES) -> IO[bytes]:
@@ -104,7 +102,7 @@ def parse_json(content: bytes) -> dict[str, Any]:
         found = json.loads(content.decode())
         if not isinstance(found, dict):
             raise ValueError("not a JSON object")
-        if b"\\ud" in content.lower():  # half of a character is refused, unless it stands for a byte of a path
+        if b"\\ud" in content or b"\\uD" in content:  # half of a character, which may stand for a byte of a path
             json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")
         level, containers = [found], (dict, list)
         for _ in range(MAX_DEPTH):
