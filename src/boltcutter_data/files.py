@@ -41,7 +41,10 @@ def map_npy(path: Path, missing: str = "give an existing file") -> npt.NDArray[A
     """Memory-map a ``.npy`` file."""
     ordinary(path, missing)
     try:
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        found = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        if not found.ndim or found.dtype.kind not in "biufc":
+            raise ValueError(f"{found.dtype} of shape {list(found.shape)}, not rows of numbers")
+        return found
     except Exception as error:  # NumPy parses the header as Python, and passes on what that raises
         raise ValueError(f"{path}: not a valid .npy file ({' '.join(str(error).split())}); replace it") from None
 

@@ -1,7 +1,9 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from boltcutter_data.files import BLOCK_BYTES, find_files, map_npy, sampled_hash
@@ -34,6 +36,13 @@ def test_what_is_no_ordinary_file_is_not_opened(name: str, is_fifo: bool, tmp_pa
     if name == "a.npy":
         with pytest.raises(ValueError, match=rf"{name}: not an ordinary file; remove or replace it"):
             find_files(str(tmp_path), "data.path")
+
+
+@pytest.mark.parametrize("value", [np.array(3), np.array(["a", "b"]), np.zeros(2, "i4,f4")])
+def test_an_array_that_is_not_rows_of_numbers_is_one_line(value: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", value)
+    with pytest.raises(ValueError, match=r"a\.npy: not a valid .npy file \(.*, not rows of numbers\); replace it$"):
+        map_npy(tmp_path / "a.npy")
 
 
 def test_the_hash_depends_on_size_time_and_blocks(tmp_path: Path) -> None:
