@@ -34,8 +34,10 @@ def load_template(path: Path) -> jinja2.Template:
 
 
 def redact_command(command: str) -> str:
-    """Redact secrets in the command."""
-    arguments = (argument.partition("=") for argument in shlex.split(command[:MAX_COMMAND]))
+    """Redact secrets in the command; of one that is too long to be split, only the length is shown."""
+    if len(command) > MAX_COMMAND:
+        return f"<{len(command):,} characters>"
+    arguments = (argument.partition("=") for argument in shlex.split(command))
     return shlex.join(
         f"{key}{sign}{MASK if looks_secret(key.rpartition('.')[2]) and value else hide_passwords(value)}"
         for key, sign, value in arguments
