@@ -234,13 +234,6 @@ def groups() -> tuple[str, ...]:
     return tuple(group for part in parts() for group in part.groups)
 
 
-def own_components() -> tuple[str, ...]:
-    """Modules of the library's own parts whose classes any record may name."""
-    others = {path.partition(":")[0].partition(".")[0] for path, name in declared_parts().items() if name != LIBRARY}
-    own = [part for part in parts() if is_library(part.name) and part.name not in others]
-    return tuple(module for part in own for module in part.components)
-
-
 def current_path(target: str) -> str:
     """The dotted path of a class today, for the one in a configuration that was recorded before its module moved."""
     module, _, name = target.rpartition(".")

@@ -15,7 +15,7 @@ from pathlib import Path
 from boltcutter import extend
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.checkpoint.storage import is_url
-from boltcutter.config.compose import DictConfig, compose, merge
+from boltcutter.config.compose import DictConfig, changed, compose
 from boltcutter.config.errors import ConfigError, as_config_error, hint, prefix_errors
 from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.locate import same_target
@@ -93,7 +93,7 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
         cfgs = [check(cfg, values=not unset) for cfg in cfgs]
         if (stored := find_stored(launcher)) and is_url(str(stored.storage)):
             for cfg in cfgs:
-                run_store().check(merge(cfg, DictConfig({"folder": stored.storage})))  # as the nodes see it
+                run_store().check(changed(cfg, {"folder": stored.storage}))  # as the nodes see it
         if unset:
             print(f"note: {', '.join(unset)} will be set only in the job, which then checks the configuration")
         elif not can_check_values():
@@ -278,7 +278,7 @@ def _check_constructors(cfg: DictConfig) -> None:
     from boltcutter.assembly.checks import check_batches_and_clipping
 
     check_batches_and_clipping(cfg.trainer)
-    parts = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))
+    parts = changed(cfg, {"folder": cfg.get("folder") or "new"})
     build_each(parts, "callback", Callback)
     strategy = parts.trainer.get("strategy", "auto")
     known = ["auto", *StrategyRegistry.available_strategies()]

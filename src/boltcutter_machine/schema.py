@@ -21,7 +21,6 @@ from boltcutter.config.compose import read_option
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import SPECIAL
 from boltcutter.config.locate import locate, parameters
-from boltcutter.config.values import plain
 from boltcutter.project import Project, display_path
 from boltcutter_machine.describe import argument_texts
 
@@ -252,4 +251,4 @@ def _targets(content: Any) -> Iterator[str]:
 
 def _read(file: Path) -> dict[str, Any]:
     content, defaults = read_option(file)
-    return plain(content) | ({} if defaults is None else {"defaults": defaults})
+    return content | ({} if defaults is None else {"defaults": defaults})

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset
 
-from boltcutter.config.compose import DictConfig, merge
+from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.instantiate import build
 from boltcutter.data.hooks import seed_hooks
@@ -63,7 +63,7 @@ def _load_fold(cfg: DictConfig, trainer: L.Trainer, fold: int) -> FoldContents:
     """Load and read one fold, with the random splits that training would have."""
     with seeded_generators(0), as_config_error():  # only restores the generators
         L.seed_everything(cfg.seed, verbose=False)
-        data = build(merge(cfg, DictConfig({"data": {"fold": fold}})).data, "data")
+        data = build(changed(cfg, {"data": {"fold": fold}}).data, "data")
         seed_hooks(data, cfg.seed)
         data.trainer = trainer
         data.prepare_data()

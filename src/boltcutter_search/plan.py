@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.checkpoint.atomic import write_text
-from boltcutter.config.compose import DictConfig, compose, merge
+from boltcutter.config.compose import DictConfig, changed, compose
 from boltcutter.config.errors import ConfigError, as_config_error, hint, one_line, prefix_errors
 from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.locate import locate
@@ -281,7 +281,7 @@ def find_metric(cfg: DictConfig, default: tuple[str, Mode]) -> tuple[str, Mode]:
     from boltcutter.assembly.assemble import assemble
     from boltcutter.evaluation.splits import skip_reason
 
-    components = assemble(merge(cfg, DictConfig({"trainer": ONE_DEVICE})), with_callbacks=False)
+    components = assemble(changed(cfg, {"trainer": ONE_DEVICE}), with_callbacks=False)
     if skip_reason(components.data, components.task, "val"):
         return default
     components.trainer.limit_val_batches = 1

@@ -100,7 +100,8 @@ def declare(site: Path, name: str, path: str) -> None:
 def test_a_distribution_of_others_may_have_a_name_like_a_part(tmp_path: Path) -> None:
     """It is found by its entry point and once, also beside the core, but records of strangers may not name it."""
     source = tmp_path / "packages"
-    shutil.copytree(ROOT / "src" / "boltcutter", source / "boltcutter")
+    for package in ("boltcutter", "boltcutter_trust"):
+        shutil.copytree(ROOT / "src" / package, source / package)
     declare(source, "acme", "boltcutter_acme.part:PART")
     (source / "boltcutter_acme").mkdir()
     (source / "boltcutter_acme" / "__init__.py").touch()
@@ -108,7 +109,8 @@ def test_a_distribution_of_others_may_have_a_name_like_a_part(tmp_path: Path) ->
         "from boltcutter.extend import *\n"
         "PART = Part('boltcutter_acme', {'acme': Command('a:b', 'c')}, components=('boltcutter_acme',))"
     )
-    code = "from boltcutter import extend; print(*extend.added('commands'), *extend.own_components())"
+    code = "from boltcutter.extend import added; from boltcutter_trust.record import own_components; "
+    code += "print(*added('commands'), *own_components())"
     for path in (source, f"{ROOT / 'src'}{os.pathsep}{source}"):
         env = {**os.environ, "PYTHONPATH": str(path)}
         command = [sys.executable, "-c", code]

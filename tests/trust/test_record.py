@@ -289,22 +289,22 @@ def test_references_that_multiply_are_refused(tmp_path: Path) -> None:
     "text",
     [
         *(
-            "x" * 10**6,
-            "x-" * 10**6,
-            "a://" * 10**6,
-            "${oc.env:A," + " " * 10**6,
-            "${" + " " * 10**6,
-            "sk-" * 10**6 + "é",
+            "x" * 10**5,
+            "x-" * 10**5,
+            "a://" * 10**5,
+            "${oc.env:A," + " " * 10**5,
+            "${" + " " * 10**5,
+            "sk-" * 10**5 + "é",
         ),
         *(
-            "${" * 10**5 + "a" + "}" * 10**5,
+            "${" * 10**4 + "a" + "}" * 10**4,
             "${a}" * 10**5,
             "${a.b" * 10**5,
-            "x" * 10**6 + "${a}",
-            "[" * 10**6,
-            "A" * 10**6,
+            "x" * 10**5 + "${a}",
+            "[" * 10**5,
+            "A" * 10**5,
         ),
-        "A=" * 10**6,
+        "A=" * 10**5,
     ],
     ids=lambda text: text[:12].strip(),
 )
@@ -315,7 +315,7 @@ def test_a_long_text_takes_little_time(text: str) -> None:
         trust.check(node, "run=x", Path("/nowhere"), PROJECT)
     assert redact(node, node).keys() == node.keys()
     assert len(list(find_secrets(node))) <= 1
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 3
 
 
 def test_a_moved_class_is_checked_as_what_it_is_today(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -609,3 +609,14 @@ def test_a_reference_that_cannot_be_parsed_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"correct the reference$") as error:
         trust.check({"model": {"a": "${data.shape...x}"}}, "run=x", tmp_path, PROJECT)
     assert "\n" not in str(error.value)
+
+
+def test_texts_are_resolved_unless_they_only_name_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USER_DIR", "home")
+    references = {"joined": "${b}/c", "variable": "${oc.env:USER_DIR}", "mixed": "${oc.env:USER_DIR}/runs"}
+    failing = {"gone": "${nothing}", "loop": "${loop}", "unknown": "${resolver:1}"}
+    values = {"b": "d", **failing, **references, "list": ["${b}"]}
+    assert list(record.resolved_texts(values)) == ["d/c", "home/runs", "d"]
+    assert list(record.resolved_texts(["${b}"])) == []
+    with pytest.raises(ConfigError, match=r"^no viable alternative at input .*; correct the reference$"):
+        list(record.resolved_texts({"a": "${"}))

@@ -35,7 +35,7 @@ from boltcutter.assembly.precision import (
     set_precision,
 )
 from boltcutter.callback.reseed import EvaluationSeeds
-from boltcutter.config.compose import DictConfig, merge
+from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.locate import is_left_out, locate
@@ -139,7 +139,7 @@ def complete_config(cfg: DictConfig) -> DictConfig:
         data = build(cfg.data, "data")
         if isinstance(data, NativeData):  # null may mean something else in another data module
             with as_config_error():
-                cfg.data = merge(cfg.data, DictConfig(data.infer_settings()))
+                cfg.data = changed(cfg.data, data.infer_settings())
             mistakes = _find_mistakes(cfg)
     if mistakes:
         raise ConfigError(*dict.fromkeys(_blame_null_settings(cfg, unknown, mistakes)))
@@ -160,15 +160,13 @@ def complete_config(cfg: DictConfig) -> DictConfig:
             raise ConfigError(f"trainer.{key}: set by {setting}; remove it, and use {setting}=… instead")
     if isinstance(limit := cfg.trainer.get("max_time"), str):
         if (seconds := parse_duration(limit)) is None:
-            raise ConfigError(
-                f"trainer.max_time={limit}: expected DD:HH:MM:SS, or such as 30m; correct it, or remove it"
-            )
+            raise ConfigError(f"trainer.max_time={limit}: expected DD:HH:MM:SS, or such as 30m; correct or remove it")
         cfg.trainer.max_time = format_limit(seconds)
     return cfg
 
 
 def _find_mistakes(cfg: DictConfig) -> list[str]:
-    completed = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))  # the folder is set when the run starts
+    completed = changed(cfg, {"folder": cfg.get("folder") or "new"})  # the folder is set when the run starts
     if completed.trainer.get("precision") == FLOAT8:
         completed.trainer.precision = "bf16-mixed"  # which Lightning's annotation does not list
     return find_mistakes(completed, Config)

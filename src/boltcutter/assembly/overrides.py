@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from boltcutter.config.compose import DictConfig, compose, merge
+from boltcutter.config.compose import DictConfig, changed, compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import is_map, raw_node, split_overrides
 from boltcutter.project import Project
@@ -102,5 +102,5 @@ def load_evaluation_config(
     cfg = load_run_config(project, folder, overrides)
     is_chosen = any(override.lstrip("+~").startswith("trainer") for override in overrides)
     if not is_chosen and is_map(raw_node(cfg, "trainer")):  # which a record of somebody else may lack
-        cfg.trainer = merge(cfg.trainer, DictConfig(ONE_DEVICE))
+        cfg.trainer = changed(cfg.trainer, ONE_DEVICE)
     return cfg, folder

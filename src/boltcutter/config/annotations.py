@@ -7,7 +7,7 @@ import re
 import types
 import warnings
 from collections.abc import Collection, Iterator
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from operator import or_
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -26,7 +26,11 @@ def matches(value: Any, wanted: Any) -> bool:
     if placeholder is UNKNOWN:
         return True
     try:
-        _adapter(_strictly(wanted)).validate_python(placeholder)
+        try:
+            adapted = _strict_adapter(wanted)
+        except TypeError:  # it cannot be hashed
+            adapted = _strict_adapter.__wrapped__(wanted)
+        adapted.validate_python(placeholder)
     except ValidationError:
         return False
     except Exception:  # an annotation that pydantic cannot read: the call itself will fail if it does not match
@@ -127,6 +131,11 @@ def _adapter(wanted: Any) -> TypeAdapter[Any]:
         # It warns about an annotation that is no type, such as the module torch.optim.lr_scheduler.
         warnings.filterwarnings("ignore", "(?s).* is not a Python type", UserWarning)
         return TypeAdapter(wanted, config=ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True))
+
+
+@lru_cache(1000)
+def _strict_adapter(wanted: Any) -> TypeAdapter[Any]:
+    return _adapter(_strictly(wanted))
 
 
 def is_subclass(origin: Any, base: type) -> bool:

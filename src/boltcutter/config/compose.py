@@ -11,6 +11,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from boltcutter.config import redaction
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.foreign import foreign
 from boltcutter.config.locate import keeps_arguments
-from boltcutter.config.values import is_map, leaves, parse, paths, plain, raw_node, resolve_reference
+from boltcutter.config.values import is_map, leaves, parse, paths, plain, resolve_reference
 from boltcutter.project import Project
 
 KEY = r"[^\s=+~.-][^\s=.]*(?:\.[^\s=.]+)*"
@@ -47,14 +49,14 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
     Raises:
         ConfigError: An override or a file is wrong.
     """
-    cfg, defaults, local = _read_train(project) if base is None else (base.copy(), {}, DictConfig({}))
-    picks, values = _sort(project, overrides)
+    values, defaults, local = _read_train(project) if base is None else (plain(base), {}, {})
+    picks, settings = _sort(project, overrides)
     given = {**defaults, **picks}
-    overlay, chosen, named = DictConfig({}), dict[str, Any](), dict[str, str]()
+    overlay, chosen, named = dict[str, Any](), dict[str, Any](), dict[str, str]()
     for layer in OVERLAYS:
         own, others = _pick(project, layer, given.get(layer))
-        overlay, chosen = merge(overlay, own or DictConfig({})), chosen | others
-        for group, option in plain(own or DictConfig({})).items():
+        overlay, chosen = merge(overlay, own or {}), chosen | others
+        for group, option in (own or {}).items():
             label = f"{layer}={_label(given[layer])}"
             if isinstance(option, str) and project.has_group(group):
                 raise ConfigError(f"{label}: '{group}: {option}' sets no key; write it under defaults")
@@ -63,59 +65,58 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
     for group, option in options.items():
         if group not in OVERLAYS:
             _check_group(project, group)
-            cfg[group], others = _pick(project, group, option)
+            values[group], others = _pick(project, group, option)
             if others:
                 listed = ", ".join(others)
                 raise ConfigError(f"{group}={_label(option)}: only an experiment's defaults can pick {listed}")
-    cfg = merge(merge(cfg, _of_selected_loggers(project, cfg, overlay)), local)
-    if given.get("debug") and (name := raw_node(cfg, "name")) is not None:
-        cfg.name = f"{name._value()}-{_label(given['debug']).replace('+', '-')}"
-    recorded = cfg.get("choices", {})
-    recorded = plain(recorded) if isinstance(recorded, DictConfig) else recorded
+    values = merge(merge(values, _of_selected_loggers(project, values, overlay)), local)
+    if given.get("debug") and (name := values.get("name")) is not None:
+        values["name"] = f"{name}-{_label(given['debug']).replace('+', '-')}"
+    recorded = values.get("choices", {})
     if not isinstance(recorded, dict) or not all(isinstance(label, str) for label in recorded.values()):
         raise ConfigError("choices: not the names of options by group; restore the configuration from a copy")
-    cfg.choices = {**recorded, **{group: _label(option) for group, option in options.items()}}
-    for key, text in values:
+    choices = {**recorded, **{group: _label(option) for group, option in options.items()}}
+    cfg = DictConfig(values | {"choices": choices})
+    for key, text in settings:
         if key.lstrip("+~").partition(".")[0] == "choices":
             choice = f"{key.lstrip('+~').partition('.')[2] or 'model'}={text if '.' in key else 'mlp'}"
             raise ConfigError(f"{key}={text}: filled in from the chosen options; write {choice}")
         _set(project, cfg, key, text)
     _refuse_secrets(cfg)
-    _anchor_paths(project, cfg, [key.lstrip("+~") for key, _ in values])
+    _anchor_paths(project, cfg, [key.lstrip("+~") for key, _ in settings])
     if "task" in picks:  # in place of the experiment's, which may refer to other groups
         named, chosen = {}, {}
-    named |= {key.lstrip("+~").partition(".")[0]: f"{key}={text}".rstrip("=") for key, text in values}
+    named |= {key.lstrip("+~").partition(".")[0]: f"{key}={text}".rstrip("=") for key, text in settings}
     named |= {group: f"{group}={_label(option)}" for group, option in (chosen | picks).items() if option is not None}
     _drop_unused(cfg, named)
     return cfg
 
 
-def _read_train(project: Project) -> tuple[DictConfig, dict[str, Any], DictConfig]:
+def _read_train(project: Project) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """``train.yaml``, that of the project over the built-in one; the default option of each group; ``local.yaml``.
 
     The values of ``configs/local.yaml``, which belongs to a machine, are merged over those of the experiment.
     """
-    cfg, defaults = DictConfig({}), dict[str, Any]()
+    values, defaults = dict[str, Any](), dict[str, Any]()
     files = [file for folder in reversed(project.config_dirs) if (file := folder / "train.yaml").is_file()]
     for file in files or [project.config_dirs[0] / "train.yaml"]:
         own, picked = read_option(file)
         if not isinstance(picked or {}, dict):
             raise ConfigError(f"{file}: defaults must name an option of each group; write group: option")
-        cfg, defaults = merge(cfg, own), defaults | (picked or {})
+        values, defaults = merge(values, own), defaults | (picked or {})
     machine = project.config_dirs[0] / "local.yaml"
-    local, picked = read_option(machine) if machine.is_file() else (DictConfig({}), None)
-    return cfg, defaults | dict(picked or {}), local
+    local, picked = read_option(machine) if machine.is_file() else ({}, None)
+    return values, defaults | dict(picked or {}), local
 
 
-def _of_selected_loggers(project: Project, cfg: DictConfig, experiment: DictConfig) -> DictConfig:
+def _of_selected_loggers(project: Project, values: dict[str, Any], experiment: dict[str, Any]) -> dict[str, Any]:
     """An experiment without the settings of loggers that are not selected, so that it can have them for several."""
-    own = experiment.copy()
-    loggers, selected = raw_node(own, "logger"), raw_node(cfg, "logger")
-    for name in project.groups().get("logger", {}) if is_map(loggers) else ():
-        settings = raw_node(loggers, name)
-        if is_map(settings) and "_target_" not in settings and raw_node(selected, name) is None:
-            del loggers[name]
-    return own
+    loggers, selected = experiment.get("logger"), values.get("logger")
+    if not isinstance(loggers, dict):
+        return experiment
+    names = {*project.groups().get("logger", {})} - {*(selected if isinstance(selected, dict) else ())}
+    unused = {n for n, own in loggers.items() if n in names and isinstance(own, dict) and "_target_" not in own}
+    return experiment | {"logger": {name: own for name, own in loggers.items() if name not in unused}}
 
 
 def _anchor_paths(project: Project, cfg: DictConfig, given: Sequence[str]) -> None:
@@ -139,15 +140,21 @@ def _anchor_paths(project: Project, cfg: DictConfig, given: Sequence[str]) -> No
             node._set_value(f"{project.root}/{value}")
 
 
-def merge(below: DictConfig, above: DictConfig) -> DictConfig:
-    """Merge ``above`` over ``below``; a different ``_target_`` drops the old arguments, except ``_partial_``."""
-    out = below.copy()
-    if "_target_" in above and not keeps_arguments(below.get("_target_"), above._target_):
-        out = DictConfig({"_partial_": below._partial_} if "_partial_" in below else {})
-    for key in above:
-        new, old = raw_node(above, key), raw_node(out, key)
-        out[key] = merge(old, new) if is_map(new) and is_map(old) else new
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge plain values; a different ``_target_`` drops the arguments ``below``, except ``_partial_``."""
+    out = dict(below)
+    if "_target_" in above and not keeps_arguments(below.get("_target_"), above["_target_"]):
+        out = {key: below[key] for key in ("_partial_",) if key in below}
+    for key, new in above.items():
+        out[key] = merge(out[key], new) if isinstance(new, dict) and isinstance(out.get(key), dict) else new
     return out
+
+
+def changed(cfg: DictConfig, values: Mapping[str, Any]) -> DictConfig:
+    """Return a copy of the configuration with other values."""
+    copy = cfg.copy()
+    copy.merge_with(values)
+    return copy
 
 
 def _sort(project: Project, overrides: Iterable[str]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
@@ -211,7 +218,7 @@ def _pick(project: Project, group: str, options: Any, above: tuple[Path, ...] = 
     """
     if options is None:
         return None, {}
-    cfg, chosen = DictConfig({}), dict[str, Any]()
+    values, chosen = dict[str, Any](), dict[str, Any]()
     for option in options if isinstance(options, list | ListConfig) else [options]:
         if option is None:
             continue
@@ -220,33 +227,38 @@ def _pick(project: Project, group: str, options: Any, above: tuple[Path, ...] = 
         others = dict(defaults) if isinstance(defaults, dict) else {group: defaults}
         below, inherited = _pick(project, group, others.pop(group, None), (*above, path))
         chosen |= inherited | others
-        cfg = merge(cfg, merge(below or DictConfig({}), own))
-    return cfg, chosen
+        values = merge(values, merge(below or {}, own))
+    return values, chosen
 
 
-def read_option(path: Path) -> tuple[DictConfig, Any]:
+def read_option(path: Path) -> tuple[dict[str, Any], Any]:
     """Return the contents of a file without its ``defaults``, and these.
 
     Raises:
         ConfigError: It cannot be read, or is no mapping.
     """
     try:
-        cfg = OmegaConf.load(path)
+        content = _parse(path.read_text("utf-8"))
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         reason = one_line(error.problem or error)
         raise ConfigError(f"{path}{line}: not valid YAML: {reason}; correct that line") from None
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{path}: {one_line(error)}") from None
-    if not isinstance(cfg, DictConfig):
+    if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected keys with values, found a list; write key: value")
-    defaults = cfg.pop("defaults", None)
-    defaults = OmegaConf.to_container(defaults) if OmegaConf.is_config(defaults) else defaults
-    if "'class_path'" in str(values := OmegaConf.to_container(cfg)):
-        cfg = DictConfig(foreign().with_targets(values) or values)
+    values, defaults = {key: value for key, value in content.items() if key != "defaults"}, content.get("defaults")
+    if "'class_path'" in str(values):
+        values = foreign().with_targets(values) or values
     if remedy := foreign().defaults_remedy(defaults):
         raise ConfigError(f"{path}: {remedy}")
-    return cfg, defaults
+    return values, defaults
+
+
+@lru_cache(1000)
+def _parse(text: str) -> Any:
+    """The contents of a YAML file as plain values, which nobody may change."""
+    return OmegaConf.to_container(OmegaConf.load(StringIO(text)))
 
 
 def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
-from boltcutter.config.compose import DictConfig, merge
+from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError, prefix_errors
 from boltcutter.config.redaction import hide_variables
 from boltcutter.config.values import as_yaml, redacted
@@ -73,7 +73,7 @@ def recorded_config(folder: Path, setting: str) -> tuple[dict[str, Any], object]
 
 def moved_to(folder: Path, cfg: DictConfig, setting: str = "run") -> DictConfig:
     """Return the configuration of a run that is in ``folder``; a reproduction writes its checkpoints elsewhere."""
-    found = merge(cfg, DictConfig({"folder": str(folder)}))
+    found = changed(cfg, {"folder": str(folder)})
     if setting != "reproduce":
         run_store().use_url(found)
     return found

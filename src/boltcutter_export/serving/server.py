@@ -22,7 +22,7 @@ from uvicorn.supervisors import Multiprocess
 
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.assembly.precision import device_type
-from boltcutter.config.compose import DictConfig, merge
+from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import split_overrides
 from boltcutter.environment.warnings import filter_warnings
@@ -80,7 +80,7 @@ def serve(cfg: DictConfig, folder: Path, settings: dict[str, Any], bound: socket
     host = f"[{settings['host']}]" if ":" in settings["host"] else settings["host"]  # IPv6
     url = f"http://{host}:{port}"
     if settings["workers"] > 1:  # mistakes are reported only once; on the CPU, to leave the GPUs to the workers
-        cfg = merge(cfg, DictConfig({"trainer": {"accelerator": "cpu", "devices": 1, "precision": "32-true"}}))
+        cfg = changed(cfg, {"trainer": {"accelerator": "cpu", "devices": 1, "precision": "32-true"}})
     app = create(cfg, folder, settings)
     print(f"{url} (API: {url}/openapi.json)", flush=True)
     if settings["workers"] == 1:

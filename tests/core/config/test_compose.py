@@ -332,8 +332,8 @@ def test_overrides_of_an_earlier_result(project: Project) -> None:
 
 
 def test_merge_changes_neither_argument() -> None:
-    below, above = OmegaConf.create({"a": {"b": 1}}), OmegaConf.create({"a": {"c": "${a.b}"}})
-    assert merge(below, above) == {"a": {"b": 1, "c": 1}}
+    below, above = {"a": {"b": 1}}, {"a": {"c": "${a.b}"}}
+    assert merge(below, above) == {"a": {"b": 1, "c": "${a.b}"}}
     assert (below, above) == ({"a": {"b": 1}}, {"a": {"c": "${a.b}"}})
 
 

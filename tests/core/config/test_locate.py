@@ -10,7 +10,7 @@ import pytest
 from lightning.pytorch import Trainer
 
 from boltcutter import extend
-from boltcutter.config.compose import DictConfig, compose, merge
+from boltcutter.config.compose import compose, merge
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.locate import adapter, keeps_arguments, locate, origin, parameters, same_target
 from boltcutter.project import Project
@@ -156,9 +156,6 @@ def test_defaults_stay_with_another_spelling(target: str, tmp_path: Path) -> Non
 
 
 def test_another_class_drops_the_arguments() -> None:
-    adam = DictConfig({"_target_": "torch.optim.Adam", "_partial_": True, "lr": 1})
-    assert merge(adam, DictConfig({"_target_": "torch.optim.SGD"})) == {
-        "_target_": "torch.optim.SGD",
-        "_partial_": True,
-    }
-    assert merge(adam, DictConfig({"_target_": "torch.optim.adam.Adam"})).lr == 1
+    adam = {"_target_": "torch.optim.Adam", "_partial_": True, "lr": 1}
+    assert merge(adam, {"_target_": "torch.optim.SGD"}) == {"_target_": "torch.optim.SGD", "_partial_": True}
+    assert merge(adam, {"_target_": "torch.optim.adam.Adam"})["lr"] == 1

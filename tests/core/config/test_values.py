@@ -19,7 +19,6 @@ from boltcutter.config.values import (
     redacted,
     resolve_reference,
     resolved,
-    resolved_texts,
     split_overrides,
     split_values,
 )
@@ -157,16 +156,6 @@ def test_a_value_that_is_not_yaml_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse("m.k", text)
     assert str(error.value).startswith(f"m.k: cannot read {text}; quote it ")
-
-
-def test_texts_are_resolved_unless_they_only_name_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("USER_DIR", "home")
-    references = {"joined": "${b}/c", "variable": "${oc.env:USER_DIR}", "mixed": "${oc.env:USER_DIR}/runs"}
-    failing = {"gone": "${nothing}", "loop": "${loop}", "unknown": "${resolver:1}"}
-    assert list(resolved_texts({"b": "d", **failing, **references, "list": ["${b}"]})) == ["d/c", "home/runs", "d"]
-    assert list(resolved_texts(["${b}"])) == []
-    with pytest.raises(ConfigError, match=r"^no viable alternative at input .*; correct the reference$"):
-        list(resolved_texts({"a": "${"}))
 
 
 def test_values_are_flattened_to_dotted_keys() -> None:
