@@ -1,4 +1,4 @@
-"""Give hostile run folders to commands, with an audit hook: ``python hostile_commands.py <scratch> <cases>``.
+"""Give hostile run folders to commands, with an audit hook: ``python hostile_commands.py <scratch> <cases> <folders>``.
 
 Prints, as JSON, one entry for each command and each folder: the exit status, the standard error and what was forbidden.
 """
@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -142,15 +142,15 @@ FOLDERS = (target, unchecked, resolver, secret, address, composed, chained, link
 FOLDERS += (damaged_inside, odd)
 
 
-def main(scratch: Path, cases: dict[str, list[list[str]]]) -> None:
-    """Run every command with every folder."""
+def main(scratch: Path, cases: dict[str, list[list[str]]], names: Collection[str]) -> None:
+    """Run every command with every folder that is named."""
     os.environ["AWS_SECRET_ACCESS_KEY"] = "a secret value"
     trust.KEY_FILE = scratch / "key"
     project = commands.Project.find(__file__)
     os.chdir(scratch)  # not the checkout, to whose `runs` other tests may write meanwhile
     trial = [sys.executable, "*/scripts/train.py", "--print"]  # by which find-batch-size checks a configuration
     audit, found = Audit(scratch, PACKAGES, ["squeue"], ["git"], trial), []
-    for hostile in (nothing, *FOLDERS):
+    for hostile in (nothing, *(folder for folder in FOLDERS if folder.__name__ in names)):
         for name, lines in cases.items():
             for line in lines:
                 folder = make(scratch / "runs" / "a" / "b", hostile)
@@ -172,4 +172,4 @@ def main(scratch: Path, cases: dict[str, list[list[str]]]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3].split())

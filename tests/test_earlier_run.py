@@ -54,6 +54,7 @@ def test_it_is_evaluated_with_the_same_result(folder: Path, boltcutter: Boltcutt
     assert json.loads(file.read_text()) == pytest.approx(recorded, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_it_continues_and_is_reproduced(folder: Path, boltcutter: Boltcutter) -> None:
     boltcutter("train", "resume=run", "trainer.max_epochs=3")
     record = json.loads((folder / "run" / "record.json").read_text())

@@ -406,6 +406,7 @@ def test_only_one_rank_reports_a_mistake(script: Script) -> None:
     assert "boltcutter/" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_mistake_is_reported_if_rank_0_is_the_last_to_find_it(torchrun: Script, tmp_path: Path) -> None:
     slow = 'import os, time\ntime.sleep(8 * (os.environ.get("RANK") == "0"))\n'
     (tmp_path / "sitecustomize.py").write_text(slow)

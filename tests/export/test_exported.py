@@ -59,6 +59,7 @@ def test_rows_are_predicted_without_the_checkpoint(script: Script, diabetes: Pat
     assert np.allclose(values.ravel(), expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_text_is_continued_as_by_the_checkpoint(script: Script, gpt: Path) -> None:
     # One token, and more than the context length in all, of which the older half is then dropped.
     for prompt in ("#", "python scripts/train.py"):
@@ -78,10 +79,14 @@ class OnDevice(torch.Tensor):
         return self.as_subclass(torch.Tensor)
 
 
-def test_inputs_may_be_on_a_gpu(gpt: Path, digits: Path) -> None:
+@pytest.mark.slow
+def test_tokens_may_be_on_a_gpu(gpt: Path) -> None:
     tokens = torch.arange(6)[None]
     model = ExportedModel(gpt, "onnx")
     assert torch.equal(model(tokens.as_subclass(OnDevice), []), model(tokens, []))
+
+
+def test_images_may_be_on_a_gpu(digits: Path) -> None:
     images = torch.randint(256, (2, 1, 8, 8), dtype=torch.uint8)
     model = ExportedModel(digits, "onnx")
     assert torch.equal(model.predict(images.as_subclass(OnDevice), 2), model.predict(images, 2))
@@ -89,6 +94,7 @@ def test_inputs_may_be_on_a_gpu(gpt: Path, digits: Path) -> None:
     assert all(torch.equal(on_device[name], on_host[name]) for name in on_host)
 
 
+@pytest.mark.slow
 def test_an_exported_language_model_needs_no_gpu(gpt: Path) -> None:
     cfg, folder = load_evaluation_config(Project.find(__file__), {"run": str(gpt)}, [])
     components = assemble(cfg, with_callbacks=False)
@@ -97,6 +103,7 @@ def test_an_exported_language_model_needs_no_gpu(gpt: Path) -> None:
     assert generate(components, ExportedModel(folder, "onnx"), {"input": "#", "tokens": "2"}).startswith("#")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("export", ["onnx", "int8-static", "int4"])
 def test_a_cache_gives_the_same_text(gpt: Path, export: str) -> None:
     model = ExportedModel(gpt, export)

@@ -64,6 +64,7 @@ def test_products_of_activations_stay_in_float32(language: TaskProgram, tmp_path
     assert write(StaticInt8(), language, tmp_path / "int8.onnx") < 0.1
 
 
+@pytest.mark.slow
 def test_a_convolutional_network_computes_in_int8(tmp_path: Path) -> None:
     images = torch.randint(0, 256, (8, 1, 16, 16), dtype=torch.uint8)
     task = Classification(ConvNet((1, 16, 16), 5), optimizer=ADAM)

@@ -216,6 +216,7 @@ def test_another_dtype_than_that_of_the_model_is_refused() -> None:
         KerasModel(noisy()).bfloat16()(torch.rand(3, 4))
 
 
+@pytest.mark.slow
 def test_a_compiler_is_refused(script: Script, user_env: dict[str, str], tmp_path: Path) -> None:
     overrides = [*OVERRIDES, "+model._target_=user_keras.plain", "task.compile=true", f"folder={tmp_path}/run"]
     done = script("train", *overrides, env=user_env)
@@ -273,6 +274,7 @@ def test_the_best_model_is_saved_beside_its_checkpoint(trained: Path) -> None:
     assert torch.equal(model.layers[-1].kernel.value, best["model.sequential/dense_1/kernel"])
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_and_reproduced(
     script: Script, user_env: dict[str, str], trained: Path, tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_rank_that_is_killed_or_stopped_is_not_awaited(number: int, message: s
         ], stderr
 
 
+@pytest.mark.slow
 def test_ranks_that_call_different_operations_raise_an_error() -> None:
     code = JOIN + "memory.average(torch.ones(3)) if rank else memory.all_reduce_max(1)"
     with ranks(2, code) as started:
