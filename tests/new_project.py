@@ -5,13 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from conftest import patience
+
 
 def run(*command: str, cwd: Path, seconds: float = 170, **environment: str) -> str:
     """What a command prints; it has to succeed."""
     names = {f"GIT_{role}_{what}": "a@b" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     env = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "BOLTCUTTER_"))}
     env |= names | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"} | environment
-    done = subprocess.run(command, cwd=cwd, env=env, text=True, capture_output=True, timeout=seconds)
+    done = subprocess.run(command, cwd=cwd, env=env, text=True, capture_output=True, timeout=patience(seconds))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -52,6 +52,7 @@ USED = {  # by name: the file that uses it, and why
     "_call_callback_hooks": "skip_no_op_hooks: the same",
     "_call_lightning_module_hook": "skip_no_op_hooks: the same",
     "_call_strategy_hook": "skip_no_op_hooks: the same",
+    "_first_loop_iter": "skip_no_op_hooks: whether the first batch of an epoch has been logged",
     "_broadcast_sigterm_tensor": "skip_no_op_hooks: a collective at each step",
     "_build_params_for_reducer": "unused_parameters: DDP's reducer is replaced between two steps",
     "_build_debug_param_to_name_mapping": "unused_parameters: names for the new reducer",

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -70,10 +71,14 @@ class SkipNoOpHooks(Callback):
         self._patch(epoch, "_build_kwargs", lambda kwargs, *step: dict(zip(["batch", *index], step, strict=False)))
         self._patch(epoch.automatic_optimization, "output_result_cls", Result)
         self._patch(epoch, "_should_check_val_epoch", partial(_is_validation_epoch, trainer, trainer.enable_validation))
+        self._patch(epoch, "update_lr_schedulers", partial(_update_schedulers, trainer, epoch.update_lr_schedulers))
+        if type(trainer.strategy).on_train_batch_start is Strategy.on_train_batch_start:
+            self._patch(trainer.strategy, "on_train_batch_start", None)
         for name, hook in (("pre_backward", "on_before_backward"), ("post_backward", "on_after_backward")):
             if hook not in overridden and getattr(type(plugin), name) is getattr(Precision, name):
                 self._patch(plugin, name, lambda loss, module: loss)
         connector, results = logger_connector(trainer), epoch_results(trainer)
+        self._patch(connector, "on_batch_start", partial(_start_batch, connector, trainer.state, results))
         for name in ("on_batch_end", "update_train_step_metrics"):
             self._patch(connector, name, partial(_unless_empty, getattr(connector, name), trainer.state, results))
         profiler: Any = trainer.profiler  # type: ignore[attr-defined]
@@ -146,6 +151,24 @@ def direct_calls(trainer: Any, module: L.LightningModule) -> dict[str, Callable[
         "_call_lightning_module_hook": partial(call_owner, module, call._call_lightning_module_hook),
         "_call_strategy_hook": partial(call_owner, trainer.strategy, call._call_strategy_hook),
     }
+
+
+def _start_batch(connector: Any, state: Any, results: Any, batch: Any, *index: int) -> None:
+    """Begin the results of a step; Lightning looks for them by comparing the names of stages."""
+    if state.stage is RunningStage.TRAINING and connector._first_loop_iter is False:
+        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+    else:
+        type(connector).on_batch_start(connector, batch, *index)
+
+
+def _update_schedulers(
+    trainer: Any, update: Callable[..., None], interval: str, update_plateau_schedulers: bool
+) -> None:
+    """Update learning rates if there is a scheduler of this kind, for which Lightning looks twice at each step."""
+    for config in trainer.strategy.lr_scheduler_configs:
+        if config.interval == interval and config.reduce_on_plateau == update_plateau_schedulers:
+            update(interval, update_plateau_schedulers)
+            return
 
 
 def _unless_empty(update: Callable[[], None], state: Any, results: Any) -> None:

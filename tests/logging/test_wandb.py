@@ -1,4 +1,5 @@
 import contextlib
+import inspect
 import json
 import os
 import pickle
@@ -19,7 +20,7 @@ from typing import Any, Literal, cast
 from urllib.parse import urlparse
 
 import pytest
-from conftest import mounted, unavailable
+from conftest import mounted, patience, unavailable
 from lightning.pytorch.utilities import rank_zero_only
 from wandb.proto import wandb_internal_pb2
 from wandb_server import GRAPHQL
@@ -182,7 +183,7 @@ class Runs:
         return self.root / name / "runs" / "name" / "first"
 
     def wait_for(self, name: str, file: str, lines: int = 0) -> str:
-        path, deadline = self.root / name / file, time.monotonic() + 100
+        path, deadline = self.root / name / file, time.monotonic() + patience(100)
         while not path.is_file() or path.read_text().count("\n") < lines:
             assert time.monotonic() < deadline, f"{name}: no {file}"
             time.sleep(0.05)
@@ -239,9 +240,23 @@ def refused() -> str:
         return f"http://127.0.0.1:{closed.getsockname()[1]}"
 
 
+def read_by(tests: list[pytest.Item]) -> set[str]:
+    """Return the names of the runs that these tests read: their parameters, or what their code names."""
+    found = set[str]()
+    for test in tests:
+        if isinstance(test, pytest.Function) and test.path == Path(__file__):
+            named = re.findall(r'runs\.\w+\("([\w ]+)"', inspect.getsource(test.function))
+            found |= {str(value) for value in test.callspec.params.values()} if hasattr(test, "callspec") else {*named}
+    return found
+
+
 @pytest.fixture(scope="module")
 def runs(
-    tmp_path_factory: pytest.TempPathFactory, servers: dict[str, Server], black_hole: str, refused: str
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+    servers: dict[str, Server],
+    black_hole: str,
+    refused: str,
 ) -> Iterator[Runs]:
     def at(url: str) -> dict[str, str]:
         return {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": url}
@@ -257,7 +272,8 @@ def runs(
         with contextlib.suppress(OSError):  # where nothing can be mounted
             stack.enter_context(mounted(root / "full" / "runs", "16m"))
             offline["full"] = {}
-        made = Runs(root, named | nowhere | modes | offline)
+        used = read_by(request.session.items)
+        made = Runs(root, {n: env for n, env in (named | nowhere | modes | offline).items() if n in used})
         stack.callback(made.close)
         yield made
 

@@ -20,7 +20,7 @@ def hash64(*numbers: int) -> int:
     """
     key = 0x9E3779B97F4A7C15
     for number in numbers:
-        key = ((key ^ (number & MASK)) * 0xBF58476D1CE4E5B9) & MASK
+        key = ((key ^ number) * 0xBF58476D1CE4E5B9) & MASK
         key ^= key >> 27
         key = (key * 0x94D049BB133111EB) & MASK
         key ^= key >> 31
