@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -34,7 +35,12 @@ ONLY_IN = {
 }
 
 
-def imports(file: Path, *, for_annotations: bool = True) -> Iterator[str]:
+@cache
+def imports(file: Path, *, for_annotations: bool = True) -> tuple[str, ...]:
+    return tuple(find_imports(file, for_annotations=for_annotations))
+
+
+def find_imports(file: Path, *, for_annotations: bool) -> Iterator[str]:
     tree = ast.parse(file.read_text())
     if not for_annotations:
         tree.body = [

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import jinja2
 import yaml
 
-from boltcutter.config.redaction import find_secret_text, find_secrets
+from boltcutter.config.redaction import SECRET_TEXT, find_secrets, secret_variables
 
 State = Literal["pending", "running", "ended", "unknown"]
 FINAL = ("ended", "unknown")  # states that do not change
@@ -363,3 +363,10 @@ def follow_log(file: Path, is_over: Callable[[], bool]) -> Iterator[str]:
                 position = log.tell()
 
     return follow(read, is_over, POLL_SECONDS)
+
+
+def find_secret_text(text: str) -> str | None:
+    """Say which secret a text holds: the value of an environment variable, or a key; None if there is none."""
+    if SECRET_TEXT.search(text):
+        return "a secret key"
+    return next((f"the value of {name}" for name, _ in secret_variables(text)), None)

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 
 from boltcutter.callback.checkpoint import saves_within_epochs
-from boltcutter.environment.process import release_freed_memory
+from boltcutter.environment.process import call_glibc
 from boltcutter.internals import epoch_results, logger_connector
 from boltcutter.protocols import handles_signals
 from boltcutter_parallel.internals import CURRENT_HOOK, replaced
@@ -45,7 +45,7 @@ class SkipNoOpHooks(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Remove what has no effect."""
-        release_freed_memory()  # of the sanity check, whose batches left it in pieces
+        call_glibc("malloc_trim", 0)  # memory that the batches of the sanity check left in pieces
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         overridden = {hook for hook in HOOKS for owner in (*callbacks, pl_module) if overrides_hook(hook, owner)}
         for owner in (*callbacks, pl_module):

@@ -1,4 +1,4 @@
-"""Every private name of torch and OmegaConf that this part uses, besides those of ``boltcutter.internals``.
+"""Every private name of torch that this part uses, besides those of ``boltcutter.internals``.
 
 torch 2.13 has no public alternative, and all versions that are supported have the name. ``tests/test_private_names.py``
 checks that each is there, and that this part uses no others.
@@ -11,6 +11,4 @@ USED = {  # by name: the file that uses it, and why
     "_get_allowed_globals": "unpickle: what weights_only=True allows, of which no more is allowed here",
     "_tensor_classes": "unpickle: those of legacy formats",
     "_storage_classes": "unpickle: storages are only referred to",
-    "_is_interpolation": "record: whether a node of OmegaConf is a reference, as in boltcutter.config.values",
-    "_dereference_node": "record: what it refers to now",
 }

@@ -15,24 +15,19 @@ import stat
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
-
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.config.locate import canonical
 from boltcutter.config.redaction import VARIABLE, looks_secret
-from boltcutter.config.values import leaves
+from boltcutter.config.values import resolved_texts
 from boltcutter.extend import current_path, parts
 from boltcutter.project import LIBRARY, Project, declared_parts, is_library, private_variables
 from boltcutter.run.trust import REMEDY
 
-VARIABLE_REFERENCE = re.compile(r"\$\{oc\.env:\s*\w+\s*\}")  # whose value the user has chosen
 MAX_DOUBLINGS = 16  # references after the first of each text, in all, as each leads to a text that may have several
 OWN_LINKS = ("code", "wandb")  # in a run folder; the snapshot of the code and W&B have links, and nothing reads them
 # Packages of the core whose classes are allowed. Functions are allowed if a configuration file refers to them.
@@ -260,18 +255,6 @@ def _configured(project: Project | None, pattern: re.Pattern[str]) -> frozenset[
     """Return all matches of a pattern in the project's configuration files, which include those of the library."""
     files = (file for place in (project.config_dirs if project else ()) for file in place.rglob("*.yaml"))
     return frozenset(canonical(match["value"]) for file in files for match in pattern.finditer(file.read_text()))
-
-
-def resolved_texts(values: Any) -> Iterator[str]:
-    """Yield each text with a reference in plain values as it is resolved now, unless it only names a variable."""
-    try:
-        cfg = DictConfig(values) if isinstance(values, dict) else None
-    except OmegaConfBaseException as error:  # a reference that cannot be parsed
-        raise ConfigError(f"{str(error).splitlines()[0][:200]}; correct the reference") from None
-    for _, node in leaves(cfg):
-        if node is not None and node._is_interpolation() and not VARIABLE_REFERENCE.fullmatch(node._value()):
-            with suppress(OmegaConfBaseException, RecursionError):
-                yield str(node._dereference_node()._value())
 
 
 def own_components() -> tuple[str, ...]:

@@ -338,6 +338,7 @@ def test_an_instance_profile_may_be_unknown_for_some_seconds(
     assert own.status(job_id).state == "running"
 
 
+@pytest.mark.slow
 def test_a_job_is_submitted_once_its_instances_can_be_seen(
     project: Path, profile: str, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

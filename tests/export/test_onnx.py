@@ -75,6 +75,7 @@ def test_a_convolutional_network_computes_in_int8(tmp_path: Path) -> None:
     assert nodes[-1].op_type == "Softmax"  # in float32
 
 
+@pytest.mark.slow
 def test_rare_activations_do_not_widen_the_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images = torch.randint(0, 32, (64, 1, 16, 16), dtype=torch.uint8)
     program = TaskProgram(Classification(ConvNet((1, 16, 16), 5), optimizer=ADAM), (images, torch.zeros(64)), {})

@@ -103,3 +103,11 @@ def test_a_log_is_followed_while_the_scheduler_is_unreachable(
 def test_time_limits_are_parsed() -> None:
     times = {"1:30:00": 5400, "90:00": 5400, "2-12": 216000, "1-00:30": 88200, "0-1:00:05": 3605}
     assert {time: seconds(time) for time in times} == times
+
+
+@pytest.mark.parametrize("text", [f"hf_{'a1' * 17}", f"AKIA{'C3' * 8}", f"-----BEGIN {''}PRIVATE KEY"])
+def test_keys_are_found_by_their_form(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert job.find_secret_text(f"login --with {text} now") == "a secret key"
+    monkeypatch.setenv("MY_SERVICE_KEY", "a value of no known form")
+    assert job.find_secret_text("login a value of no known form") == "the value of MY_SERVICE_KEY"
+    assert job.find_secret_text("sk-learn hf_token AKIA ghp_ task-a-b-c-d-e-f-g-h-i-j-k-l") is None

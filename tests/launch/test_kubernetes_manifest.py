@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 from conftest import require
-from kubeflow_trainer_api import models
 from ray_run import RAY_PROBE
 
 from boltcutter.environment.platform import PLATFORM, launched_layout
@@ -59,6 +58,8 @@ def documents(kind: str, settings: dict[str, Any], job: Job) -> list[dict[str, A
 def check(found: dict[str, Any]) -> None:
     """Check a document; unknown fields are errors."""
     if found["kind"] == "TrainJob":
+        from kubeflow_trainer_api import models
+
         model = models.TrainerV1alpha1TrainJob
         assert model.from_dict(found).to_dict() == found  # the models check types and drop unknown fields
     else:

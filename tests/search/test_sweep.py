@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 from conftest import Script
-from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
@@ -48,6 +47,8 @@ def plan(
 
 def agent_command(sweep: dict[str, Any], values: dict[str, Any]) -> list[str]:
     """The command line that W&B's agent starts for sampled values, as its ``Agent._command_run`` builds it."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args  # takes seconds
+
     macros = create_sweep_command_args({"args": {key: {"value": value} for key, value in values.items()}})
     macros |= {"env": ["/usr/bin/env"], "interpreter": ["python"], "program": [sweep["program"]]}
     found: list[str] = []

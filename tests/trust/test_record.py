@@ -609,14 +609,3 @@ def test_a_reference_that_cannot_be_parsed_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"correct the reference$") as error:
         trust.check({"model": {"a": "${data.shape...x}"}}, "run=x", tmp_path, PROJECT)
     assert "\n" not in str(error.value)
-
-
-def test_texts_are_resolved_unless_they_only_name_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("USER_DIR", "home")
-    references = {"joined": "${b}/c", "variable": "${oc.env:USER_DIR}", "mixed": "${oc.env:USER_DIR}/runs"}
-    failing = {"gone": "${nothing}", "loop": "${loop}", "unknown": "${resolver:1}"}
-    values = {"b": "d", **failing, **references, "list": ["${b}"]}
-    assert list(record.resolved_texts(values)) == ["d/c", "home/runs", "d"]
-    assert list(record.resolved_texts(["${b}"])) == []
-    with pytest.raises(ConfigError, match=r"^no viable alternative at input .*; correct the reference$"):
-        list(record.resolved_texts({"a": "${"}))

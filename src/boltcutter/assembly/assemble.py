@@ -160,7 +160,7 @@ def complete_config(cfg: DictConfig) -> DictConfig:
             raise ConfigError(f"trainer.{key}: set by {setting}; remove it, and use {setting}=… instead")
     if isinstance(limit := cfg.trainer.get("max_time"), str):
         if (seconds := parse_duration(limit)) is None:
-            raise ConfigError(f"trainer.max_time={limit}: expected DD:HH:MM:SS, or such as 30m; correct or remove it")
+            raise ConfigError(f"trainer.max_time={limit}: not DD:HH:MM:SS, nor such as 30m; correct it, or remove it")
         cfg.trainer.max_time = format_limit(seconds)
     return cfg
 

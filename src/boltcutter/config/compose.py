@@ -142,9 +142,8 @@ def _anchor_paths(project: Project, cfg: DictConfig, given: Sequence[str]) -> No
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Merge plain values; a different ``_target_`` drops the arguments ``below``, except ``_partial_``."""
-    out = dict(below)
-    if "_target_" in above and not keeps_arguments(below.get("_target_"), above["_target_"]):
-        out = {key: below[key] for key in ("_partial_",) if key in below}
+    keeps = "_target_" not in above or keeps_arguments(below.get("_target_"), above["_target_"])
+    out = {key: value for key, value in below.items() if keeps or key == "_partial_"}
     for key, new in above.items():
         out[key] = merge(out[key], new) if isinstance(new, dict) and isinstance(out.get(key), dict) else new
     return out
@@ -248,8 +247,7 @@ def read_option(path: Path) -> tuple[dict[str, Any], Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected keys with values, found a list; write key: value")
     values, defaults = {key: value for key, value in content.items() if key != "defaults"}, content.get("defaults")
-    if "'class_path'" in str(values):
-        values = foreign().with_targets(values) or values
+    values = foreign().with_targets(values) or values
     if remedy := foreign().defaults_remedy(defaults):
         raise ConfigError(f"{path}: {remedy}")
     return values, defaults

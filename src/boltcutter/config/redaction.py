@@ -69,21 +69,14 @@ def looks_secret(name: str) -> bool:
     return bool(SECRET_KEY.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_")))
 
 
-def find_secret_text(text: str) -> str | None:
-    """Say which secret a text holds: the value of an environment variable, or a key; None if there is none."""
-    if SECRET_TEXT.search(text):
-        return "a secret key"
-    return next((f"the value of {name}" for name, _ in _secret_variables(text)), None)
-
-
 def hide_variables(text: str) -> str:
     """Replace the values of secret environment variables in a text, such as that of an error."""
-    for _, value in _secret_variables(text):
+    for _, value in secret_variables(text):
         text = text.replace(value, MASK)
     return text
 
 
-def _secret_variables(text: str) -> list[tuple[str, str]]:
+def secret_variables(text: str) -> list[tuple[str, str]]:
     """The secret environment variables whose values a text contains, the longest first."""
     found = [item for item in os.environ.items() if len(item[1]) >= MIN_VARIABLE_LENGTH and item[1] in text]
     return sorted((item for item in found if looks_secret(item[0])), key=lambda item: -len(item[1]))

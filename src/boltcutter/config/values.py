@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -23,6 +24,7 @@ QUOTING = ("[", "{", "'", '"')
 OPENING, CLOSING = "[{(", "]})"
 RESOLVER = re.compile(r"\$\{(\w+:[^{}]*)\}")
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+VARIABLE_REFERENCE = re.compile(r"\$\{oc\.env:\s*\w+\s*\}")  # whose value the user has chosen
 
 
 def raw_node(cfg: Any, key: Any) -> Any:
@@ -97,6 +99,18 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
         return dict(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
         raise ConfigError(format_unresolved(error, cfg)) from None
+
+
+def resolved_texts(values: Any) -> Iterator[str]:
+    """Yield each text with a reference in plain values as it is resolved now, unless it only names a variable."""
+    try:
+        cfg = DictConfig(values) if isinstance(values, dict) else None
+    except OmegaConfBaseException as error:  # a reference that cannot be parsed
+        raise ConfigError(f"{str(error).splitlines()[0][:200]}; correct the reference") from None
+    for _, node in leaves(cfg):
+        if node is not None and node._is_interpolation() and not VARIABLE_REFERENCE.fullmatch(node._value()):
+            with suppress(OmegaConfBaseException, RecursionError):
+                yield str(node._dereference_node()._value())
 
 
 def redacted(cfg: DictConfig) -> dict[str, Any]:

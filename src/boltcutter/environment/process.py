@@ -80,11 +80,6 @@ def retain_freed_memory() -> bool:
     return all(call_glibc("mallopt", *limit) for limit in limits)
 
 
-def release_freed_memory() -> None:
-    """Return freed memory to the operating system, once."""
-    call_glibc("malloc_trim", 0)
-
-
 def call_glibc(name: str, *args: int) -> bool:
     """Call a function of the C library; return whether it exists and returned a non-zero value."""
     import ctypes

@@ -3,7 +3,6 @@ from typing import Any
 import pytest
 
 from boltcutter.config.redaction import (
-    find_secret_text,
     find_secrets,
     hide_passwords,
     hide_variables,
@@ -105,14 +104,6 @@ def test_passwords_in_texts_are_hidden() -> None:
 )
 def test_stored_secrets_are_found(node: Any, path: str, what: str) -> None:
     assert list(find_secrets(node)) == [(path, what)]
-
-
-@pytest.mark.parametrize("text", KEYS)
-def test_keys_are_found_by_their_form(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_secret_text(f"login --with {text} now") == "a secret key"
-    monkeypatch.setenv("MY_SERVICE_KEY", "a value of no known form")
-    assert find_secret_text("login a value of no known form") == "the value of MY_SERVICE_KEY"
-    assert find_secret_text("sk-learn hf_token AKIA ghp_ task-a-b-c-d-e-f-g-h-i-j-k-l") is None
 
 
 def test_values_of_secret_variables_are_hidden_in_texts(monkeypatch: pytest.MonkeyPatch) -> None:

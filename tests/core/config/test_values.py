@@ -19,6 +19,7 @@ from boltcutter.config.values import (
     redacted,
     resolve_reference,
     resolved,
+    resolved_texts,
     split_overrides,
     split_values,
 )
@@ -246,3 +247,14 @@ def test_split_overrides() -> None:
     special, rest = split_overrides(["run=a", "x.run=b", "ckpt=e=3.ckpt", "~y"], "run", "ckpt")
     assert special == {"run": "a", "ckpt": "e=3.ckpt"}
     assert rest == ["x.run=b", "~y"]
+
+
+def test_texts_are_resolved_unless_they_only_name_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USER_DIR", "home")
+    references = {"joined": "${b}/c", "variable": "${oc.env:USER_DIR}", "mixed": "${oc.env:USER_DIR}/runs"}
+    failing = {"gone": "${nothing}", "loop": "${loop}", "unknown": "${resolver:1}"}
+    values = {"b": "d", **failing, **references, "list": ["${b}"]}
+    assert list(resolved_texts(values)) == ["d/c", "home/runs", "d"]
+    assert list(resolved_texts(["${b}"])) == []
+    with pytest.raises(ConfigError, match=r"^no viable alternative at input .*; correct the reference$"):
+        list(resolved_texts({"a": "${"}))

@@ -92,7 +92,7 @@ def test_a_process_group_that_cannot_be_aborted_does_not_keep_the_process() -> N
 FAULTS = """
 import os, resource, sys
 from pathlib import Path
-from boltcutter.environment.process import release_freed_memory, retain_freed_memory
+from boltcutter.environment.process import call_glibc, retain_freed_memory
 assert retain_freed_memory() is (sys.argv[1] == "retained")
 def step():
     blocks = [bytearray(1 << 20) for _ in range(32)]
@@ -104,7 +104,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 held = resident()
-release_freed_memory()
+call_glibc("malloc_trim", 0)
 if sys.argv[1] == "retained":
     assert held - resident() > 16 << 20
 """

@@ -102,9 +102,13 @@ def test_two_processes_share_one_run_and_the_same_weights(script: Script, single
     assert record(folder)["test"] == pytest.approx(record(single)["test"], abs=1e-6)
 
 
-def test_torchrun_creates_one_run_and_one_wandb_run(torchrun: Script, single: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("starts", ["ranks", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_ranks_create_one_run_and_one_wandb_run(
+    torchrun: Script, script: Script, single: Path, tmp_path: Path, starts: str
+) -> None:
     overrides = [override for override in PLAIN if not override.startswith("logger")]
-    done = torchrun("train", *overrides, *TWO[1:], f"runs={tmp_path}", "seed=5")
+    overrides += [*TWO[1:], f"runs={tmp_path}", "seed=5"]
+    done = torchrun("train", *overrides) if starts == "torchrun" else script("train", *overrides, ranks=2)
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.glob("*/*")
     assert max_difference(single, folder) < 1e-6
