@@ -408,7 +408,9 @@ def test_a_resumed_run_has_the_same_id(runs: Runs) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["logged out", "wandb", "silent", "broken"])
+@pytest.mark.parametrize(
+    "name", ["logged out", "wandb", *(pytest.param(name, marks=pytest.mark.slow) for name in ("silent", "broken"))]
+)
 def test_secrets_of_the_environment_are_not_written(runs: Runs, name: str) -> None:
     runs.result(name)
     kept = list(files(runs.folder(name)))
