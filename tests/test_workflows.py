@@ -80,6 +80,18 @@ def test_jobs_install_what_their_tests_need() -> None:
     assert read(ROOT / ".github" / "workflows" / "test.yml")["jobs"]["bare"]["env"] == {"CI": "false"}
     assert ".ci/install" in (ROOT / ".ci" / "run").read_text()
     assert ".ci/prepare" in (ROOT / ".ci" / "install").read_text()
+    assert all(
+        ".ci/uv" in (ROOT / ".ci" / name).read_text() for name in ("install", "prepare")
+    )  # wherever it is called
+
+
+def test_the_command_of_readme_is_installed_by_uv() -> None:
+    """With the same packages and constraints; ``.ci/install`` replaces parts of the line, which must be there."""
+    (line,) = re.findall(r"^python3 -m venv .* && \.venv/bin/pytest$", (ROOT / "README.md").read_text(), re.M)
+    script = (ROOT / ".ci" / "install").read_text()
+    for pattern in re.findall(r"\$\{line/(.*?[^\\])/", script):
+        assert pattern.replace("\\", "") in line
+    assert script.count("${line/") == 2
 
 
 def test_constraints_are_renewed_as_documented() -> None:
