@@ -6,13 +6,14 @@ import os
 import resource
 import socket
 import sys
+import threading
 import time
 from collections import Counter
 from contextlib import nullcontext, suppress
 from itertools import pairwise
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -167,13 +168,28 @@ class BytecodeCounter:
     def start(self) -> None:
         """Count from here on, also in the functions that have called this one."""
         self._by_file.clear()
+        if sys.version_info >= (3, 12):  # where a function's first call is not traced by instruction
+            own, thread, counts = sys.monitoring, threading.get_ident(), self._by_file
+
+            def count(code: CodeType, offset: int) -> None:
+                if threading.get_ident() == thread:
+                    counts[code.co_filename] += 1
+
+            own.use_tool_id(own.PROFILER_ID, "benchmark")
+            own.register_callback(own.PROFILER_ID, own.events.INSTRUCTION, count)
+            own.set_events(own.PROFILER_ID, own.events.INSTRUCTION)
+            return
         self._trace_callers(self._count)
         sys.settrace(self._count)
 
     def stop(self) -> Counter[str]:
         """Return the number of instructions since the start, by package."""
-        sys.settrace(None)
-        self._trace_callers(None)
+        if sys.version_info >= (3, 12):
+            sys.monitoring.set_events(sys.monitoring.PROFILER_ID, 0)
+            sys.monitoring.free_tool_id(sys.monitoring.PROFILER_ID)
+        else:
+            sys.settrace(None)
+            self._trace_callers(None)
         found: Counter[str] = Counter()
         for file, number in self._by_file.items():
             if __file__ != file:
