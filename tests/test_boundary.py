@@ -171,7 +171,7 @@ def test_no_setting_of_a_launcher_holds_control_characters() -> None:
     count = 0
     for file in sorted((ROOT / "configs" / "launch").glob("*.yaml")):
         kind: Any = locate(yaml.safe_load(file.read_text())["_target_"])
-        kinds = get_type_hints(kind)
+        kinds = get_type_hints(kind.__init__)
         for field in (field for field in fields(kind) if field.init and re.search(r"\bstr\b", str(kinds[field.name]))):
             for text in ("a\nb", "a\rb", "a\x1bb", "a\u2028b"):
                 values = {"dict": [{text: "x"}, {"A": text}], "list": [[text]]}

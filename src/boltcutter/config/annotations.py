@@ -86,7 +86,8 @@ def _placeholder(value: Any) -> Any:
             returned = get_type_hints(target).get("return")
         except Exception:  # evaluating annotations of another module may raise anything
             return UNKNOWN
-    return _Instance(returned) if inspect.isclass(returned) and not adapter(returned) else UNKNOWN
+    # Python 3.10 takes list[int] for a class.
+    return UNKNOWN if not inspect.isclass(returned) or get_args(returned) or adapter(returned) else _Instance(returned)
 
 
 class _Instance:

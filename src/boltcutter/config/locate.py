@@ -114,7 +114,8 @@ def adapter(kind: Any) -> str | None:
     """
     for name in extend.added("offers") if inspect.isclass(kind) else ():
         what, _, framework = name.partition(".")
-        if what == "adapter" and framework in sys.modules and extend.require(name, framework).adapts(kind):
+        is_imported = getattr(sys.modules.get(framework), "__file__", None)  # a folder of that name has none
+        if what == "adapter" and is_imported and extend.require(name, framework).adapts(kind):
             return name
     return None
 

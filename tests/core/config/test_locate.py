@@ -3,7 +3,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,6 +110,8 @@ def test_an_adapter_is_asked_once_its_framework_is_imported(monkeypatch: pytest.
     offer = SimpleNamespace(adapts=lambda kind: kind is dict)
     monkeypatch.setattr(extend, "added", lambda what: {"exporter.acme": "", "adapter.acme": ""})
     monkeypatch.setattr(extend, "require", lambda name, setting: {"adapter.acme": offer}[name])
+    assert adapter(dict) is None
+    monkeypatch.setitem(sys.modules, "acme", ModuleType("acme"))  # a folder of the name
     assert adapter(dict) is None
     monkeypatch.setitem(sys.modules, "acme", pytest)
     assert [adapter(dict), adapter(list), adapter({})] == ["adapter.acme", None, None]
