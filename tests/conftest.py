@@ -15,6 +15,9 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, NoReturn
 
+import boltcutter  # noqa: F401  before Lightning, so that torchmetrics is imported without transformers
+
+# isort: split
 import pandas as pd
 import pytest
 import torch
