@@ -240,11 +240,28 @@ def prepare() -> None:
     for name in LATE:
         if find_spec(name.partition(".")[0]):
             importlib.import_module(name)
+    warm_up()
     tasks = Path("/proc/self/task")
     threads = len(list(tasks.iterdir())) if tasks.is_dir() else 1
     assert threads == 1, f"{threads} threads after imports; a fork would have only one of them"
     gc.collect()
     gc.freeze()  # garbage collection would copy memory pages that children share
+
+
+def warm_up() -> None:
+    """Check a configuration, so that children need not parse its YAML, patterns and annotations again."""
+    import io
+    import warnings
+    from contextlib import redirect_stdout
+
+    from boltcutter import extend, project
+    from boltcutter.run import store
+    from boltcutter_planning import check
+
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        check.main(project.Project.at(ROOT), [])
+    for cached in (extend.parts, extend.added, project.declared_parts, store.run_store):
+        cached.cache_clear()  # which parts there are depends on the environment of the child
 
 
 def serve(control: socket.socket) -> dict[str, Any] | None:
