@@ -15,6 +15,7 @@ import stat
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -152,7 +153,9 @@ def load_torch(path: Path, threads: int | None, expected: str, *, validate: bool
 
     if threads:
         torch.set_num_threads(threads)
-    module: Any = torch.export.load(io.BytesIO(read_once(path, expected))).module()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")  # of torch 2.11; nobody writes to it
+        module: Any = torch.export.load(io.BytesIO(read_once(path, expected))).module()
     module.validate_inputs = validate
 
     def call(*inputs: Array) -> list[Array]:

@@ -18,13 +18,13 @@ class HostSnapshot:
     """
 
     def __init__(self) -> None:
-        self._buffers: list[UntypedStorage] = []
+        self._buffers: list[tuple[UntypedStorage, bool]] = []  # and whether it is pinned
 
     def copy(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """Return a copy with all tensors on the CPU, which is valid until the next call."""
         free: dict[tuple[int, bool], list[UntypedStorage]] = {}
-        for buffer in self._buffers:
-            free.setdefault((buffer.nbytes(), buffer.is_pinned()), []).append(buffer)
+        for buffer, pinned in self._buffers:
+            free.setdefault((buffer.nbytes(), pinned), []).append(buffer)
         buffers: dict[tuple[torch.device, int, int], UntypedStorage] = {}
         memo: dict[int, Any] = {}  # of deepcopy: what replaces an object
 
@@ -46,7 +46,7 @@ class HostSnapshot:
 
         apply_to_collection(checkpoint, Tensor, copy_tensor)
         copied = deepcopy(checkpoint, memo)
-        self._buffers = [*buffers.values()]
+        self._buffers = [(buffer, device.type == "cuda") for (device, *_), buffer in buffers.items()]
         for device in {device for device, *_ in buffers if device.type == "cuda"}:
             torch.cuda.current_stream(device).synchronize()
         return copied

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -45,6 +46,7 @@ def main(project: Project, arguments: list[str]) -> None:
             one batch is also trained, validated and tested.
     """
     filter_warnings()
+    os.environ.setdefault("CUDA_LAUNCH_BLOCKING", "1")  # so that errors of kernels are raised where they happen
     run, rest = split_overrides([argument for argument in arguments if argument not in CHECK_FLAGS], "run")
     cfg = complete_config(load_run_config(project, Path(run["run"]), rest)) if run else read_config(project, rest)
     if (file := cfg.init_from) and not cfg.resume and not is_url(str(file)) and not Path(file).exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import sys
@@ -20,7 +21,7 @@ from lightning.pytorch.callbacks import Callback
 from boltcutter.callback.checkpoint import MetricNotLoggedError
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.protocols import data_parallel
-from boltcutter_planning.first_batch import FirstBatchError, first_batch_message
+from boltcutter_planning.first_batch import DEVICE_ASSERT, OUT_OF_RANGE, FirstBatchError, first_batch_message
 from boltcutter_planning.learning import NoGradientError
 
 NO_MEMORY = re.compile(
@@ -37,6 +38,7 @@ NOT_LOGGED = re.compile(r"conditioned on metric|could not find the monitored key
 NO_STEPS_LEFT = re.compile(r"Tried to step [0-9]+ times. The specified number of total steps is ([0-9]+)")
 NO_GRADIENT = re.compile(r"element 0 of tensors does not require grad")
 UNUSED = re.compile(r"parameters that were not used in producing", re.I)
+FIND_PLACE = "trainer.accelerator=cpu names the place, as does `boltcutter check --batch` with your overrides"
 RESPONSE_SECONDS = 3.0  # in which living ranks must set their key in the store
 
 
@@ -53,6 +55,12 @@ class RankLostError(RuntimeError):
     is_reported = True  # by the context that raises it
 
 
+class IndexOutOfRangeError(RuntimeError):
+    """An index on a GPU is out of range; this process cannot use the GPU any more."""
+
+    hide_traceback = True
+
+
 class UnusedParametersError(RuntimeError):
     """DDP waits for gradients of parameters that the loss does not depend on."""
 
@@ -67,6 +75,7 @@ def explain_errors(trainer: L.Trainer) -> Iterator[None]:
         ConfigError: Lightning refuses a setting, or how the task or the data is written.
         OutOfMemoryError: An allocator ran out of memory.
         RankLostError: A collective lost its connection or timed out; it is printed at once.
+        IndexOutOfRangeError: A kernel of a GPU found an index that is out of range.
         NoGradientError: The loss depends on no parameter.
         UnusedParametersError: DDP found parameters without a gradient.
         MetricNotLoggedError: Lightning did not find a monitored metric.
@@ -88,9 +97,13 @@ def explain_errors(trainer: L.Trainer) -> Iterator[None]:
 
 
 def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:
-    text = str(error)
     if getattr(error, "hide_traceback", False):
         return None
+    while isinstance(first := error.__context__, Exception) and DEVICE_ASSERT.search(str(first)):
+        error = first  # whatever uses the GPU afterwards, such as the end of the trainer, fails in the same way
+    text = str(error)
+    if DEVICE_ASSERT.search(text):
+        atexit.register(_end_without_finalization)
     if NOT_LOGGED.search(text):
         return MetricNotLoggedError(one_line(error))
     if interval := NO_VALIDATION.search(text):
@@ -104,6 +117,8 @@ def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:
         return ConfigError(one_line(error))
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):
         return OutOfMemoryError(out_of_memory_message(trainer))
+    if DEVICE_ASSERT.search(text) and os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":  # raised where it did not happen
+        return IndexOutOfRangeError(f"{trainer.strategy.root_device}: {OUT_OF_RANGE}; {FIND_PLACE}")
     if NO_GRADIENT.search(text):
         name = type(trainer.lightning_module).__name__
         return NoGradientError(
@@ -113,6 +128,15 @@ def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:
         return UnusedParametersError(unused_parameters_message(trainer.lightning_module))
     message = first_batch_message(trainer, error)
     return FirstBatchError(message) if message else None
+
+
+def _end_without_finalization() -> None:
+    """End the process after the other exit handlers: to free memory of a failed GPU, torch would abort it."""
+    atexit.unregister(_end_without_finalization)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(1)
 
 
 class LostRankReport(Callback):

@@ -24,6 +24,8 @@ STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 WORKER = re.compile(r'Caught \w+ in DataLoader.* File "(.+?)", line ([0-9]+), in (\w+)\n.*?\n(\w.*)', re.S)
 KINDS = {L.LightningDataModule: "data", Dataset: "data", Callback: "callback", L.LightningModule: "task"}
 MORE = "(BOLTCUTTER_DEBUG=1 shows the traceback)"
+DEVICE_ASSERT = re.compile(r"device-side assert")  # what CUDA says of an index
+OUT_OF_RANGE = "an index is out of range, such as a target that is no class of the model, or an unknown token"
 MAX_TENSORS = 6  # in a message
 
 
@@ -58,7 +60,9 @@ def first_batch_message(trainer: L.Trainer, error: BaseException) -> str | None:
     name = f"{type(owner).__name__}.{function}" if _owner(place) else function
     where = next((kind for cls, kind in KINDS.items() if isinstance(owner, cls)), "model")
     text = one_line(error)
-    if not text or isinstance(error, KeyError | AssertionError | StopIteration):
+    if DEVICE_ASSERT.search(text):
+        text = OUT_OF_RANGE
+    elif not text or isinstance(error, KeyError | AssertionError | StopIteration):
         text = f"{type(error).__name__}: {text}".rstrip(": ")
     facts = [f"{where}: {name} ({Path(place.f_code.co_filename).name}:{lines[place]}): {text[:400].rstrip('.')}"]
     facts += _innermost(frames)

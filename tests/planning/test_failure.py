@@ -1,5 +1,7 @@
 import json
+import os
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,10 +10,15 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, Script
+from conftest import ROOT, Script, run_command
 
 from boltcutter.config.errors import ConfigError
-from boltcutter_planning.failure import OutOfMemoryError, explain_errors, out_of_memory_message
+from boltcutter_planning.failure import (
+    IndexOutOfRangeError,
+    OutOfMemoryError,
+    explain_errors,
+    out_of_memory_message,
+)
 from boltcutter_planning.learning import NoGradientError
 
 FAULT = """
@@ -123,6 +130,60 @@ def test_out_of_memory_is_reported_with_a_smaller_batch(allocate: Any) -> None:
         allocate()
     assert "cuda:0 is out of memory with data.batch_size=96 (24 on each of 4 ranks)" in str(error.value)
     assert "try data.batch_size=48 trainer.accumulate_grad_batches=4" in str(error.value)
+
+
+DEVICE_ASSERT = "CUDA error: device-side assert triggered\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+
+
+def test_an_index_that_a_gpu_found_out_of_range_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    with pytest.raises(IndexOutOfRangeError) as error, explain_errors(fake_trainer(1)):
+        raise torch.AcceleratorError(DEVICE_ASSERT)
+    assert str(error.value).startswith("cuda:0: an index is out of range, such as a target that is no class")
+    assert "trainer.accelerator=cpu names the place" in str(error.value)
+
+
+ABORTS = f"""
+import atexit, os, sys, torch
+from test_failure import fake_trainer
+from boltcutter_planning.failure import explain_errors
+
+class Freed:
+    def __del__(self):  # as torch does for memory of a GPU
+        os.abort()
+
+sys.modules["freed"] = Freed()
+atexit.register(print, "another handler")
+with explain_errors(fake_trainer(1)):
+    raise torch.AcceleratorError({DEVICE_ASSERT!r})
+"""
+
+
+def test_freeing_memory_of_a_failed_gpu_does_not_abort_the_process() -> None:
+    done = run_command(
+        [sys.executable, "-c", ABORTS],
+        env={"PYTHONPATH": os.pathsep.join((str(ROOT / "tests"), str(Path(__file__).parent)))},
+    )
+    assert done.stderr.splitlines()[-1].startswith("boltcutter_planning.failure.IndexOutOfRangeError: cuda:0: an index")
+    assert (done.returncode, done.stdout) == (1, "another handler\n")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [
+        (["check"], "error: task: Classification.losses (classification.py:"),
+        (["check", "--batch"], "error: task: Classification."),
+        (["train"], "error: cuda:0: an index is out of range"),
+    ],
+)
+def test_an_index_out_of_range_on_a_gpu(command: list[str], place: str, tmp_path: Path) -> None:
+    overrides = ["trainer.accelerator=cuda", f"runs={tmp_path}", "logger=null", "report=false", "model=mlp"]
+    done = run_command([sys.executable, "-m", "boltcutter", *command, *overrides, "model.num_classes=3"])
+    assert done.returncode in (1, 2), done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("error"))
+    assert line.startswith(place)
+    assert "Traceback" not in done.stderr
 
 
 def test_a_hook_of_lightning_1_is_one_line() -> None:

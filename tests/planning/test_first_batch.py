@@ -46,6 +46,24 @@ def test_only_errors_of_the_first_batch_are_explained() -> None:
     assert not isinstance(later.value, FirstBatchError)
 
 
+@pytest.mark.filterwarnings("ignore:.*(many workers|smaller than the logging interval)")
+def test_the_place_of_an_index_out_of_range_on_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Task(FailsAt):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert'")
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None: ...
+
+        def teardown(self, stage: str) -> None:  # as everything that uses the GPU afterwards
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")  # as `boltcutter check` does
+    with pytest.raises(
+        FirstBatchError, match=r"^task: Task.training_step \(.*\): an index is out of range, such as a target"
+    ):
+        fit(Task(0))
+
+
 def test_nested_batches_are_described() -> None:
     batch = [torch.zeros(2, 3), {"mask": torch.zeros(2, dtype=torch.bool), "name": ["a"]}]
     assert describe(batch) == "[(2, 3) float32, {mask: (2,) bool, name: list}]"
