@@ -290,3 +290,24 @@ def test_own_settings_of_callbacks_are_kept_on_spot_machines() -> None:
     cfg = command.read_training_config(PROJECT, ["callback=null"])
     command.prepare_for_spot(cfg, VertexLauncher(spot=True))
     assert not cfg.get("callback")
+
+
+def test_combinations_are_the_cartesian_product() -> None:
+    expected = [["seed=1", "lr=0.1"], ["seed=1", "lr=0.01"], ["seed=2", "lr=0.1"], ["seed=2", "lr=0.01"]]
+    assert command.combinations("seed=1,2;lr=0.1,0.01") == expected
+    assert command.combinations(["seed=1,2", "lr=0.1,0.01"]) == expected
+    assert command.combinations("callback=default,[default,ema]") == [["callback=default"], ["callback=[default,ema]"]]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("seed", "launch.array=seed: invalid syntax"),
+        ("seed=1,", "launch.array=seed=1,: invalid syntax"),
+        ("seed=1,1", "launch.array=seed=1,1 has a duplicate value"),
+        ("seed=1;seed=2", "has a duplicate key"),
+    ],
+)
+def test_invalid_arrays_are_refused(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        command.combinations(spec)

@@ -1,6 +1,7 @@
 """A module of Lightning, as users write it, that is interrupted and resumed logs and trains the same."""
 
 import csv
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from conftest import run_forked
+from forkserver import ForkServer
 from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint, StochasticWeightAveraging
 from omegaconf import DictConfig
 from torch import Tensor, nn
@@ -260,9 +263,17 @@ class SameBuffers(L.Callback):
         assert of_ranks == of_ranks[:1] * 2
 
 
-@pytest.mark.filterwarnings("ignore:It is recommended to use")  # what the module logs is that of each rank
-def test_ranks_validate_with_the_statistics_that_checkpoints_have(tmp_path: Path) -> None:
-    fit(tmp_path, module(), SameBuffers(), strategy="ddp_fork", devices=2, max_epochs=1)
+def test_ranks_validate_with_the_statistics_that_checkpoints_have(forks: ForkServer, tmp_path: Path) -> None:
+    """In a process of its own: a build of torch with CUDA does not fork after threads of autograd were used."""
+    code = tmp_path / "ranks.py"
+    code.write_text(
+        "import sys\nfrom pathlib import Path\nfrom test_resume_state import SameBuffers, fit, module\n"
+        "fit(Path(sys.argv[1]), module(), SameBuffers(), strategy='ddp_fork', devices=2, max_epochs=1)\n"
+    )
+    path = os.pathsep.join((str(Path(__file__).parents[1]), str(Path(__file__).parent)))
+    done = run_forked(forks, [str(code), str(tmp_path)], env={"PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("*.ckpt"))
 
 
 @pytest.mark.parametrize("in_validation", [False, True])
