@@ -33,6 +33,7 @@ OF_OTHERS = {
 
 # Module → owner (a class, or "" for the module itself) → name → its parameters; None: an attribute.
 NAMES: dict[str, dict[str, dict[str, str | None]]] = {
+    "atexit": {"": {"_run_exitfuncs": None}},
     "lightning.fabric.loggers.logger": {
         "": {"_DummyExperiment": None},
     },

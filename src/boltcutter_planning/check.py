@@ -31,12 +31,26 @@ from boltcutter.project import Project
 from boltcutter.protocols import NativeData, NativeTask, handles_signals
 from boltcutter.topology import ONE_DEVICE
 from boltcutter.training.train import explain_errors
+from boltcutter_planning.failure import LAUNCH_BLOCKING
 from boltcutter_planning.part import CHECK_FLAGS
 
 NUM_SAMPLES = 16  # to which the model is applied; in two of them, one class may be missing
 BROADCAST = ".*Using a target size .* that is different to the input size.*"  # trains on wrong pairs of values
 
 
+@contextmanager
+def errors_in_place() -> Iterator[None]:
+    """Have CUDA, which reads this once, raise errors of kernels where they happen."""
+    before = os.environ.get(LAUNCH_BLOCKING)
+    os.environ[LAUNCH_BLOCKING] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[LAUNCH_BLOCKING]
+        os.environ.update({LAUNCH_BLOCKING: before} if before else {})
+
+
+@errors_in_place()
 def main(project: Project, arguments: list[str]) -> None:
     """Check the configuration, load the data and apply the model to it, and print ``ok``.
 
@@ -46,7 +60,6 @@ def main(project: Project, arguments: list[str]) -> None:
             one batch is also trained, validated and tested.
     """
     filter_warnings()
-    os.environ.setdefault("CUDA_LAUNCH_BLOCKING", "1")  # so that errors of kernels are raised where they happen
     run, rest = split_overrides([argument for argument in arguments if argument not in CHECK_FLAGS], "run")
     cfg = complete_config(load_run_config(project, Path(run["run"]), rest)) if run else read_config(project, rest)
     if (file := cfg.init_from) and not cfg.resume and not is_url(str(file)) and not Path(file).exists():

@@ -38,6 +38,7 @@ NOT_LOGGED = re.compile(r"conditioned on metric|could not find the monitored key
 NO_STEPS_LEFT = re.compile(r"Tried to step [0-9]+ times. The specified number of total steps is ([0-9]+)")
 NO_GRADIENT = re.compile(r"element 0 of tensors does not require grad")
 UNUSED = re.compile(r"parameters that were not used in producing", re.I)
+LAUNCH_BLOCKING = "CUDA_LAUNCH_BLOCKING"
 FIND_PLACE = "trainer.accelerator=cpu names the place, as does `boltcutter check --batch` with your overrides"
 RESPONSE_SECONDS = 3.0  # in which living ranks must set their key in the store
 
@@ -117,7 +118,7 @@ def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:
         return ConfigError(one_line(error))
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):
         return OutOfMemoryError(out_of_memory_message(trainer))
-    if DEVICE_ASSERT.search(text) and os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":  # raised where it did not happen
+    if DEVICE_ASSERT.search(text) and os.environ.get(LAUNCH_BLOCKING) != "1":  # raised where it did not happen
         return IndexOutOfRangeError(f"{trainer.strategy.root_device}: {OUT_OF_RANGE}; {FIND_PLACE}")
     if NO_GRADIENT.search(text):
         name = type(trainer.lightning_module).__name__
