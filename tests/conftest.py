@@ -88,9 +88,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     With ``SHARD=1/6``, only a sixth of the selected tests is kept, in whole groups.
     """
-    groups = {}
+    groups, files = {}, {path: str(path.relative_to(ROOT)) for path in {item.path for item in items}}
     for item in items:
-        group, fixtures = str(item.path.relative_to(ROOT)), getattr(item, "fixturenames", ())
+        group, fixtures = files[item.path], getattr(item, "fixturenames", ())
         if "cluster" in fixtures:
             group = "cluster"
         elif item.path.parent.name == "export" and {"digits", "diabetes", "gpt"} & {*fixtures}:
