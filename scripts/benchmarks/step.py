@@ -190,7 +190,7 @@ def measure(work: Work, threads: int) -> Measured:
 def adapted(work: Work, chosen: dict[str, str]) -> Work:
     """Return a work with the given numbers of rounds, turns and steps."""
     given: dict[str, Any] = {key: int(chosen[key]) for key in ("rounds", "turns", "steps") if chosen[key]}
-    if chosen["clock"] == "bytecode":  # the bar is redrawn by time, and compiled code is no bytecode
+    if chosen.get("clock") == "bytecode":  # the bar is redrawn by time, and compiled code is no bytecode
         loops = tuple(loop for loop in work.loops if loop not in (COMPILED, BEST_COMPILED))
         given |= {"counts": True, "loops": loops, "overrides": (*work.overrides, "~callback.progress"), "targets": {}}
     return replace(work, **given)
