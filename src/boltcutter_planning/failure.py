@@ -100,10 +100,10 @@ def explain_errors(trainer: L.Trainer) -> Iterator[None]:
 def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:
     if getattr(error, "hide_traceback", False):
         return None
-    while isinstance(first := error.__context__, Exception) and DEVICE_ASSERT.search(str(first)):
+    while isinstance(first := error.__context__, torch.AcceleratorError):
         error = first  # whatever uses the GPU afterwards, such as the end of the trainer, fails in the same way
     text = str(error)
-    if DEVICE_ASSERT.search(text):
+    if isinstance(error, torch.AcceleratorError):
         atexit.register(_end_without_finalization)
     if NOT_LOGGED.search(text):
         return MetricNotLoggedError(one_line(error))
