@@ -186,7 +186,10 @@ class PipelineStrategy(strategies.DDPStrategy):
     def _run(self, inputs: Tensor) -> Any:
         """The model's outputs, on the last stage only; those of a training step are already computed."""
         if not self._is_training():
-            return self._schedule(inputs, train=False).step(*([inputs] if self._stage.first else []))
+            extra = -len(inputs) % self.num_microbatches  # the last batch of a split may have any size
+            padded = torch.cat([inputs, inputs[-1:].expand(extra, *inputs.shape[1:])]) if extra else inputs
+            made = self._schedule(inputs, train=False).step(*([padded] if self._stage.first else []))
+            return None if made is None else made[: len(inputs)]
         if not self._outputs:
             raise StrategyError("trainer=pipeline: the task calls its model twice in a step; use trainer=ddp")
         return self._outputs.pop()
@@ -206,8 +209,8 @@ class PipelineStrategy(strategies.DDPStrategy):
             stage = PipelineStage(part, self.global_rank, self.world_size, self.root_device)
             if train:
                 made: Any = Schedule1F1B(stage, self.num_microbatches, loss_fn=self._loss, scale_grads=False)
-            else:  # the last batch of a split may have any size
-                made = ScheduleGPipe(stage, self.num_microbatches if len(inputs) % self.num_microbatches == 0 else 1)
+            else:
+                made = ScheduleGPipe(stage, self.num_microbatches)
             self._schedules[key] = made
         return self._schedules[key]
 

@@ -66,6 +66,7 @@ class Study:
         self._sampler: Callable[..., Any] = sampler or optuna.samplers.RandomSampler
         drop_torn_line(folder / LOG)
         self._ids: dict[int, int] = {}  # in the storage, by number
+        self._ended = self._counted = 0  # trials before the first that may change, and how many of them count
         try:
             self._storage = JournalStorage(JournalFileBackend(str(folder / LOG)))
             self._study = optuna.create_study(
@@ -96,12 +97,11 @@ class Study:
         uninterrupted one would have.
         """
         lease.check()
-        started = self._trials()
-        if len(started) >= total:
+        if (started := self._count()) >= total:
             return None
-        self._seed_sampler(len(started))
+        self._seed_sampler(started)
         number = self._study.ask().number
-        if sum(trial.number < number for trial in self._trials()) >= total:  # of another worker
+        if self._count(number) >= total:  # of another worker
             self._set(number, SURPLUS, True)
             self._study.tell(number, state=TrialState.FAIL)
             return None
@@ -247,8 +247,20 @@ class Study:
         return self.folder / "trials" / f"{number:04d}"
 
     def _trials(self) -> list[FrozenTrial]:
-        known = self._study.get_trials(deepcopy=False)
-        return [t for t in known if t.state != TrialState.WAITING and not t.user_attrs.get(SURPLUS)]
+        return [trial for trial in self._study.get_trials(deepcopy=False) if counts(trial)]
+
+    def _count(self, below: float = math.inf) -> int:
+        """Number of these trials, or of those with a number below a limit; those that have ended are read once."""
+        number, found = self._ended, self._counted
+        while number < below:
+            try:
+                trial = self._trial(number)
+            except KeyError:
+                break  # there are no more
+            number, found = number + 1, found + counts(trial)
+            if trial.state.is_finished() and trial.number == self._ended:
+                self._ended, self._counted = number, found
+        return found
 
     def _trial(self, number: int) -> FrozenTrial:
         """One trial, without a look at the others, so that its cost does not grow with their number."""
@@ -262,6 +274,11 @@ class Study:
         trial = self._trial(number)
         if trial.state == TrialState.RUNNING:
             self._storage.set_trial_user_attr(trial._trial_id, key, value)
+
+
+def counts(trial: FrozenTrial) -> bool:
+    """Whether a trial was started, and is not surplus."""
+    return trial.state != TrialState.WAITING and not trial.user_attrs.get(SURPLUS)
 
 
 def drop_torn_line(path: Path) -> None:

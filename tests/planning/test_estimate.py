@@ -69,6 +69,7 @@ def measured_peak(overrides: list[str], batch: tuple[Tensor, ...]) -> int:
     return most
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.10, without cycles too
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in WORKS]
 )

@@ -86,7 +86,8 @@ with process.distributed_shutdown():
 
 def test_a_process_group_that_cannot_be_aborted_does_not_keep_the_process() -> None:
     done = run_command([sys.executable, "-c", HUNG], timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "reported\n", "")
+    *_, last = done.stdout.splitlines()  # torch 2.10 prints that ranks are connected
+    assert (done.returncode, last, done.stderr) == (1, "reported", "")
 
 
 FAULTS = """

@@ -105,7 +105,7 @@ with distributed_shutdown():
 def test_a_resumed_run_of_three_ranks_rounds_as_an_uninterrupted_one(forks: ForkServer, tmp_path: Path) -> None:
     (tmp_path / "resumed.py").write_text(RESUMED)
     done = run_forked(forks, [str(tmp_path / "resumed.py")], ranks=3)
-    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["0"]), done.stderr  # after lines of torch 2.10
 
 
 def test_constant_buffers_and_batch_norm_statistics_are_not_broadcast() -> None:
