@@ -103,8 +103,6 @@ def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:
     while isinstance(first := error.__context__, torch.AcceleratorError):
         error = first  # whatever uses the GPU afterwards, such as the end of the trainer, fails in the same way
     text = str(error)
-    if isinstance(error, torch.AcceleratorError):
-        atexit.register(_end_without_finalization)
     if NOT_LOGGED.search(text):
         return MetricNotLoggedError(one_line(error))
     if interval := NO_VALIDATION.search(text):
@@ -118,6 +116,8 @@ def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:
         return ConfigError(one_line(error))
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):
         return OutOfMemoryError(out_of_memory_message(trainer))
+    if isinstance(error, torch.AcceleratorError):  # unlike one without memory, this GPU cannot be used any more
+        atexit.register(_end_without_finalization)
     if DEVICE_ASSERT.search(text) and os.environ.get(LAUNCH_BLOCKING) != "1":  # raised where it did not happen
         return IndexOutOfRangeError(f"{trainer.strategy.root_device}: {OUT_OF_RANGE}; {FIND_PLACE}")
     if NO_GRADIENT.search(text):
