@@ -259,9 +259,8 @@ def warm_up() -> None:
     from boltcutter_planning import check
 
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-        check.main(
-            project.Project.at(ROOT), ["trainer.accelerator=cpu"]
-        )  # a fork cannot use a GPU that was used before
+        # On the CPU, as a fork cannot use a GPU that was used before.
+        check.main(project.Project.at(ROOT), ["trainer.accelerator=cpu"])
     for cached in (extend.parts, extend.added, project.declared_parts, store.run_store):
         cached.cache_clear()  # which parts there are depends on the environment of the child
 

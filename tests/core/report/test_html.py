@@ -151,13 +151,16 @@ def test_files_of_somebody_else_that_expand_are_not_read(tmp_path: Path, monkeyp
     assert "Curves: cannot be read: ValueError: more names than can be read" in page
 
 
+TOO_DEEP = "Configuration: cannot be read: .*(nested too deeply|\nexceeded maximum nesting depth)"  # PyYAML 6.0.4
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("content", "shown"),
     [
-        ("[" * 1_000_000, "Configuration: cannot be read"),
-        ('{"a":' * 200_000, "Configuration: cannot be read"),
-        ("- " * 500_000, "Configuration: cannot be read"),
+        ("[" * 1_000_000, TOO_DEEP),
+        ('{"a":' * 200_000, TOO_DEEP),
+        ("- " * 500_000, TOO_DEEP),
         ("a: " + "1:" * 500_000 + "1", "<h1>digits"),  # a number to the base of 60
         ("callback: null\nchoices: {model: mlp, logger: null}", "<li>model <b>mlp</b></li>"),
     ],
@@ -167,7 +170,7 @@ def test_a_configuration_of_somebody_else_takes_little_time(content: str, shown:
     folder = write_classification(tmp_path / "run")
     (folder / "config.yaml").write_text(content)
     page = report.write(folder).read_text()
-    assert shown in page
+    assert re.search(shown, page)
     assert "<li>logger" not in page
 
 
