@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import venv
+import zipfile
 from email.message import Message
 from pathlib import Path
 
@@ -133,6 +134,14 @@ def test_an_sdist_is_a_project_with_tests(dist: Path, tmp_path: Path) -> None:
         assert (folder / name).is_file()
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/core/test_project.py"]
     assert " passed" in run(sys.executable, *tests, cwd=folder, PYTHONPATH=str(folder / "src"))
+
+
+def test_a_wheel_of_the_sdist_has_all_files_of_the_package(dist: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    tracked = git(dist / "copy", "ls-files", "src/*/*", "configs").splitlines()
+    assert len(tracked) > 300
+    names = {re.sub("^configs/", "boltcutter/configs/", name.removeprefix("src/")) for name in tracked}
+    assert names - {"boltcutter/configs"} <= set(zipfile.ZipFile(wheel).namelist())  # it is a link in the repository
 
 
 def test_the_wheel_creates_projects(dist: Path, tmp_path: Path) -> None:

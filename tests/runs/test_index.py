@@ -120,8 +120,8 @@ def test_a_process_that_is_killed_leaves_an_index_that_works(tmp_path: Path, wri
 
 
 @pytest.mark.slow
-def test_ten_thousand_runs_are_listed_in_a_second(tmp_path: Path) -> None:
-    """Cold in 10 s, warm in 1 s, of CPU time, as tests share the processors; the command, from its start to its end."""
+def test_ten_thousand_runs_are_listed(tmp_path: Path) -> None:
+    """Cold and warm, relative to parsing each record once by the standard library; the command, from start to end."""
     pads = {
         f"section{n}": {f"key{m}": [n, m, "text"] for m in range(5)} for n in range(15)
     }  # as many as a real run has
@@ -135,15 +135,17 @@ def test_ten_thousand_runs_are_listed_in_a_second(tmp_path: Path) -> None:
         record |= {"metrics": {"val/accuracy": number / 1e4}, "test": {"test/accuracy": number / 1e4}}
         (folder / "record.json").write_text(json.dumps(record, indent=2))
         (folder / "metrics.csv").write_text("step,val/accuracy,val/loss\n" + "".join(f"{n},1,2\n" for n in range(50)))
-    times = []
-    for _ in range(2):
+    code = "import json, pathlib, sys; [json.loads(f.read_bytes()) for f in pathlib.Path(sys.argv[1]).rglob('*.json')]"
+    listing = ["-m", "boltcutter", "runs", f"runs={tmp_path}", "val/accuracy>0.5 and seed=3"]
+    seconds = []  # of CPU time, as tests share the processors
+    for command in (["-c", code, str(tmp_path)], listing, listing):
         before = os.times()
-        command = [sys.executable, "-m", "boltcutter", "runs", f"runs={tmp_path}", "val/accuracy>0.5 and seed=3"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
         after = os.times()
-        times.append(after.children_user + after.children_system - before.children_user - before.children_system)
-        assert "of 50 runs" not in done.stdout
-        assert done.stdout.count("completed") == 50
-    print(f"cold {times[0]:.1f} s, warm {times[1]:.2f} s")
-    assert times[0] < 10
-    assert times[1] < 1.5  # on a machine that does nothing else: 1
+        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
+        if command is listing:
+            assert "of 50 runs" not in done.stdout
+            assert done.stdout.count("completed") == 50
+    print("parsing {:.2f} s, cold {:.1f} s, warm {:.2f} s".format(*seconds))
+    assert seconds[1] < 3.5 * seconds[0]
+    assert seconds[2] < 0.5 * seconds[0]
