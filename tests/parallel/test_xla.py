@@ -117,7 +117,8 @@ def test_float64() -> None:
 
 def test_no_torch_accelerator_is_registered() -> None:
     XLA(nn.Linear(3, 2), None)(torch.ones(1, 3))
-    assert torch.accelerator.current_accelerator() is None
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is None or accelerator.type == "cuda"  # a build with CUDA has it, also without a GPU
 
 
 def test_copies_compile_their_own_programs() -> None:
