@@ -239,7 +239,7 @@ class RecordingLogger(Logger):
 def environment(**changed: str) -> dict[str, str]:
     """Return environment variables for a run: those of this process without ones that change runs, and W&B offline."""
     removed = ("WANDB_", "SLURM_", "BOLTCUTTER_", "PL_")
-    removed += ("KMP_", "PYTORCH_NVML_", "TORCHINDUCTOR_")  # set by scikit-learn, Lightning and torch in this process
+    removed += ("KMP_", "PYTORCH_NVML_", "RAY_CLIENT_", "TORCHINDUCTOR_")  # set by libraries in this process
     clean = {k: v for k, v in os.environ.items() if not k.startswith(removed)}
     return clean | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "PYTHONWARNINGS": WARNINGS} | changed
 

@@ -64,7 +64,7 @@ def test_each_setting_on_the_right_exists(setting: str, config: dict[str, object
         assert setting in FLAGS
     elif match := re.fullmatch(r"boltcutter\.(\w+)\(.*\)", setting):
         assert callable(getattr(boltcutter, match[1]))
-    elif setting.startswith("boltcutter."):
+    elif re.match(r"boltcutter(_\w+)?\.", setting):
         assert callable(locate(setting))
     elif setting.startswith("boltcutter "):
         _, name, *arguments = shlex.split(setting)
