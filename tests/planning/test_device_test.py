@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,7 +73,8 @@ def test_the_exit_status_and_result(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 @pytest.mark.slow
 @pytest.mark.timeout(700)
 def test_all_checks_on_the_cpu() -> None:
-    done = run_command(["boltcutter", "doctor", "--test", "--json"], timeout=660, env={"CUDA_VISIBLE_DEVICES": ""})
+    command = [sys.executable, "-m", "boltcutter", "doctor", "--test", "--json"]
+    done = run_command(command, timeout=660, env={"CUDA_VISIBLE_DEVICES": ""})
     rows = {row["check"]: row for row in json.loads(done.stdout)["result"]}
     assert done.returncode == 0, done.stdout
     not_tried = {name for name, row in rows.items() if row["result"] == "not tried"}
