@@ -198,6 +198,10 @@ SHORT = """trainer:
   limit_test_batches: 2
 logger: null
 """
+COMPARED = "python scripts/train.py seed={seed} trainer.max_epochs=1 report=false {override}"
+BEFORE = {
+    "docs/compare.md": [COMPARED.format(seed=n, override="model=mlp task.label_smoothing=0.1") for n in (0, 1)],
+}  # commands that readers of a page have given before
 STAND_INS = [  # what readers replace in commands: the folder of a run, and its id
     (r"<folder>|runs/…|runs/<name>/<id>", "runs/first/run"),
     (r"runs/digits-convnet/<id>", "runs/first/run"),
@@ -224,8 +228,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Image.fromarray(np.eye(8, dtype="uint8") * 255).save(project / file)
     call(project, "python scripts/train.py folder=runs/first/run")
     for seed in (0, 1):
-        for override in ("model=convnet", "model=mlp", "model=mlp task.label_smoothing=0.1"):
-            call(project, f"python scripts/train.py seed={seed} trainer.max_epochs=1 report=false {override}")
+        for override in ("model=convnet", "model=mlp"):
+            call(project, COMPARED.format(seed=seed, override=override))
     call(project, "python scripts/export.py run=runs/first/run export=none export.register=digits")
     return project
 
@@ -245,8 +249,13 @@ def created(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("page", [page for page in ALL if any(map(is_run, commands(page)))], ids=name)
 def test_the_commands_of_a_page_run(page: Path, request: pytest.FixtureRequest) -> None:
     project = request.getfixturevalue("created" if TEMPLATE in page.parents else "clone")
-    for command in filter(is_run, commands(page)):
-        call(project, command)
+    before = {*project.glob("runs/[!.]*/*")}
+    try:
+        for command in (*BEFORE.get(name(page), ()), *filter(is_run, commands(page))):
+            call(project, command)
+    finally:  # runs of one page are not compared with those of another
+        for folder in {*project.glob("runs/[!.]*/*")} - before:
+            shutil.rmtree(folder)
 
 
 @pytest.mark.slow
