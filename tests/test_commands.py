@@ -226,7 +226,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in ("digit.png", "more/1.png", "photos/1.png"):
         (project / file).parent.mkdir(exist_ok=True)
         Image.fromarray(np.eye(8, dtype="uint8") * 255).save(project / file)
-    call(project, "python scripts/train.py folder=runs/first/run")
+    call(project, "python scripts/train.py trainer.max_epochs=1 folder=runs/first/run")
     for seed in (0, 1):
         for override in ("model=convnet", "model=mlp"):
             call(project, COMPARED.format(seed=seed, override=override))
