@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import signal
 import socket
 import ssl
@@ -315,7 +316,7 @@ def test_a_run_without_a_login_is_offline(runs: Runs) -> None:
     result, folder = runs.result("logged out"), runs.folder("logged out")
     assert result["offline"]
     assert not result["warned"]
-    assert re.fullmatch(rf"offline; boltcutter sync run={folder}", result["location"])
+    assert result["location"] == f"offline; boltcutter sync {shlex.quote(f'run={folder}')}"
     assert [row["trainer/global_step"] for row in history(folder)] == list(range(10))
     assert [row["val/loss"] for row in history(folder)] == [abs(step - 5) for step in range(10)]
     (run,) = (record.run for record in records(folder) if record.WhichOneof("record_type") == "run")
