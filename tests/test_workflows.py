@@ -94,6 +94,16 @@ def test_the_command_of_readme_is_installed_by_uv() -> None:
     assert script.count("${line/") == 2
 
 
+def test_commands_that_jobs_take_from_readme_are_found() -> None:
+    scripts = [step["run"] for path in WORKFLOWS for step in steps(read(path)) if "README.md" in step.get("run", "")]
+    assert len(scripts) == 2
+    for script in scripts:
+        taken, then = script.splitlines()
+        assert then == 'bash -c "$line"'
+        done = run("bash", "-e", "-c", f'{taken}\necho "$line"', cwd=ROOT)
+        assert done.startswith("python3 -m venv .venv && ")
+
+
 def test_constraints_are_renewed_as_documented() -> None:
     renewed = " ".join(step.get("run", "") for step in steps(read(ROOT / ".github" / "workflows" / "newest.yml")))
     options = (
