@@ -21,7 +21,7 @@ from boltcutter.project import LIBRARY, SOURCE
 
 GIT_OPTIONS = (
     *("-c", "core.quotePath=false", "-c", "core.fsmonitor=false", "-c", "index.sparse=false"),
-    *("-c", "color.ui=false", "-c", "advice.addEmbeddedRepo=false"),
+    *("-c", "color.ui=false", "-c", "advice.addEmbeddedRepo=false", "-c", "safe.directory=*"),  # of any owner
 )
 # A patch for git apply, independent of configured external programs, colors and prefixes.
 DIFF_COMMAND = (
@@ -164,10 +164,11 @@ def _patch(root: Path, commit: str, folder: str) -> tuple[bytes | None, list[str
     """
     with tempfile.TemporaryDirectory() as scratch:
         index = Path(scratch) / "index"  # a copy, so that the user's own stays as it is
-        own = Path(os.fsdecode((_git(root, "rev-parse", "--absolute-git-dir") or b"").rstrip(b"\n"))) / "index"
+        own, objects = (root / (_text(root, "rev-parse", "--git-path", name) or "") for name in ("index", "objects"))
         if own.is_file():
             shutil.copy2(own, index)  # with its time, by which git knows which files may have changed since
-        env = {"GIT_INDEX_FILE": str(index)}
+        env = {"GIT_INDEX_FILE": str(index), "GIT_OBJECT_DIRECTORY": scratch}  # the repository may be read-only
+        env["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = json.dumps(str(objects), ensure_ascii=False)
         new = list_files(root, "--others", "--exclude-standard", "--full-name", "--", folder)
         changed = _names(_git(root, *DIFF_COMMAND, "--name-only", "-z", commit, env=env))
         if new is None or changed is None:
@@ -175,10 +176,9 @@ def _patch(root: Path, commit: str, folder: str) -> tuple[bytes | None, list[str
         new = [n for n in new if (root / n).is_file() and (root / n).stat().st_size <= MAX_UNTRACKED_BYTES]
         secret = sorted(name for name in {*new, *changed} if holds_secret(root / name))
         add = "".join(f"{name}\0" for name in new if name not in secret)
-        from_stdin = ("--pathspec-from-file=-", "--pathspec-file-nul")
+        command = ("--literal-pathspecs", "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
         # Otherwise git adds nothing if one of them is outside of a sparse checkout.
-        everywhere = ("-c", "core.sparseCheckout=false", "--literal-pathspecs")
-        if add and _git(root, *everywhere, "add", "--intent-to-add", *from_stdin, env=env, given=add) is None:
+        if add and _git(root, "-c", "core.sparseCheckout=false", *command, env=env, given=add) is None:
             return None, secret
         without = [f":(top,exclude,literal){name}" for name in secret]
         return _git(root, *DIFF_COMMAND, "--binary", commit, "--", ":(top)", *without, env=env), secret

@@ -51,6 +51,28 @@ def test_the_patch_reproduces_the_dirty_tree(repository: Path, tmp_path: Path) -
     assert b"secret" not in patch
 
 
+def test_a_repository_of_another_user_has_a_state(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # as in a container that runs as root
+    assert (
+        lineage.git_state(repository)["commit"]
+        == git(repository, "-c", "safe.directory=*", "rev-parse", "HEAD").strip()
+    )
+
+
+@pytest.mark.parametrize("worktree", [False, True])
+def test_nothing_is_written_to_the_repository(repository: Path, worktree: bool) -> None:
+    where = repository = repository.rename(repository.with_name('a: "b\\c" é'))
+    if worktree:
+        where = repository.with_name("second")
+        git(repository, "worktree", "add", "-q", str(where))
+    (where / "known.py").write_text("a = 2\n")
+    (where / "new.py").write_text("b = 3\n")
+    before = {file: file.stat().st_mtime_ns for file in (repository / ".git").rglob("*")}
+    patch = lineage.git_state(where)["patch"]
+    assert {file: file.stat().st_mtime_ns for file in (repository / ".git").rglob("*")} == before  # it may be read-only
+    assert (patch.count(b"-a = 1"), patch.count(b"+b = 3")) == (1, 1)
+
+
 def test_a_project_in_a_monorepo(repository: Path, tmp_path: Path) -> None:
     project = repository / "projects" / "one"
     project.mkdir(parents=True)
