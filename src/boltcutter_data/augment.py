@@ -101,7 +101,7 @@ def uniform(batch: Batch, count: int) -> npt.NDArray[np.float32]:
     Source: Steele et al., Fast Splittable Pseudorandom Number Generators, 2014 (SplitMix64).
     """
     key = np.random.SeedSequence([batch.seed, batch.epoch]).generate_state(1, np.uint64)
-    counter = batch.indices.astype(np.uint64)[:, None] * np.uint64(count) + np.arange(count, dtype=np.uint64)
+    counter = batch.indices.astype(np.uint64)[:, None] * np.uint64(count) + np.arange(count).astype(np.uint64)
     with np.errstate(over="ignore"):
         z = _splitmix64(key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
     numbers: npt.NDArray[np.float32] = ((z >> np.uint64(40)) * np.float64(2**-24)).astype(np.float32)

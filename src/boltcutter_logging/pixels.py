@@ -131,7 +131,7 @@ def downscale(pixels: Pixels, block: int) -> Pixels:
     """Average blocks of ``block`` x ``block`` pixels of an image (C, H, W)."""
     if block == 1:
         return pixels
-    means = pixels.astype(np.float32)
+    means: npt.NDArray[np.floating] = pixels.astype(np.float32)
     for axis in (1, 2):
         starts = np.arange(0, pixels.shape[axis], block)
         sizes = np.diff(starts, append=pixels.shape[axis])  # the last block may be smaller

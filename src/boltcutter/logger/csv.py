@@ -30,8 +30,8 @@ class CSVLogger(Logger):
     """Log metrics to one CSV file for the whole run, over all of its attempts.
 
     Metrics of the same step share a row. A resumed run overwrites the steps that it repeats. Rows are appended, and the
-    file is rewritten only for new columns, so the cost of a write does not grow. A thread writes the file,
-    which is never incomplete. Values round-trip exactly: ``pandas.read_csv(path, float_precision="round_trip")``.
+    file is rewritten only for new columns, so the cost of a write does not grow. A thread writes the file, which is
+    never incomplete. Values round-trip exactly; pandas before 3.1 needs ``float_precision="round_trip"`` for it.
 
     Args:
         path: Path of the file.

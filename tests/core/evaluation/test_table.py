@@ -20,7 +20,7 @@ def test_numbers_are_read_back_exactly(tmp_path: Path) -> None:
         "flag": random.random(25_000) < 0.5,
     }
     write_csv(tmp_path / "new" / "table.csv", table)
-    found = pd.read_csv(tmp_path / "new" / "table.csv", float_precision="round_trip")
+    found = pd.read_csv(tmp_path / "new" / "table.csv", dtype={"double": str})
     assert list(found) == list(table)
     assert all((found[name].to_numpy().astype(column.dtype) == column).all() for name, column in table.items())
 
