@@ -29,7 +29,7 @@ from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import Project
 from boltcutter_export.serving.app import NUMPY, Limits
 from boltcutter_export.serving.batching import begin
-from boltcutter_export.serving.server import LIMITS, LimitedProtocol, create
+from boltcutter_export.serving.server import LimitedProtocol, create, read_settings
 from boltcutter_remote.access import bind
 
 LEAST, MOST = 0.8, 5.0  # targets of the throughput, and of the slowest hundredth over the median
@@ -73,7 +73,7 @@ def measure(folder: Path, clients: int, rounds: int, seconds: float) -> dict[str
     project = Project.find(harness.ROOT)
     project.activate()
     cfg, _ = load_evaluation_config(project, {"run": str(folder)}, [])
-    app = create(cfg, folder, {"ckpt": "last", "export": None, **LIMITS})
+    app = create(cfg, folder, read_settings({}) | {"ckpt": "last", "export": None})
     predictor = app.state.predictor
     sample = predictor.array(np.zeros((1, *predictor.shape), np.float32))
     request = write_request(folder / "request", sample)
@@ -119,7 +119,12 @@ def write_request(path: Path, sample: Any) -> Path:
     """Write a whole request with one sample."""
     file = io.BytesIO()
     np.save(file, sample)
-    head = ["POST /predict HTTP/1.1", "Host: a", f"Content-Type: {NUMPY}", f"Content-Length: {len(file.getvalue())}"]
+    head = [
+        "POST /predict HTTP/1.1",
+        "Host: localhost",
+        f"Content-Type: {NUMPY}",
+        f"Content-Length: {len(file.getvalue())}",
+    ]
     path.write_bytes("\r\n".join([*head, "", ""]).encode() + file.getvalue())
     return path
 
