@@ -70,6 +70,18 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 # Files and folders of a minute and more, and those whose tests wait, begin first: none is left alone at the end.
 LONGEST = ("test_style", "test_new", "test_wandb", "test_faults", "test_model_parallel", "test_preemption", "export")
+# Seconds of slow tests on two busy cores, 2026-11-27: of the groups with the most, and of a test of any other.
+SECONDS = {
+    "cluster": 3200,
+    "tests/test_commands.py": 1300,
+    "tests/launch/test_image.py": 1300,
+    "tests/test_examples.py": 1200,
+    "tests/test_fuzz.py": 1100,
+    "tests/test_faults.py": 1000,
+    "tests/core/task/test_compiler.py": 900,
+    "tests/benchmarks/test_search.py": 600,
+}
+SECONDS_OF_OTHERS = 17
 
 
 @pytest.hookimpl(wrapper=True)
@@ -86,7 +98,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, object, object]:
     """Run all tests of a file, and all that share the cluster or exported runs, in one worker: each is set up once.
 
-    With ``SHARD=1/6``, only a sixth of the selected tests is kept, in whole groups.
+    With ``SHARD=1/6``, only those of the selected tests are kept that take about a sixth of the time, in whole groups.
     """
     groups, files = {}, {path: str(path.relative_to(ROOT)) for path in {item.path for item in items}}
     for item in items:
@@ -105,7 +117,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     result = yield
     if shard := os.environ.get("SHARD"):
         index, count = shard.split("/")
-        kept = shards(Counter(groups[item] for item in items), int(count))[int(index) - 1]
+        sizes = Counter(groups[item] for item in items)
+        seconds = {group: SECONDS.get(group, SECONDS_OF_OTHERS * size) for group, size in sizes.items()}
+        kept = shards(seconds, int(count))[int(index) - 1]
         config.hook.pytest_deselected(items=[item for item in items if groups[item] not in kept])
         items[:] = [item for item in items if groups[item] in kept]
     return result
@@ -116,11 +130,11 @@ def patience(seconds: float) -> float:
     return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
-def shards(sizes: Mapping[str, int], count: int) -> list[set[str]]:
-    """Distribute groups of tests by their sizes: the largest first, each to the shard with the fewest tests."""
+def shards(seconds: Mapping[str, int], count: int) -> list[set[str]]:
+    """Distribute groups of tests by their seconds: the longest first, each to the shard with the fewest."""
     found: list[set[str]] = [set() for _ in range(count)]
-    for group in sorted(sizes, key=lambda group: (-sizes[group], group)):
-        min(found, key=lambda shard: sum(sizes[other] for other in shard)).add(group)
+    for group in sorted(seconds, key=lambda group: (-seconds[group], group)):
+        min(found, key=lambda shard: sum(seconds[other] for other in shard)).add(group)
     return found
 
 

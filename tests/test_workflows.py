@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import run_command, shards
+from conftest import SECONDS, run_command, shards
 from new_project import run
 from packaging.requirements import Requirement
 
@@ -67,6 +67,7 @@ def test_shards_contain_each_group_of_tests_once() -> None:
     assert sorted(group for shard in found for group in shard) == sorted(sizes)
     totals = [sum(sizes[group] for group in shard) for shard in found]
     assert max(totals) - min(totals) <= 7
+    assert [file for file in SECONDS if file != "cluster" and not (ROOT / file).is_file()] == []
 
 
 def test_jobs_install_what_their_tests_need() -> None:
