@@ -122,11 +122,6 @@ def test_a_library_is_imported_only_where_it_belongs(library: str) -> None:
     assert importers <= ONLY_IN[library]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SRC)))
-def test_a_file_has_at_most_400_lines(file: Path) -> None:
-    assert len(file.read_text().splitlines()) <= 400
-
-
 def test_functions_are_short() -> None:
     lengths = [
         node.end_lineno - node.lineno
