@@ -21,7 +21,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from boltcutter.config.errors import ConfigError, one_line
-from boltcutter.project import LIBRARY, SOURCE, Project, declared_parts, install_command, is_library
+from boltcutter.project import LIBRARY, SOURCE, Project, declared_parts, install_command
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -89,9 +89,6 @@ class Part:
             configuration of training refers to them.
         names: Modules of the classes and functions that are public names of ``boltcutter``.
         components: Modules whose classes the record of a run may name although this user has not signed it.
-        moved: New dotted paths of modules that had another one, for configurations that were recorded before.
-        removed: Settings that a class no longer has, by its dotted path, with the value that had no effect (``...``:
-            any value), for the same configurations; ``None``: there is no such class any more, and its entry is null.
         callbacks: ``module:function`` that takes the configuration of a training and returns callbacks for it.
         references: ``module:function`` that takes the project and the overrides, and replaces names of runs.
         ranks: ``module:function`` that sets torchrun's variables, such as ``RANK``, if this part's launcher started
@@ -105,8 +102,6 @@ class Part:
     groups: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     components: tuple[str, ...] = ()
-    moved: Mapping[str, str] = field(default_factory=dict)
-    removed: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
     callbacks: str | None = None
     references: str | None = None
     ranks: str | None = None
@@ -190,7 +185,7 @@ def load(path: str) -> Any:
 
 @cache
 def added(what: str) -> dict[str, Any]:
-    """What all parts add to one of ``commands``, ``names``, ``moved``, ``removed`` and ``offers``, by name."""
+    """What all parts add to one of ``commands``, ``names`` and ``offers``, by name."""
     return {name: entry for part in parts() for name, entry in getattr(part, what).items()}
 
 
@@ -232,32 +227,6 @@ def _path(offer: str, setting: str) -> str:
 def groups() -> tuple[str, ...]:
     """Config groups that commands of parts instantiate."""
     return tuple(group for part in parts() for group in part.groups)
-
-
-def current_path(target: str) -> str:
-    """The dotted path of a class today, for the one in a configuration that was recorded before its module moved."""
-    module, _, name = target.rpartition(".")
-    new = added("moved").get(module) if is_library(module.partition(".")[0]) else None
-    return f"{new}.{name}" if new else target
-
-
-def without_removed(config: Any) -> Any:
-    """A configuration that was recorded before, without classes, and settings of classes, that there are no longer.
-
-    A setting whose value had an effect stays, so that the check of arguments refuses it.
-    """
-    if isinstance(config, list):
-        return [without_removed(item) for item in config]
-    if not isinstance(config, dict):
-        return config
-    removed = added("removed").get(current_path(str(config.get("_target_"))), {})
-    if removed is None:
-        return None
-    return {
-        key: without_removed(value)
-        for key, value in config.items()
-        if not (key in removed and removed[key] in (..., value))
-    }
 
 
 def callbacks(cfg: DictConfig) -> list[Callback]:

@@ -6,5 +6,4 @@ FUNCTIONS = ("Loaded", "evaluate", "load", "predict", "train")
 PART = Part(
     name="boltcutter_api",
     names=dict.fromkeys(FUNCTIONS, "boltcutter_api.functions"),
-    moved={"boltcutter.assembly.live": "boltcutter_api.objects"},
 )

@@ -2,7 +2,6 @@
 
 from boltcutter.extend import Part
 
-MODULES = ("arrow", "augment", "huggingface", "images", "mnist", "shards", "synthetic", "tabular")
 PART = Part(
     name="boltcutter_data",
     names={
@@ -17,16 +16,5 @@ PART = Part(
         "loader_preparation": "boltcutter_data.foreign_loader:LoaderPreparation",
         "permute": "boltcutter_data.permutation:permute",
         "read_images": "boltcutter_data.image_io:read_images",
-    },
-    moved={
-        **{f"boltcutter.data.{module}": f"boltcutter_data.{module}" for module in MODULES},
-        "boltcutter.model.resnet": "boltcutter_data.resnet",
-        "boltcutter.task.regression": "boltcutter_data.regression",
-    },
-    removed={
-        "boltcutter_data.augment.Augment": {"rotate": 0, "erase": 0},
-        "boltcutter_data.images.Images": {"group": None},
-        "boltcutter_data.resnet.ResNet": {"mean": None, "std": None, "zero_init_residual": True},
-        "boltcutter_data.shards.Shards": {"num_folds": None, "fold": ..., "group": None},
     },
 )

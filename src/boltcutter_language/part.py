@@ -11,12 +11,4 @@ PART = Part(
     },
     components=("boltcutter_language",),
     offers={"generate": "boltcutter_language.generate:generate"},
-    moved={
-        "boltcutter.data.text": "boltcutter_language.text",
-        "boltcutter.data.tokens": "boltcutter_language.tokens",
-        "boltcutter.model.gpt": "boltcutter_language.gpt",
-        "boltcutter.model.transformer": "boltcutter_language.transformer",
-        "boltcutter.task.language": "boltcutter_language.task",
-    },
-    removed={"boltcutter_language.tokens.Tokens": {"header": 0, "num_folds": None, "fold": ...}},
 )

@@ -30,11 +30,4 @@ boltcutter launch list""",
     callbacks="boltcutter_launch.transport:callbacks",
     ranks="boltcutter_launch.platform:read_ranks",
     offers={"check_tasks": "boltcutter_launch.slurm_tasks:check"},
-    moved={
-        "boltcutter.callback.spot_interruption": "boltcutter_launch.spot_interruption",
-        **{
-            f"boltcutter.launch.{module}": f"boltcutter_launch.{module}"
-            for module in ("container", "kubernetes", "local", "ray", "slurm")
-        },
-    },
 )

@@ -18,15 +18,6 @@ PART = Part(
         "WandbLogger": "boltcutter_logging.wandb",
     },
     components=tuple(f"boltcutter_logging.{module}" for module in (*CALLBACKS, "services", "wandb")),
-    moved={
-        **{f"boltcutter.callback.{module}": f"boltcutter_logging.{module}" for module in CALLBACKS},
-        **{f"boltcutter.logger.{module}": f"boltcutter_logging.{module}" for module in ("services", "wandb")},
-    },
-    removed={
-        "boltcutter_logging.services.NeptuneLogger": None,
-        "boltcutter_logging.progress.Progress": {"refresh_per_second": ..., "seconds_between_lines": ...},
-        "boltcutter_logging.throughput.ThroughputMonitor": {"max_data_wait": ...},
-    },
     section=Section("Pictures and tables", "record.json", "boltcutter_logging.media:render"),
     offers={
         "encode_image": "boltcutter_logging.pixels:encode_image",

@@ -2,17 +2,10 @@
 
 from boltcutter.extend import Part
 
-STRATEGIES = ("data_parallel", "float8", "fsdp", "horovod", "model_parallel", "pipeline", "tpu")
 PART = Part(
     name="boltcutter_parallel",
     names={"EMA": "boltcutter_parallel.ema"},
     components=("boltcutter_parallel",),
-    moved={
-        **{f"boltcutter.strategy.{module}": f"boltcutter_parallel.{module}" for module in STRATEGIES},
-        "boltcutter.callback.ema": "boltcutter_parallel.ema",
-        "boltcutter.callback.skip_no_op_hooks": "boltcutter_parallel.skip_no_op_hooks",
-    },
-    removed={"boltcutter_parallel.pipeline.PipelineStrategy": {"process_group_backend": None}},
     ranks="boltcutter_parallel.mpi_environment:export_torchrun_env",
     offers={
         "backend.mpi4py": "boltcutter_parallel.mpi:register",

@@ -28,7 +28,6 @@ boltcutter doctor --test""",
             "Find the largest batch that fits into memory: boltcutter find-batch-size [limit_gib=…] [train overrides]",
         ),
     },
-    removed={"boltcutter.callback.profile.Profile": None, "boltcutter_planning.profile.Profile": None},
     callbacks="boltcutter_planning.learning:callbacks",
     offers={
         "check": "boltcutter_planning.check:main",

@@ -31,7 +31,6 @@ PART = Part(
         ),
     },
     components=("boltcutter_scaffold.configured",),
-    moved={"boltcutter.task.configured": "boltcutter_scaffold.configured"},
     offers={
         "lightning_alias": "boltcutter_scaffold.lightning_alias:install",
         "other_templates": "boltcutter_scaffold.foreign",

@@ -20,7 +20,6 @@ boltcutter search resume=runs/…""",
         ),
     },
     groups=("search",),
-    moved={"boltcutter.search.settings": "boltcutter_search.settings"},
     callbacks="boltcutter_search.trial_callback:trial_reporter",
     offers={
         "check_fold": "boltcutter_search.folds:check_fold",

@@ -24,7 +24,7 @@ from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.config.locate import canonical
 from boltcutter.config.redaction import VARIABLE, looks_secret
 from boltcutter.config.values import resolved_texts
-from boltcutter.extend import current_path, parts
+from boltcutter.extend import parts
 from boltcutter.project import LIBRARY, Project, declared_parts, is_library, private_variables
 from boltcutter.run.trust import REMEDY
 
@@ -91,7 +91,7 @@ def judge(
             f"{where}: its record.json has {one_line(text[:200])}, an address that would be contacted; {REMEDY}"
         )
     for target, is_checked in iter_targets(node) if instantiates else ():
-        name = canonical(current_path(target))
+        name = canonical(target)
         is_own = name in _configured(project, TARGET) or _is_user_target(name, folder, project)
         if not is_own and not (is_checked and _is_known(name)):
             raise ConfigError(

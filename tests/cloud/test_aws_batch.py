@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from boltcutter.config.locate import canonical, locate
-from boltcutter.extend import current_path
 from boltcutter_cloud import aws, aws_batch
 from boltcutter_cloud.aws_batch import AwsBatchLauncher
 from boltcutter_launch.job import Job, NoAnswerError
@@ -261,10 +259,3 @@ def test_a_running_job_is_terminated(answers: AwsAnswers) -> None:
     assert len(answers.requests) == 3
     with pytest.raises(ValueError, match=r"^record\.json has the job id --help"):
         launcher().cancel("--help")
-
-
-@pytest.mark.parametrize("package", ["boltcutter.launch", "boltcutter_launch", "boltcutter_cloud"])
-def test_jobs_that_recorded_the_earlier_path_find_their_launcher(package: str) -> None:
-    path = f"{package}.aws_batch.AwsBatchLauncher"
-    assert locate(path) is AwsBatchLauncher
-    assert canonical(current_path(path)) == "boltcutter_cloud.aws_batch.AwsBatchLauncher"

@@ -1,7 +1,5 @@
 """Parts of other distributions: a small one is installed, and everything that it adds is used."""
 
-import importlib
-import inspect
 import json
 import os
 import re
@@ -16,8 +14,7 @@ import pytest
 from conftest import ROOT
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.locate import locate
-from boltcutter.extend import added, find, parts, require, without_removed
+from boltcutter.extend import added, find, require
 
 ACME = ROOT / "tests" / "acme"
 Boltcutter = Callable[..., subprocess.CompletedProcess[str]]
@@ -160,25 +157,6 @@ def test_a_distribution_adds_public_names(site: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, check=True, timeout=60)
 
 
-MOVED = {
-    "boltcutter.data.mnist.MNIST": "boltcutter_data.mnist",
-    "boltcutter.launch.slurm.SlurmLauncher": "boltcutter_launch.slurm",
-    "boltcutter.model.gpt.GPT": "boltcutter_language.gpt",
-    "boltcutter.strategy.pipeline.PipelineStrategy": "boltcutter_parallel.pipeline",
-}
-
-
-@pytest.mark.parametrize("old", MOVED)
-def test_classes_of_records_are_found_where_they_are_now(old: str) -> None:
-    assert locate(old).__module__ == MOVED[old]
-
-
-def test_each_module_that_moved_exists() -> None:
-    for part in parts():
-        for new in part.moved.values():
-            assert find_spec(new), new
-
-
 def test_the_documentation_shows_the_distribution() -> None:
     text = (ROOT / "docs" / "extending.md").read_text()
     files = [file for file in (ACME / "acme").rglob("*.*") if file.suffix in (".py", ".yaml")]
@@ -205,30 +183,3 @@ def test_each_implementation_that_the_core_asks_for_is_offered_and_documented() 
     documented = (ROOT / "docs" / "extending.md").read_text()
     assert not [name for name in asked if f"`{name.partition('.')[0]}" not in documented]
     assert all(find_spec(path.partition(":")[0]) for path in added("offers").values())
-
-
-def test_settings_that_a_class_no_longer_has_are_left_out_where_they_had_no_effect() -> None:
-    augment = {"_target_": "boltcutter.data.augment.Augment", "flip": 0.5, "rotate": 0.0, "erase": 8}
-    progress = {"_target_": "boltcutter.callback.progress.Progress", "refresh_per_second": 1.0}
-    config = {"data": {"augment": augment, "rotate": 0}, "callback": [progress]}
-    assert without_removed(config) == {
-        "data": {"augment": {key: augment[key] for key in ("_target_", "flip", "erase")}, "rotate": 0},
-        "callback": [{"_target_": progress["_target_"]}],
-    }
-
-
-def test_removed_settings_are_of_classes_that_do_not_take_them() -> None:
-    for path, settings in added("removed").items():
-        module, _, name = path.rpartition(".")
-        if settings is None:
-            assert not find_spec(module) or not hasattr(importlib.import_module(module), name), path
-            continue
-        arguments = inspect.signature(getattr(importlib.import_module(module), name)).parameters
-        assert not arguments.keys() & settings.keys(), path
-
-
-@pytest.mark.parametrize("module", ["boltcutter.callback.profile", "boltcutter_planning.profile"])
-def test_entries_of_classes_that_there_are_no_longer_are_null(module: str) -> None:
-    neptune = {"_target_": "boltcutter.logger.services.NeptuneLogger", "project": "me/mine"}
-    config = {"callback": {"profile": {"_target_": f"{module}.Profile", "wait": 5}}, "logger": {"neptune": neptune}}
-    assert without_removed(config) == {"callback": {"profile": None}, "logger": {"neptune": None}}

@@ -5,9 +5,7 @@ import torch
 from omegaconf import OmegaConf
 
 from boltcutter.config.instantiate import build
-from boltcutter.config.locate import canonical, locate
 from boltcutter.data.sampler import Batch
-from boltcutter.extend import current_path
 from boltcutter_data.synthetic import Synthetic
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
@@ -76,12 +74,6 @@ def test_invalid_settings_are_an_error() -> None:
         Synthetic(shape=(0,))
     with pytest.raises(ValueError, match=r"data.num_samples=0"):
         Synthetic(num_samples=0)
-
-
-@pytest.mark.parametrize("path", ["boltcutter.data.synthetic.Synthetic", "boltcutter_data.synthetic.Synthetic"])
-def test_runs_that_recorded_the_earlier_path_find_the_class(path: str) -> None:
-    assert locate(path) is Synthetic
-    assert canonical(current_path(path)) == "boltcutter_data.synthetic.Synthetic"
 
 
 def test_the_option_builds() -> None:

@@ -318,12 +318,6 @@ def test_a_long_text_takes_little_time(text: str) -> None:
     assert time.process_time() - began < 3
 
 
-def test_a_moved_class_is_checked_as_what_it_is_today(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "current_path", lambda target: "os.system" if target.endswith("Moved") else target)
-    assert refused("boltcutter.callback.earlier.Moved")
-    assert not refused("boltcutter.callback.earlier.Other")
-
-
 @pytest.mark.parametrize("target", [3, None, ["os.system"], {"a": 1}])
 def test_a_target_that_is_no_text_is_refused(target: Any) -> None:
     with pytest.raises(ConfigError, match="set trust=true"):

@@ -37,7 +37,7 @@ def canonical(path: str) -> str:
 @cache
 def locate(path: str) -> Callable[..., Any]:
     """Import the class or function at a dotted path."""
-    module, names = extend.current_path(str(path)), list[str]()
+    module, names = path, list[str]()
     if not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError(f"{path!r} is not the dotted path of a class")
     if "keras" not in sys.modules:  # its backend is chosen at import; here it is torch

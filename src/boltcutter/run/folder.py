@@ -26,7 +26,6 @@ from boltcutter.config.errors import ConfigError, prefix_errors
 from boltcutter.config.redaction import hide_variables
 from boltcutter.config.values import as_yaml, redacted
 from boltcutter.environment import lease
-from boltcutter.extend import without_removed
 from boltcutter.project import Project
 from boltcutter.protocols import PlannedExit
 from boltcutter.run import lineage, trust
@@ -58,7 +57,7 @@ def read_run_config(project: Project, folder: Path, setting: str = "run", *, ins
         raise ConfigError(f"{where}: its record.json has no {missing[0]} in config; restore it from a copy")
     if broken := [key for key, value in recorded.items() if isinstance(value, str) and "\0" in value]:
         raise ConfigError(f"{where}: its record.json has a NUL character in {broken[0]}; restore it from a copy")
-    return moved_to(folder, DictConfig(without_removed(recorded)), setting)
+    return moved_to(folder, DictConfig(recorded), setting)
 
 
 def recorded_config(folder: Path, setting: str) -> tuple[dict[str, Any], object]:
