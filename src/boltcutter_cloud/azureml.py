@@ -107,6 +107,10 @@ class AzureMLLauncher(CloudLauncher):
             raise ValueError(f"launch.instance_type={self.instance_type}: set by launch.compute; remove one of them")
         else:
             check_devices("launch.instance_type", self.instance_type, find_machine("azure", self.instance_type), job)
+        if self.jupyter and job.nodes > 1:
+            raise ValueError(
+                f"trainer.num_nodes={job.nodes}: launch.jupyter=true uses one machine; set trainer.num_nodes=1"
+            )
         if self.compute and self.spot:
             raise ValueError("launch.spot=true: set by launch.compute; remove one of them")
 
@@ -141,7 +145,8 @@ class AzureMLLauncher(CloudLauncher):
         # The identity of the cluster; adlfs would otherwise use the one of the machine.
         lines = ['[ -z "$DEFAULT_IDENTITY_CLIENT_ID" ] || export AZURE_CLIENT_ID="$DEFAULT_IDENTITY_CLIENT_ID"']
         lines += [f'export {variable_of(name)}="${{{{inputs.{name}}}}}"' for name in self.inputs]
-        command = shlex.join(self.command(job))  # the platform starts JupyterLab in the working directory
+        unpack = ["--unpack"] if self.jupyter else []
+        command = shlex.join([*self.command(job), *unpack])  # the platform starts JupyterLab in the working directory
         return "; ".join([*lines, f"{command} && exec sleep infinity" if self.jupyter else f"exec {command}"])
 
     @cached_property

@@ -21,7 +21,7 @@ class Machine(NamedTuple):
 
 @cache
 def read_machines(platform: str) -> dict[str, Any]:
-    """Return the machine types of ec2, vertex or azure from ``machines.yaml``."""
+    """Return the machine types of vertex or azure from ``machines.yaml``."""
     return dict(yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())[platform])
 
 

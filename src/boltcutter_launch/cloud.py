@@ -74,17 +74,15 @@ class CloudLauncher(StoredRuns):
     extra: dict[str, Any] = field(default_factory=dict, init=False)
     max_restarts: int | None = field(default=None, init=False)
     max_wait: str | None = field(default=None, init=False)
-    jupyter: bool = field(default=False, init=False)
-    idle_minutes: float | None = field(default=None, init=False)  # None: the platform has a JupyterLab of its own
 
     def __post_init__(self) -> None:
         self.tags = as_text(self.tags)
         for name, variable in self.defaults.items():
             setattr(self, name, getattr(self, name) or os.environ.get(variable))
-        settings = {"max_restarts": None, "max_wait": None, "idle_minutes": None, **vars(self)}
+        settings = {"max_restarts": None, "max_wait": None, **vars(self)}
         ranges: dict[str, Range] = dict.fromkeys(("time", "max_wait"), ("0:00:01", None))
         ranges |= dict.fromkeys(("max_restarts", "price_per_hour", "max_cost"), (0, None))
-        check_settings(settings, {**ranges, "idle_minutes": (1, None), **self.ranges})
+        check_settings(settings, {**ranges, **self.ranges})
         for name, (form, what) in self.forms.items():
             value = getattr(self, name)
             for text in value if isinstance(value, list) else [value]:
@@ -112,10 +110,6 @@ class CloudLauncher(StoredRuns):
                 f"launch.storage={self.storage}: the workers of a search need a folder that they share; use "
                 "launch=slurm, or launch=kubernetes with a path on a volume"
             )
-        if self.jupyter and job.nodes > 1:
-            raise ValueError(
-                f"trainer.num_nodes={job.nodes}: launch.jupyter=true uses one machine; set trainer.num_nodes=1"
-            )
         self._check_cost(job)
 
     def _check_cost(self, job: Job) -> None:
@@ -140,10 +134,7 @@ class CloudLauncher(StoredRuns):
 
     def command(self, job: Job) -> list[str]:
         """Return the command that each node runs."""
-        command = super().command(job) + secret_reference.arguments(self.secrets)
-        if self.jupyter:
-            command += ["--unpack"] if self.idle_minutes is None else ["--jupyter", f"{self.idle_minutes:g}"]
-        return command
+        return super().command(job) + secret_reference.arguments(self.secrets)
 
     def variables(self, job: Job) -> dict[str, str]:
         """Return the environment variables of the run."""

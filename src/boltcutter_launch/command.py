@@ -36,7 +36,7 @@ USER_CONFIGS = Path("~/.config/boltcutter/launch")  # <option>.yaml there overri
 SLURM_REFERENCE = re.compile(r"\$\{oc\.env:\s*(SLURM_\w+)\s*\}")  # a reference without a default
 SPOT_INTERRUPTION = "boltcutter_launch.spot_interruption.SpotInterruption"
 SAVE_MINUTES = 10  # between two checkpoints on spot machines, which may be lost without notice
-WITH_ARRAYS = "launch=slurm, launch=kubernetes and launch=aws_batch"
+WITH_ARRAYS = "launch=slurm and launch=kubernetes"
 VERBS = ("list", "status", "logs", "cancel", "fetch")
 FLAGS = {
     "--dry-run": "print the job script without submitting it",

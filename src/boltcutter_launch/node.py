@@ -20,7 +20,7 @@ from boltcutter.checkpoint.storage import error_text, is_url, resolve_filesystem
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.project import LIBRARY, VARIABLE
 from boltcutter.run import lineage, trust
-from boltcutter_launch import jupyter, secret_reference
+from boltcutter_launch import secret_reference
 from boltcutter_launch.bundle import BUNDLE, CODE, RECORD, unpack
 
 MAX_STARTS = 100  # of one job; platforms do not count evictions and preemptions
@@ -36,7 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument(
         "--secret", action="append", default=[], metavar="VARIABLE=REFERENCE", help="set a variable to a secret"
     )
-    parser.add_argument("--jupyter", type=float, metavar="MINUTES", help="start JupyterLab instead, until it is idle")
     parser.add_argument("--index", metavar="VARIABLE", help="variable with the index of this run, which ends the URL")
     parser.add_argument("--search", action="store_true", help="be the worker of this index in a search")
     parser.add_argument("--unpack", action="store_true", help="only unpack the code into the working directory")
@@ -59,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         secret_reference.export(given.secret)
         project, arguments = root / CODE, [f"resume={given.run}", *overrides]
         command = program(project, "search" if given.search else "train")
-        start(project, jupyter.prepare(project, given.jupyter) if given.jupyter else [*command, *arguments])
+        start(project, [*command, *arguments])
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)  # nothing that another start could change

@@ -23,8 +23,6 @@ from boltcutter.project import Project
 from boltcutter.run import lineage, trust
 from boltcutter.run.folder import read_record, save_config, update_record
 from boltcutter_cloud.azureml import AzureMLLauncher
-from boltcutter_cloud.ec2 import EC2Launcher
-from boltcutter_cloud.sagemaker import SageMakerLauncher
 from boltcutter_cloud.vertex import VertexLauncher
 from boltcutter_launch import command
 from boltcutter_launch.cloud import CloudLauncher
@@ -72,15 +70,15 @@ def test_a_users_file_overrides_the_project_and_arguments_override_both(launch: 
     ("arguments", "message"),
     [
         (
-            ["launch=[vertex,sagemaker]"],
-            r"launch=\[vertex,sagemaker\]: more than one of these is a launcher; keep one of them",
+            ["launch=[vertex,azureml]"],
+            r"launch=\[vertex,azureml\]: more than one of these is a launcher; keep one of them",
         ),
         ([], r"launch: not set; .* \(there are: .*local, .*slurm"),
         (["launch=slurn"], "launch=slurn: no such option; did you mean slurm"),
         (["launch=8"], "launch=8: no such option"),
         (["launch={a: 1}"], "no such option"),
         (["launch=[null]"], "launch: not set"),
-        (["launch=local", "launch.array=seed=1,2"], "launch.array: launch=slurm, launch=kubernetes and launch=aws_b"),
+        (["launch=local", "launch.array=seed=1,2"], "launch.array: launch=slurm and launch=kuber"),
         (["launch=slurm", "launch.array=seed=1,2", "resume=x"], "cannot be combined with resume"),
         (["launch=slurm", "launch.array=trainer.devices=1,2"], "all runs must use the same nodes, devices and workers"),
         (["launch=slurm", "trainer=ddp"], "trainer.devices=auto: a job needs an explicit number"),
@@ -233,8 +231,6 @@ def test_an_untrusted_record_is_not_executed(launch: Launch, tmp_path: Path, arg
     [
         (VertexLauncher(spot=True), "gce"),
         (AzureMLLauncher(spot=True), "azure"),
-        (EC2Launcher(spot=True), None),  # its script passes the notice on
-        (SageMakerLauncher(spot=True), None),  # announces nothing to the run
         # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms: pods have 15 seconds, if any
         (KubernetesLauncher(pod={"nodeSelector": {"cloud.google.com/gke-spot": "true"}}), None),
         (KubernetesLauncher(pod={"nodeSelector": {"gpu": "h200"}}), None),
@@ -254,7 +250,7 @@ def test_runs_on_spot_machines_save_regularly_and_when_the_cloud_announces_an_in
         assert isinstance(build(cfg.callback.spot_interruption), SpotInterruption)
 
 
-AWS_BATCH = ["launch=aws_batch", "launch.queue=a", "launch.job_definition=b", "launch.storage=s3://bucket/runs"]
+KUBERNETES = ["launch=kubernetes", "launch.image=a:1", "launch.storage=s3://bucket/runs"]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +268,7 @@ AWS_BATCH = ["launch=aws_batch", "launch.queue=a", "launch.job_definition=b", "l
 )
 def test_what_training_would_refuse_is_refused_before_submission(arguments: list[str], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault) as error:
-        command.main(PROJECT, [*AWS_BATCH, "trainer.devices=1", *arguments, "--dry-run"])
+        command.main(PROJECT, [*KUBERNETES, "trainer.devices=1", *arguments, "--dry-run"])
     assert "\n" not in str(error.value)
 
 

@@ -52,7 +52,7 @@ def documented() -> list[tuple[str, list[str]]]:
 @pytest.mark.slow
 def test_documented_commands_print_their_job(tmp_path: Path) -> None:
     given = documented()
-    clouds = {"sagemaker", "ec2", "aws_batch", "vertex", "azureml", "kubernetes", "sky"}
+    clouds = {"vertex", "azureml", "kubernetes", "sky"}
     assert clouds <= {launcher for launcher, _ in given}
     commands = [[*arguments, "--dry-run"] for _, arguments in given]
     done = subprocess.run(

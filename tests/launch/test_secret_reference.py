@@ -12,10 +12,7 @@ import pytest
 from requests import Session
 
 from boltcutter.config.errors import ConfigError
-from boltcutter_cloud.aws_batch import AwsBatchLauncher
 from boltcutter_cloud.azureml import AzureMLLauncher
-from boltcutter_cloud.ec2 import EC2Launcher
-from boltcutter_cloud.sagemaker import SageMakerLauncher
 from boltcutter_cloud.vertex import VertexLauncher
 from boltcutter_launch.cloud import CloudLauncher
 from boltcutter_launch.job import Job
@@ -55,9 +52,6 @@ def test_a_node_reads_secrets_by_its_identity() -> None:
 @pytest.mark.parametrize(
     "launcher",
     [
-        SageMakerLauncher(storage="s3://b/runs"),
-        EC2Launcher(storage="s3://b/runs", instance_profile="train"),
-        AwsBatchLauncher(storage="s3://b/runs"),
         VertexLauncher(storage="gs://b/runs"),
         AzureMLLauncher(storage="abfss://b@c.dfs.core.windows.net/runs", image="i"),
         SkyLauncher(storage="s3://b/runs"),

@@ -1,9 +1,9 @@
-import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from slurm_cluster import Launch
 
 from boltcutter.config.errors import ConfigError
@@ -16,7 +16,7 @@ def test_a_refused_submission_creates_no_folder(launch: Launch, tmp_path: Path) 
     assert not (tmp_path / "array").exists()
 
 
-BATCH = ["launch=aws_batch", "launch.queue=a", "launch.job_definition=b", "launch.storage=s3://bucket/runs"]
+KUBERNETES = ["launch=kubernetes", "launch.image=a:1", "launch.storage=s3://bucket/runs"]
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,12 @@ def test_a_job_tells_its_node_that_it_asked_for_gpus(
     launch: Launch, arguments: list[str], requested: str | None, tmp_path: Path
 ) -> None:
     (tmp_path / "bin" / "git").symlink_to(str(shutil.which("git", path=os.defpath)))  # which selects the files to send
-    job = json.loads(launch(*BATCH, *arguments, "--dry-run").partition("\n{")[2].join(("{", "")))
-    variables = job["containerOverrides"].get("environment", [])
-    assert variables == ([{"name": GPUS, "value": requested}] if requested else [])
+    job = yaml.safe_load(
+        launch(*KUBERNETES, *arguments, "--dry-run").partition("# kubectl")[2].partition("\n")[2].split("\n---")[0]
+    )
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert variables.get(GPUS) == requested
 
 
 def test_an_unconfirmed_submission_keeps_its_folder(launch: Launch, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_workers_share_a_search_and_continue_their_trials_after_a_requeue(cluste
 
 
 def test_a_search_on_object_storage_is_refused(script: Any, tmp_path: Path) -> None:
-    overrides = ["launch=aws_batch", "launch.storage=s3://bucket/runs", *ON_CPU, "--dry-run"]
+    overrides = ["launch=kubernetes", "launch.image=a:1", "launch.storage=s3://bucket/runs", *ON_CPU, "--dry-run"]
     done = script("launch", *SEARCH, *overrides, f"folder={tmp_path / 'search'}")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "launch.storage=s3://bucket/runs: the workers of a search need a folder that they share" in done.stderr
