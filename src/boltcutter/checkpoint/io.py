@@ -23,6 +23,7 @@ from boltcutter.checkpoint.storage import CheckpointError as CheckpointError
 from boltcutter.checkpoint.storage import (
     error_text,
     is_url,
+    is_within,
     remedy_for,
     remove_shards,
     repeat,
@@ -57,6 +58,9 @@ class AtomicCheckpointIO(CheckpointIO):
         self._writer: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
         self._used: set[Path] = set()  # folders that were created, and must not be removed by others
+        self._written: set[tuple[str, str]] = (
+            set()
+        )  # folders or URLs of saved checkpoints, and the suffix of their names
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write a checkpoint.
@@ -65,6 +69,7 @@ class AtomicCheckpointIO(CheckpointIO):
             CheckpointError: This checkpoint or the previous one could not be written; existing files are unchanged.
         """
         self.wait()
+        self._written.add(_place(path))
         if self._snapshot:
             checkpoint = self._snapshot.copy(checkpoint)
         self._submit(partial(self._write_checkpoint, path, checkpoint))
@@ -81,6 +86,7 @@ class AtomicCheckpointIO(CheckpointIO):
             CheckpointError: It could not be written; existing files are unchanged.
         """
         self.wait()
+        self._written.add(_place(path))
         try:
             index = sharded().save(checkpoint, path, orders)
         except OSError as error:
@@ -123,7 +129,15 @@ class AtomicCheckpointIO(CheckpointIO):
         return found
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete a checkpoint, if it exists; not before the one that replaces it is written."""
+        """Delete a checkpoint, if it exists; not before the one that replaces it is written.
+
+        Raises:
+            CheckpointError: It is not in a folder into which a checkpoint was saved; the path may come from a file.
+        """
+        if _place(path) not in self._written and not _is_sharded_folder(path):
+            raise CheckpointError(
+                f"{path}: not removed, since no checkpoint was saved to its folder; remove it yourself if it is yours"
+            )
         earlier = list(self._pending)
 
         def remove() -> None:
@@ -200,6 +214,18 @@ class AtomicCheckpointIO(CheckpointIO):
         remove_shards(path, keep)
 
 
+def _place(path: str | Path) -> tuple[str, str]:
+    """The folder of a checkpoint, with links resolved, and the suffix of its name."""
+    folder, _, name = str(path).removeprefix("file://").rpartition("/")
+    return folder if is_url(folder) else os.path.realpath(folder or "."), Path(name).suffix if name != ".." else name
+
+
+def _is_sharded_folder(path: str | Path) -> bool:
+    """Whether it is a folder that DeepSpeed or torch.distributed.checkpoint has written, without this class."""
+    markers = ("zero_to_fp32.py", "checkpoint/zero_to_fp32.py", ".metadata")
+    return not is_url(path) and not os.path.islink(path) and any(Path(path, name).is_file() for name in markers)
+
+
 def _remove_objects(found: dict[str, Any], path: str | Path) -> None:
     """Remove the states of callbacks that hold objects of foreign classes, and warn about all that is not loaded."""
     states = found.get("callbacks") or {}
@@ -227,6 +253,8 @@ def _update_moved_paths(found: dict[str, Any], path: str | Path) -> None:
         if not paths or before == f"{here}/" or not all(old.startswith(before) for old in (*kept, *paths.values())):
             continue
         new = {old: f"{here}/{old.removeprefix(before)}" for old in (*kept, *paths.values())}
+        if not all(is_within(path, here) for path in new.values()):
+            continue
         with store_errors(path):
             if not all(store.exists(at) for store, at in (resolve_filesystem(new[old]) for old in kept or new)):
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -77,6 +78,21 @@ def check_writable(place: str | Path) -> None:
 def is_url(path: str | Path) -> bool:
     """Whether a path has a protocol (``s3://``)."""
     return "://" in str(path)
+
+
+def is_within(path: str | Path, folder: str | Path) -> bool:
+    """Whether a path or URL that was read from a file lies in a folder, after links and ``..`` are resolved.
+
+    What a checkpoint, a record or an index names is compared here before it is read, written or removed.
+    """
+    text, home = (str(place).removeprefix("file://") for place in (path, folder))
+    if is_url(home):
+        name = text.removeprefix(f"{home.rstrip('/')}/")
+        return name != text and "::" not in name and not {"", ".", ".."}.intersection(name.split("/"))
+    if is_url(text) or "::" in text.removeprefix(home) or "\0" in text:  # fsspec opens what follows ::
+        return False
+    found, place = os.path.realpath(text), os.path.realpath(home)
+    return found != place and os.path.commonpath([found, place]) == place
 
 
 def resolve_filesystem(path: str | Path) -> tuple[Any, str]:

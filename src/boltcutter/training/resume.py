@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from boltcutter.assembly.assemble import Components
 from boltcutter.checkpoint.load import load
 from boltcutter.checkpoint.state import check_state
-from boltcutter.checkpoint.storage import CheckpointError, check_writable
+from boltcutter.checkpoint.storage import CheckpointError, check_writable, is_within
 from boltcutter.checkpoint.weights import incompatibility, load_weights
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, one_line, prefix_errors, quoted
@@ -75,6 +76,30 @@ def load_initial_state(
             lines = [f"init_from: {line}" for line in unmatched]
     if components.trainer.is_global_zero:
         print(*(f"{quoted(line)}\n" for line in lines), sep="", end="")
+
+
+def check_restored_paths(trainer: L.Trainer) -> None:
+    """Check the paths that each ``ModelCheckpoint`` has restored from a checkpoint, as it removes them.
+
+    The path of the best one may be that of another folder, where the run was before; it is not restored.
+
+    Raises:
+        CheckpointError: A path is not in the folder of the callback.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        if not isinstance(callback, ModelCheckpoint) or callback.dirpath is None:
+            continue
+        place, best = callback.dirpath, callback.best_model_path
+        restored = (*callback.best_k_models, callback.kth_best_model_path, callback.last_model_path)
+        if outside := [path for path in restored if path and not is_within(path, place)]:
+            raise CheckpointError(
+                f"{trainer.ckpt_path}: {type(callback).__name__} names {quoted(outside[0])}, which is not in {place}; "
+                "use another checkpoint, or start a new run with init_from="
+            )
+        if best and not is_within(best, place):
+            callback.best_model_path = ""
+            if trainer.is_global_zero:
+                print(f"warning: {type(callback).__name__} forgets {quoted(best)}, which is not in {place}")
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from boltcutter.run.metrics import final_metrics
 from boltcutter.run.restart import check_start
 from boltcutter.run.store import join, run_store
 from boltcutter.training.ending import EndOfTraining, unfinished_schedule
-from boltcutter.training.resume import explain_restoring, load_initial_state
+from boltcutter.training.resume import check_restored_paths, explain_restoring, load_initial_state
 
 
 def main(project: Project, overrides: list[str]) -> Path:
@@ -258,6 +258,7 @@ class Recorder(Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record the fingerprint of the data, log the configuration, and print a summary of the run."""
+        check_restored_paths(trainer)
         if not trainer.is_global_zero:
             return
         folder = Path(self.cfg.folder)

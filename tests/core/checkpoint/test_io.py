@@ -95,7 +95,7 @@ def test_paths_in_the_checkpoint_of_a_moved_folder_are_updated(tmp_path: Path, i
         store.save_checkpoint(checkpoint, f"{here}/last.ckpt")
         return store.load_checkpoint(f"{here}/last.ckpt")["callbacks"]
 
-    for name in ("a.ckpt", "b.ckpt"):
+    for name in ("a.ckpt", "b.ckpt", "../a.ckpt"):
         store.save_checkpoint(STATE, f"{here}/{name}")
     there = "memory://moved/old" if is_url else "/old"
     assert loaded(with_best(there, "a.ckpt", "b.ckpt")) == with_best(here, "a.ckpt", "b.ckpt")["callbacks"]
@@ -103,6 +103,7 @@ def test_paths_in_the_checkpoint_of_a_moved_folder_are_updated(tmp_path: Path, i
     alone = {"best_k_models": {}, "best_model_path": f"{there}/a.ckpt"}
     assert loaded(with_best(there, **alone))["best"]["best_model_path"] == f"{here}/a.ckpt"
     for unchanged in (
+        with_best(there, "../a.ckpt"),
         with_best(here, "a.ckpt"),
         with_best(there, "a.ckpt", "missing.ckpt"),
         with_best(there, best_model_path=f"{there}/missing.ckpt"),
@@ -127,6 +128,31 @@ def test_checkpoints_are_removed(tmp_path: Path, place: str) -> None:
         store.remove_checkpoint(f"{place}/{name}")
     files, root = fsspec.url_to_fs(place)
     assert [str(path).rpartition("/")[2] for path in files.find(root)] == ["b.ckpt"]
+
+
+def test_what_no_checkpoint_was_saved_beside_is_not_removed(tmp_path: Path) -> None:
+    store, place = AtomicCheckpointIO(), tmp_path / "run" / "checkpoints"
+    precious = tmp_path / "precious.ckpt"
+    (precious / "inner").mkdir(parents=True)
+    (place / "data").mkdir(parents=True)
+    (place / "elsewhere").symlink_to(tmp_path)
+    fsspec.filesystem("memory").pipe_file("/precious/a.ckpt", b"x")
+    store.save_checkpoint(STATE, place / "a.ckpt")
+    outside = [f"{place}/../../precious.ckpt", f"{place}/elsewhere/precious.ckpt", str(precious), "s3://x/a.ckpt"]
+    for path in (*outside, f"{place}/data", f"{place}/..", "memory://precious/a.ckpt", "http://127.0.0.1:9/a.ckpt"):
+        with pytest.raises(CheckpointError, match="not removed"):
+            store.remove_checkpoint(path)
+    assert (precious / "inner").is_dir()
+    assert (place / "data").is_dir()
+    assert fsspec.filesystem("memory").exists("/precious/a.ckpt")
+
+
+def test_folders_of_other_writers_are_removed(tmp_path: Path) -> None:
+    for name in ("zero_to_fp32.py", ".metadata"):  # of DeepSpeed and of torch.distributed.checkpoint
+        (tmp_path / "a.ckpt").mkdir()
+        (tmp_path / "a.ckpt" / name).touch()
+        AtomicCheckpointIO().remove_checkpoint(tmp_path / "a.ckpt")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("place", ["", "memory://index"])

@@ -10,7 +10,15 @@ from boltcutter.checkpoint import storage
 from boltcutter.checkpoint.io import AtomicCheckpointIO
 from boltcutter.checkpoint.load import load
 from boltcutter.checkpoint.select import find_newest
-from boltcutter.checkpoint.storage import CheckpointError, open_file, remove_shards, repeat, shard_folders, sharded
+from boltcutter.checkpoint.storage import (
+    CheckpointError,
+    is_within,
+    open_file,
+    remove_shards,
+    repeat,
+    shard_folders,
+    sharded,
+)
 from boltcutter.config.errors import ConfigError
 
 
@@ -150,3 +158,38 @@ def test_a_local_file_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with open_file(tmp_path / "file") as file:
         assert file is not None
         assert file.read() == b"content"
+
+
+def test_what_a_file_names_lies_in_its_folder_or_not(tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    (home / "inner").mkdir(parents=True)
+    (home / "out").symlink_to(tmp_path)
+    (tmp_path / "moved").symlink_to(home)
+    for name in ("a.ckpt", "inner/a.ckpt", "inner/../a.ckpt", "loss=1.0:.ckpt"):
+        assert is_within(f"{home}/{name}", home), name
+    assert is_within(tmp_path / "moved" / "a.ckpt", home)
+    assert is_within(f"{home}/a.ckpt", f"file://{home}")
+    others = [
+        "",
+        "/",
+        str(home),
+        f"{home}/",
+        f"{home}/..",
+        f"{home}/../x",
+        f"{home}/out/x",
+        f"{home}er/x",
+        "~/x",
+        "a\0b",
+    ]
+    for path in (*others, f"{home}/x::memory", f"{home}/x::s3://b/k", "s3://b/k", f"http://{home}/x"):
+        assert not is_within(path, home), path
+    assert is_within("s3://b/run/a.ckpt", "s3://b/run/")
+    for path in (
+        "s3://b/run",
+        "s3://b/run/../x",
+        "s3://b/runs/x",
+        "s3://b/run//x",
+        "http://b/run/x",
+        "s3://b/run/x::gs://y",
+    ):
+        assert not is_within(path, "s3://b/run"), path

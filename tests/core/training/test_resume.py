@@ -18,7 +18,13 @@ from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.data.module import DataModule, Splits
-from boltcutter.training.resume import check_limits, explain_restoring, load_initial_state, restore_data_state
+from boltcutter.training.resume import (
+    check_limits,
+    check_restored_paths,
+    explain_restoring,
+    load_initial_state,
+    restore_data_state,
+)
 from boltcutter_data.regression import Regression
 
 PLAIN = [*QUICK, "model=mlp"]
@@ -50,6 +56,44 @@ def test_a_complete_run_that_is_resumed_is_only_tested(script: Script, single: P
     )
     assert f"resume={folder}: {message}\n" in done.stdout
     assert record(folder)["test"] == record(single)["test"]
+
+
+@pytest.mark.parametrize("key", ["kth_best_model_path", "last_model_path", "best_k_models", "best_model_path"])
+@pytest.mark.parametrize("to", ["{folder}/checkpoints/../../precious", "{folder}/link/precious", "s3://theirs/x"])
+def test_paths_in_a_checkpoint_stay_in_the_folder_of_the_callback(
+    single: Path, tmp_path: Path, key: str, to: str
+) -> None:
+    folder = shutil.copytree(single, tmp_path / "run")
+    (tmp_path / "precious" / "inner").mkdir(parents=True)
+    (folder / "link").symlink_to(tmp_path)
+    path = to.format(folder=folder)
+    callback = ModelCheckpoint(dirpath=folder / "checkpoints", save_top_k=1)
+    state = callback.state_dict() | {key: {path: torch.tensor(1.0)} if key == "best_k_models" else path}
+    callback.load_state_dict(state)
+    trainer = L.Trainer(callbacks=[callback], logger=False, enable_progress_bar=False)
+    if key == "best_model_path":  # of another place, where the run was before
+        check_restored_paths(trainer)
+        assert callback.best_model_path == ""
+    else:
+        with pytest.raises(CheckpointError, match=r"ModelCheckpoint names .*(precious|theirs)"):
+            check_restored_paths(trainer)
+
+
+def test_a_checkpoint_removes_no_folder_elsewhere(script: Script, single: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(single, tmp_path / "run")
+    (tmp_path / "precious" / "inner").mkdir(parents=True)
+    content = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    (name,) = [name for name in content["callbacks"] if name.startswith("BestCheckpoint")]
+    state, place = content["callbacks"][name], folder / "checkpoints"
+    worst = f"{place}/../../precious"
+    state |= {"dirpath": str(place), "best_k_models": {worst: torch.tensor(1e9)}, "kth_best_model_path": worst}
+    state |= {"kth_value": torch.tensor(1e9)}
+    torch.save(content, folder / "checkpoints" / "last.ckpt")
+    done = script("train", f"resume={folder}", "trainer.max_epochs=3")
+    assert done.returncode != 0
+    assert "BestCheckpoint names" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "precious" / "inner").is_dir()
 
 
 def test_limits_below_the_progress_of_the_run_are_refused(script: Script, single: Path) -> None:
