@@ -7,7 +7,6 @@ contact anything, nor use a gigabyte. Prints the number of files that were read,
 import copy
 import io
 import json
-import os
 import pickle
 import resource
 import sys
@@ -54,7 +53,6 @@ CONFIG: dict[str, Any] = {
 RECORD: dict[str, Any] = {"id": "a", "name": "a", "config": CONFIG, "attempts": [{"start": "2026-01-01", "end": None}]}
 LAUNCH = {"id": "1", "settings": {"_target_": "boltcutter_launch.local.LocalLauncher"}}
 RECORD |= {"launch": LAUNCH, "best": "a", "best_by": {}}
-LINEAGE = {"name": "a", "version": 1, "files": {}, "best": {"monitor": "a", "mode": "min", "score": 1.0}}
 CARD = {
     "format": "onnx",
     "program": "model.onnx",
@@ -292,21 +290,6 @@ class Readers:
             ExportedModel(self.scratch, str(self.scratch))
 
         return changed_json(CARD), read
-
-    def lineage(self) -> tuple[Any, Callable[[bytes], object]]:
-        """``registered.json`` of a version of a model."""
-        from boltcutter_export import registry
-
-        place = self.scratch / "registry" / "a" / "v1"
-        (place / "checkpoints").mkdir(parents=True)
-        (place / "record.json").write_text(json.dumps(RECORD))
-        os.environ[registry.VARIABLE] = str(self.scratch / "registry")
-
-        def read(content: bytes) -> None:
-            (place / registry.LINEAGE).write_bytes(content)
-            registry.resolve(PROJECT, ["run=registry:a@best"])
-
-        return changed_json(LINEAGE), read
 
     def shards(self) -> tuple[Any, Callable[[bytes], object]]:
         """Files of arrays and of tokens."""

@@ -35,7 +35,6 @@ RUN = [  # patterns of whole commands
     r"boltcutter compare --metric test/accuracy .*",
     r"boltcutter doctor (?:experiment=gpt_124m data=text|run=<folder>) devices=\d memory=\d+GiB",
     r"python scripts/evaluate\.py run=<folder>.*",
-    r"python scripts/evaluate\.py run=registry:digits@best",
     r"python scripts/predict\.py run=(?:<folder>|runs/…) (?:export=onnx )?input=(?:digit\.png,)?(?:more|photos)/",
     r"python scripts/export\.py run=(?:<folder>|runs/…) export=(?:\[[\w,-]+\]|onnx|none)(?: export\.register=digits)?",
     r"python scripts/search\.py search=optuna --(?:check|describe)",
@@ -60,6 +59,7 @@ ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here
         "test_workflows.py::test_constraints_are_renewed_as_documented",
     ),
     r"(?:uv tool|pip) install .*": ("they install packages", "test_docs.py::test_extras_and_files_on_a_page_exist"),
+    r"wandb artifact put .*": ("uploads to an account", "logging/test_wandb.py"),
     r"(?:gcloud|gsutil) .*|.* launch=vertex .*": (CLOUD, "cloud/test_vertex.py"),
     r"aws s3 .*": (CLOUD, "launch/test_sky.py"),
     r"(?:az|for id in) .*|.* launch=azureml .*": (CLOUD, "cloud/test_azureml.py"),
@@ -228,7 +228,6 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in (0, 1):
         for override in ("model=convnet", "model=mlp"):
             call(project, COMPARED.format(seed=seed, override=override))
-    call(project, "python scripts/export.py run=runs/first/run export=none export.register=digits")
     return project
 
 

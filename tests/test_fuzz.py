@@ -14,7 +14,7 @@ SECONDS = 60
 @pytest.mark.parametrize(
     "reader",
     [
-        *("record", "search", "journal", "checkpoint", "metadata", "card", "lineage", "shards", "bundle"),
+        *("record", "search", "journal", "checkpoint", "metadata", "card", "shards", "bundle"),
         "requests",
     ],
 )

@@ -245,7 +245,7 @@ def rank_readers() -> list[Callable[[], None]]:
 
 
 def resolve_references(project: Project, overrides: Sequence[str]) -> list[str]:
-    """Replace the names of runs in overrides, such as ``run=registry:digits@best``, by their folders or URLs.
+    """Replace the names of runs in overrides, such as ``run=best:val/loss``, by their folders or URLs.
 
     Raises:
         ConfigError: A name refers to nothing.

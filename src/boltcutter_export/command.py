@@ -30,7 +30,7 @@ from boltcutter.protocols import NativeData, NativeTask
 from boltcutter.report import html
 from boltcutter.run import trust
 from boltcutter.run.best import find_checkpoint
-from boltcutter_export import hub, registry, table
+from boltcutter_export import hub, table
 from boltcutter_export.calibration import stratified
 from boltcutter_export.card import add_result, write_card
 from boltcutter_export.program import ModuleProgram, Program, TaskProgram
@@ -49,7 +49,7 @@ class Settings:
 
 
 def main(project: Project, overrides: list[str]) -> dict[str, Result]:
-    """Export a run, verify each file in a new process, and upload or register what is good enough.
+    """Export a run, verify each file in a new process, and upload what is good enough.
 
     Args:
         project: Project whose configuration is used.
@@ -57,7 +57,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, Result]:
             overrides change the run's configuration.
 
     Returns:
-        How the original and each export perform, by format; nothing if the run is only registered.
+        How the original and each export perform, by format.
 
     Raises:
         ConfigError: The run, a format or an override does not exist, or a package is missing.
@@ -73,11 +73,9 @@ def main(project: Project, overrides: list[str]) -> dict[str, Result]:
     cfg.trainer = {**cfg.trainer, "accelerator": "cpu"}
     cfg = complete_config(cfg)
     checkpoint = find_checkpoint(cfg, special.get("ckpt", "best"))
-    results = export(project, settings, cfg, folder, checkpoint) if settings.formats else {}
+    results = export(project, settings, cfg, folder, checkpoint)
     if settings.push is not None:
         print(hub.push(folder / "export", list(settings.formats), settings.push))
-    if settings.register is not None:
-        print(registry.register(project, settings.register, folder, checkpoint))
     return results
 
 
@@ -137,8 +135,6 @@ def read_settings(project: Project, overrides: Sequence[str]) -> Export:
     for name, form in settings.formats.items():
         if missing := next((package for package in form.packages if find_spec(package) is None), None):
             raise ConfigError(f"export={name}: {missing} is not installed; pip install '{LIBRARY}[export]'")
-    if settings.register is not None:
-        registry.check_name(settings.register)
     return settings
 
 

@@ -1,4 +1,4 @@
-"""What exports, the registry and serving add to Boltcutter."""
+"""What exports and serving add to Boltcutter."""
 
 from boltcutter.extend import Command, Part, Section
 
@@ -26,7 +26,6 @@ boltcutter serve run=runs/… host=0.0.0.0 token_file=token      # reachable fro
     groups=("export",),
     names={"load_exported": "boltcutter_export.exported"},
     components=("boltcutter_export.qat",),
-    references="boltcutter_export.registry:resolve",
     section=Section("Exports", "export/export.json", "boltcutter_export.report_section:render"),
     offers={"predictor": "boltcutter_export.exported:ExportedModel"},
 )

@@ -48,26 +48,24 @@ class Format(ABC):
 
 @dataclass(frozen=True)
 class Export:
-    """Formats to export a run to, how much they may lose, and where the exported run is kept.
+    """Formats to export a run to, how much they may lose, and where they are uploaded.
 
     Args:
         formats: Formats by name.
         max_drop: Largest accepted drop, relative to the model in float32: of the accuracy in percentage points; of
             another metric in percent of its value.
-        register: Name in the registry of models, to which the run is added with its exports; null: it is not added.
         push: Repository of the Hugging Face Hub, as in ``user/name``, to which ``safetensors`` is uploaded, with
             the other ``formats``.
     """
 
     formats: dict[str, Format] = field(default_factory=dict)
     max_drop: float = 0.5
-    register: str | None = None
     push: str | None = None
 
     def __post_init__(self) -> None:
         if not self.max_drop >= 0:
             raise ValueError(f"export.max_drop={self.max_drop} is negative; try 0.5")
-        if not self.formats and self.register is None:
-            raise ValueError("export.formats: empty; choose formats, or register the run with export.register=<name>")
+        if not self.formats:
+            raise ValueError("export.formats: empty; choose formats, such as export=onnx")
         if self.push is not None and "safetensors" not in self.formats:
             raise ValueError(f"export.push={self.push}: the Hub gets plain weights; add export=safetensors")

@@ -27,6 +27,5 @@ PART = Part(
         "predict_loader": "boltcutter_logging.predict_loader:predict_loader",
         "prediction_writer": "boltcutter_logging.outcomes:PredictionWriter",
         "resume_state": "boltcutter_logging.resume_state:ResumeState",
-        "wandb_server": "boltcutter_logging.wandb",
     },
 )

@@ -22,8 +22,6 @@ import pytest
 from conftest import run_command
 
 import boltcutter
-from boltcutter.project import Project
-from boltcutter_export import registry
 
 ROOT = Path(__file__).parents[2]
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
@@ -122,14 +120,6 @@ def test_evaluate_returns_the_metrics(runs: list[Path]) -> None:
     assert boltcutter.evaluate("data.batch_size=100", run=runs[0], split="val", ckpt="last", project=ROOT).keys() == {
         name.replace("test", "val") for name in scores
     }
-
-
-def test_a_registered_run_is_used(runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(registry.VARIABLE, str(tmp_path))
-    registry.register(Project.at(ROOT), "digits", runs[0], f"{runs[0]}/checkpoints/best.ckpt")
-    scores = boltcutter.evaluate(run="registry:digits@best", project=ROOT)
-    assert scores == boltcutter.evaluate(run=runs[0], project=ROOT)
-    assert (tmp_path / "digits" / "v1" / "evaluation" / "test").is_dir()
 
 
 def test_predict_returns_columns(runs: list[Path], tmp_path: Path) -> None:

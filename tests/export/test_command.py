@@ -193,18 +193,6 @@ def test_any_module_is_exported_and_predicts_as_its_checkpoint(
         torch.testing.assert_close(expected, found, atol=1e-4, rtol=1e-4)
 
 
-def test_an_exported_run_is_registered(script: Script, digits: Path, tmp_path: Path) -> None:
-    env = {"BOLTCUTTER_REGISTRY": str(tmp_path)}
-    done = script("export", f"run={digits}", "export=none", "export.register=digits", env=env)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "registry:digits@v1\n"
-    assert results(tmp_path / "digits" / "v1") == results(digits)
-    assert (tmp_path / "digits" / "v1" / "export" / "onnx" / "model.onnx").is_file()
-    done = script("export", f"run={digits}", "export=none", "export.register=../digits", env=env)
-    assert done.returncode == 2
-    assert done.stderr == "error: export.register=../digits: not a name; use letters, digits, _, - and .\n"
-
-
 def test_an_export_is_pushed_only_with_a_token(script: Script, digits: Path, tmp_path: Path) -> None:
     env = {"HF_HOME": str(tmp_path), "HF_TOKEN": ""}
     done = script("export", f"run={digits}", "export=safetensors", "export.push=me/digits", env=env)

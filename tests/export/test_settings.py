@@ -22,7 +22,7 @@ def test_only_computing_in_int8_needs_torchao() -> None:
 def test_arguments_are_checked() -> None:
     with pytest.raises(ValueError, match=r"export.max_drop=-1 .*; try"):
         Export({"int4": Int4()}, max_drop=-1)
-    with pytest.raises(ValueError, match=r"export.formats: empty; choose formats, or register"):
+    with pytest.raises(ValueError, match=r"export.formats: empty; choose formats"):
         Export()
     with pytest.raises(ValueError, match=r"export.push=me/digits: .*; add export=safetensors"):
         Export({"int4": Int4()}, push="me/digits")
