@@ -13,7 +13,6 @@ from conftest import QUICK, Script, patience, saved_weights
 
 # No dropout or BatchNorm, so that the epochs are short.
 OVERRIDES = [*QUICK, "model=mlp", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
-RAY_PROBE = {"path": "/api/local_raylet_healthz", "port": 52365}  # of Ray's agent on each node, by default
 
 
 class Run:

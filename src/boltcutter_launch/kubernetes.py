@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import json
 import lzma
 import re
 import shlex
 import sys
 from base64 import b64encode
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -23,7 +22,6 @@ from boltcutter_launch.bundle import BUNDLE
 from boltcutter_launch.cloud import CloudLauncher, as_text, next_name, to_yaml
 from boltcutter_launch.job import Job, Status, render_yaml, seconds
 from boltcutter_launch.kubernetes_cluster import API, INSTANCE, Cluster, Manifest, describe, has_index, summarize
-from boltcutter_launch.ray_driver import PLAN, Plan
 from boltcutter_launch.secret_reference import find_reader
 from boltcutter_launch.stored_runs import LOG
 
@@ -31,11 +29,8 @@ CODE = "/etc/boltcutter"  # where a pod finds the packed code if the storage is 
 PACKED = "job.tar.xz"  # name of the packed code there
 MAX_CONFIG_MAP = 1024 * 1024  # bytes
 PORT = 29500
-RAY_TIMEOUT = 1800  # seconds to wait for the nodes of a RayJob, which an autoscaler may have to add
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-# Characters: operators append up to 15, and the name of a host has at most 63. Of a RayJob it is 47:
-# https://github.com/ray-project/kuberay, MaxRayJobNameLength of ray-operator/controllers/ray/utils/constant.go.
-MAX_NAME = 47
+MAX_NAME = 48  # characters: operators append up to 15, and the name of a host has at most 63
 RESERVED = {"containers", "restartPolicy", "volumes", "subdomain", "terminationGracePeriodSeconds"}
 # https://karpenter.sh/docs/concepts/disruption/#pod-level-controls, and the FAQ of the Cluster Autoscaler
 KEEP = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
@@ -48,7 +43,7 @@ class KubernetesLauncher(CloudLauncher):
 
     Args:
         storage: Parent URL of the runs, such as s3://bucket/runs, or a path on one of the volumes.
-        kind: Object to create; trainjob needs Kubeflow Trainer on the cluster, rayjob KubeRay.
+        kind: Object to create; trainjob needs Kubeflow Trainer on the cluster.
         context: Context of the kubeconfig file; null: the current one.
         namespace: Namespace; null: that of the context.
         runtime: Training runtime of a trainjob.
@@ -81,7 +76,7 @@ class KubernetesLauncher(CloudLauncher):
     forms: ClassVar = dict.fromkeys(("memory", "shm_size"), (r"[0-9.]+[KMGTPE]i?", "a size with its unit; try 64Gi"))
     ranges: ClassVar = {"grace": (30, None), "cpus": (0, None), "max_parallel": (1, None)}  # time to save
 
-    kind: Literal["job", "trainjob", "rayjob"] = "job"
+    kind: Literal["job", "trainjob"] = "job"
     context: str | None = None
     namespace: str | None = None
     runtime: str = "torch-distributed"
@@ -159,17 +154,6 @@ class KubernetesLauncher(CloudLauncher):
 
     def _spec(self, job: Job) -> Manifest:
         cpus = self.cpus or job.devices * (1 + job.num_workers)
-        plan = Plan(
-            folder=self.remote_folder(job.folder),
-            command=self.command(job),
-            nodes=job.nodes,
-            devices=job.devices,
-            gpus=job.gpus,
-            cpus=max(1, int(cpus)) / job.devices,
-            max_restarts=self.max_restarts,
-            timeout=RAY_TIMEOUT,
-            address="auto",
-        )
         # CPUs are requested but not limited, since a limit slows processes down; the rest is both.
         limits: Manifest = dict(self.resources)
         limits |= {"memory": self.memory} if self.memory else {}
@@ -184,12 +168,10 @@ class KubernetesLauncher(CloudLauncher):
             "resources": {"requests": {"cpu": f"{cpus:g}"} | limits} | ({"limits": limits} if limits else {}),
             "rdma": any(re.search(r"rdma|efa|hca|infiniband", name) for name in self.resources),
             "volumes": self._volumes(job),
-            "runtime": to_yaml({"env_vars": {PLAN: json.dumps(asdict(plan))}}),
-            "cpus": max(1, int(cpus)),
             "seconds": seconds,
         }
-        pod, head = (self._pod(**values | more) for more in ({}, {"resources": {"requests": {"cpu": "1"}}}))
-        return dict(render_yaml(Path(__file__).with_name("kubernetes_spec.yaml.j2"), pod=pod, head=head, **values))
+        pod = self._pod(**values)
+        return dict(render_yaml(Path(__file__).with_name("kubernetes_spec.yaml.j2"), pod=pod, **values))
 
     def _pod(self, **values: Any) -> Manifest:
         pod: Manifest = render_yaml(Path(__file__).with_name("kubernetes_pod.yaml.j2"), **values)
@@ -287,19 +269,13 @@ class KubernetesLauncher(CloudLauncher):
         place.delete(name)
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
-        """Yield the output of the first pod, and of those that replace it; without pods that in the storage.
-
-        The ranks of a rayjob write only there.
-        """
+        """Yield the output of the first pod, and of those that replace it; without pods that in the storage."""
         shown: dict[tuple[str, int], str | None] = {}
         stored = self.stored_output(folder) if is_url(str(self.storage)) else None
 
         def new() -> Iterator[str]:
             place, name = self._cluster(job_id)
             index = self.split_id(job_id)[2] or "0"
-            if self.kind == "rayjob":
-                yield from stored() if stored else ()
-                return
             for pod in place.pods(name):
                 if not has_index(pod, index):
                     continue

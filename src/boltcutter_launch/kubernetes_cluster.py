@@ -18,13 +18,11 @@ INSTANCE = "app.kubernetes.io/instance"  # label of all objects and pods of a jo
 API = {  # group, version, plural and kind
     "job": ("batch", "v1", "jobs", "Job"),
     "trainjob": ("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob"),
-    "rayjob": ("ray.io", "v1", "rayjobs", "RayJob"),
 }
 TIMEOUT = (5, 30)  # seconds to connect, and to wait for an answer
 GATEWAY_TIMEOUT = 504  # the request may have had an effect
 LOG_TIMEOUT = (5, 24 * 3600)  # a training may be silent for long
 ENDED = {"Complete", "Completed", "Succeeded", "Failed"}  # conditions of the kinds of jobs
-RAY_ENDED = {"Complete", "Failed", "ValidationFailed"}  # JobDeploymentStatus of KubeRay's rayjob_types.go
 STARTING = {"ContainerCreating", "PodInitializing"}
 REMEDIES = {
     401: "log in again",
@@ -188,9 +186,6 @@ def summarize(job: Manifest, pods: list[Manifest], index: str | None = None) -> 
             first, _, last = part.partition("-")
             if int(first) <= int(str(index)) <= int(last or first):
                 return "ended", {"completed": "complete"}.get(name, name)
-    if (phase := job.get("status", {}).get("jobDeploymentStatus")) in RAY_ENDED:
-        text = "complete" if phase == "Complete" else "failed"
-        return "ended", f"{text} ({one_line(job['status'].get('message') or phase)})"
     conditions = {one["type"]: one for one in job.get("status", {}).get("conditions", ()) if one["status"] == "True"}
     if ended := next((conditions[name] for name in conditions if name in ENDED), None):
         reason = f" ({ended.get('reason', '')}: {ended.get('message', '')})" if ended["type"] == "Failed" else ""

@@ -24,7 +24,6 @@ from boltcutter.config.errors import one_line
 from boltcutter_launch.job import UnreachableError, follow_log
 from boltcutter_launch.ray_cluster import ray_cluster
 
-PLAN = "BOLTCUTTER_RAY_PLAN"  # variable with the plan, instead of the standard input
 POLL_SECONDS = 0.5
 NOTE_SECONDS = 60.0  # after which a start that waits is reported
 MAX_REASON = 500  # characters of an error of Ray
@@ -271,8 +270,8 @@ def show_log(file: Path) -> None:
 
 
 def main() -> int:
-    """Train as the plan on the standard input, or in its variable, says, and return the exit status."""
-    plan = Plan(**json.loads(os.environ.get(PLAN) or sys.stdin.read()))
+    """Train as the plan on the standard input says, and return the exit status."""
+    plan = Plan(**json.loads(sys.stdin.read()))
     if plan.log:
         show_log(plan.log)
     try:

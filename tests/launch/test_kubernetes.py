@@ -241,35 +241,13 @@ def test_logs_of_replaced_pods_are_followed(
 
 
 def test_logs_of_a_run_on_a_volume_say_where_they_are(server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """The ranks of a RayJob write to the storage, and pods of a job are deleted with it."""
-    server.pods = [pod("head", "Running")]
-    server.logs = {"head": [b"ray start\n"]}
-    for kind, path in (("rayjob", JOBS.replace("batch/v1", "ray.io/v1").replace("jobs", "rayjobs")), ("job", JOBS)):
-        server.objects[f"{path}/a"] = {"metadata": {"name": "a"}, "status": {"jobDeploymentStatus": "Complete"}}
-        launcher = KubernetesLauncher(kind=kind, **SETTINGS)  # type: ignore[arg-type]
-        assert list(launcher.logs("vision/a@lab", Path("/x/runs/digits/one"), follow=True)) == []
-        note = "note: the output of rank 0 is in /mnt/runs/digits/one/logs/rank-0.log, on a volume of the pods; copy it"
-        assert capsys.readouterr().err == f"{note} from there\n"
-        server.pods.clear()
-
-
-def test_logs_of_a_ray_job_are_followed_in_the_storage(
-    server: ApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    job: dict[str, Any] = {"metadata": {"name": "a"}, "status": {"jobDeploymentStatus": "Running"}}
-    server.objects[f"{JOBS.replace('batch/v1', 'ray.io/v1').replace('jobs', 'rayjobs')}/a"] = job
-    log = tmp_path / "digits" / "one" / "logs" / "rank-0.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("one\n")
-    steps: list[Callable[[], Any]] = [
-        lambda: log.write_text("one\ntwo\n"),
-        lambda: job["status"].update(jobDeploymentStatus="Complete"),
-    ]
-    monkeypatch.setattr("boltcutter_launch.job.time", SimpleNamespace(sleep=lambda delay: delay and steps.pop(0)()))
-    launcher = KubernetesLauncher(kind="rayjob", **SETTINGS | {"storage": f"file://{tmp_path}"})
-    shown = launcher.logs("vision/a@lab", Path("/x/runs/digits/one"), follow=True)
-    assert next(shown) == "one\n"  # while the run is running
-    assert (list(shown), steps) == (["two\n"], [])
+    """Pods of a job are deleted with it."""
+    ended = {"type": "Complete", "status": "True"}
+    server.objects[f"{JOBS}/a"] = {"metadata": {"name": "a"}, "status": {"conditions": [ended]}}
+    launcher = KubernetesLauncher(**SETTINGS)
+    assert list(launcher.logs("vision/a@lab", Path("/x/runs/digits/one"), follow=True)) == []
+    note = "note: the output of rank 0 is in /mnt/runs/digits/one/logs/rank-0.log, on a volume of the pods; copy it"
+    assert capsys.readouterr().err == f"{note} from there\n"
 
 
 @pytest.mark.parametrize("job_id", ["--all", "vision", "vision/-x", "../secrets/x@lab"])

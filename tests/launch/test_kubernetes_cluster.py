@@ -244,13 +244,3 @@ def test_the_state_of_an_index_of_an_array() -> None:
     assert found[2] == ("ended", "failed")
     assert found[0] == found[6] == ("pending", "pending")
     assert summarize(job, [pod("a", "Running", index=6)], "6") == ("running", "running, 1 pods")
-
-
-@pytest.mark.parametrize(
-    ("phase", "state", "text"),
-    [("Running", "pending", "pending"), ("Complete", "ended", "complete (done)"), ("Failed", "ended", "failed (done)")],
-)
-def test_the_state_of_a_ray_job(phase: str, state: str, text: str) -> None:
-    """JobDeploymentStatus of https://github.com/ray-project/kuberay, ray-operator/apis/ray/v1/rayjob_types.go."""
-    job: dict[str, Any] = {"metadata": {}, "status": {"jobDeploymentStatus": phase, "message": "done"}}
-    assert summarize(job, []) == (state, text)

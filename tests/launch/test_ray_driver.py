@@ -1,3 +1,4 @@
+import io
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from conftest import environment, require
 from boltcutter.environment import startup
 from boltcutter_launch import ray_driver
 from boltcutter_launch.job import UnreachableError
-from boltcutter_launch.ray_driver import PLAN, Driver, Plan, missing
+from boltcutter_launch.ray_driver import Driver, Plan, missing
 
 require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 
@@ -61,7 +62,8 @@ def test_a_ray_that_does_not_start_is_a_failure_not_a_mistake(
         raise UnreachableError("launch: Ray does not start")
 
     monkeypatch.setattr(ray_driver, "ray_cluster", refuse)
-    monkeypatch.setenv(PLAN, json.dumps({"folder": f"s3://bucket/{tmp_path.name}", "command": []}))
+    plan = json.dumps({"folder": f"s3://bucket/{tmp_path.name}", "command": []})
+    monkeypatch.setattr("sys.stdin", io.StringIO(plan))
     with startup.restored_signals():
         assert ray_driver.main() == 1
     assert capsys.readouterr().err == "error: launch: Ray does not start\n"

@@ -55,7 +55,7 @@ def test_a_node_reads_secrets_by_its_identity() -> None:
         VertexLauncher(storage="gs://b/runs"),
         AzureMLLauncher(storage="abfss://b@c.dfs.core.windows.net/runs", image="i"),
         SkyLauncher(storage="s3://b/runs"),
-        *(KubernetesLauncher(storage="s3://b/runs", kind=kind) for kind in ("job", "trainjob", "rayjob")),  # type: ignore[arg-type]
+        *(KubernetesLauncher(storage="s3://b/runs", kind=kind) for kind in ("job", "trainjob")),  # type: ignore[arg-type]
     ],
     ids=lambda launcher: getattr(launcher, "kind", launcher.option),
 )
