@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -134,9 +135,23 @@ def get_timeout(strategy: Any) -> timedelta | None:
     return getattr(strategy, "_timeout", None)
 
 
-def replace_signal_handlers(trainer: Any, install: Callable[[], None]) -> None:
-    """Install other handlers than Lightning's, which run collectives in the handler and deadlock."""
+def replace_signal_handling(trainer: Any, install: Callable[[], None]) -> None:
+    """Install other handlers than Lightning's, which run collectives in the handler and deadlock.
+
+    Lightning also broadcasts at each step whether rank 0 has received a signal, and waits for the device.
+    """
     trainer._signal_connector.register_signal_handlers = install
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _do_nothing
+
+
+def restore_signal_handling(trainer: Any) -> None:
+    """Undo ``replace_signal_handling``."""
+    vars(trainer._signal_connector).pop("register_signal_handlers", None)
+    vars(trainer.fit_loop.epoch_loop).pop("_broadcast_sigterm_tensor", None)
+
+
+def _do_nothing() -> None:  # no lambda, as a trainer may be pickled
+    pass
 
 
 def epoch_results(trainer: Any) -> Any:
@@ -158,13 +173,13 @@ def log_epoch(trainer: Any) -> None:
     loop._batches_that_stepped -= 1  # as Lightning does: the step of the last batch
     connector.log_metrics(logged)
     loop._batches_that_stepped += 1
+    connector.update_train_epoch_metrics = partial(_log_others, connector, set(logged))
 
-    def log_others() -> None:
-        del connector.update_train_epoch_metrics
-        connector.log_metrics({name: value for name, value in connector.metrics["log"].items() if name not in logged})
-        connector.reset_results()
 
-    connector.update_train_epoch_metrics = log_others
+def _log_others(connector: Any, logged: set[str]) -> None:
+    del connector.update_train_epoch_metrics
+    connector.log_metrics({name: value for name, value in connector.metrics["log"].items() if name not in logged})
+    connector.reset_results()
 
 
 def data_connector(trainer: Any) -> Any:

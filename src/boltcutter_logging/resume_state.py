@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -167,15 +168,16 @@ def _restore(trainer: L.Trainer, module: L.LightningModule, saved: dict[str, Any
             for attribute in item["tensors"].keys() & set(VALUES):
                 setattr(results[key], attribute, item["tensors"][attribute].reshape(()).to(module.device))
     continue_results(trainer)
-    log = results.log
+    results.log = partial(_log_again, results, saved)
 
-    def log_again(hook: str, name: str, *args: Any, **options: Any) -> None:
-        try:
-            log(hook, name, *args, **options)
-        except MisconfigurationException:  # the module has changed, and logs it with other options
-            if saved.pop(f"{hook}.{name}", None) is None:
-                raise
-            del results[f"{hook}.{name}"]
-            log(hook, name, *args, **options)
 
-    results.log = log_again
+def _log_again(results: Any, saved: dict[str, Any], hook: str, name: str, *args: Any, **options: Any) -> None:
+    """Log as before, unless the module has changed, and logs it with other options."""
+    log = type(results).log
+    try:
+        log(results, hook, name, *args, **options)
+    except MisconfigurationException:
+        if saved.pop(f"{hook}.{name}", None) is None:
+            raise
+        del results[f"{hook}.{name}"]
+        log(results, hook, name, *args, **options)

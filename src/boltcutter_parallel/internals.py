@@ -44,16 +44,6 @@ USED = {  # by name: the file that uses it, and why
     "_recover_results_in_main_process": "process_launcher: how a rank ended, and weights that are not unpickled",
     "_replicate_for_data_parallel": "data_parallel: nn.parallel.replicate works on GPUs only",
     "_WrappingCheckpointIO": "tpu: the only class that Lightning's strategies for TPUs accept besides their own",
-    "_apply_batch_transfer_handler": "skip_no_op_hooks: these eight take a third of a small model's step",
-    "_on_before_batch_transfer": "skip_no_op_hooks: the same",
-    "_build_kwargs": "skip_no_op_hooks: the same",
-    "_should_accumulate": "skip_no_op_hooks: the same",
-    "_should_check_val_epoch": "skip_no_op_hooks: the same",
-    "_call_callback_hooks": "skip_no_op_hooks: the same",
-    "_call_lightning_module_hook": "skip_no_op_hooks: the same",
-    "_call_strategy_hook": "skip_no_op_hooks: the same",
-    "_first_loop_iter": "skip_no_op_hooks: whether the first batch of an epoch has been logged",
-    "_broadcast_sigterm_tensor": "skip_no_op_hooks: a collective at each step",
     "_build_params_for_reducer": "unused_parameters: DDP's reducer is replaced between two steps",
     "_build_debug_param_to_name_mapping": "unused_parameters: names for the new reducer",
     "_ddp_init_helper": "unused_parameters: the new reducer; a new wrapper would need a new forward pass",
@@ -63,6 +53,10 @@ USED = {  # by name: the file that uses it, and why
     "_register_device_module": "xla: torchax would register a device, which torch.compile takes for an accelerator",
     "_should_use_torchax_tensor": "xla: also trace tensors that are created in the program",
 }
+
+# skip_no_op_hooks: functions of ``lightning.pytorch.trainer.call`` that call hooks of callbacks, module and strategy.
+# What they do besides takes a third of a small model's step.
+CALLING = ("_call_callback_hooks", "_call_lightning_module_hook", "_call_strategy_hook")
 
 CURRENT_HOOK = "_current_fx_name"  # of a module: the hook that Lightning calls, on which the defaults of ``log`` depend
 

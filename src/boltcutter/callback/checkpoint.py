@@ -9,7 +9,7 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from lightning.fabric.utilities import cloud_io
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from boltcutter.internals import has_validated
 from boltcutter.protocols import WaitsForWrites
@@ -181,49 +181,60 @@ class BestCheckpoint(ModelCheckpoint):
             )
 
 
-def delay_saves(trainer: L.Trainer, callback: Checkpoint) -> None:
-    """Delay what a ``ModelCheckpoint`` saves within an epoch: to before the next optimizer step, or the epoch's end.
+class DelayedSaves:
+    """Delays what a ``ModelCheckpoint`` saves within an epoch: to before the next optimizer step, or the epoch's end.
 
     Lightning saves before the values of the step are logged, with gradients that are partly accumulated, and, after the
     last batch, before validation and the end of the epoch, which a resumed run would leave out.
-    """
-    if not isinstance(callback, ModelCheckpoint) or not saves_within_epochs(callback):
-        return
-    after_batch, after_epoch = callback.on_train_batch_end, callback.on_train_epoch_end
-    is_due = trainer.fit_loop.epoch_loop.val_loop.restarted_mid_evaluation  # what precedes the validation
 
-    def save(trainer: L.Trainer, pl_module: L.LightningModule, batch_idx: int) -> None:
-        nonlocal is_due
-        if not is_due:
+    Args:
+        trainer: The trainer.
+        callback: Its hooks are set, until ``restore``.
+    """
+
+    HOOKS = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_end")
+
+    def __init__(self, trainer: L.Trainer, callback: ModelCheckpoint) -> None:
+        self.callback = callback
+        self.after_batch, self.after_epoch = callback.on_train_batch_end, callback.on_train_epoch_end
+        self.replaced = {name: vars(callback)[name] for name in self.HOOKS if name in vars(callback)}
+        self.is_due = trainer.fit_loop.epoch_loop.val_loop.restarted_mid_evaluation  # what precedes the validation
+        for name in self.HOOKS:
+            setattr(callback, name, getattr(self, name))
+
+    def restore(self) -> None:
+        """Restore the hooks that nobody has set since."""
+        for name in self.HOOKS:
+            if vars(self.callback).get(name) == getattr(self, name):
+                delattr(self.callback, name)
+                vars(self.callback).update({name: self.replaced[name]} if name in self.replaced else {})
+
+    def save(self, trainer: L.Trainer, pl_module: L.LightningModule, batch_idx: int) -> None:
+        """Save if it is due."""
+        if not self.is_due:
             return
-        is_due, progress = False, trainer.fit_loop.epoch_loop.batch_progress
+        self.is_due, progress = False, trainer.fit_loop.epoch_loop.batch_progress
         last, progress.is_last_batch = progress.is_last_batch, False  # else Lightning would wait for a validation
         try:
-            after_batch(trainer, pl_module, None, None, batch_idx)
+            self.after_batch(trainer, pl_module, None, None, batch_idx)
         finally:
             progress.is_last_batch = last
 
-    def on_train_batch_start(trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Save before the step, unless gradients are partly accumulated."""
         if batch_idx % trainer.accumulate_grad_batches == 0:
-            save(trainer, pl_module, batch_idx)
+            self.save(trainer, pl_module, batch_idx)
 
-    def on_train_batch_end(*arguments: Any) -> None:
-        nonlocal is_due
-        is_due = True
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        """Save later."""
+        self.is_due = True
 
-    def on_train_epoch_end(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        save(trainer, pl_module, trainer.fit_loop.batch_idx)
-        after_epoch(trainer, pl_module)
-
-    for hook in (on_train_batch_start, on_train_batch_end, on_train_epoch_end):
-        setattr(callback, hook.__name__, hook)
-
-
-def restore_saves(callback: Checkpoint) -> None:
-    """Undo ``delay_saves``."""
-    if isinstance(callback, ModelCheckpoint) and saves_within_epochs(callback):
-        for name in ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_end"):
-            vars(callback).pop(name, None)
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save what is due, then what is saved at the end of an epoch."""
+        self.save(trainer, pl_module, trainer.fit_loop.batch_idx)
+        self.after_epoch(trainer, pl_module)
 
 
 def saves_within_epochs(callback: ModelCheckpoint) -> bool:

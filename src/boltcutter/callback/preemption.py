@@ -8,12 +8,18 @@ from typing import Any
 import lightning as L
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import Callback, WeightAveraging
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, WeightAveraging
 
-from boltcutter.callback.checkpoint import delay_saves, restore_saves
+from boltcutter.callback.checkpoint import DelayedSaves, saves_within_epochs
 from boltcutter.environment import lease, signals, startup
 from boltcutter.environment.workers import protect_workers
-from boltcutter.internals import data_fetcher, get_timeout, is_accumulating, replace_signal_handlers
+from boltcutter.internals import (
+    data_fetcher,
+    get_timeout,
+    is_accumulating,
+    replace_signal_handling,
+    restore_signal_handling,
+)
 from boltcutter.protocols import BuffersMetrics, WaitsForWrites
 
 UNLIMITED = 2**31 - 1  # batches of a dataset of unknown length
@@ -48,6 +54,7 @@ class Preemption(Callback):
         self._world: Any = None
         self._group: Any = None
         self._installed_handlers = False
+        self._delayed: list[DelayedSaves] = []
         self._all_reduce_max: Any = None  # of a strategy with a faster reduction of an integer
         self._common = self._seen = 0  # batches of a validation or test that all ranks have, and those started
 
@@ -69,7 +76,7 @@ class Preemption(Callback):
         lease.watch(self._lease)
         protect_workers()
         self._all_reduce_max = getattr(trainer.strategy, "all_reduce_max", None)
-        replace_signal_handlers(trainer, signals.install_handlers)
+        replace_signal_handling(trainer, signals.install_handlers)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Clean up like ``teardown``, which is not called after an exception."""
@@ -77,16 +84,19 @@ class Preemption(Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Restore the previous signal handlers."""
+        restore_signal_handling(trainer)
         if self._installed_handlers:
             signals.restore_handlers()
-        for callback in trainer.checkpoint_callbacks:
-            restore_saves(callback)
+        while self._delayed:
+            self._delayed.pop().restore()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin to measure the time, and delay what is saved within an epoch."""
         self._saved = time.monotonic()
+        delayed = [each.callback for each in self._delayed]
         for callback in trainer.checkpoint_callbacks:
-            delay_saves(trainer, callback)
+            if isinstance(callback, ModelCheckpoint) and saves_within_epochs(callback) and callback not in delayed:
+                self._delayed.append(DelayedSaves(trainer, callback))
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -76,7 +77,7 @@ class EndOfTraining(Callback):
 
         With ``max_steps``, Lightning would also repeat the end of a complete epoch, and count one step too many.
         """
-        trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
+        trainer.fit_loop._iteration_based_training = _never  # type: ignore[method-assign]
         progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current")
         loop = trainer.fit_loop.epoch_loop
         reached = 0 <= loop.max_steps <= checkpoint.get("global_step", 0)
@@ -88,23 +89,30 @@ class EndOfTraining(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Validate at the end of training."""
         loop: Any = trainer.fit_loop.epoch_loop
-        is_due = loop._should_check_val_fx
-
-        def should_validate(fetcher: Any) -> bool:
-            if self._max_steps is not None:
-                loop.max_steps, self._max_steps = self._max_steps, None
-            return bool(is_due(fetcher)) or (is_ending(trainer) and trainer.enable_validation)
-
-        loop._should_check_val_fx = should_validate
-        if any(config.reduce_on_plateau and config.interval == "epoch" for config in trainer.lr_scheduler_configs):
-            _update_plateau_before_saving(trainer, pl_module)
+        loop._should_check_val_fx = partial(self._should_validate, trainer)
         if trainer.fit_loop.restarted_mid_epoch:
-            _begin_epoch_again(trainer)
+            # After on_train_start, where GradientAccumulationScheduler checks the trainer's initial value.
+            trainer.fit_loop.on_advance_start = partial(_begin_epoch_again, trainer)  # type: ignore[method-assign]
+
+    def _should_validate(self, trainer: L.Trainer, fetcher: Any) -> bool:
+        """Whether to validate after this batch: when Lightning does, and at the end of training."""
+        loop: Any = trainer.fit_loop.epoch_loop
+        if self._max_steps is not None:
+            loop.max_steps, self._max_steps = self._max_steps, None
+        if type(loop)._should_check_val_fx(loop, fetcher):
+            return True
+        is_ours = self in trainer.callbacks  # type: ignore[attr-defined]  # not in a trial of BatchSizeFinder
+        return is_ours and is_ending(trainer) and trainer.enable_validation
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Update ReduceLROnPlateau before the checkpoints of this epoch are saved."""
+        configs = trainer.lr_scheduler_configs
+        if is_last_batch(trainer) and any(each.reduce_on_plateau and each.interval == "epoch" for each in configs):
+            UpdateAfterHook(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore Lightning's loop."""
         loop = trainer.fit_loop
-        vars(pl_module).pop("on_train_epoch_end", None)
         for owner in (loop, loop.epoch_loop):
             for name in ("_iteration_based_training", "_should_check_val_fx", "update_lr_schedulers"):
                 if name in vars(owner):
@@ -132,25 +140,43 @@ class EndOfTraining(Callback):
                 counts["completed"] = min(counts["completed"], counts["processed"])
 
 
-def _update_plateau_before_saving(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-    """Update ReduceLROnPlateau at the end of each epoch, before its checkpoints are saved.
+class UpdateAfterHook:
+    """Updates ReduceLROnPlateau after the next call of the module's ``on_train_epoch_end``, which may log its metric.
 
-    Lightning updates it after they are saved, and never in an epoch within which a run is resumed.
+    Lightning updates it after the checkpoints of an epoch are saved, and never in an epoch within which a run resumes.
+
+    Args:
+        trainer: The trainer.
+        module: Its hook is set until it is called.
     """
-    loop: Any = trainer.fit_loop.epoch_loop
-    update, end_epoch = loop.update_lr_schedulers, pl_module.on_train_epoch_end
 
-    def update_others(interval: str, update_plateau_schedulers: bool) -> None:
-        if interval == "step" or not update_plateau_schedulers:
-            update(interval, update_plateau_schedulers)
+    NAME = "on_train_epoch_end"
 
-    def on_train_epoch_end() -> None:
-        end_epoch()
-        if is_last_batch(trainer):
-            update("epoch", update_plateau_schedulers=True)
+    def __init__(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.trainer, self.module, self.replaced = trainer, module, vars(module).get(self.NAME)
+        vars(module)[self.NAME] = self
 
-    loop.update_lr_schedulers = update_others
-    pl_module.on_train_epoch_end = on_train_epoch_end  # type: ignore[method-assign]
+    def __call__(self) -> None:
+        """Call the hook, then update."""
+        del vars(self.module)[self.NAME]
+        if self.replaced is not None:
+            vars(self.module)[self.NAME] = self.replaced
+        self.module.on_train_epoch_end()
+        loop: Any = self.trainer.fit_loop.epoch_loop
+        type(loop).update_lr_schedulers(loop, "epoch", update_plateau_schedulers=True)
+        loop.update_lr_schedulers = partial(_update_others, loop)
+
+
+def _update_others(loop: Any, interval: str, update_plateau_schedulers: bool) -> None:
+    """Update schedulers, without those of plateaus at the end of the epoch."""
+    if interval == "epoch" and update_plateau_schedulers:
+        del loop.update_lr_schedulers
+    else:
+        type(loop).update_lr_schedulers(loop, interval, update_plateau_schedulers)
+
+
+def _never() -> bool:  # no lambda, as a trainer may be pickled
+    return False
 
 
 def _begin_epoch_again(trainer: L.Trainer) -> None:
@@ -160,20 +186,15 @@ def _begin_epoch_again(trainer: L.Trainer) -> None:
     which the latter computes anew in the last epoch, are kept.
     """
     loop: Any = trainer.fit_loop
-    advance = loop.on_advance_start
-
-    def once() -> None:  # after on_train_start, where the scheduler checks the trainer's initial value
-        del loop.on_advance_start
-        advance()
-        module = trainer.lightning_module
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, GradientAccumulationScheduler | StochasticWeightAveraging):
-                callback.on_train_epoch_start(trainer, module)
-        for name, buffer in module.named_buffers():
-            buffer.copy_(buffers[name])
-
-    loop.on_advance_start = once
+    del loop.on_advance_start
+    loop.on_advance_start()
+    module = trainer.lightning_module
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler | StochasticWeightAveraging):
+            callback.on_train_epoch_start(trainer, module)
+    for name, buffer in module.named_buffers():
+        buffer.copy_(buffers[name])
 
 
 def limits(cfg: DictConfig) -> dict[str, Any]:

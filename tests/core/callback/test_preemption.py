@@ -238,7 +238,9 @@ from boltcutter.callback.preemption import Preemption
 dist.init_process_group("gloo")
 strategy = SimpleNamespace(_timeout=timedelta(seconds=1))
 callback = Preemption("folder")
-callback.setup(SimpleNamespace(strategy=strategy, _signal_connector=SimpleNamespace()), None, "fit")
+loop = SimpleNamespace(epoch_loop=SimpleNamespace())
+trainer = SimpleNamespace(strategy=strategy, _signal_connector=SimpleNamespace(), fit_loop=loop)
+callback.setup(trainer, None, "fit")
 began = time.monotonic()
 if dist.get_rank() == 0:
     try:
