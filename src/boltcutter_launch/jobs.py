@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from boltcutter import files
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, one_line, printable
 from boltcutter.config.instantiate import build, find_mistakes
@@ -30,7 +31,7 @@ def remember(runs: str, folder: Path) -> None:
     if "://" not in runs and not folder.resolve().is_relative_to(Path(runs).resolve()):
         with suppress(OSError):  # of a folder that this user cannot write, in which list finds no other runs either
             Path(runs).mkdir(parents=True, exist_ok=True)
-            with open(Path(runs) / FOLDERS, "a", opener=trust.without_blocking) as file:
+            with open(Path(runs) / FOLDERS, "a", opener=files.opener(runs)) as file:
                 file.write(f"{folder.resolve()}\n")
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from boltcutter import files
 from boltcutter.environment.process import start_time
 from boltcutter_launch.job import Job, Launcher, Range, Status, assignments, check_settings, code_path, follow_log
 
@@ -68,7 +69,7 @@ class LocalLauncher(Launcher):
 
     def submit(self, job: Job, file: Path) -> list[str]:
         """Start the run; its id has the pid, host and start time of its first process."""
-        with open(job.folder / "logs" / self.log_name, "ab") as log:
+        with open(job.folder / "logs" / self.log_name, "ab", opener=files.opener(job.folder)) as log:
             process = subprocess.Popen(
                 ["bash", str(file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )

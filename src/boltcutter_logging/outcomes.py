@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from boltcutter.checkpoint.atomic import write_text
+from boltcutter.checkpoint.atomic import write, write_text
 from boltcutter.evaluation.table import Table, count_rows, write_csv
 from boltcutter.formatting import csv_text
 from boltcutter.protocols import data_parallel, gather_objects
@@ -98,7 +98,7 @@ class PredictionWriter(Callback):
                 table["index"] = np.arange(count_rows(table))  # in the order of ranks and batches
             keys = ("index", "dataloader")  # the last one is the primary key
             table = select_rows(table, np.lexsort([table[key] for key in keys if key in table]))
-            write_csv(self.folder / "predictions.csv", table)
+            write_csv(self.folder / "predictions.csv", table, self.folder)
             _write_summary(self.folder, table, _classes(data))
             _write_worst(self.folder, [worst for _, worst in gathered], data)
         else:
@@ -146,12 +146,11 @@ def _write_worst(folder: Path, ranks: Sequence[tuple[Table, list[npt.NDArray[Any
         return
     places = np.lexsort([rows["index"], -rows["loss"]])[:WORST]
     chosen = [inputs[place] for place in places]
-    np.savez_compressed(
+    facts = {**select_rows(rows, places), **_texts(data, chosen)}
+    stacked = np.stack(chosen)
+    write(
         folder / "worst.npz",
-        inputs=np.stack(chosen),
-        allow_pickle=False,
-        **select_rows(rows, places),
-        **_texts(data, chosen),
+        lambda file: np.savez_compressed(file, inputs=stacked, allow_pickle=False, **facts),
     )
 
 
@@ -191,7 +190,7 @@ def _write_classes(folder: Path, targets: npt.NDArray[Any], predictions: npt.NDA
         "recall": correct / np.maximum(1, support),
         "f1": 2 * correct / np.maximum(1, predicted + support),
     }
-    write_csv(folder / "classes.csv", {"class": names, **scores, "samples": support})
+    write_csv(folder / "classes.csv", {"class": names, **scores, "samples": support}, folder)
     rows = [[name, *row] for name, row in zip(names, matrix.tolist(), strict=True)]  # names of classes may be equal
     write_text(folder / "confusion.csv", csv_text([["target", *names], *rows]))
     draw_confusion(folder / "confusion.svg", matrix, names)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from boltcutter.checkpoint.atomic import write_text
 from boltcutter.evaluation.table import Table
 
 CELL = 28.0  # pixels per class of a small confusion matrix
@@ -91,4 +92,4 @@ def _text(x: float, y: float, text: str, style: str = "", rotate: int = 0) -> st
 def _write(path: Path, side: float, shapes: Sequence[str]) -> None:
     begin = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {side:g} {side:g}" width="{side:g}" style="{STYLE}">'
     background = '<rect width="100%" height="100%" fill="white"/>'
-    path.write_text("\n".join([begin, background, *shapes, "</svg>\n"]), encoding="utf-8")
+    write_text(path, "\n".join([begin, background, *shapes, "</svg>\n"]))

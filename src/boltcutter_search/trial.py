@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from boltcutter import files
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import format_value
 from boltcutter.environment import lease
@@ -105,7 +106,7 @@ class Trial:
         self._buffer, self._is_waiting = b"", False  # an earlier process may have been killed while it wrote
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
         variables = {**inherited, **self.project.environment, **self.environment, TRIAL_FD: str(theirs.fileno())}
-        with theirs, open(self.log, "ab") as log:
+        with theirs, open(self.log, "ab", opener=files.opener(self.log.parents[1])) as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "boltcutter", "train", *where],
                 stdin=subprocess.DEVNULL,

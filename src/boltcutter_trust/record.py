@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import re
-import stat
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -29,7 +27,6 @@ from boltcutter.project import LIBRARY, Project, declared_parts, is_library, pri
 from boltcutter.run.trust import REMEDY
 
 MAX_DOUBLINGS = 16  # references after the first of each text, in all, as each leads to a text that may have several
-OWN_LINKS = ("code", "wandb")  # in a run folder; the snapshot of the code and W&B have links, and nothing reads them
 # Packages of the core whose classes are allowed. Functions are allowed if a configuration file refers to them.
 PROJECT_PACKAGES = tuple(
     f"{LIBRARY}.{name}" for name in ("model", "data", "task", "callback", "logger", "strategy", "checkpoint")
@@ -71,13 +68,11 @@ PLAIN_REFERENCE = re.compile(
 )
 
 
-def judge(
-    node: Any, where: str, folder: Path, project: Project | None, *, instantiates: bool, runs: bool, walks: bool
-) -> None:
+def judge(node: Any, where: str, folder: Path, project: Project | None, *, instantiates: bool, runs: bool) -> None:
     """Check references, URLs and targets in a record of somebody else; arguments are those of ``trust.check``.
 
     Raises:
-        ConfigError: A reference, URL, target or file is not allowed.
+        ConfigError: A reference, URL or target is not allowed.
     """
     texts = [text for text in _texts(node) if "${" in text]
     if sum(text.count("${") - 1 for text in texts) > MAX_DOUBLINGS:
@@ -102,8 +97,6 @@ def judge(
         raise ConfigError(
             f"{where}: its record holds overrides or launch settings, with commands, that you have not signed; {REMEDY}"
         )
-    if walks and (entry := next(_outside(folder), None)):
-        raise ConfigError(f"{where}: {one_line(entry)} is not a file of the folder, or leads out of it; {REMEDY}")
 
 
 def iter_targets(node: Any) -> Iterator[tuple[str, bool]]:
@@ -144,20 +137,6 @@ def _unsafe_urls(node: Any, project: Project | None) -> Iterator[str]:
         found = [match[0] for match in URL.finditer(node) if match["protocol"].lower() not in TRUSTED_PROTOCOLS]
         if "::" in node or any(url not in known for url in found):
             yield node
-
-
-def _outside(folder: Path) -> Iterator[str]:
-    """Yield links out of a folder, to which its files would be read and written, and FIFOs, which block."""
-    home = folder.resolve()
-    for place, folders, files in os.walk(folder):
-        if Path(place).parent == folder and Path(place).name in OWN_LINKS:
-            folders[:] = []
-            continue
-        for path in (Path(place, name) for name in [*folders, *files]):
-            found = path.lstat().st_mode
-            is_inside = stat.S_ISLNK(found) and Path(os.path.realpath(path)).is_relative_to(home)
-            if not (is_inside or stat.S_ISREG(found) or stat.S_ISDIR(found)):
-                yield str(path.relative_to(folder))
 
 
 def _is_known(target: str) -> bool:

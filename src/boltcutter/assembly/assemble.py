@@ -151,6 +151,8 @@ def complete_config(cfg: DictConfig) -> DictConfig:
         cfg.name = str(cfg.name)
     if not cfg.name.isprintable():
         raise ConfigError(f"name={cfg.name}: has control characters, but names a folder; remove them")
+    if {"", ".", ".."}.intersection(cfg.name.split("/")):
+        raise ConfigError(f"name={cfg.name}: not the name of a folder below runs={cfg.get('runs')}; try name=run")
     if not 0 <= cfg.seed < 2**32:
         raise ConfigError(f"seed={cfg.seed} is not in [0, {2**32 - 1}]; try 0")
     if not cfg.timeout > 0:

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from boltcutter import extend
+from boltcutter import extend, files
 from boltcutter.internals import foreach_norm
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
 
@@ -199,7 +199,8 @@ class Guard(Callback):
     def _write_batch(self, batch: Any, rank: int) -> Path:
         path = self.folder / f"nonfinite-rank-{rank}.pt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(move_data_to_device(batch, torch.device("cpu")), path)  # so that it loads on any machine
+        with open(path, "wb", opener=files.opener(self.folder)) as file:
+            torch.save(move_data_to_device(batch, torch.device("cpu")), file)  # so that it loads on any machine
         return path
 
 

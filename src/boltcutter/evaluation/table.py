@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from boltcutter import files
 from boltcutter.formatting import as_cell
 from boltcutter.run import trust
 
@@ -25,11 +26,18 @@ def count_rows(table: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> int:
     return len(next(iter(table.values()), ()))
 
 
-def write_csv(path: Path, table: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> None:
-    """Write a table with a header; numbers have as many digits as their dtype needs."""
+def write_csv(path: Path, table: Mapping[str, Sequence[Any] | npt.NDArray[Any]], folder: Path | None = None) -> None:
+    """Write a table with a header; numbers have as many digits as their dtype needs.
+
+    Args:
+        path: Of the file.
+        table: Columns.
+        folder: Folder of a run, out of which no link in it leads the file; None for a path of the user.
+    """
     columns = [np.asarray(column) for column in table.values()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="", encoding="utf-8", opener=trust.without_blocking) as file:
+    opener = files.opener(folder) if folder else trust.without_blocking
+    with open(path, "w", newline="", encoding="utf-8", opener=opener) as file:
         os.set_blocking(file.fileno(), True)  # only opening a FIFO that nobody reads must not block
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(map(as_cell, table))

@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyExperiment  # type: ignore[attr-defined]
 from lightning.pytorch.utilities import rank_zero_only
 
+from boltcutter.files import opener
 from boltcutter.formatting import as_cell, parse_count
 
 # Why not Lightning's CSVLogger: a resumed run would delete the metrics of earlier attempts, metrics of one step would
@@ -157,7 +158,7 @@ class CSVLogger(Logger):
         begin = self._last_row_start if grown else self._end
         if begin + sum(map(len, lines)) < self._end:  # a shorter row would leave the end of the old one
             return self._write_all(pending)
-        with open(self.path, "r+b", buffering=0) as file:
+        with open(self.path, "r+b", buffering=0, opener=opener(self.path.parent)) as file:
             file.seek(begin)
             text = b"".join(lines)
             if (file.write(text) or 0) < len(text):  # a disk that fills up accepts a part without an error
@@ -179,7 +180,8 @@ class CSVLogger(Logger):
         header, lines = _line(map(as_cell, self._columns)), self._lines(rows)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_name(f".{self.path.name}.part")
-        with open(draft, "wb") as file:
+        draft.unlink(missing_ok=True)  # of a killed process, or a link
+        with open(draft, "xb") as file:
             file.write(header + b"".join(lines))
             file.flush()
             os.fsync(file.fileno())

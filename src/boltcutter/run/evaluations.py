@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from boltcutter import files
 from boltcutter.run import trust
 
 FILE = Path("evaluation", "log.jsonl")  # in the folder of a run; a line for each evaluation, whatever it wrote where
@@ -24,7 +25,7 @@ def append(folder: Path, settings: Mapping[str, Any]) -> None:
     line = json.dumps({"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), **settings})
     with suppress(OSError):
         (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
-        with open(folder / FILE, "a", encoding="utf-8", opener=trust.without_blocking) as file:
+        with open(folder / FILE, "a", encoding="utf-8", opener=files.opener(folder)) as file:
             file.write(f"{line}\n")
 
 

@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from boltcutter.checkpoint.atomic import write_text
+from boltcutter.checkpoint.atomic import write, write_text
 from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError, prefix_errors
 from boltcutter.config.redaction import hide_variables
@@ -52,7 +52,16 @@ def read_run_config(project: Project, folder: Path, setting: str = "run", *, ins
     """
     recorded, signature = recorded_config(folder, setting)
     where = f"{setting}={folder}"
-    trust.check(recorded, where, folder, project, signature=signature, instantiates=instantiates, walks=True)
+    trust.check(
+        recorded,
+        where,
+        folder,
+        project,
+        signature=signature,
+        instantiates=instantiates,
+        walks=True,
+        writes=setting == "resume",
+    )
     if missing := [key for key in REQUIRED if (instantiates or key in BASIC) and key not in recorded]:
         raise ConfigError(f"{where}: its record.json has no {missing[0]} in config; restore it from a copy")
     if broken := [key for key, value in recorded.items() if isinstance(value, str) and "\0" in value]:
@@ -161,7 +170,7 @@ def _write_patch(file: Path, state: dict[str, Any]) -> str | None:
         print(f"warning: {file} is not written: git failed to list uncommitted changes", file=sys.stderr)
     if not patch:
         return None
-    file.write_bytes(patch)
+    write(file, lambda opened: opened.write(patch))
     return file.name
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from boltcutter import files
 from boltcutter.config.errors import ConfigError
-from boltcutter.run import trust
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def capture_output(folder: Path, rank: int) -> Iterator[None]:
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     file = folder / "logs" / f"rank-{rank}.log"
     try:
-        log = open(file, "a", buffering=1, opener=trust.without_blocking)  # noqa: SIM115 - closing must not fail
+        log = open(file, "a", buffering=1, opener=files.opener(folder))  # noqa: SIM115 - closing must not fail
     except OSError as error:
         raise ConfigError(
             f"folder={folder}: {file.name} in logs cannot be written ({error.strerror}); remove it"

@@ -7,6 +7,7 @@ refused without it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
@@ -14,18 +15,21 @@ import os
 import secrets
 import stat
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from boltcutter import extend
-from boltcutter.config.errors import ConfigError
+from boltcutter import extend, files
+from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.project import LIBRARY, Project, install_command
 
 KEY_FILE = Path("~/.config/boltcutter/key")  # secret key of this user, with which records are signed
 MAX_BYTES = 1 << 26  # of a file of a run
 MAX_JSON, MAX_LISTS = 1 << 25, 1 << 20  # bytes, and lists and objects, of a record: each list takes 64 bytes of memory
 MAX_DEPTH = 100  # of a record; where it is used, many more levels would exceed Python's limit of recursion
+OWN_LINKS = ("code", "wandb")  # in a run folder; the snapshot of the code and W&B have links, and nothing reads them
+CHECKPOINTS = "checkpoints"  # in a run folder; it may be a link to a larger disk, from which checkpoints are only read
 REMEDY = "set trust=true if you trust the source of the folder"
 _granted = False
 
@@ -66,14 +70,19 @@ def read_bytes(path: Path) -> bytes:
         return file.read(os.fstat(file.fileno()).st_size + 1)  # the limit itself would be allocated each time
 
 
-def open_file(path: Path, limit: int = MAX_BYTES) -> IO[bytes]:
-    """Open a file of a run folder, whoever has written it.
+def open_file(path: Path, limit: int = MAX_BYTES, *, follows: bool = False) -> IO[bytes]:
+    """Open a file of a run folder, whoever has written it; a link only if ``follows``.
 
     Raises:
         OSError: There is no such file, or it cannot be read.
         ValueError: It is not an ordinary file, or has more bytes than the limit.
     """
-    number = without_blocking(path, os.O_RDONLY)
+    try:
+        number = without_blocking(path, os.O_RDONLY | (0 if follows else os.O_NOFOLLOW))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError("not an ordinary file") from None
+        raise
     found = os.fstat(number)
     if stat.S_ISREG(found.st_mode) and found.st_size <= limit:
         return open(number, "rb")
@@ -122,8 +131,12 @@ def check(
     instantiates: bool = True,
     runs: bool = False,
     walks: bool = False,
+    writes: bool = False,
 ) -> None:
-    """Have a part check references, URLs and targets in a record that this user has not signed.
+    """Have a part check references, URLs and targets in a record that is not this user's own.
+
+    Own is what this user has signed, in a folder that is, with all of its files, of this user and writable by nobody
+    else.
 
     Args:
         node: Part of the record.
@@ -133,19 +146,69 @@ def check(
         signature: Signature of ``node``, from ``sign``.
         instantiates: Whether the classes in ``node`` will be instantiated.
         runs: Whether commands or overrides in ``node`` will be run, so that a signature is required.
-        walks: Whether files in the folder will be read or written, so that none may be elsewhere.
+        walks: Whether files in the folder will be read, so that none may be elsewhere.
+        writes: Whether they will be written as well.
 
     Raises:
         ConfigError: A reference, URL, target or file is not allowed, or no part can judge that.
     """
-    if _granted or is_signed(node, signature):
+    if _granted:
+        return
+    foreign = next(_foreign(folder), None) if (signed := is_signed(node, signature)) else None
+    is_own = signed and foreign is None
+    if walks and (entry := next(_outside(folder, is_own=is_own, writes=writes), None)):
+        raise ConfigError(f"{where}: {one_line(entry)} is not a file of the folder, or leads out of it; {REMEDY}")
+    if is_own:
         return
     if (judge := extend.find("judge_record")) is None:
         raise ConfigError(
             f"{where}: its record.json is not signed by you; {REMEDY}, or install the part that checks it: "
             f"{install_command(LIBRARY)}"
         )
-    judge(node, where, folder, project, instantiates=instantiates, runs=runs, walks=walks)
+    try:
+        judge(node, where, folder, project, instantiates=instantiates, runs=runs)
+    except ConfigError as error:
+        if foreign is None:
+            raise
+        note = f"you have signed it, but others own or may write {one_line(foreign)}; chmod -R go-w {folder}, or "
+        raise ConfigError(*(str(line).replace(REMEDY, note + REMEDY) for line in error.args)) from None
+
+
+def _foreign(folder: Path) -> Iterator[str]:
+    """Yield what is in a folder that others own or may write, and the folder itself if that is so."""
+    try:
+        if not files.is_ours(os.lstat(os.path.realpath(folder))):
+            yield str(folder)
+        for place, folders, names in os.walk(folder):
+            yield from (p for name in (*folders, *names) if not files.is_ours(os.lstat(p := os.path.join(place, name))))
+    except OSError:  # removed meanwhile, or there is no folder
+        return
+
+
+def _outside(folder: Path, *, is_own: bool, writes: bool) -> Iterator[str]:
+    """Yield links out of a folder, to which its files would be read and written, and FIFOs, which block.
+
+    Args:
+        folder: Folder of a run.
+        is_own: Whether links out of it are followed: those that a trusted user has made.
+        writes: Whether files will be written, so that ``checkpoints`` of somebody else must be inside.
+    """
+    home = folder.resolve()
+    for place, folders, names in os.walk(folder):
+        if Path(place).parent == folder and Path(place).name in OWN_LINKS:
+            folders[:] = []
+            continue
+        for path in (Path(place, name) for name in [*folders, *names]):
+            found = path.lstat()
+            if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
+                continue
+            target, is_top = Path(os.path.realpath(path)), Path(place) == folder
+            is_link = stat.S_ISLNK(found.st_mode) and not (
+                target.exists() and not (target.is_file() or target.is_dir())
+            )
+            is_read = is_top and path.name == CHECKPOINTS and target.is_dir() and not writes
+            if not (is_link and (target.is_relative_to(home) or is_read or (is_own and files.is_ours(found)))):
+                yield str(path.relative_to(folder))
 
 
 def sign(node: Any) -> str | None:
@@ -177,7 +240,7 @@ def signed_content(node: Any) -> bytes:
 
 def _signature(node: Any) -> str | None:
     try:
-        with open_file(KEY_FILE.expanduser()) as file:
+        with open_file(KEY_FILE.expanduser(), follows=True) as file:
             facts, key = os.fstat(file.fileno()), file.read()
         owners = os.geteuid(), Path("~").expanduser().stat().st_uid  # of root in a container, who uses a user's home
         if len(key) < 64 or facts.st_mode & 0o077 or facts.st_uid not in owners:

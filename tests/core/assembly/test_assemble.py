@@ -166,6 +166,12 @@ def test_a_null_setting_of_the_data_is_named_itself(tmp_path: Path, monkeypatch:
     assert mistakes == {"data.shape", "data.num_classes", "seed"}
 
 
+@pytest.mark.parametrize("name", ["..", "../../x", "a/../../x", "/tmp/x", "a//b", ".", "s3://bucket/x"])
+def test_a_name_leads_to_a_folder_below_that_of_all_runs(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^name=.*: not the name of a folder below runs=runs; try name="):
+        read_config(PROJECT, [f"name={name}"])
+
+
 def test_a_name_with_control_characters_is_refused() -> None:
     """It names a folder, and would control the terminal wherever it is listed."""
     with pytest.raises(ConfigError, match=r"^name=a\\nb\\x1b\[2J: has control characters"):

@@ -1,0 +1,109 @@
+"""Whose a file is, and files of a run that are opened for writing: never through a link of somebody else."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def trusted_owners() -> frozenset[int]:
+    """IDs of the users whose files this process may use: itself, root, and the owner of its home directory.
+
+    The last one is another user for root in a container that uses the home directory of the user.
+    """
+    return _owners(os.geteuid(), os.environ.get("HOME"))
+
+
+@cache
+def _owners(user: int, home: str | None) -> frozenset[int]:
+    try:
+        return frozenset({user, 0, os.stat(home or os.path.expanduser("~")).st_uid})
+    except OSError:
+        return frozenset({user, 0})
+
+
+def is_ours(found: os.stat_result) -> bool:
+    """Whether a file is of a trusted owner, and writable by nobody else; a link is writable by nobody."""
+    if found.st_uid not in trusted_owners():
+        return False
+    if stat.S_ISLNK(found.st_mode) or not found.st_mode & 0o022:
+        return True
+    return not found.st_mode & 0o002 and _is_private_group(found.st_gid, found.st_uid)
+
+
+@cache
+def _is_private_group(group: int, user: int) -> bool:
+    """Whether a group is that of one user alone, as many Linux distributions create one for each user."""
+    import grp
+    import pwd
+
+    if group == 0:
+        return True
+    try:
+        name, members = pwd.getpwuid(user).pw_name, grp.getgrgid(group)
+    except KeyError:
+        return False
+    return members.gr_name == name and set(members.gr_mem) <= {name}
+
+
+def opener(folder: str | Path) -> Callable[[str, int], int]:
+    """An opener, for ``open``, of files in the folder of a run, as by ``open_within``."""
+    return lambda path, flags: open_within(folder, path, flags)
+
+
+def open_within(folder: str | Path, path: str | Path, flags: int) -> int:
+    """Open a file below the folder of a run for writing, whoever has made the folder; return its descriptor.
+
+    The file is found from a descriptor of the folder, so that nobody can exchange what was checked. FIFOs do not block.
+
+    Raises:
+        OSError: It cannot be opened, is a link, not an ordinary file, has several names, or a link of somebody else
+            leads to its folder.
+    """
+    *inner, name = Path(os.path.relpath(path, folder)).parts
+    if name == ".." or ".." in inner:
+        raise OSError(errno.EPERM, "is not in the folder of the run", str(path))
+    place = os.open(folder, FOLDER)
+    try:
+        for part in inner:
+            below = _open_folder(part, place)
+            os.close(place)
+            place = below
+        wanted = flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        number = os.open(name, wanted, 0o666, dir_fd=place)
+    finally:
+        os.close(place)
+    found = os.fstat(number)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(number)
+        what = (
+            "is not an ordinary file" if not stat.S_ISREG(found.st_mode) else "has another name as well (a hard link)"
+        )
+        raise OSError(errno.EPERM, what, str(path))
+    if flags & os.O_TRUNC:
+        os.ftruncate(number, 0)
+    return number
+
+
+def _open_folder(name: str, place: int) -> int:
+    """Open a folder relative to a descriptor; follow links that a trusted owner has made."""
+    try:
+        return os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=place)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR) or not hasattr(os, "O_PATH"):
+            raise
+    link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+    try:
+        found = os.fstat(link)
+        if not stat.S_ISLNK(found.st_mode) or found.st_uid not in trusted_owners():
+            raise OSError(errno.ELOOP, "is a link of another user", name)
+        target = os.readlink("", dir_fd=link)
+    finally:
+        os.close(link)
+    return os.open(target, FOLDER, dir_fd=place)
