@@ -421,3 +421,18 @@ def trained(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = script("train", f"folder={folder}", "trainer.max_epochs=6")
     assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.fixture
+def hand_over(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Let another user own a file or a folder with all that is in it, or, without root, let this process be another."""
+
+    def change(path: Path) -> None:
+        if (user := os.geteuid()) == 0:
+            for place in (path, *path.rglob("*")):
+                os.lchown(place, 54321, 54321)
+        else:
+            monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+            monkeypatch.setenv("HOME", "/")
+
+    return change

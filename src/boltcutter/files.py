@@ -15,9 +15,11 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 def trusted_owners() -> frozenset[int]:
     """IDs of the users whose files this process may use: itself, root, and the owner of its home directory.
 
-    The last one is another user for root in a container that uses the home directory of the user.
+    The last one is another user for root in a container that uses the home directory of the user. For root by sudo,
+    also the user who called it.
     """
-    return _owners(os.geteuid(), os.environ.get("HOME"))
+    invoking = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
+    return _owners(os.geteuid(), os.environ.get("HOME")) | ({int(invoking)} if invoking.isdecimal() else set())
 
 
 @cache
@@ -26,6 +28,17 @@ def _owners(user: int, home: str | None) -> frozenset[int]:
         return frozenset({user, 0, os.stat(home or os.path.expanduser("~")).st_uid})
     except OSError:
         return frozenset({user, 0})
+
+
+def owner_name(path: str | Path) -> str:
+    """Name of the user who owns a file, or the number if it has none here."""
+    import pwd
+
+    number = os.lstat(path).st_uid
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
 
 
 def is_ours(found: os.stat_result) -> bool:

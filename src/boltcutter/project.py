@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Set
 from configparser import ConfigParser
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+from boltcutter import files
 
 LIBRARY = __name__.partition(".")[0]
 SOURCE = Path(__file__).resolve().parents[1]  # the folder of the library's packages
@@ -60,17 +63,22 @@ class Project:
                 the working directory.
 
         Raises:
-            ProjectError: The table cannot be read, or the working directory has been removed.
+            ProjectError: The table cannot be read, the working directory has been removed, or the project belongs to
+                another user, whose code and settings would be executed.
         """
         try:
             place = Path(start or os.environ.get(VARIABLE) or Path.cwd()).absolute()
         except FileNotFoundError as error:
             raise ProjectError("the working directory has been removed; change to one that exists") from error
+        is_named = bool(start or os.environ.get(VARIABLE))
+        owners = files.trusted_owners() | ({place.stat().st_uid} if is_named and place.exists() else set())
         place = place.parent if place.is_file() else place
         for folder in (place, *place.parents):
             settings = _read_settings(folder / "pyproject.toml")
             if settings is not None:
+                _check_owner(folder, owners, folder, folder / "pyproject.toml")
                 return cls.at(folder, settings.get("package"))
+        _check_owner(place, owners, place)
         return cls.at(place)
 
     @classmethod
@@ -172,6 +180,16 @@ class Project:
             order = sorted(found, key=lambda origin: (origin != "project", origin != "built-in", origin))
             return f" ({'; '.join(origin + ': ' + ', '.join(found[origin]) for origin in order)})"
         return "".join(f" (there are: {', '.join(names)})" for names in found.values())
+
+
+def _check_owner(root: Path, owners: Set[int], *places: Path) -> None:
+    """Check that a project which was found, not named, belongs to this user or root, as git does for a repository."""
+    for place in (place for place in places if place.exists()):
+        if place.stat().st_uid not in owners:
+            raise ProjectError(
+                f"{place} belongs to another user ({files.owner_name(place.resolve())}), whose code would be executed; "
+                f"change to a folder of yours, or set {VARIABLE}={root} if you trust it"
+            )
 
 
 def restart(**variables: str) -> None:

@@ -2,6 +2,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,26 @@ def test_found_from_any_file_or_folder_in_it(root: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir("/")
     monkeypatch.setenv("BOLTCUTTER_PROJECT", str(root))
     assert Project.find() == expected
+
+
+def test_a_project_of_another_user_is_used_only_by_name(
+    root: Path, monkeypatch: pytest.MonkeyPatch, hand_over: Callable[[Path], None]
+) -> None:
+    """As with git in a folder below one of somebody else: their code would run, and their .env be read."""
+    (inner := root / "inner").mkdir()
+    monkeypatch.delenv("BOLTCUTTER_PROJECT", raising=False)
+    monkeypatch.chdir(inner)
+    hand_over(root)
+    with pytest.raises(ProjectError, match=r"belongs to another user .* BOLTCUTTER_PROJECT=") as error:
+        Project.find()
+    assert "\n" not in str(error.value)
+    monkeypatch.setenv("BOLTCUTTER_PROJECT", str(root))
+    assert Project.find().root == root
+    monkeypatch.delenv("BOLTCUTTER_PROJECT")
+    assert Project.find(root / "pyproject.toml").root == root  # as scripts/train.py does, which runs already
+    (root / "pyproject.toml").unlink()
+    with pytest.raises(ProjectError, match="belongs to another user"):
+        Project.find()
 
 
 def test_the_nearest_project_counts(root: Path) -> None:

@@ -15,14 +15,18 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from boltcutter import files
 from boltcutter.config.errors import printable
 from boltcutter.config.redaction import SECRET_TEXT, is_secret_file, without_credentials
 from boltcutter.project import LIBRARY, SOURCE
 
 GIT_OPTIONS = (
     *("-c", "core.quotePath=false", "-c", "core.fsmonitor=false", "-c", "index.sparse=false"),
-    *("-c", "color.ui=false", "-c", "advice.addEmbeddedRepo=false", "-c", "safe.directory=*"),  # of any owner
+    *("-c", "color.ui=false", "-c", "advice.addEmbeddedRepo=false", "-c", "safe.bareRepository=explicit"),
+    *("-c", "core.hooksPath=/dev/null", "-c", "submodule.recurse=false", "-c", "diff.submodule=short"),
 )
+# No remote is contacted for objects that a partial clone lacks, also by git before 2.44.
+GIT_OFFLINE = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none", "GIT_TERMINAL_PROMPT": "0"}
 # A patch for git apply, independent of configured external programs, colors and prefixes.
 DIFF_COMMAND = (
     *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "--src-prefix=a/", "--dst-prefix=b/"),
@@ -68,10 +72,15 @@ def git_state(where: Path) -> dict[str, Any]:
     Args:
         where: Root of the project, or a folder of the library.
     """
-    if snapshot := next((file for folder in (where, *where.parents) if (file := folder / SNAPSHOT).is_file()), None):
+    above = (folder / SNAPSHOT for folder in (where, *where.parents))
+    if snapshot := next(
+        (file for file in above if file.is_file() and file.lstat().st_uid in _known_owners(where)), None
+    ):
         return dict(json.loads(snapshot.read_text()) | {"patch": b""})
     top = _git(where, "rev-parse", "--show-toplevel")
     if not top:
+        if note := _stranger(where):
+            print(f"note: {note}: commit and changes are not recorded", file=sys.stderr)
         return {"commit": None, "branch": None, "remote": None, "dirty": None, "changes": None, "patch": b""}
     root = Path(os.fsdecode(top.removesuffix(b"\n")))
     commit, remote = _text(root, "rev-parse", "--verify", "HEAD"), _text(root, "config", "--get", "remote.origin.url")
@@ -209,16 +218,69 @@ def _text(where: Path, *words: str) -> str | None:
 
 
 def _git(where: Path, *words: str, env: dict[str, str] | None = None, given: str = "") -> bytes | None:
-    """Return the output of git, independent of the user's configuration and environment; None if it fails."""
+    """Return the output of git, independent of the user's configuration and environment; None if it fails.
+
+    Git runs programs that the settings of a repository name, so that the repository must be of the owner of ``where``.
+    """
+    top = _find_top(where)
+    if top is None or _stranger(where):
+        return None
     inherited = {name: value for name, value in os.environ.items() if name not in GIT_VARIABLES}
+    safe = "-c", f"safe.directory={top}"
     try:
+        if not files.is_ours((top / ".git").stat()):
+            safe += _without_filters(top, safe)
         done = subprocess.run(
-            ["git", *GIT_OPTIONS, "-C", str(where), *words],
+            ["git", *GIT_OPTIONS, *safe, "-C", str(where), *words],
             input=os.fsencode(given),
             capture_output=True,
-            env=inherited | (env or {}),
+            env=inherited | GIT_OFFLINE | (env or {}),
             timeout=60,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def _find_top(where: Path) -> Path | None:
+    """The top of the repository that git would find; None if there is none."""
+    place = where.resolve()
+    return next((folder for folder in (place, *place.parents) if os.path.lexists(folder / ".git")), None)
+
+
+def _known_owners(where: Path) -> set[int]:
+    return {*files.trusted_owners(), where.stat().st_uid}
+
+
+def _stranger(where: Path) -> str | None:
+    """Whose repository ``where`` is in, if it is neither that of the user nor of the owner of ``where``."""
+    if (top := _find_top(where)) is None:
+        return None
+    known = _known_owners(where)
+    places = [top, top / ".git"]
+    if places[1].is_file():  # of a worktree or submodule
+        places.append(top / places[1].read_text(errors="replace").removeprefix("gitdir:").strip())
+    try:
+        other = next((place for place in places if not {place.lstat().st_uid, place.stat().st_uid} <= known), None)
+    except OSError:
+        return f"{top}/.git leads nowhere"
+    return f"{other} belongs to another user ({files.owner_name(other)})" if other else None
+
+
+def _without_filters(top: Path, safe: tuple[str, ...]) -> tuple[str, ...]:
+    """Options that leave out the filters which the settings of a repository of another user define."""
+    listed = _git_config(top, safe)
+    names = sorted({name.rpartition(".")[0] for name in listed if name.lower().startswith("filter.")})
+    if any("=" in name for name in names):
+        raise OSError(f"{top}: a filter of its settings cannot be left out")
+    ends = ("clean=", "smudge=", "process=", "required=false")
+    return tuple(word for name in names for end in ends for word in ("-c", f"{name}.{end}"))
+
+
+def _git_config(top: Path, safe: tuple[str, ...]) -> list[str]:
+    """The names of all settings that apply in a repository."""
+    command = ["git", *GIT_OPTIONS, *safe, "-C", str(top), "config", "--list", "--name-only", "-z"]
+    done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
+    if done.returncode:
+        raise OSError(f"{top}: its settings cannot be read")
+    return _names(done.stdout) or []

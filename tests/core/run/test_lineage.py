@@ -1,8 +1,11 @@
+import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from boltcutter import files
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.project import Project
 from boltcutter.run import lineage
@@ -57,6 +60,73 @@ def test_a_repository_of_another_user_has_a_state(repository: Path, monkeypatch:
         lineage.git_state(repository)["commit"]
         == git(repository, "-c", "safe.directory=*", "rev-parse", "HEAD").strip()
     )
+
+
+HandOver = Callable[[Path], None]
+
+
+@pytest.mark.parametrize("kind", ["top", "git"])
+def test_git_runs_nothing_of_a_repository_above_that_belongs_to_somebody_else(
+    repository: Path,
+    hand_over: HandOver,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    (repository / "project").mkdir()
+    marker = arm(repository)
+    hand_over(repository if kind == "top" else repository / ".git")
+    if os.geteuid() == 0:
+        os.chown(repository / "project", 0, 0)
+    else:
+        monkeypatch.setattr(lineage, "_known_owners", lambda where: files.trusted_owners())
+    assert lineage.git_state(repository / "project")["commit"] is None
+    assert lineage.list_files(repository / "project", "--others") is None
+    assert not marker.exists()
+    assert "belongs to another user" in capsys.readouterr().err
+
+
+def test_filters_and_hooks_of_a_project_of_another_user_do_not_run(repository: Path, hand_over: HandOver) -> None:
+    marker = arm(repository)
+    hand_over(repository)
+    assert b"+a = 2" in lineage.git_state(repository)["patch"]
+    assert not marker.exists()
+
+
+def test_objects_of_a_partial_clone_are_not_fetched(repository: Path, tmp_path: Path) -> None:
+    git(repository, "config", "uploadpack.allowFilter", "true")
+    git(tmp_path, "clone", "-q", "--no-checkout", "--filter=blob:none", f"file://{repository}", "partial")
+    (tmp_path / "partial" / "known.py").write_text("a = 2\n")
+    marker = tmp_path / "ran"
+    git(tmp_path / "partial", "config", "remote.origin.uploadpack", f"touch {marker}; git-upload-pack")
+    assert lineage.git_state(tmp_path / "partial")["patch"] is None
+    assert not marker.exists()
+
+
+def arm(repository: Path) -> Path:
+    """Let the settings of a repository run a program, which creates the returned file."""
+    marker = repository.parent / "ran"
+    for name in ("post-index-change", "reference-transaction"):
+        (repository / ".git" / "hooks").mkdir(exist_ok=True)
+        (hook := repository / ".git" / "hooks" / name).write_text(f"#!/bin/sh\ntouch {marker}\n")
+        hook.chmod(0o755)
+    (repository / ".git" / "info" / "attributes").write_text("* filter=evil\n")
+    git(repository, "config", "filter.evil.clean", f"touch {marker}; cat")
+    git(repository, "config", "core.fsmonitor", f"touch {marker}")
+    (repository / "known.py").write_text("a = 2\n")
+    (repository / "new.py").write_text("b = 1\n")
+    return marker
+
+
+def test_the_state_of_a_copy_is_not_that_of_a_folder_of_somebody_else_above(
+    tmp_path: Path, hand_over: HandOver
+) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / lineage.SNAPSHOT).write_text('{"commit": "forged"}')
+    assert lineage.git_state(tmp_path / "project")["commit"] == "forged"
+    if os.geteuid() == 0:
+        hand_over(tmp_path / lineage.SNAPSHOT)
+        assert lineage.git_state(tmp_path / "project")["commit"] is None
 
 
 @pytest.mark.parametrize("worktree", [False, True])
