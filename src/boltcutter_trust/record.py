@@ -14,6 +14,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from boltcutter.config.redaction import VARIABLE, looks_secret
 from boltcutter.config.values import resolved_texts
 from boltcutter.extend import parts
 from boltcutter.project import LIBRARY, Project, declared_parts, is_library, private_variables
+from boltcutter.run.lineage import list_files
 from boltcutter.run.trust import REMEDY
 
 MAX_DOUBLINGS = 16  # references after the first of each text, in all, as each leads to a text that may have several
@@ -33,7 +35,7 @@ PROJECT_PACKAGES = tuple(
 )
 # Folders of the project with code that runs commands and changes files, which no configuration needs.
 TOOL_FOLDERS = ("scripts", "tests", "hooks")
-# Folders of the project with files of anybody, which Python takes for packages unless they have an __init__.py.
+# Folders of the project with files of anybody, also where git tracks these.
 DATA_FOLDERS = ("runs", "data")
 # Where targets may be, and what their classes must be derived from.
 TRUSTED_PACKAGES = (
@@ -204,7 +206,36 @@ def _is_user_code(path: str, folder: Path, project: Project | None) -> bool:
         return False
     if root and root.is_relative_to(run_folder):  # this is the copy of the code that a launcher has created
         return all(place.is_relative_to(root) or not place.is_relative_to(run_folder) for place in reached)
-    return not any(place.is_relative_to(run_folder) for place in reached)
+    if any(place.is_relative_to(run_folder) for place in reached):
+        return False
+    return not (project and root and any(p.is_relative_to(root) for p in places)) or _is_of_project(path, spec, project)
+
+
+def _is_of_project(path: str, spec: ModuleSpec, project: Project) -> bool:
+    """Whether a module in the folder of the project is its code, and not a file beside data that anybody has put there.
+
+    Its code is its package, the modules of targets in its configuration files, and the files that git tracks.
+    """
+    top, *names = path.split(".")
+    if top == project.package or {path, path.rpartition(".")[0]} & _configured_modules(project):
+        return True
+    found, root = [], project.root.resolve()
+    for place in map(Path, spec.submodule_search_locations or [spec.origin or "/"]):
+        within = [place.joinpath(*names[:depth]) for depth in range(len(names) + 1)]
+        candidates = [place, *(p / "__init__.py" for p in within), *(p.with_suffix(".py") for p in within[1:])]
+        found += [file.resolve() for file in candidates if file.is_file()]
+    return bool(found) and all(file.is_relative_to(root) and file in _tracked(root) for file in found)
+
+
+@cache
+def _configured_modules(project: Project) -> frozenset[str]:
+    return frozenset(target.rpartition(".")[0] for target in _configured(project, TARGET))
+
+
+@cache
+def _tracked(root: Path) -> frozenset[Path]:
+    """The files of a project that git tracks."""
+    return frozenset(root / name for name in list_files(root, "--cached") or ())
 
 
 def _holds_data(place: Path, run_folder: Path, root: Path | None) -> bool:

@@ -2,6 +2,7 @@ import inspect
 import json
 import os
 import re
+import subprocess
 import sys
 import sysconfig
 import time
@@ -174,8 +175,9 @@ def test_tools_of_a_project_are_no_code_of_a_configuration(
         (tmp_path / name / f"code_in_{name}").mkdir(parents=True)
         (tmp_path / name / f"code_in_{name}" / "__init__.py").write_text("class Net: ...\n")
         monkeypatch.syspath_prepend(tmp_path / "link" / name)
-    for project in (Project.at(tmp_path), Project.at(tmp_path / "link")):
-        trust.check({"_target_": "code_in_mine.Net"}, "run=x", Path("/nowhere"), project)
+    for root in (tmp_path, tmp_path / "link"):
+        mine, project = Project.at(root, "code_in_mine"), Project.at(root, f"code_in_{folder}")
+        trust.check({"_target_": "code_in_mine.Net"}, "run=x", Path("/nowhere"), mine)
         with pytest.raises(ConfigError, match=rf"refers to code_in_{folder}\.Net"):
             trust.check({"_target_": f"code_in_{folder}.Net"}, "run=x", Path("/nowhere"), project)
 
@@ -543,6 +545,31 @@ def test_a_module_in_another_folder_of_data_is_refused_without_import(
     target = ".".join((*place.split("/"), "evil", "net", "Net"))
     with pytest.raises(ConfigError, match=f"refers to {target}"):
         trust.check({"_target_": target}, "run=x", tmp_path / "elsewhere", Project.at(tmp_path / "project"))
+
+
+@pytest.mark.parametrize("place", ["corpora", "outputs/sub", "logs", "."])
+def test_a_module_beside_data_is_no_code_of_the_project(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its package, the modules that its configuration files name, and what git tracks."""
+    root = tmp_path / "project"
+    (folder := root / place).mkdir(parents=True)
+    for name in ("beside", "tracked", "named"):
+        (folder / f"{name}_{tmp_path.name}.py").write_text("class Net: ...\n")
+    monkeypatch.syspath_prepend(root)
+    path = "" if place == "." else place.replace("/", ".") + "."
+    beside, tracked, named = (f"{path}{name}_{tmp_path.name}.Net" for name in ("beside", "tracked", "named"))
+    (root / "configs" / "model").mkdir(parents=True)
+    (root / "configs" / "model" / "own.yaml").write_text(f"_target_: {named}\n")
+    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", f"{place}/tracked_{tmp_path.name}.py"]):
+        subprocess.run([*git, *words], check=True, timeout=20)
+    project = Project.at(root, "package")
+    for target in (tracked, named, f"{named[:-4]}.Other"):
+        trust.check({"_target_": target}, "run=x", Path("/nowhere"), project)
+    with pytest.raises(ConfigError, match=rf"refers to {beside}"):
+        trust.check({"_target_": beside}, "run=x", Path("/nowhere"), project)
+    assert f"beside_{tmp_path.name}" not in str(sys.modules.keys())
 
 
 def test_the_copy_of_the_code_in_a_run_folder_is_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
