@@ -226,7 +226,7 @@ def _git(where: Path, *words: str, env: dict[str, str] | None = None, given: str
     if top is None or _stranger(where):
         return None
     inherited = {name: value for name, value in os.environ.items() if name not in GIT_VARIABLES}
-    safe = "-c", f"safe.directory={top}"
+    safe: tuple[str, ...] = ("-c", f"safe.directory={top}")
     try:
         if not files.is_ours((top / ".git").stat()):
             safe += _without_filters(top, safe)
