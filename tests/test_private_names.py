@@ -155,14 +155,16 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
         "_DataConnector": {"_prepare_dataloader": "self dataloader shuffle mode"},
     },
     "lightning.pytorch.trainer.connectors.logger_connector.logger_connector": {
-        "_LoggerConnector": {"_first_loop_iter": None},
+        "_LoggerConnector": {"_callback_metrics": None, "_first_loop_iter": None},
+        "": {"_LoggerConnector": None},
     },
     "lightning.pytorch.trainer.connectors.logger_connector.result": {
-        "_ResultMetric": {"_forward_cache": None},
+        "_ResultMetric": {"_computed": None, "_forward_cache": None},
     },
     "lightning.pytorch.trainer.trainer": {
         "Trainer": {
             "_accelerator_connector": None,
+            "_active_loop": None,
             "_checkpoint_connector": None,
             "_data_connector": None,
             "_logger_connector": None,
@@ -300,6 +302,9 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     },
     "torch.utils.data.dataloader": {
         "_MultiProcessingDataLoaderIter": {"_workers": None},
+    },
+    "torchmetrics.collections": {
+        "MetricCollection": {"_enable_compute_groups": None, "_groups": None, "_groups_checked": None},
     },
     "torchmetrics.metric": {
         "Metric": {"_defaults": None, "_reductions": None, "_update_count": None},

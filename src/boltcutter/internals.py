@@ -28,6 +28,12 @@ OVERRIDDEN = {
     "_every_n_train_steps": "callback/checkpoint: whether a ModelCheckpoint saves within epochs",
     "_train_time_interval": "callback/checkpoint: the same",
     "_prepare_dataloader": "data/hooks: Lightning's samplers repeat samples, and overlap if weighted",
+    "_LoggerConnector": "task/results: means over all ranks, where Lightning's are those of rank 0",
+    "_results": "task/results: what was logged in the epoch, of any stage",
+    "_active_loop": "task/results: whether a rank has run a batch",
+    "_computed": "task/results: the cached result of an epoch",
+    "_callback_metrics": "task/results: values of steps, or set by callbacks, that are monitored",
+    "_first_loop_iter": "task/results: whether a batch is the first one of an epoch",
     "_update_count": "task/metric_states: restored with the states, as averages divide by it",
     "_should_check_val_fx": "training/ending: without a validation at the end, the last weights have no score",
     "_iteration_based_training": "training/ending: with max_steps, a resumed run would repeat the end of an epoch",
@@ -108,6 +114,13 @@ def reductions(metric: Any) -> dict[str, Any]:
     return found
 
 
+def disable_compute_groups(collection: Any) -> None:
+    """Torchmetrics: let metrics that were created with ``compute_groups=True``, its default, not share their state."""
+    if collection._enable_compute_groups is True:
+        list(collection.items(copy_state=True))  # those that share one get a copy
+        collection._enable_compute_groups, collection._groups, collection._groups_checked = False, {}, False
+
+
 def hook_name(task: Any) -> str | None:
     """Name of the hook that Lightning calls; in others than that of the step, a task logs by Lightning."""
     name: str | None = task._current_fx_name
@@ -152,6 +165,33 @@ def restore_signal_handling(trainer: Any) -> None:
 
 def _do_nothing() -> None:  # no lambda, as a trainer may be pickled
     pass
+
+
+def set_logger_connector(trainer: Any, connector: Any) -> None:
+    """Let a subclass of Lightning's collect what is logged, which ``sync_dist`` alone reduces over ranks."""
+    trainer._logger_connector = connector
+
+
+class SynchronizedLog:
+    """Logs the values of steps with some names as with ``sync_dist=True``, as they are monitored within epochs."""
+
+    def __init__(self, log: Callable[..., None], names: set[str]) -> None:
+        self.log, self.names = log, names
+
+    def __call__(self, fx: str, name: str, value: Any, **options: Any) -> None:
+        """Log a value."""
+        if name in self.names and options.get("on_step") and isinstance(value, torch.Tensor):
+            options["sync_dist"] = True
+        self.log(fx, name, value, **options)
+
+
+def log_of_step(trainer: Any, names: set[str]) -> None:
+    """Reduce values with these names over ranks when a training step logs them."""
+    results = epoch_results(trainer)
+    if isinstance(vars(results).get("log"), SynchronizedLog):
+        results.log.names = names
+    elif names:
+        results.log = SynchronizedLog(results.log, names)
 
 
 def epoch_results(trainer: Any) -> Any:

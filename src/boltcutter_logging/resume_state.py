@@ -17,7 +17,7 @@ from torchmetrics import Metric, MetricCollection
 
 from boltcutter.internals import continue_results, epoch_results, is_last_batch, load_loader_states, log_epoch
 from boltcutter.protocols import NativeTask, data_parallel, gather_objects
-from boltcutter.task.metric_states import get_state, set_state
+from boltcutter.task.metric_states import get_state, plain_tensor, set_state
 
 OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute")
 RESTORED = re.compile(r"torch.optim.\w+\.py:|callbacks.model_checkpoint\.py:")
@@ -111,7 +111,7 @@ class ResumeState(Callback):
                 logged = {}
         local = {
             "trained": {name: on for name, on in _trained(pl_module).items() if on != self._trained.get(name, on)},
-            "monitored": {name: value.cpu() for name, value in trainer.callback_metrics.items()},
+            "monitored": {name: plain_tensor(value) for name, value in trainer.callback_metrics.items()},
             "states": {name: get_state(metric) for name, metric in metrics.items()},
             "logged": {key: _state(item) for key, item in logged.items() if _can_restore(key, item)},
         }
@@ -152,7 +152,7 @@ def _state(item: Any) -> dict[str, Any]:
     options |= {"reduce_fx": item.meta.reduce_fx.__name__, "sync_dist": item.meta.sync.should}
     options["rank_zero_only"] = item.meta.sync.rank_zero_only
     values = {name: getattr(item, name, None) for name in VALUES}
-    tensors = {name: value.detach().cpu().clone() for name, value in values.items() if isinstance(value, torch.Tensor)}
+    tensors = {name: plain_tensor(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
     return {"options": options, "tensors": tensors}
 
 

@@ -34,6 +34,7 @@ from boltcutter.assembly.precision import (
     set_numerics,
     set_precision,
 )
+from boltcutter.callback.metrics import SeparateMetrics
 from boltcutter.callback.reseed import EvaluationSeeds
 from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError, as_config_error
@@ -47,6 +48,7 @@ from boltcutter.formatting import format_limit, parse_duration
 from boltcutter.internals import set_timeout
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData
+from boltcutter.task.results import reduce_results
 from boltcutter.topology import Topology
 
 # Arguments of the trainer, and the setting to use instead.
@@ -207,6 +209,7 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     added = [*extra_callbacks, *([media_logging] if media_logging else [])]
     loggers: list[Logger] = _build_loggers(cfg) if with_callbacks else [DummyLogger()]  # takes the calls of modules
     trainer = _build_trainer(cfg, callbacks, added, loggers)
+    reduce_results(trainer)
     topology = Topology.of(trainer)
     limit_threads(topology.num_processes)
     check_world_size(trainer, topology)  # before the data is read, by processes that would train separately
@@ -248,7 +251,7 @@ def _build_trainer(
     trainer: L.Trainer = build(
         cfg.trainer,
         "trainer",
-        callbacks=[EvaluationSeeds(cfg.get("seed", 0)), *callbacks.values(), *added],
+        callbacks=[EvaluationSeeds(cfg.get("seed", 0)), SeparateMetrics(), *callbacks.values(), *added],
         logger=loggers,
         default_root_dir=str(cfg.folder),
         **{name: value for name, value in defaults.items() if name not in cfg.trainer},

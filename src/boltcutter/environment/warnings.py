@@ -38,6 +38,5 @@ def filter_warnings() -> None:
         ".*FSDP2-wrapped module .* returned a view tensor.*",  # the view is not modified in place
         "Warning: Profiler clears events at the end of each cycle",  # of a schedule, as it should
         "(TensorFloat32 tensor cores .*|GPU) available but not (enabl|us)ed",  # said in the words of our settings
-        ".*sync_dist=True.*when logging on epoch level.*",  # torchmetrics has already reduced these values
     ):
         warnings.filterwarnings("ignore", text)

@@ -34,7 +34,7 @@ from boltcutter.internals import (
 from boltcutter.protocols import data_parallel, gather_objects
 from boltcutter.task.compiler import Inductor
 from boltcutter.task.errors import TotalStepsError, call_with_batch
-from boltcutter.task.metric_states import get_state, merge_states, set_state
+from boltcutter.task.metric_states import get_state, merge_states, plain_tensor, set_state
 from boltcutter.task.penalty import penalty
 
 Pair = tuple[Tensor, Tensor]
@@ -108,7 +108,8 @@ class Task(L.LightningModule, ABC):
         self.interval, self.monitor = interval, monitor
         self.l1, self.l2 = l1, l2
         self._num_weights = 0  # before the strategy shards them
-        collection = MetricCollection(dict(metrics or {}))
+        # Groups would be formed by states that happen to be equal after the first batches.
+        collection = MetricCollection(dict(metrics or {}), compute_groups=False)
         self.metrics = nn.ModuleDict({f"{stage}_": collection.clone(prefix=f"{stage}/") for stage in STAGES})
         # Without the check for NaN, which would synchronize the host with the device at each step.
         self.means = nn.ModuleDict({f"{stage}_": MeanMetric(nan_strategy="disable") for stage in STAGES})
@@ -272,7 +273,7 @@ class Task(L.LightningModule, ABC):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the state of the training metrics within the epoch, of each data-parallel rank."""
         local: dict[str, Any] = {name: get_state(metric) for name, metric in self._train_metrics()}
-        local["pending"] = [[tensor.cpu() for tensor in observation] for observation in self._pending["train"]]
+        local["pending"] = [[plain_tensor(tensor) for tensor in observation] for observation in self._pending["train"]]
         ranks = gather_objects(local)
         checkpoint["train_metrics"] = ranks[:: len(ranks) // data_parallel(self.trainer.strategy).size]
 

@@ -1,4 +1,4 @@
-"""States of metrics in checkpoints: saved as plain types, and merged if the number of ranks changes."""
+"""States of metrics: not shared by chance; in checkpoints plain types, and merged if the number of ranks changes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torchmetrics import Metric
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities.data import dim_zero_cat, dim_zero_mean, dim_zero_sum
 
-from boltcutter.internals import reductions
+from boltcutter.internals import disable_compute_groups, reductions
 
 UPDATE_COUNT = "_update_count"
 
@@ -21,8 +21,20 @@ def get_state(metric: Metric) -> State:
     """Return a copy of a metric's state on the CPU: a tensor or a list of tensors for each of its variables."""
     state: State = {UPDATE_COUNT: metric.update_count}
     for name, value in metric.metric_state.items():
-        state[name] = [tensor.cpu().clone() for tensor in value] if isinstance(value, list) else value.cpu().clone()
+        state[name] = [plain_tensor(tensor) for tensor in value] if isinstance(value, list) else plain_tensor(value)
     return state
+
+
+def plain_tensor(value: Tensor) -> Tensor:
+    """Return a copy on the CPU without the subclass of a tensor, of which a checkpoint could hold no instance."""
+    return value.detach().as_subclass(Tensor).cpu().clone()
+
+
+def separate(module: nn.Module) -> None:
+    """Let each metric in the collections of a module have its own state, unless the user has grouped them."""
+    for part in module.modules():
+        if isinstance(part, MetricCollection):
+            disable_compute_groups(part)
 
 
 def set_state(metric: Metric, state: State) -> None:
