@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -16,6 +16,7 @@ from torch import Tensor
 from boltcutter.internals import log_of_step, logger_connector, set_logger_connector
 from boltcutter.protocols import data_parallel, gather_objects
 
+REDUCTIONS: dict[str, Callable[..., float]] = {"sum": sum, "min": min, "max": max}
 ONCE = ("on_train_start", "on_validation_start", "on_test_start")  # hooks that are called once, besides those of epochs
 
 
@@ -175,7 +176,7 @@ class LoggerConnector(_LoggerConnector):
         else:
             # As torch.minimum and torch.maximum: NaN if any is NaN.
             values = [float(part.value) for part in parts if part.value is not None]
-            reduce = {"sum": sum, "min": min, "max": max}[parts[0].reduction]
+            reduce = REDUCTIONS[parts[0].reduction]
             value = math.nan if any(map(math.isnan, values)) else reduce(values)
         if is_once and not is_equal and not parts[0].is_synchronized:
             self._report(
