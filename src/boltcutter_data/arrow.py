@@ -17,11 +17,10 @@ from boltcutter.data.loader import Pair
 from boltcutter.data.sampler import Batch
 from boltcutter_data.augment import Augment
 from boltcutter_data.files import PAGE_BYTES, strided_windows
-from boltcutter_data.image_io import read_image, read_image_shape
+from boltcutter_data.image_io import is_encoded_image, read_image, read_image_shape
 
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
-IMAGE_SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff")
 FINGERPRINT_SAMPLES = 64
 
 
@@ -152,7 +151,7 @@ def arrow_column(dataset: Any, name: str) -> Any:
 
 
 def is_image(dataset: Any, columns: list[str]) -> bool:
-    """Whether inputs are encoded images: of type ``Image``, or bytes that begin like a PNG or JPEG file."""
+    """Whether inputs are encoded images: of type ``Image``, or bytes that begin like an image file."""
     import datasets
 
     if len(columns) != 1:
@@ -160,7 +159,7 @@ def is_image(dataset: Any, columns: list[str]) -> bool:
     if isinstance(dataset.features[columns[0]], datasets.Image):
         return True
     first = arrow_column(dataset, columns[0])[0].as_py()
-    return isinstance(first, bytes) and first.startswith(IMAGE_SIGNATURES)
+    return isinstance(first, bytes) and is_encoded_image(first)
 
 
 def infer_shape(dataset: Any, columns: list[str], dtype: str) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from boltcutter_data.arrow import (
     number_chunks,
 )
 from boltcutter_data.augment import Augment
-from boltcutter_data.image_io import SUFFIXES, check_image_shape, read_images
+from boltcutter_data.image_io import check_image_shape, is_image_file, read_images
 
 INSTALL = "pip install 'boltcutter[datasets]'"
 FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".tar": "webdataset"}
@@ -161,7 +161,7 @@ class HuggingFace(DataModule):
         if self.shape is None:
             self.setup("predict")
         shape = self.shape or ()
-        if all(path.is_dir() or path.suffix.lower() in SUFFIXES for path in paths):
+        if all(path.is_dir() or is_image_file(path) for path in paths):
             if len(shape) != 3:
                 raise ValueError(f"input={paths[0]}: data.shape={list(shape)} is not an image shape; give other files")
             return read_images(paths, (shape[0], shape[1], shape[2]))

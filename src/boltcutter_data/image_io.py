@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from boltcutter_data.files import ordinary
 
-SUFFIXES = (".png", ".jpg", ".jpeg")
+# Pillow opens a file with these decoders only, whatever its name: others, such as that of EPS, run other programs.
+FORMATS = {
+    "PNG": (".png",),
+    "JPEG": (".jpg", ".jpeg"),
+    "WEBP": (".webp",),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+}
+SUFFIXES = tuple(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+SEVERAL_FRAMES = "data: images with several frames or pages, of which the first is read; save each in its own file"
+SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*")
 
 
 class ImageError(ValueError):
@@ -28,22 +45,31 @@ class ImageError(ValueError):
 def read_image(path: Path, shape: tuple[int, int, int], contents: BinaryIO | None = None) -> Tensor:
     """Read one image as uint8: EXIF orientation applied, resized to cover ``shape``, and centre-cropped.
 
+    Grey, palette and CMYK images are converted to the channels of ``shape``, 16 bits are scaled to 8, and transparency
+    is ignored, as torchvision does. Of several frames or pages, the first is read, with a warning.
+
     Args:
-        path: A PNG or JPEG file.
+        path: A file of one of ``FORMATS``.
         shape: Channels (1 or 3), height, width.
         contents: The file's contents, if they are part of another file; ``path`` then only names it in errors.
 
     Raises:
-        ValueError: The image is damaged, or Pillow is not installed.
+        ValueError: The image is damaged, its pixels have no known range, or Pillow is not installed.
     """
     Image, ImageOps = _import_pillow()
     channels, height, width = shape
     mode = "L" if channels == 1 else "RGB"
     with _open(path, contents) as file:
+        if file.format != "MPO" and getattr(
+            file, "is_animated", False
+        ):  # an MPO is a photo with a preview or a depth map
+            warnings.warn(SEVERAL_FRAMES, stacklevel=2)
         file.draft(mode, (2 * width, 2 * height))  # decode a much larger JPEG at a fraction of its size
         upright = ImageOps.exif_transpose(file)
-        if upright.mode.startswith("I"):  # 16-bit greyscale, which Pillow would clip
-            upright = Image.fromarray((np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8))
+        if upright.mode.startswith(("I", "F")):  # which Pillow would clip to 8 bits
+            upright = Image.fromarray(_eight_bits(np.asarray(upright)))
+        if upright.mode == "P" and "transparency" in upright.info:
+            upright = upright.convert("RGBA")  # directly to RGB, Pillow warns of each
         image = upright.convert(mode)
     scale = max(width / image.width, height / image.height)
     size = max(width, round(image.width * scale)), max(height, round(image.height * scale))
@@ -53,26 +79,64 @@ def read_image(path: Path, shape: tuple[int, int, int], contents: BinaryIO | Non
     return torch.from_numpy(pixels.transpose(2, 0, 1).copy())  # (C, H, W)
 
 
+def _eight_bits(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Scale 16-bit greyscale to 8 bits."""
+    low, high = pixels.min(), pixels.max()
+    if pixels.dtype.kind == "f" or low < 0 or high > 0xFFFF:
+        raise ValueError(f"greyscale from {low:g} to {high:g}, whose range is not known; save it with 8 or 16 bits")
+    return (pixels >> 8).astype(np.uint8)
+
+
 def read_image_shape(path: Path, contents: BinaryIO | None = None) -> tuple[int, int, int]:
     """Return channels (1 or 3), height and width of an image without decoding it."""
     with _open(path, contents) as image:
-        return 1 if image.mode[0] in "1LI" else 3, image.height, image.width
+        return 1 if image.mode[0] in "1LIF" else 3, image.height, image.width
 
 
 @contextmanager
 def _open(path: Path, contents: BinaryIO | None) -> Iterator[Any]:
     Image, _ = _import_pillow()
     try:
-        with Image.open(contents or ordinary(path)) as image:
+        with Image.open(contents or ordinary(path), formats=list(FORMATS)) as image:
             yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = " ".join(str(error).split())
-        raise ImageError(f"{path}: not a valid PNG or JPEG image ({reason}); remove or replace it") from None
+        raise ImageError(f"{path}: not a valid image ({reason}); remove or replace it") from None
 
 
-def find_images(folder: Path) -> list[Path]:
-    """Return the PNG and JPEG files directly in ``folder``, sorted, without hidden ones."""
-    return sorted(f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
+def is_image_file(path: Path) -> bool:
+    """Whether the name is that of an image, in any case."""
+    return path.suffix.lower() in SUFFIXES
+
+
+def is_encoded_image(contents: bytes) -> bool:
+    """Whether bytes begin like a file of one of ``FORMATS``, except PPM, which begins as a text may."""
+    if contents.startswith((b"RIFF", b"BM")):  # short signatures, with more behind a size
+        return contents[8:12] == b"WEBP" or (contents[:2] == b"BM" and contents[6:10] == bytes(4))
+    return contents.startswith(SIGNATURES)
+
+
+def list_files(folder: Path) -> list[Path]:
+    """Return the files below ``folder``, sorted, without hidden files and folders; links to folders are followed."""
+    found: list[Path] = []
+    seen: set[str] = set()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        if (place := os.path.realpath(root)) in seen:  # a link to a folder above
+            folders.clear()
+            continue
+        seen.add(place)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(root, name) for name in names if not name.startswith(".")]
+    return sorted(found)
+
+
+def warn_left_out(setting: str, others: Iterable[Path]) -> None:
+    """Count files that are not read, by the ends of their names, in one warning."""
+    ends = Counter(file.suffix or file.name for file in others)
+    if ends:
+        counts = ", ".join(f"{count} {end}" for end, count in ends.most_common(5))
+        more = f" and {len(ends) - 5} more kinds" if len(ends) > 5 else ""
+        rank_zero_warn(f"{setting}: not read: {counts}{more}; images are {', '.join(SUFFIXES)}; convert or remove them")
 
 
 def read_images(paths: Sequence[Path], shape: tuple[int, int, int]) -> tuple[Tensor, list[str]]:
@@ -82,15 +146,19 @@ def read_images(paths: Sequence[Path], shape: tuple[int, int, int]) -> tuple[Ten
         Images of shape (N, C, H, W), and their paths.
     """
     files: list[Path] = []
+    others: list[Path] = []
     for path in paths:
         if not path.exists():
             raise ValueError(f"input={path}: no such file or folder; give an image or a folder of images")
-        folders = sorted(f for f in (path, *path.rglob("*")) if f.is_dir())
-        files += [file for folder in folders for file in find_images(folder)] if folders else [path]
+        if not path.is_dir():
+            files.append(path)
+            continue
+        for file in list_files(path):
+            (files if is_image_file(file) else others).append(file)
+    given = f"input={','.join(map(str, paths))}"
     if not files:
-        raise ValueError(
-            f"input={','.join(map(str, paths))}: no PNG or JPEG image there; give images or a folder of images"
-        )
+        raise ValueError(f"{given}: no image ({', '.join(SUFFIXES)}) there; give images or a folder of images")
+    warn_left_out(given, others)
     return torch.stack([read_image(file, shape) for file in files]), [str(file) for file in files]
 
 

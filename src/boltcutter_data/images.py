@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from boltcutter.data.loader import Pair
@@ -16,7 +18,15 @@ from boltcutter.data.module import DataModule, Splits
 from boltcutter.data.sampler import Batch
 from boltcutter.data.splits import Indices, check_split, split_indices
 from boltcutter_data.augment import Augment
-from boltcutter_data.image_io import check_image_shape, find_images, read_image, read_images
+from boltcutter_data.image_io import (
+    SUFFIXES,
+    check_image_shape,
+    is_image_file,
+    list_files,
+    read_image,
+    read_images,
+    warn_left_out,
+)
 
 
 class ImageFolderDataset:
@@ -51,7 +61,10 @@ class ImageFolderDataset:
 
 
 class Images(DataModule):
-    """PNG and JPEG images of any size, in ``folder/<class>`` or in ``folder/{train,val,test}/<class>``.
+    """Images of any size, in ``folder/<class>`` or in ``folder/{train,val,test}/<class>``, also in folders below.
+
+    PNG, JPEG, WebP, BMP, GIF, TIFF and PPM files are read, by the end of their names; files that are not read are
+    counted in a warning.
 
     Args:
         folder: Folder with one folder per class; or with ``train``, and optionally ``val`` and ``test``, that have
@@ -92,6 +105,7 @@ class Images(DataModule):
         """List all images; split those without a folder off the training images."""
         self.num_classes = self.infer_settings()["num_classes"]
         self.classes = self._class_names()
+        self._list_folder()
         files, labels = self._list(self._train)
         existing = {s: self.folder / s for s in ("val", "test") if self._is_split and (self.folder / s).is_dir()}
         count, own = len(labels), set(existing)
@@ -140,6 +154,26 @@ class Images(DataModule):
             )
         return names
 
+    def _list_folder(self) -> None:
+        """List the images of each class folder, and warn of what is not read."""
+        split, others, outside = self._is_split, [], 0
+        self._images: dict[Path, list[Path]] = {}
+        for file in list_files(self.folder):
+            above = file.relative_to(self.folder).parts[:-1]
+            if not is_image_file(file):
+                others.append(file)
+            elif len(above) < 1 + split or (split and above[0] not in ("train", "val", "test")):
+                outside += 1
+            else:
+                self._images.setdefault(self.folder.joinpath(*above[: 1 + split]), []).append(file)
+        warn_left_out(f"data.folder={self.folder}", others)
+        if outside:
+            layout = f"{{train,val,test}}{os.sep}<class>" if split else "<class>"
+            rank_zero_warn(
+                f"data.folder={self.folder}: {outside} images are not in {self.folder}{os.sep}{layout}, so they are "
+                "not read; move or remove them"
+            )
+
     def _list(self, folder: Path) -> tuple[list[Path], Indices]:
         """Files of all classes under ``folder``, and their class indices."""
         files: list[Path] = []
@@ -147,13 +181,15 @@ class Images(DataModule):
         for class_folder in _folders(folder):
             if class_folder.name not in self.classes:
                 raise ValueError(f"{class_folder}: not a class of {self._train}; add it there or remove it here")
-            found = find_images(class_folder)
+            found = self._images.get(class_folder, [])
             if not found and folder == self._train:
-                raise ValueError(f"{class_folder}: no PNG or JPEG image in this class folder; add some or remove it")
+                raise ValueError(
+                    f"{class_folder}: no image ({', '.join(SUFFIXES)}) in this class folder; add some or remove it"
+                )
             files += found
             labels += [self.classes.index(class_folder.name)] * len(found)
         if not files:
-            raise ValueError(f"{folder}: no PNG or JPEG image in its class folders; add some or remove it")
+            raise ValueError(f"{folder}: no image in its class folders; add some or remove it")
         return files, np.asarray(labels, np.int64)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from boltcutter_data.image_io import check_image_shape, read_image, read_images
+from boltcutter_data.image_io import check_image_shape, is_encoded_image, read_image, read_image_shape, read_images
 
 
 def save(path: Path, pixels: np.ndarray, **options: object) -> Path:
@@ -62,7 +62,7 @@ def test_a_large_jpeg_equals_the_same_png(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes | None) -> None:
     path = save(tmp_path / "a.png", np.random.default_rng(0).integers(0, 256, (50, 50, 3), np.uint8))
     path.write_bytes(path.read_bytes()[:3000] if content is None else content)
-    with pytest.raises(ValueError, match=r"^.*a.png: not a valid PNG or JPEG image \(.+\); remove or replace it$"):
+    with pytest.raises(ValueError, match=r"^.*a.png: not a valid image \(.+\); remove or replace it$"):
         read_image(path, (3, 5, 5))
 
 
@@ -73,7 +73,8 @@ def test_files_and_folders_are_read_in_order(tmp_path: Path) -> None:
             (tmp_path / name).write_text("no image")
         else:
             save(tmp_path / name, np.full((4, 4), number * 50, np.uint8), format="PNG")
-    inputs, names = read_images([tmp_path], (1, 4, 4))
+    with pytest.warns(UserWarning, match=r"input=.*: not read: 1 \.txt"):
+        inputs, names = read_images([tmp_path], (1, 4, 4))
     assert [Path(name).name for name in names] == ["a.JPG", "b.png", "c.jpeg", "d.png"]
     assert inputs[:, 0, 0, 0].tolist() == [50, 0, 100, 150]
     inputs, names = read_images([tmp_path / "sub", tmp_path / "b.png"], (3, 2, 2))
@@ -82,9 +83,72 @@ def test_files_and_folders_are_read_in_order(tmp_path: Path) -> None:
 
 
 def test_invalid_settings_are_one_line_errors(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"input=.*: no PNG or JPEG image there; give images or a folder"):
+    with pytest.raises(ValueError, match=r"input=.*: no image \(.*\) there; give images or a folder"):
         read_images([tmp_path], (1, 4, 4))
     with pytest.raises(ValueError, match=r"input=.*gone: no such file or folder"):
         read_images([tmp_path / "gone"], (1, 4, 4))
     with pytest.raises(ValueError, match=r"data.shape=\[2, 8, 8\] must be channels"):
         check_image_shape((2, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix", "colour"),
+    [
+        ("L", ".png", 60),
+        ("LA", ".png", (60, 0)),
+        ("RGBA", ".png", (60, 60, 60, 0)),
+        ("RGBA", ".webp", (60, 60, 60, 255)),
+        ("P", ".gif", 60),
+        ("CMYK", ".jpg", (195, 195, 195, 0)),
+        ("CMYK", ".tif", (195, 195, 195, 0)),
+        ("I;16", ".tif", 60 * 256),
+        ("I;16", ".png", 60 * 256),
+        ("RGB", ".bmp", (60, 60, 60)),
+    ],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_all_modes_become_eight_bits(tmp_path: Path, mode: str, suffix: str, colour: object, channels: int) -> None:
+    path = tmp_path / f"a{suffix}"
+    image = Image.new(mode, (6, 5), colour)  # type: ignore[arg-type]
+    if mode == "P":
+        image.putpalette([value for value in range(256) for _ in range(3)])
+    image.save(path, lossless=True)
+    pixels = read_image(path, (channels, 5, 6))
+    assert (pixels.int() - 60).abs().max() <= 1
+    assert read_image_shape(path)[1:] == (5, 6)
+    assert is_encoded_image(path.read_bytes())
+
+
+def test_a_palette_with_transparency(tmp_path: Path) -> None:
+    image = Image.new("P", (4, 4), 1)
+    image.putpalette([0, 0, 0, 60, 70, 80])
+    image.save(tmp_path / "a.png", transparency=bytes([255, 0]))
+    assert read_image(tmp_path / "a.png", (3, 4, 4))[:, 0, 0].tolist() == [60, 70, 80]
+
+
+@pytest.mark.parametrize("value", [0.5, 70_000, -1])
+def test_pixels_without_a_known_range_are_refused(tmp_path: Path, value: float) -> None:
+    mode = "F" if isinstance(value, float) else "I"
+    Image.new(mode, (4, 4), value).save(tmp_path / "a.tif")
+    with pytest.raises(ValueError, match=r"a\.tif: .*greyscale from .* whose range is not known; save it with 8 or 16"):
+        read_image(tmp_path / "a.tif", (1, 4, 4))
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".tif", ".webp"])
+def test_several_frames_are_reported(tmp_path: Path, suffix: str) -> None:
+    frames = [Image.new("RGB", (4, 4), (level,) * 3) for level in (50, 200)]
+    frames[0].save(tmp_path / f"a{suffix}", save_all=True, append_images=frames[1:])
+    with pytest.warns(UserWarning, match="several frames or pages, of which the first is read"):
+        assert (read_image(tmp_path / f"a{suffix}", (1, 4, 4)).int() - 50).abs().max() <= 2
+
+
+def test_only_the_listed_formats_are_decoded(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.eps")
+    (tmp_path / "a.eps").rename(tmp_path / "a.png")
+    with pytest.raises(ValueError, match=r"a\.png: not a valid image"):
+        read_image(tmp_path / "a.png", (1, 4, 4))
+
+
+@pytest.mark.parametrize("contents", [b"BM0123456789", b"RIFFxxxxWAVE", b"P5 is a text", b""])
+def test_bytes_that_are_no_image(contents: bytes) -> None:
+    assert not is_encoded_image(contents)

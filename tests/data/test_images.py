@@ -83,11 +83,48 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     assert data.classes == ["train", "tram"]
 
 
-def test_hidden_and_other_files_are_skipped(flat: Path) -> None:
+def test_hidden_files_are_skipped(flat: Path) -> None:
     (flat / ".cache").mkdir()
-    (flat / "cat" / "notes.txt").write_text("no image")
     (flat / "cat" / "._0.png").write_text("what macOS leaves behind")
+    fill(flat / "cat" / ".ipynb_checkpoints", 2, 100)
     assert sum(map(len, contents(Images(folder=flat, shape=SHAPE, batch_size=6)))) == 60
+
+
+def test_files_that_are_not_read_are_counted(flat: Path) -> None:
+    for name in ("a.heic", "b.HEIC", "notes.txt"):
+        (flat / "cat" / name).write_text("no image")
+    with pytest.warns(UserWarning, match=r"data.folder=.*pets: not read: 1 \.heic, 1 \.HEIC, 1 \.txt; images are .png"):
+        assert sum(map(len, contents(Images(folder=flat, shape=SHAPE, batch_size=6)))) == 60
+
+
+@pytest.mark.parametrize("place", ["valid/cat", "", "train"])
+def test_images_outside_of_class_folders_are_counted(flat: Path, place: str) -> None:
+    if place:
+        (flat.parent / "all").mkdir()
+        flat = flat.rename(flat.parent / "all" / "train").parent
+    fill(flat.parent / "more", 3, 100)
+    (flat / place).mkdir(parents=True, exist_ok=True)
+    for file in (flat.parent / "more").iterdir():
+        file.rename(flat / place / f"more{file.name}")
+    with pytest.warns(UserWarning, match=r"data.folder=.*: 3 images are not in .*<class>, so they are not read"):
+        Images(folder=flat, shape=SHAPE).setup("fit")
+
+
+@pytest.mark.parametrize("suffix", [".png", ".PNG", ".jpg", ".JPEG", ".webp", ".bmp", ".gif", ".tif", ".TIFF", ".ppm"])
+def test_images_of_all_formats_are_read_also_in_folders_below(flat: Path, suffix: str) -> None:
+    fill(flat / "cat" / "more" / "and more", 8, 100, suffix)
+    fill(flat / "linked" / "dog", 8, 200, suffix)
+    (flat / "linked").rename(flat.parent / "linked")
+    (flat / "dog" / "link").symlink_to(flat.parent / "linked")
+    (flat / "dog" / "loop").symlink_to(flat / "dog")
+    data = Images(folder=flat, shape=SHAPE, batch_size=1)
+    data.setup("fit")
+    assert data.splits is not None
+    targets = torch.cat([getattr(data.splits, split).targets for split in ("train", "val", "test")])
+    assert [int((targets == 0).sum()), int((targets == 1).sum())] == [28, 48]
+    images, names = data.read([flat / "cat"])
+    assert len(images) == len(names) == 28
+    assert (images[:, 0].float() - 100).abs().max() <= 8  # GIF has 256 colours
 
 
 def test_fingerprint_depends_on_names_sizes_and_shape(flat: Path) -> None:
@@ -121,9 +158,7 @@ def test_a_damaged_image_is_named(flat: Path, num_workers: int) -> None:
     for file in flat.glob("dog/*"):
         file.write_bytes(b"\x89PNG\r\n\x1a\n rest is lost")
     loader = Images(folder=flat, shape=SHAPE, batch_size=30, num_workers=num_workers).train_dataloader()
-    with pytest.raises(
-        ValueError, match=r"^.*dog/\d+.png: not a valid PNG or JPEG image \(.*\); remove or replace it$"
-    ):
+    with pytest.raises(ValueError, match=r"^.*dog/\d+.png: not a valid image \(.*\); remove or replace it$"):
         list(loader)
     if loader._iterator is not None:
         loader._iterator._shutdown_workers()  # left to the garbage collector it takes 5 s
@@ -142,7 +177,7 @@ def test_invalid_folders_are_one_line_errors(tmp_path: Path, flat: Path) -> None
     check(r"data.folder=.*: only the class pets in .*; at least two", tmp_path)
     check(r"data.folder=.*: no class folder in .*cat; at least two", flat / "cat")
     (flat / "bird").mkdir()
-    check(r"bird: no PNG or JPEG image in this class folder; add some or remove it")
+    check(r"bird: no image \(.*\) in this class folder; add some or remove it")
     (flat / "bird").rmdir()
     flat.rename(tmp_path / "train")
     fill(tmp_path / "test" / "bird", 3, 100)
