@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache, partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -21,14 +21,13 @@ from typing import Any
 
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.config.locate import canonical
-from boltcutter.config.redaction import VARIABLE, looks_secret
 from boltcutter.config.values import resolved_texts
 from boltcutter.extend import parts
-from boltcutter.project import LIBRARY, Project, declared_parts, is_library, private_variables
+from boltcutter.project import LIBRARY, Project, declared_parts, is_library
 from boltcutter.run.lineage import list_files
 from boltcutter.run.trust import REMEDY
+from boltcutter_trust.references import check_references
 
-MAX_DOUBLINGS = 16  # references after the first of each text, in all, as each leads to a text that may have several
 # Packages of the core whose classes are allowed. Functions are allowed if a configuration file refers to them.
 PROJECT_PACKAGES = tuple(
     f"{LIBRARY}.{name}" for name in ("model", "data", "task", "callback", "logger", "strategy", "checkpoint")
@@ -64,10 +63,6 @@ TRUSTED_FUNCTIONS = ("torch.nn.functional", "torch.nn.init", "torch.nn.utils.par
 TRUSTED_PROTOCOLS = ("file", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
 URL = re.compile(r"(?P<value>(?P<protocol>[\w+.-]{1,40})://[^\s'\"]*)")  # in linear time, as texts may be long
 TARGET = re.compile(r"_target_:\s*['\"]?(?P<value>[\w.]+)")
-# A reference to another key or to an environment variable. Other resolvers compute values, which may contain _target_.
-PLAIN_REFERENCE = re.compile(
-    r"\$\{\s*(?:oc\.(?:env|select):\s*[\w.]+\s*(?:,[^{}]*)?|oc\.decode:\s*\$\{oc\.env:\w+(?:,[\w.+-]*)?\}\s*|[\w.\[\]/\0-]+\s*)\}"
-)
 
 
 def judge(node: Any, where: str, folder: Path, project: Project | None, *, instantiates: bool, runs: bool) -> None:
@@ -76,13 +71,7 @@ def judge(node: Any, where: str, folder: Path, project: Project | None, *, insta
     Raises:
         ConfigError: A reference, URL or target is not allowed.
     """
-    texts = [text for text in _texts(node) if "${" in text]
-    if sum(text.count("${") - 1 for text in texts) > MAX_DOUBLINGS:
-        raise ConfigError(f"{where}: its record.json has {len(texts)} texts with references, which multiply; {REMEDY}")
-    if text := next(_unsafe_references(texts), None):
-        raise ConfigError(
-            f"{where}: its record.json has {one_line(text[:200])}, which computes a value or reads a secret; {REMEDY}"
-        )
+    check_references(node, where, project)
     if text := next(_unsafe_urls([node, *resolved_texts(node)], project), None):
         raise ConfigError(
             f"{where}: its record.json has {one_line(text[:200])}, an address that would be contacted; {REMEDY}"
@@ -111,28 +100,12 @@ def iter_targets(node: Any) -> Iterator[tuple[str, bool]]:
         yield from iter_targets(inner)
 
 
-def _texts(node: Any) -> Iterator[str]:
-    if isinstance(node, dict | list):
-        for inner in node.values() if isinstance(node, dict) else node:
-            yield from _texts(inner)
-    elif isinstance(node, str):
-        yield node
-
-
-def _unsafe_references(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts with resolvers that could create a ``_target_``, as ``oc.create``, or read a secret variable."""
-    for text in texts:
-        left = text
-        for _ in range(MAX_DOUBLINGS):  # from the innermost reference outwards
-            left = PLAIN_REFERENCE.sub("\0", left)
-        if "${" in left or any(looks_secret(name) or name in private_variables for name in VARIABLE.findall(text)):
-            yield text
-
-
 def _unsafe_urls(node: Any, project: Project | None) -> Iterator[str]:
     """Yield URLs that are neither of object storage nor in a configuration file of the project."""
     if isinstance(node, dict | list):
-        for inner in [*node, *node.values()] if isinstance(node, dict) else node:
+        # Tags are only shown.
+        shown = {name: value for name, value in node.items() if name != "tags"} if isinstance(node, dict) else None
+        for inner in node if shown is None else [*shown, *shown.values()]:
             yield from _unsafe_urls(inner, project)
     elif isinstance(node, str):
         known = _configured(project, URL)

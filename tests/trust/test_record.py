@@ -27,7 +27,7 @@ from boltcutter.config.values import plain
 from boltcutter.project import Project
 from boltcutter.run import folder, trust
 from boltcutter.run.compare import compare
-from boltcutter_trust import record
+from boltcutter_trust import record, references
 
 PROJECT = Project.find(__file__)
 
@@ -237,16 +237,38 @@ def test_a_comparison_does_not_contact_what_a_stranger_names(untrusted: Path) ->
     record = json.loads((untrusted / "record.json").read_text())
     record["config"] = {"name": "a", "runs": "runs", "checkpoints": "https://example.org/${oc.env:HOME}"}
     (untrusted / "record.json").write_text(json.dumps(record))
-    with pytest.raises(ConfigError, match="an address that would be contacted"):
+    with pytest.raises(ConfigError, match="reads your environment"):
         compare(PROJECT, [f"run={untrusted}", f"with={untrusted}"])
 
 
 def test_a_variable_of_the_project_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "private_variables", {"HARMLESS"})  # of its .env
+    monkeypatch.setattr(references, "private_variables", {"HARMLESS"})  # of its .env
     with pytest.raises(ConfigError, match="reads a secret"):
         trust.check({"a": "s3://bucket/${oc.env:HARMLESS}"}, "run=x", tmp_path, PROJECT)
-    monkeypatch.setenv("SERVER", "https://example.org")  # which the user has chosen
-    trust.check({"a": "${oc.env:SERVER}"}, "run=x", tmp_path, PROJECT)
+
+
+def test_the_environment_is_read_only_where_a_file_of_the_project_does(tmp_path: Path) -> None:
+    (tmp_path / "configs" / "data").mkdir(parents=True)
+    lines = "folder: ${oc.env:DATA_ROOT,/data}/images\nplace: ${oc.env:SERVER}\n"
+    (tmp_path / "configs" / "data" / "own.yaml").write_text(lines)
+    project = Project.at(tmp_path)
+    own = {"folder": "${oc.env:DATA_ROOT,/data}/images", "place": "${oc.env:SERVER}"}
+    trust.check(
+        {"data": own, "task": {"place": "${data.place}"}, "trainer": {"n": "${data.folder}"}}, "x", tmp_path, project
+    )
+    for node in (
+        {"a": "${oc.env:PIP_INDEX_URL}"},
+        {"data": {"folder": "s3://theirs/${oc.env:PIP_INDEX_URL}"}},
+        {"data": {"url": own["folder"]}},  # under another key
+        {"data": {**own, "url": "s3://theirs/${data.folder}"}},
+        {"data": {**own, "url": "s3://theirs/${.place}"}},
+        {"data": own, "x": "${data.place}", "y": {"z": ["s3://theirs/${x}"]}},
+        {"data": own, "x": "${data}", "y": "s3://theirs/${x.place}"},
+        {"data": own, "x": "${begin}${data.place}", "begin": "s3://theirs/"},
+        {"data": own, "x": "s3://theirs/${data.${name}}", "name": "place"},
+    ):
+        with pytest.raises(ConfigError, match="of your environment|reads your environment"):
+            trust.check(node, "run=x", tmp_path, project)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "chain", "fifo"])
@@ -280,10 +302,16 @@ def test_references_that_multiply_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has 39 texts with references, which multiply; set trust=true"):
         trust.check(doubling, "run=x", tmp_path)
     trust.check({f"x{n}": f"${{x{n - 1}}}" for n in range(1, 40)} | {"x0": "a"}, "run=x", tmp_path)
-    trust.check({"a": "", "b": ["${a}${a}"] * record.MAX_DOUBLINGS}, "run=x", tmp_path)
-    trust.check({"a": "", "b": "${a}" * (record.MAX_DOUBLINGS + 1)}, "run=x", tmp_path)
-    with pytest.raises(ConfigError, match="which multiply"):
-        trust.check({"a": "", "b": ["${a}${a}"] * (record.MAX_DOUBLINGS + 1)}, "run=x", tmp_path)
+    trust.check({"a": "", "b": "${a}" * 1000, "c": ["${a}${a}"] * 1000}, "run=x", tmp_path)  # these do not
+    trust.check({f"x{n}": "${y.a}-${y.b}" for n in range(100)} | {"y": {"a": "a", "b": "${z}", "z": 1}}, "x", tmp_path)
+    for node in (
+        {"a": "x" * 2**20, "b": "${a}" * 17},
+        {"x": {"a": "${y}${y}", "b": "x" * 2**20}, "y": [f"${{x.b}}{n}" for n in range(20)]},
+        {"a": "${b}${b}", "b": "${a}" * 40},
+        {"a": "${.b}" * 2, "b": "${..c}" * 2, "c": "x" * 2**23},
+    ):
+        with pytest.raises(ConfigError, match="which multiply"):
+            trust.check(node, "run=x", tmp_path)
 
 
 @pytest.mark.timeout(60)
@@ -489,13 +517,12 @@ def test_a_reference_that_makes_a_call_or_reads_a_secret_is_refused(text: str, t
 def test_references_to_keys_and_variables_are_accepted(tmp_path: Path) -> None:
     for text in (
         "${model}",
-        "${oc.env:DATA,/tmp/${name}}/x",
         "${a.${b}.c-d}",
         "${..lr}",
         "${runs}/${name}/<id>",
-        "${oc.decode:${oc.env:NODES,1}}",
     ):
         trust.check({"a": text}, "run=x", tmp_path, PROJECT)
+    trust.check({"num_nodes": "${oc.decode:${oc.env:BOLTCUTTER_NODES,1}}"}, "run=x", tmp_path, PROJECT)
 
 
 @pytest.mark.parametrize("trainer", ["default", "ddp", "mpi", "horovod"])

@@ -102,12 +102,14 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
 
 
 def resolved_texts(values: Any) -> Iterator[str]:
-    """Yield each text with a reference in plain values as it is resolved now, unless it only names a variable."""
+    """Yield each text with a reference in plain values as it is resolved now; not of tags and variables."""
     try:
         cfg = DictConfig(values) if isinstance(values, dict) else None
     except OmegaConfBaseException as error:  # a reference that cannot be parsed
         raise ConfigError(f"{str(error).splitlines()[0][:200]}; correct the reference") from None
-    for _, node in leaves(cfg):
+    for path, node in leaves(cfg):
+        if path.rpartition(".")[2] == "tags":  # which are only shown
+            continue
         if node is not None and node._is_interpolation() and not VARIABLE_REFERENCE.fullmatch(node._value()):
             with suppress(OmegaConfBaseException, RecursionError):
                 yield str(node._dereference_node()._value())

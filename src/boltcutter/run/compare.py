@@ -81,7 +81,10 @@ def compare(project: Project, overrides: list[str]) -> Comparison:
         raise ConfigError(
             f"{problem}; use run=<run> with=<run> [ckpt=last|best|<name>], or --metric for groups of runs"
         )
-    cfgs = [read_run_config(project, Path(special[name]), setting=name, instantiates=False) for name in ("run", "with")]
+    cfgs = [
+        read_run_config(project, Path(special[name]), setting=name, instantiates=False, shows=True)
+        for name in ("run", "with")
+    ]
     records = [read_record(Path(special[name])) for name in ("run", "with")]
     settings = list(setting_differences(plain(cfgs[0]), plain(cfgs[1])))
     first, second = (record.get("data") for record in records)

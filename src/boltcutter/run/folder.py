@@ -29,6 +29,7 @@ from boltcutter.environment import lease
 from boltcutter.project import Project
 from boltcutter.protocols import PlannedExit
 from boltcutter.run import lineage, trust
+from boltcutter.run.destinations import use_own_destinations
 from boltcutter.run.store import run_store
 
 BASIC = ("name", "checkpoints")  # keys of each configuration, also of those that are only compared
@@ -38,20 +39,27 @@ MAPPINGS = "config", "git", "library", "packages", "hardware", "launch", "best_b
 ENTRIES = {**dict.fromkeys(("attempts", "tags"), list), **dict.fromkeys(MAPPINGS, dict)}
 
 
-def read_run_config(project: Project, folder: Path, setting: str = "run", *, instantiates: bool = True) -> DictConfig:
+def read_run_config(
+    project: Project, folder: Path, setting: str = "run", *, instantiates: bool = True, shows: bool = False
+) -> DictConfig:
     """Read the configuration of an earlier run, with its folder and checkpoints where they are now.
+
+    Where somebody else's run writes to is replaced, by ``use_own_destinations``.
 
     Args:
         project: Project whose configuration files tell which targets in a record are allowed.
         folder: Folder of the run.
         setting: Key of the override that names the folder, for error messages.
         instantiates: Whether the classes in the record will be instantiated, and so must be trusted.
+        shows: Whether it is only shown, as it is recorded.
 
     Raises:
         ConfigError: The folder holds no run, or its record names a class that is not trusted.
     """
     recorded, signature = recorded_config(folder, setting)
     where = f"{setting}={folder}"
+    if not (shows or trust.is_own_record(recorded, signature, folder)):
+        recorded = use_own_destinations(recorded, folder, project)
     trust.check(
         recorded,
         where,

@@ -154,8 +154,7 @@ def check(
     """
     if _granted:
         return
-    foreign = next(_foreign(folder), None) if (signed := is_signed(node, signature)) else None
-    is_own = signed and foreign is None
+    is_own = is_own_record(node, signature, folder)
     if walks and (entry := next(_outside(folder, is_own=is_own, writes=writes), None)):
         raise ConfigError(f"{where}: {one_line(entry)} is not a file of the folder, or leads out of it; {REMEDY}")
     if is_own:
@@ -168,10 +167,15 @@ def check(
     try:
         judge(node, where, folder, project, instantiates=instantiates, runs=runs)
     except ConfigError as error:
-        if foreign is None:
+        if not is_signed(node, signature) or (foreign := next(_foreign(folder), None)) is None:
             raise
         note = f"you have signed it, but others own or may write {one_line(foreign)}; chmod -R go-w {folder}, or "
         raise ConfigError(*(str(line).replace(REMEDY, note + REMEDY) for line in error.args)) from None
+
+
+def is_own_record(node: Any, signature: object, folder: Path) -> bool:
+    """Whether this user has signed a part of a record, in a folder of this user, or ``trust=true`` is set."""
+    return _granted or (is_signed(node, signature) and next(_foreign(folder), None) is None)
 
 
 def _foreign(folder: Path) -> Iterator[str]:

@@ -1,0 +1,116 @@
+"""Where the record of somebody else writes: its destinations are replaced by those of this user."""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from omegaconf.errors import OmegaConfBaseException
+
+from boltcutter.checkpoint.storage import is_within
+from boltcutter.config.compose import DictConfig, changed, compose
+from boltcutter.config.errors import ConfigError, one_line, printable
+from boltcutter.config.values import format_value, leaves, plain
+from boltcutter.environment.process import is_rank_zero
+from boltcutter.project import Project
+
+CHECKPOINTS = "${folder}/checkpoints"
+# What data, model and task name is read: their paths and object storage are checked as other references are.
+READ = ("data", "model", "task", "optimizer", "scheduler", "name", "tags", "choices", "launch", "search", "init_from")
+OWN = ("folder", "runs", "checkpoints", "logger", "resume", "ckpt", "reproduce")
+DESTINATION = re.compile(
+    r"(^|_)(dirpath|dir|directory|root|folder|path|file|filename|repo|ur[il]|host|server|endpoint|address|entity"
+    r"|workspace|project|space_id)$"
+)
+
+
+def use_own_destinations(recorded: dict[str, Any], folder: Path, project: Project) -> dict[str, Any]:
+    """Return the configuration of somebody else's run without the places that it writes to; a line for each of them.
+
+    ``runs`` is that of the project, ``checkpoints`` that in the folder, each logger is as the project or the library
+    configures it, and paths and addresses of callbacks, of the trainer and the like are in the folder, or not set.
+
+    Args:
+        recorded: Configuration in the record, which is left as it is.
+        folder: Folder of the run.
+        project: The project, whose options are used.
+    """
+    found, notes = dict(recorded), list[str]()
+    if "runs" in found:
+        found["runs"] = plain(compose(project)).get("runs")
+    if found.get("checkpoints") not in (None, CHECKPOINTS):
+        if not str(found["checkpoints"]).endswith("/checkpoints") or "://" in str(found["checkpoints"]):
+            notes.append(_note("checkpoints", found["checkpoints"]))
+        found["checkpoints"] = CHECKPOINTS
+    if isinstance(loggers := found.get("logger"), dict):
+        found["logger"] = {name: _own_logger(project, name) for name in loggers}
+        notes += [
+            f"logger.{name} of the record is not used; "
+            + (f"it logs as configs/logger/{name}.yaml says" if own else f"add a file configs/logger/{name}.yaml")
+            for name, own in found["logger"].items()
+            if own != loggers[name]
+        ]
+        found["logger"] = {name: own for name, own in found["logger"].items() if own}
+    for key, value in _outside(found, folder, compose(project)):
+        notes.append(_note(key, value))
+        found = _without(found, key.split("."))
+    if is_rank_zero():
+        print(*(f"note: {printable(one_line(note))}\n" for note in notes), sep="", end="", file=sys.stderr)
+    return found
+
+
+def _note(key: str, value: Any) -> str:
+    return f"{key}={format_value(value)} of the record is not used, as the run is not yours; set {key}=… to use it"
+
+
+def _own_logger(project: Project, name: str) -> dict[str, Any] | None:
+    """Settings of a logger as the project or the library configures it; None if there is no such option."""
+    if name not in project.groups().get("logger", {}):
+        return None
+    with suppress(ConfigError):
+        found = plain(compose(project, [f"logger={name}"])).get("logger")
+        return found.get(name) if isinstance(found, dict) else None
+    return None
+
+
+def _outside(found: dict[str, Any], folder: Path, own: DictConfig) -> list[tuple[str, Any]]:
+    """Keys that name a place outside of the folder, with the value in the record."""
+    try:
+        cfg = changed(DictConfig(found), {"folder": str(folder)})
+    except OmegaConfBaseException:  # a reference that cannot be parsed, which is reported by what checks them
+        return []
+    result = []
+    for path, node in leaves(cfg):
+        top, name = path.partition(".")[0], path.rpartition(".")[2]
+        if top in READ or top in OWN or not DESTINATION.search(name) or node is None:
+            continue
+        text: Any = None
+        with suppress(OmegaConfBaseException, RecursionError):
+            text = node._dereference_node()._value() if node._is_interpolation() else node._value()
+        if not isinstance(text, str) or node._value() == _raw(own, path):
+            continue
+        is_name = name.endswith(("filename", "entity", "workspace", "project", "space_id"))
+        if name.endswith("filename"):
+            is_inside = is_within(f"{folder}/{text}", folder)
+        else:
+            is_inside = not is_name and is_within(f"{text}/x", folder)  # or the folder itself
+        if not is_inside:
+            result.append((path, node._value()))
+    return result
+
+
+def _raw(cfg: DictConfig, path: str) -> Any:
+    node: Any = cfg
+    for name in path.split("."):
+        node = node._get_node(name, validate_access=False) if isinstance(node, DictConfig) else None
+    return node._value() if node is not None else None
+
+
+def _without(values: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """A copy in which one value is null."""
+    name, *inner = names
+    below = values.get(name)
+    return {**values, name: _without(below, inner) if inner and isinstance(below, dict) else None}
