@@ -133,7 +133,8 @@ class Tools:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, PARENT_PID: f"{os.getpid()}:{signal.SIGTERM:d}"},  # if the server is killed, it saves
+            # If the server is killed, it saves.
+            env={**os.environ, trust.AGENT: "1", PARENT_PID: f"{os.getpid()}:{signal.SIGTERM:d}"},
         )
         self.running.add(process.pid)
         reading = asyncio.ensure_future(process.communicate())

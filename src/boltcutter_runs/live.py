@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import sys
 import threading
 import time
@@ -46,11 +47,12 @@ def serve(root: str, query: Query, given: Mapping[str, str]) -> None:
     host, port, file = (given.get(name, default) for name, default in SETTINGS.items())
     if (number := parse_count(port)) is None or number > 65535:
         raise ConfigError(f"port={port} is not a port; try port={SETTINGS['port']}, or port=0 for a free one")
-    token = read_token(host, file)
+    made = not (token := read_token(host, file))  # other users of this machine reach the port as well
+    token = token or secrets.token_urlsafe(24)
     os.nice(NICENESS)
     with LiveServer(Watch(root, query), host, number, token) as server:
         shown = f"[{host}]" if ":" in host else host
-        once = " (in a browser, open /?token=<token> once)" if token else ""
+        once = f"/?token={token}" if made else " (in a browser, open /?token=<token> once)"
         print(f"http://{shown}:{server.server_port}{once}", flush=True)
         with suppress(KeyboardInterrupt):
             server.serve_forever()
@@ -164,6 +166,13 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30  # seconds for a request, after which its thread ends
 
     def do_GET(self) -> None:
+        if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
+            self.close_connection = True  # else the body would be read as another request
+            self._send(400, "a request for a page has no body", {"Connection": "close"})
+        else:
+            self._reply()
+
+    def _reply(self) -> None:
         url, access, host = urlsplit(self.path), self.server.access, self.headers.get("Host", "")
         pairs = [part.strip().partition("=") for part in self.headers.get("Cookie", "").split(";")]
         offered = parse_qs(url.query).get("token", [""])[0]

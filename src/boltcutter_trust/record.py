@@ -26,7 +26,7 @@ from boltcutter.extend import parts
 from boltcutter.project import LIBRARY, Project, declared_parts, is_library
 from boltcutter.run.lineage import list_files
 from boltcutter.run.trust import REMEDY
-from boltcutter_trust.references import check_references
+from boltcutter_trust.references import check_references, known_texts
 
 # Packages of the core whose classes are allowed. Functions are allowed if a configuration file refers to them.
 PROJECT_PACKAGES = tuple(
@@ -72,7 +72,8 @@ def judge(node: Any, where: str, folder: Path, project: Project | None, *, insta
         ConfigError: A reference, URL or target is not allowed.
     """
     check_references(node, where, project)
-    if text := next(_unsafe_urls([node, *resolved_texts(node)], project), None):
+    known = known_texts(project) if "${" in str(node) else frozenset()
+    if text := next(_unsafe_urls([node, *resolved_texts(node, known)], project), None):
         raise ConfigError(
             f"{where}: its record.json has {one_line(text[:200])}, an address that would be contacted; {REMEDY}"
         )

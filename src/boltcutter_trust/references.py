@@ -46,7 +46,7 @@ def check_references(node: Any, where: str, project: Project | None) -> None:
             f"{where}: its record.json has {one_line(text[:200])}, which computes a value or reads a secret; {REMEDY}"
         )
     reading = [(path, text) for path, text in texts if "oc.env" in text]
-    known = _known_variables(project) if reading else frozenset()
+    known = known_texts(project) if reading else frozenset()
     if text := next((text for path, text in reading if (path[-1:], text) not in known), None):
         raise ConfigError(
             f"{where}: its record.json has {one_line(text[:200])}, which reads your environment, as no file "
@@ -150,12 +150,12 @@ def _spreading(texts: list[Text], reading: set[tuple[str, ...]], known: frozense
 
 
 @cache
-def _known_variables(project: Project | None) -> frozenset[tuple[tuple[str, ...], str]]:
-    """The keys and texts with which configuration files of the project and of the library read the environment."""
+def known_texts(project: Project | None) -> frozenset[tuple[tuple[str, ...], str]]:
+    """The texts with references in configuration files of the project and of the library, with their last keys."""
     folders = {*(project.config_dirs if project else ()), BUILTIN_CONFIGS}
     found = set()
     for file in (file for folder in folders for file in Path(folder).rglob("*.yaml")):
         text = file.read_text()
-        if "oc.env" in text:
-            found |= {(path[-1:], value) for path, value in _texts(yaml.safe_load(text)) if "oc.env" in value}
+        if "${" in text:
+            found |= {(path[-1:], value) for path, value in _texts(yaml.safe_load(text)) if "${" in value}
     return frozenset(found)

@@ -267,7 +267,7 @@ def test_the_environment_is_read_only_where_a_file_of_the_project_does(tmp_path:
         {"data": own, "x": "${begin}${data.place}", "begin": "s3://theirs/"},
         {"data": own, "x": "s3://theirs/${data.${name}}", "name": "place"},
     ):
-        with pytest.raises(ConfigError, match="of your environment|reads your environment"):
+        with pytest.raises(ConfigError, match=r"of your environment|reads your environment"):
             trust.check(node, "run=x", tmp_path, project)
 
 

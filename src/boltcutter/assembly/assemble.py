@@ -22,6 +22,7 @@ from boltcutter.assembly.checks import (
     check_batches_and_clipping,
     check_built,
     check_components,
+    check_return_type,
     check_type,
     check_world_size,
 )
@@ -277,6 +278,9 @@ def _build_data_and_task(cfg: DictConfig) -> tuple[Any, L.LightningModule]:
 
 def build_each(cfg: DictConfig, group: str, kind: type) -> dict[str, Any]:
     """Instantiate the callbacks or loggers, without those that are null."""
+    for name, node in (plain(cfg).get(group) or {}).items():
+        if isinstance(node, dict) and "_target_" in node and not (is_left_out(node) or "${" in str(node["_target_"])):
+            check_return_type(f"{group}.{name}", node["_target_"], kind)
     made = build(cfg.get(group) or {}, group)
     for name, value in made.items():
         check_type(f"{group}.{name}", cfg[group][name], value, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +16,7 @@ from boltcutter import extend
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.foreign import foreign
+from boltcutter.config.locate import locate
 from boltcutter.environment import platform
 from boltcutter.environment.process import external_world_size, is_rank_zero
 from boltcutter.protocols import NativeData
@@ -73,11 +75,25 @@ def check_type(name: str, node: DictConfig, made: Any, wanted: type) -> None:
     It may come from a function without a return annotation.
     """
     if not isinstance(made, wanted) and made is not None:
-        kind = type(made)
-        raise ConfigError(
-            f"{name}._target_={node._target_}: expected a lightning.pytorch.{wanted.__name__}, "
-            f"got {kind.__module__}.{kind.__qualname__}{foreign().remedy(kind) or ''}"
-        )
+        raise _wrong_type(name, str(node._target_), type(made), wanted)
+
+
+def check_return_type(name: str, target: str, wanted: type) -> None:
+    """Check, before a target is called, that it is no class of another kind, nor a function that returns one.
+
+    A function without a return annotation is called, unless it is one of C, such as ``os.system``.
+    """
+    found = locate(target)
+    kind = found if isinstance(found, type) else getattr(found, "__annotations__", {}).get("return")
+    if inspect.isbuiltin(found) or (isinstance(kind, type) and not issubclass(kind, wanted)):
+        raise _wrong_type(name, target, kind if isinstance(kind, type) else type(found), wanted)
+
+
+def _wrong_type(name: str, target: str, kind: type, wanted: type) -> ConfigError:
+    return ConfigError(
+        f"{name}._target_={target}: expected a lightning.pytorch.{wanted.__name__}, "
+        f"got {kind.__module__}.{kind.__qualname__}{foreign().remedy(kind) or ''}"
+    )
 
 
 def check_built(cfg: DictConfig, task: Any, data: Any) -> None:

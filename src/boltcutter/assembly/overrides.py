@@ -11,8 +11,9 @@ from pathlib import Path
 
 from boltcutter.config.compose import DictConfig, changed, compose
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import is_map, raw_node, split_overrides
+from boltcutter.config.values import is_map, plain, raw_node, split_overrides
 from boltcutter.project import Project
+from boltcutter.run import trust
 from boltcutter.run.folder import moved_to, read_run_config, recorded_config
 from boltcutter.run.store import run_store
 from boltcutter.topology import ONE_DEVICE
@@ -31,7 +32,9 @@ def read_overrides(project: Project, overrides: Sequence[str]) -> DictConfig:
     if len(special) == 2:
         raise ConfigError("resume and reproduce exclude each other; give one of them")
     if not special:
-        return compose(project, rest)
+        cfg = compose(project, rest)
+        trust.check_arguments(rest, plain(cfg), project)
+        return cfg
     ((verb, text),) = special.items()
     if verb == "resume":
         check_resume(Path(text), rest)
@@ -81,7 +84,12 @@ def load_run_config(project: Project, folder: Path, overrides: Sequence[str] = (
     Raises:
         ConfigError: The folder holds no run, or its record names a class that is not trusted.
     """
-    return moved_to(folder, compose(project, overrides, base=read_run_config(project, folder, setting)), setting)
+    base = read_run_config(project, folder, setting)
+    cfg = compose(project, overrides, base=base)
+    # Only what the arguments have changed: classes of a record that the user has signed are allowed.
+    changes = {key: value for key, value in plain(cfg).items() if value != plain(base).get(key)}
+    trust.check_arguments(overrides, changes, project)
+    return moved_to(folder, cfg, setting)
 
 
 def load_evaluation_config(

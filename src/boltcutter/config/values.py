@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -101,16 +101,22 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
         raise ConfigError(format_unresolved(error, cfg)) from None
 
 
-def resolved_texts(values: Any) -> Iterator[str]:
-    """Yield each text with a reference in plain values as it is resolved now; not of tags and variables."""
+def resolved_texts(values: Any, known: Container[Any] = ()) -> Iterator[str]:
+    """Yield each text with a reference in plain values as it is resolved now; not of tags and variables.
+
+    Args:
+        values: A configuration; what is no mapping has none.
+        known: Last keys, in a tuple, and texts that are left out.
+    """
     try:
         cfg = DictConfig(values) if isinstance(values, dict) else None
     except OmegaConfBaseException as error:  # a reference that cannot be parsed
         raise ConfigError(f"{str(error).splitlines()[0][:200]}; correct the reference") from None
     for path, node in leaves(cfg):
-        if path.rpartition(".")[2] == "tags":  # which are only shown
+        name = path.rpartition(".")[2]
+        if node is None or not node._is_interpolation() or name == "tags":  # which are only shown
             continue
-        if node is not None and node._is_interpolation() and not VARIABLE_REFERENCE.fullmatch(node._value()):
+        if not VARIABLE_REFERENCE.fullmatch(node._value()) and ((name,), node._value()) not in known:
             with suppress(OmegaConfBaseException, RecursionError):
                 yield str(node._dereference_node()._value())
 

@@ -15,7 +15,7 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +31,7 @@ MAX_DEPTH = 100  # of a record; where it is used, many more levels would exceed 
 OWN_LINKS = ("code", "wandb")  # in a run folder; the snapshot of the code and W&B have links, and nothing reads them
 CHECKPOINTS = "checkpoints"  # in a run folder; it may be a link to a larger disk, from which checkpoints are only read
 REMEDY = "set trust=true if you trust the source of the folder"
+AGENT = "BOLTCUTTER_AGENT"  # variable of processes whose arguments are of an agent, which any text may have persuaded
 _granted = False
 
 
@@ -171,6 +172,16 @@ def check(
             raise
         note = f"you have signed it, but others own or may write {one_line(foreign)}; chmod -R go-w {folder}, or "
         raise ConfigError(*(str(line).replace(REMEDY, note + REMEDY) for line in error.args)) from None
+
+
+def check_arguments(overrides: Sequence[str], composed: Any, project: Project) -> None:
+    """Check what an agent's arguments name, as the record of somebody else: a report that it has read may ask for it.
+
+    Raises:
+        ConfigError: A reference, URL or target is not allowed.
+    """
+    if os.environ.get(AGENT) and any(sign in override for override in overrides for sign in ("_", "${", "://")):
+        check(composed, "arguments", Path(os.devnull), project)
 
 
 def is_own_record(node: Any, signature: object, folder: Path) -> bool:

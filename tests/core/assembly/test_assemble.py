@@ -172,6 +172,15 @@ def test_a_name_leads_to_a_folder_below_that_of_all_runs(name: str) -> None:
         read_config(PROJECT, [f"name={name}"])
 
 
+@pytest.mark.parametrize("target", ["os.system", "collections.Counter", "lightning.pytorch.loggers.CSVLogger"])
+def test_a_callback_of_another_type_is_refused_before_it_is_called(target: str, tmp_path: Path) -> None:
+    cfg = read_config(PROJECT, ["model=mlp", "logger=csv", f"folder={tmp_path}"])
+    cfg.callback.x = {"_target_": target, "command": f"touch {tmp_path}/ran"}
+    with pytest.raises(ConfigError, match=rf"^callback\.x\._target_={target}: expected a lightning\.pytorch\.Callback"):
+        assemble(cfg)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_name_with_control_characters_is_refused() -> None:
     """It names a folder, and would control the terminal wherever it is listed."""
     with pytest.raises(ConfigError, match=r"^name=a\\nb\\x1b\[2J: has control characters"):

@@ -5,6 +5,7 @@ import pytest
 from boltcutter.assembly.overrides import load_evaluation_config, load_run_config, read_overrides
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
+from boltcutter.run import trust
 from boltcutter.run.folder import create_folder
 
 PROJECT = Project.find(__file__)
@@ -55,3 +56,26 @@ def test_a_damaged_record_is_reported_in_one_line(tmp_path: Path, left: str) -> 
         assert "\n" not in str(error.value)
     with pytest.raises(ConfigError, match="damaged"):
         load_evaluation_config(PROJECT, {"run": str(folder)}, [])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["+callback.x._target_=os.system", "+callback.x.command=id"],
+        ["+callback.x={_target_: os.system, command: id}"],
+        ["data.folder=s3://theirs/${oc.env:HOME}"],
+        ["+data.x={_target_: torch.nn.Linear, _check_: false}"],
+        ["+data.url=http://theirs/x"],
+    ],
+)
+def test_arguments_of_an_agent_are_checked_as_a_record_of_somebody_else(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A report that it has read may ask for them."""
+    project = Project.find(__file__)
+    monkeypatch.setenv(trust.AGENT, "1")
+    with pytest.raises(ConfigError, match=r"^arguments: "):
+        read_overrides(project, overrides)
+    assert read_overrides(project, ["model=mlp", "trainer.max_epochs=3"]).model.hidden_sizes
+    monkeypatch.delenv(trust.AGENT)
+    assert read_overrides(project, overrides[:1])

@@ -20,7 +20,9 @@ def test_a_run_as_the_project_makes_it_is_left_as_it_is(tmp_path: Path, capsys: 
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("place", ["s3://theirs/x", "/elsewhere", "${oc.env:HOME}", "../x", "http://theirs/checkpoints"])
+@pytest.mark.parametrize(
+    "place", ["s3://theirs/x", "/elsewhere", "${oc.env:HOME}", "../x", "http://theirs/checkpoints"]
+)
 def test_checkpoints_are_in_the_folder(tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
     config = OWN | {"checkpoints": place, "runs": "s3://theirs"}
     assert use_own_destinations(config, tmp_path, PROJECT) == OWN | {"checkpoints": CHECKPOINTS}
