@@ -120,6 +120,7 @@ def _parts(
     else:
         splitter = (KFold if labels is None else StratifiedKFold)(num_parts, shuffle=True, random_state=seed)
     with warnings.catch_warnings():
+        # Folds of a smaller class are refused; the number of parts of other splits only follows from their fraction.
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         found = splitter.split(np.empty(num_samples), labels, groups)
         return [part.astype(np.int64) for _, part in islice(found, num_parts)]

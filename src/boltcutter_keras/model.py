@@ -146,7 +146,7 @@ class KerasModel(nn.Module):
         scope = self._scope()
         before = dict(scope.state_mapping)
         with keras.device("cpu"), scope, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # one for each skipped layer
+            warnings.simplefilter("ignore")  # one for each skipped layer; the caller reports what is returned
             self.keras_model.load_weights(path, skip_mismatch=True)
         missing = [n for n, v in self._variables.items() if scope.get_current_value(v) is before[id(v)]]
         if len(missing) == len(self._variables):

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -36,6 +37,8 @@ REMOVED_HOOK = re.compile(r"Support for `\w+` has been removed in v")  # in Ligh
 NO_VALIDATION = re.compile(r"`val_check_interval` \((.+?)\) must be less than or equal .*?\((.+?)\)")
 NOT_LOGGED = re.compile(r"conditioned on metric|could not find the monitored key")
 NO_STEPS_LEFT = re.compile(r"Tried to step [0-9]+ times. The specified number of total steps is ([0-9]+)")
+INVALID_LOADER = re.compile(r"An invalid dataloader was returned from `(\w+)\.(\w+)\(\)`. Found (.{1,80})")
+IN_EVALUATION = re.compile(r"[Ii]nference tensors?\b|Inplace update to inference tensor")
 NO_GRADIENT = re.compile(r"element 0 of tensors does not require grad")
 UNUSED = re.compile(r"parameters that were not used in producing", re.I)
 LAUNCH_BLOCKING = "CUDA_LAUNCH_BLOCKING"
@@ -120,6 +123,18 @@ def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:
         atexit.register(_end_without_finalization)
     if DEVICE_ASSERT.search(text) and os.environ.get(LAUNCH_BLOCKING) != "1":  # raised where it did not happen
         return IndexOutOfRangeError(f"{trainer.strategy.root_device}: {OUT_OF_RANGE}; {FIND_PLACE}")
+    if invalid := INVALID_LOADER.search(text):
+        kind = type(trainer.lightning_module).__name__ if invalid[1] == "TaskLoaders" else invalid[1]
+        where = f"{kind}.{invalid[2]} returns {invalid[3].rstrip('.')}"
+        return ConfigError(f"{where}; return a DataLoader, or remove it if there is no such split")
+    places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    in_evaluation = any(place.endswith("evaluation_loop.py") for place in places)
+    if IN_EVALUATION.search(text) or (in_evaluation and NO_GRADIENT.search(text)):
+        return NoGradientError(
+            f"{type(trainer.lightning_module).__name__} needs gradients in evaluation, which Lightning runs without "
+            f"({one_line(error, 100)}); compute them within `with torch.enable_grad():`, and set "
+            "+trainer.inference_mode=false"
+        )
     if NO_GRADIENT.search(text):
         name = type(trainer.lightning_module).__name__
         return NoGradientError(

@@ -20,23 +20,33 @@ LOGGERS = {
 }
 
 
-def filter_warnings() -> None:
-    """Suppress warnings and log messages of Lightning and torch that are expected and need no action."""
+# Each with the reason why no user needs it. None is about what a run computes: such a warning stays.
+EXPECTED = (
+    ".*does not have many workers.*",  # about speed; the progress bar and the report show the share of waiting for data
+    ".*Checkpoint directory .* exists and is not empty.*",  # of a run that is resumed
+    # It counts the batches of one epoch; steps are counted over epochs, and means of epochs are always logged.
+    ".*The number of training batches .* is smaller than the logging interval.*",
+    ".*LeafSpec.*",  # Lightning's own use of torch, at each batch
+    r".*use of fork\(\) may lead to deadlocks.*",  # for every DataLoader with workers, since Python 3.12
+    ".*your dataloader is not resumable.*",  # the data module is, or a part says so, which Lightning does not check
+    ".*The `srun` command is available on your system but is not used.*",  # on every machine with SLURM
+    "You are using a (non-supported )?Python version",  # by Google's libraries, from some date on
+    ".*Sending a large body directly with raw bytes.*",  # by adlfs, about memory
+    ".*FSDP2-wrapped module .* returned a view tensor.*",  # the view is not modified in place
+    "Warning: Profiler clears events at the end of each cycle",  # of a schedule, as it should
+    "(TensorFloat32 tensor cores .*|GPU) available but not (enabl|us)ed",  # said in the words of our settings
+)
+# Evaluation and prediction need no callback; a training that is resumed without one of them is told so.
+CALLBACKS = ".*when using `ckpt_path`, callbacks used to create the checkpoint.*"
+
+
+def filter_warnings(*, trains: bool = True) -> None:
+    """Suppress warnings and log messages of Lightning and torch that are expected and need no action.
+
+    Args:
+        trains: Whether this process may resume a training.
+    """
     for name, level in LOGGERS.items():
         logging.getLogger(name).setLevel(level)
-    for text in (
-        ".*does not have many workers.*",
-        ".*Checkpoint directory .* exists and is not empty.*",
-        ".*The number of training batches .* is smaller than the logging interval.*",
-        ".*LeafSpec.*",
-        r".*use of fork\(\) may lead to deadlocks.*",  # for every DataLoader with workers, since Python 3.12
-        ".*your dataloader is not resumable.*",  # the data module is, which Lightning does not check
-        ".*when using `ckpt_path`, callbacks used to create the checkpoint.*",
-        ".*The `srun` command is available on your system but is not used.*",  # on every machine with SLURM
-        "You are using a (non-supported )?Python version",  # by Google's libraries, from some date on
-        ".*Sending a large body directly with raw bytes.*",  # by adlfs
-        ".*FSDP2-wrapped module .* returned a view tensor.*",  # the view is not modified in place
-        "Warning: Profiler clears events at the end of each cycle",  # of a schedule, as it should
-        "(TensorFloat32 tensor cores .*|GPU) available but not (enabl|us)ed",  # said in the words of our settings
-    ):
+    for text in (*EXPECTED, *(() if trains else (CALLBACKS,))):
         warnings.filterwarnings("ignore", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
@@ -15,7 +16,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter import extend
-from boltcutter.assembly.assemble import Components, assemble, complete_config
+from boltcutter.assembly.assemble import Components, TaskLoaders, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.callback.reseed import EvaluationSeeds
 from boltcutter.checkpoint.atomic import write_text
@@ -23,7 +24,14 @@ from boltcutter.config.errors import ConfigError, as_config_error, hint
 from boltcutter.config.values import split_overrides
 from boltcutter.environment.process import distributed_shutdown
 from boltcutter.environment.warnings import filter_warnings
-from boltcutter.evaluation.splits import has_own_loader, loader_owner, skip_reason, uses_validation_step
+from boltcutter.evaluation.splits import (
+    NoLoaderError,
+    ReturnedLoaders,
+    has_own_loader,
+    loader_owner,
+    skip_reason,
+    uses_validation_step,
+)
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData
 from boltcutter.report import html as report
@@ -47,7 +55,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
     Returns:
         Metrics by name.
     """
-    filter_warnings()
+    filter_warnings(trains=False)
     special, rest = split_overrides(overrides, "run", "ckpt", "split", "output")
     cfg, folder = load_evaluation_config(project, special, rest)
     split = special.get("split", "test")
@@ -142,13 +150,20 @@ def score(
     owner: Any = loader_owner(components.data, components.task, split)
     is_validation = uses_validation_step(components.data, split)
     evaluate = components.trainer.validate if is_validation else components.trainer.test
+    name = f"{'val' if is_validation else 'test'}_dataloader"
+    function = getattr(owner, name) if is_validation or split == "test" else partial(_loader, owner, split)
+    loaders = ReturnedLoaders(function)
     try:
-        with replaced_test_loader(owner, split, enabled=not is_validation), explain_mismatch(checkpoint):
+        with replaced(owner, name, loaders), explain_mismatch(checkpoint), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Total length of `NoLoader`")  # reported below
             found = evaluate(
                 components.task, datamodule=components.data, ckpt_path=checkpoint, verbose=False, weights_only=True
             )
     finally:
         callbacks[len(callbacks) - len(writers) :] = []
+    if loaders.is_empty:
+        kind = type(components.task if isinstance(owner, TaskLoaders) else owner)
+        raise NoLoaderError(split, f"{kind.__name__}.{split}_dataloader returns no loader")
     logged = {name: float(value) for of_loader in found for name, value in of_loader.items()}
     scores = {re.sub(r"^test(?=[/_.-])", split, name): value for name, value in logged.items()}
     if components.trainer.is_global_zero:
@@ -159,19 +174,16 @@ def score(
 
 
 @contextmanager
-def replaced_test_loader(owner: Any, split: str, *, enabled: bool) -> Iterator[None]:
-    """Let ``test_dataloader`` of a data module or module return the samples of another split in this context."""
-    if not enabled or split == "test":
-        yield
-        return
-    before = vars(owner).get("test_dataloader")
-    owner.test_dataloader = partial(_loader, owner, split)
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of a data module or module in this context."""
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        del owner.test_dataloader
+        delattr(owner, name)
         if before is not None:
-            owner.test_dataloader = before
+            setattr(owner, name, before)
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
         The columns of a table with one row per sample, by name; the text and its continuation if the task can
         ``generate``; a list of outputs over batches if they do not fit into a table.
     """
-    filter_warnings()
+    filter_warnings(trains=False)
     special, rest = split_overrides(overrides, "run", "input", "ckpt", "export", "output", *SAMPLING)
     cfg, folder = load_evaluation_config(project, special, rest)
     cfg = complete_config(cfg)

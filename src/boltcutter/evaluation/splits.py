@@ -2,13 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from boltcutter.config.errors import ConfigError
 from boltcutter.data.module import DataModule
 from boltcutter.protocols import GeneratesTokens, NativeData
+
+
+class NoLoaderError(ConfigError):
+    """The function that makes the loader of a split returns none.
+
+    Attributes:
+        reason: What it returns.
+    """
+
+    def __init__(self, split: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"split={split}: {reason}; return a loader, or set another split")
+
+
+class NoLoader:
+    """In place of no loader, which Lightning refuses or takes for a loader."""
+
+    is_sharded = True
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return 0
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return no batch."""
+        return iter(())
+
+
+class ReturnedLoaders:
+    """Calls a function that makes loaders, of which Lightning refuses None.
+
+    Args:
+        function: Such as ``test_dataloader``.
+
+    Attributes:
+        is_empty: Whether it has returned None or no loader.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function, self.is_empty = function, False
+
+    def __call__(self) -> Any:
+        """Return the loaders."""
+        loaders = self.function()
+        self.is_empty = loaders is None or (isinstance(loaders, list | tuple | dict) and not loaders)
+        return NoLoader() if self.is_empty else loaders
 
 
 def skip_reason(data: Any, task: L.LightningModule, split: str) -> str | None:

@@ -112,7 +112,7 @@ class SettingChanges(Callback):
             if steps > MAX_REPLAYED:
                 raise ValueError(f"schedule of {steps:.3g} steps, at most {MAX_REPLAYED:.0e} for another length")
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the optimizer has made no step
+                warnings.filterwarnings("ignore", ".*lr_scheduler.step")  # the optimizer has made no step
                 for _ in range(steps):
                     scheduler.step()
             groups = scheduler.optimizer.param_groups

@@ -17,14 +17,14 @@ from boltcutter.checkpoint.load import read_metadata
 from boltcutter.checkpoint.select import list_names
 from boltcutter.checkpoint.storage import repeat
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError, as_config_error
+from boltcutter.config.errors import ConfigError, as_config_error, one_line
 from boltcutter.config.values import redacted
 from boltcutter.data.hooks import run_hooks_early
 from boltcutter.environment import lease, signals, startup
 from boltcutter.environment.identity import isolate_attempts, job_id, run_id
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
 from boltcutter.environment.warnings import filter_warnings
-from boltcutter.evaluation.splits import prediction_argument, skip_reason
+from boltcutter.evaluation.splits import NoLoaderError, prediction_argument, skip_reason
 from boltcutter.project import Project, command
 from boltcutter.protocols import BuffersMetrics, ClosesWithExitCode, NativeData, PlannedExit, handles_signals
 from boltcutter.report import terminal as summary
@@ -75,6 +75,25 @@ def main(project: Project, overrides: list[str]) -> Path:
     return Path(cfg.folder)
 
 
+class TestFailedError(RuntimeError):
+    """Training is complete, but its best checkpoint could not be tested.
+
+    Args:
+        folder: Of the run.
+        error: What the test has raised.
+    """
+
+    hide_traceback = True
+
+    def __init__(self, folder: str, error: Exception) -> None:
+        self.error = error
+        evaluates = command("evaluate", f"run={run_store().show(Path(folder))}")
+        name = "" if getattr(error, "hide_traceback", False) else f"{type(error).__name__}: "
+        super().__init__(
+            f"the run is trained, but its test failed: {name}{one_line(error)}; correct that, then run: {evaluates}"
+        )
+
+
 def resume_hint(folder: Path) -> str:
     """Return the command that resumes an interrupted run; empty if the run has no record yet."""
     has_record = (folder / "record.json").is_file()
@@ -90,6 +109,9 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
 
     Returns:
         Metrics of the test split; empty with ``test=false``.
+
+    Raises:
+        TestFailedError: The run is trained and recorded, but its test has failed.
     """
     checkpoint = resumed_checkpoint(cfg)
     ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
@@ -120,8 +142,20 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
             print(line)
         best = trainer.strategy.broadcast(find_best(cfg) if trainer.is_global_zero else None)
         # Before fitting, only rank zero knew which splits are empty.
-        untested = skip_reason(data, task, "test")
-        scores = test(components, Path(cfg.folder), best) if cfg.test and not untested else {}
+        untested, failure = skip_reason(data, task, "test"), None
+        scores: dict[str, float] = {}
+        if cfg.test and not untested:
+            try:
+                with explain_errors(trainer):
+                    scores = test(components, Path(cfg.folder), best)
+            except NoLoaderError as error:
+                untested = error.reason
+                if trainer.is_global_zero:
+                    print(f"test=true: {untested}; testing is skipped")
+            except Exception as error:  # the run is trained, whatever a test does
+                failure = TestFailedError(cfg.folder, error)
+                if trainer.is_global_zero:
+                    update_record(Path(cfg.folder), warning=f"the test failed: {one_line(error, 200)}")
         record_scores(cfg, trainer, best, scores)
     if trainer.is_global_zero:
         summary.print_end(Path(cfg.folder), evaluates=not untested, predicts=prediction_argument(data, task))
@@ -129,6 +163,8 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
             from boltcutter.run.compare import report_reproduction
 
             report_reproduction(Path(cfg.reproduce), Path(cfg.folder))
+    if failure:
+        raise failure from failure.error
     return scores
 
 

@@ -12,7 +12,7 @@ from third_party.gallery import HERE
 
 from boltcutter.checkpoint.select import find_checkpoint
 from boltcutter.config.errors import ConfigError
-from boltcutter.evaluation.evaluate import replaced_test_loader
+from boltcutter.evaluation.evaluate import replaced
 from boltcutter.run import evaluations
 from boltcutter_logging.outcomes import WORST
 
@@ -170,11 +170,11 @@ def test_an_evaluation_leaves_the_loaders_as_they_were() -> None:
             return "val"
 
     data = Data()
-    with replaced_test_loader(data, "val", enabled=True):
+    with replaced(data, "test_dataloader", data.val_dataloader):
         assert data.test_dataloader() == "val"
     assert data.test_dataloader() == "test"
     data.test_dataloader = lambda: "own"  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt), replaced_test_loader(data, "val", enabled=True):
+    with pytest.raises(KeyboardInterrupt), replaced(data, "test_dataloader", data.val_dataloader):
         raise KeyboardInterrupt
     assert data.test_dataloader() == "own"
 

@@ -252,3 +252,88 @@ def test_presets_for_debugging(task: list[str], script: Script, tmp_path: Path) 
     assert (tmp_path / "limit" / "report.html").is_file()
     assert not (tmp_path / "fast" / "report.html").exists()
     assert (tmp_path / "fast" / "checkpoints" / "last.ckpt").is_file()
+
+
+MODULE = """
+import lightning as L, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+class Module(L.LightningModule):
+    def __init__(self, kind: str = ""):
+        super().__init__()
+        self.kind, self.net = kind, torch.nn.Linear(2, 1)
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.ones(8, 2)), 4)
+
+    val_dataloader = train_dataloader
+
+    def test_dataloader(self):
+        return {"none": None, "empty": []}.get(self.kind, self.train_dataloader())
+
+    def loss(self, batch):
+        return self.net(batch[0]).pow(2).mean()
+
+    def training_step(self, batch, index):
+        return self.loss(batch)
+
+    def validation_step(self, batch, index):
+        self.log("val/loss", self.loss(batch))
+        if self.kind == "gradient":
+            self.loss(batch).backward()
+
+    def test_step(self, batch, index):
+        if self.kind == "fails":
+            raise KeyError("no such column")
+        self.log("test/loss", self.loss(batch))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> list[str]:
+    """Overrides that train a module with its own loaders."""
+    (tmp_path / "loading_module.py").write_text(MODULE)
+    (tmp_path / "task.yaml").write_text('# Fails or not.\n_target_: loading_module.Module\nkind: ""\n')
+    return [*QUICK, f"task={tmp_path}/task.yaml", "data=null", "test=true", "trainer.max_epochs=1"]
+
+
+@pytest.mark.parametrize("kind", ["none", "empty"])
+def test_a_function_that_returns_no_loader_means_that_nothing_is_tested(
+    script: Script, module: list[str], tmp_path: Path, kind: str
+) -> None:
+    env = {"PYTHONPATH": str(tmp_path)}
+    done = script("train", *module, f"task.kind={kind}", f"folder={tmp_path}/run", env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "test=true: Module.test_dataloader returns no loader" in done.stdout
+    known = record(tmp_path / "run")
+    assert (known["attempts"][-1]["reason"], known["test"], bool(known["best"])) == ("completed", {}, True)
+    done = script("evaluate", f"run={tmp_path}/run", env=env)
+    assert done.returncode == 2
+    assert "split=test: Module.test_dataloader returns no loader" in done.stderr
+
+
+def test_a_test_that_fails_leaves_a_completed_run(script: Script, module: list[str], tmp_path: Path) -> None:
+    env = {"PYTHONPATH": str(tmp_path)}
+    done = script("train", *module, "task.kind=fails", f"folder={tmp_path}/run", env=env)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "no such column" in done.stderr.splitlines()[-1]
+    known = record(tmp_path / "run")
+    assert known["attempts"][-1]["reason"].startswith("completed, but the test failed")
+    assert known["best"]
+    done = script("train", f"resume={tmp_path}/run", "trainer.max_epochs=2", "test=false", env=env)
+    assert done.returncode == 0, done.stderr
+    assert record(tmp_path / "run")["attempts"][-1]["reason"] == "completed"
+
+
+def test_a_module_that_needs_gradients_in_validation_is_one_line(
+    script: Script, module: list[str], tmp_path: Path
+) -> None:
+    env = {"PYTHONPATH": str(tmp_path)}
+    done = script("train", *module, "task.kind=gradient", f"folder={tmp_path}/run", env=env)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "+trainer.inference_mode=false" in done.stderr
