@@ -68,9 +68,9 @@ class MediaLogger(Logger):
     @property
     def experiment(self) -> Any:
         """The experiment of the logger, which also takes the calls of TensorBoard's and W&B's."""
-        found = super().experiment  # type: ignore[misc]
+        found = getattr(super(), "experiment", None)  # which no logger needs to have
         calls = ExperimentCalls(self)
-        if isinstance(found, _DummyExperiment):
+        if found is None or isinstance(found, _DummyExperiment):
             return calls
         if found is not self._extended:
             self._extended = found
@@ -107,9 +107,9 @@ class MediaLogger(Logger):
             return
         if own := getattr(super(), "log_image", None):
             self._pass_on(own, key, [one for image in images for one in _for_wandb(image)], step, **kwargs)
-        elif hasattr(type(self.experiment), "add_image"):  # of TensorBoard
+        elif not isinstance(found := self.experiment, ExperimentCalls) and hasattr(type(found), "add_image"):
             pixels = arrange([one for image in images for one in to_pixels(image)])
-            self._pass_on(type(self.experiment).add_image, self.experiment, key, pixels, at)
+            self._pass_on(type(found).add_image, found, key, pixels, at)  # of TensorBoard
 
     @rank_zero_only
     def log_table(
@@ -137,8 +137,8 @@ class MediaLogger(Logger):
         self._warned_of.add(text)
 
     def ignore(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """Ignore a call of another logger, with a warning unless there is only metrics.csv, which is always written."""
-        if not isinstance(self, BuffersMetrics):
+        """Ignore a call of another logger, with a warning; metrics.csv, which is always written, has it where alone."""
+        if not isinstance(self, BuffersMetrics) or len(self._media[1].loggers) == 1:
             self.warn_once(f"{name} is a call of another logger; ignored")
 
     @property

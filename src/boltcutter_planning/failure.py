@@ -38,6 +38,7 @@ NO_VALIDATION = re.compile(r"`val_check_interval` \((.+?)\) must be less than or
 NOT_LOGGED = re.compile(r"conditioned on metric|could not find the monitored key")
 NO_STEPS_LEFT = re.compile(r"Tried to step [0-9]+ times. The specified number of total steps is ([0-9]+)")
 INVALID_LOADER = re.compile(r"An invalid dataloader was returned from `(\w+)\.(\w+)\(\)`. Found (.{1,80})")
+CLIPPED_TWICE = re.compile(r"passed `clip_gradients\((?:gradient_clip_\w+=.+?)\)`|does not allow for gradient clipping")
 IN_EVALUATION = re.compile(r"[Ii]nference tensors?\b|Inplace update to inference tensor")
 NO_GRADIENT = re.compile(r"element 0 of tensors does not require grad")
 UNUSED = re.compile(r"parameters that were not used in producing", re.I)
@@ -115,6 +116,12 @@ def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:
         )
     if steps := NO_STEPS_LEFT.search(text):
         return ConfigError(f"scheduler.total_steps={steps[1]}: training has more steps; remove it to use their number")
+    if CLIPPED_TWICE.search(text):
+        value, name = trainer.gradient_clip_val, type(trainer.lightning_module).__name__
+        return ConfigError(
+            f"trainer.gradient_clip_val={value}: {name} or its optimizer clips gradients in another way "
+            f"({one_line(error, 120)}); set trainer.gradient_clip_val=null"
+        )
     if isinstance(error, MisconfigurationException) or REMOVED_HOOK.search(text):
         return ConfigError(one_line(error))
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):

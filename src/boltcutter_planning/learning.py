@@ -14,7 +14,7 @@ from lightning.pytorch.core.optimizer import _MockOptimizer
 from torch.optim import Optimizer
 
 from boltcutter.config.compose import DictConfig
-from boltcutter.run.folder import read_record, update_record
+from boltcutter.run.folder import update_record
 from boltcutter_planning.best import BestRecorder
 from boltcutter_planning.resources import ResourceNotes
 
@@ -55,8 +55,6 @@ class LearningCheck(Callback):
         """Check that there is an optimizer."""
         self._reset()
         self._versions = versions(pl_module)
-        if trainer.is_global_zero and read_record(self.folder).get("warning"):  # of the attempt that is resumed
-            update_record(self.folder, warning=None)
         if pl_module.automatic_optimization and all(isinstance(o, _MockOptimizer) for o in trainer.optimizers):
             self._end(trainer, "configure_optimizers returned None, so nothing is trained; return an optimizer")
 

@@ -3,18 +3,25 @@
 Hyperparameters of a LightningModule may be modules, functions, enums or data frames. ``load_from_checkpoint`` needs
 them, but training and evaluation do not. Nothing in a file is imported or called, except what
 ``torch.load(weights_only=True)`` allows and the plain types listed below.
+
+Modules also save objects of their own in ``on_save_checkpoint``. Files that hold some are sealed when they are written:
+signed with the key of this user, over all that loading them would import and call. Sealed files, and all with
+``trust=true``, are loaded with their objects.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import pickle
 import re
 import sys
+import zipfile
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -22,11 +29,13 @@ from fractions import Fraction
 from functools import cache
 from pathlib import Path, PureWindowsPath
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import _weights_only_unpickler
+
+from boltcutter.run import trust
 
 BLOCKED = ("os", "posix", "nt", "sys")  # files that refer to these modules are refused, as by torch
 # Calls to these are replaced by placeholders; calls to the rest of the standard library are refused as attacks.
@@ -43,7 +52,13 @@ TYPES = {
 PLAIN_FRACTION = re.compile(
     r"-?[0-9]{1,4000}(/[0-9]{1,4000})?"
 )  # Python itself limits integers in text to 4,300 digits
+PROGRAM, SEAL = "data.pkl", "boltcutter_seal"  # records in the archive: the pickle, and its signature
+REFERENCES = re.compile(
+    rb"c([\w.\x80-\xff]+)\n([\w.\x80-\xff]+)\n"
+)  # to classes and functions, as torch.save writes them
+_written: set[bytes] = set()  # digests of what this process has sealed, for want of a key
 MAX_VALUES = 1 << 25  # in a container, each as often as it occurs
+OPT_IN = "set trust=true if you trust the source of the file"
 SIMPLE_DTYPE = re.compile(r"[?biufc][0-9]{0,2}|[SU][0-9]+")
 
 
@@ -61,6 +76,10 @@ class Placeholder:
 
     def __repr__(self) -> str:
         return f"<{self.name}: not loaded>"
+
+    def __getattr__(self, name: str) -> Any:
+        """Explain why a module that uses the object does not find it."""
+        raise AttributeError(f"{self.name}.{name}: the object was not loaded from the checkpoint; {OPT_IN}")
 
 
 class _DType(Placeholder):
@@ -244,8 +263,50 @@ def read(source: Any, *, map_location: Any = None, mmap: bool = False) -> Any:
     memory = torch.UntypedStorage.from_file(source, False, os.path.getsize(source)) if mmap else None
     with torch.serialization._open_zipfile_reader(source) as reader:
         load: Any = torch.serialization._load
+        if _is_trusted(reader):
+            with suppress(ImportError, AttributeError):  # a class has moved: it is left out as any other
+                return load(reader, map_location, pickle, overall_storage=memory, encoding="utf-8")
         module = SimpleNamespace(Unpickler=Unpickler)  # in place of pickle
         return load(reader, map_location, module, overall_storage=memory, encoding="utf-8")
+
+
+def seal(file: IO[bytes]) -> None:
+    """Sign an open checkpoint that was just written, if it has objects that are loaded for this user only.
+
+    Args:
+        file: Open for reading and writing.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            place = next(name for name in archive.namelist() if name.endswith(f"/{PROGRAM}"))
+            program = archive.read(place)
+    except (zipfile.BadZipFile, StopIteration):
+        return  # damaged, which is found where it is read back
+    known = _allowed().keys() | CONSTRUCTORS.keys() | TYPES.keys()
+    for module, name in REFERENCES.findall(program):
+        reference = f"{module.decode(errors='replace')}.{name.decode(errors='replace')}"
+        if reference not in known and reference.removeprefix("c") not in known:  # c may also be the byte before
+            break
+    else:
+        return
+    _written.add(hashlib.sha256(program).digest())
+    if signature := trust.sign(_sealed(program)):
+        with zipfile.ZipFile(file, "a") as archive:
+            archive.writestr(place.replace(PROGRAM, SEAL), signature)
+
+
+def _is_trusted(reader: Any) -> bool:
+    """Whether this process or this user has written what an archive would import and call, or all is trusted."""
+    if trust.is_granted():
+        return True
+    program = reader.get_record(PROGRAM)
+    if hashlib.sha256(program).digest() in _written:
+        return True
+    return SEAL in reader.get_all_records() and trust.is_signed(_sealed(program), reader.get_record(SEAL).decode())
+
+
+def _sealed(program: bytes) -> dict[str, str]:
+    return {"checkpoint": hashlib.sha256(program).hexdigest()}
 
 
 def find_placeholders(value: Any, path: str = "", seen: set[int] | None = None) -> Iterator[str]:

@@ -133,7 +133,48 @@ def test_calls_of_wandb_are_taken_by_each_logger(names: str, tmp_path: Path, cap
         assert table["train/loss"].notna().sum() == 4  # no row is lost or repeated
         assert table.index.tolist() == [0, 1, 2, 3, 4]
         assert table["extra"].dropna().index.tolist() == [0, 1, 3, 4]
-    assert ("log_audio is a call of another logger" in capfd.readouterr().err) == names.startswith("tensorboard")
+    assert ("log_audio is a call of another logger" in capfd.readouterr().err) == (
+        names == "csv" or names.startswith("tensorboard")
+    )
+
+
+class Minimal(Logger):
+    """A logger with the members that Lightning requires."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    @property
+    def name(self) -> str:
+        return "minimal"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.seen += metrics
+
+
+def test_a_logger_without_an_experiment_takes_the_calls_of_others(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logger = Minimal()
+
+    def calls(module: L.LightningModule) -> None:
+        logger.log_image("own", [torch.rand(3, 8, 8)])  # type: ignore[attr-defined]
+        logger.log_table("table", columns=["x"], data=[[1]])  # type: ignore[attr-defined]
+        logger.log_audio("audio", [np.zeros(8)])  # type: ignore[attr-defined]
+        logger.experiment.add_image("picture", torch.rand(3, 8, 8))  # type: ignore[attr-defined]
+        logger.experiment.log({"number": 1.0})  # type: ignore[attr-defined]
+
+    fit(tmp_path / "run", [logger], calls)
+    assert {path.parent.name for path in (tmp_path / "run" / "media").rglob("*.png")} == {"own", "picture"}
+    assert "number" in logger.seen
+    assert capfd.readouterr().err.count("warning: Minimal: log_audio is a call of another logger; ignored") == 1
 
 
 @pytest.mark.parametrize("names", ["csv", "tensorboard csv", "wandb csv"])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, Script, run_command
+from torch.utils.data import DataLoader
 
 from boltcutter.config.errors import ConfigError
 from boltcutter_planning.failure import (
@@ -239,6 +240,50 @@ def test_a_loss_without_gradient_is_explained() -> None:
     trainer = SimpleNamespace(lightning_module=L.LightningModule(), callbacks=[])
     with pytest.raises(NoGradientError, match="depends on no parameter"), explain_errors(cast(L.Trainer, trainer)):
         torch.ones(1).backward()
+
+
+class Odd(L.LightningModule):
+    """Fails in one of several ways."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.net = kind, torch.nn.Linear(1, 1)
+
+    def train_dataloader(self) -> Any:
+        return None if self.kind == "loader" else DataLoader(torch.ones(1, 1))  # type: ignore[arg-type]
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        return self.net(batch).sum()
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        if self.kind == "gradient":
+            self.net(batch).sum().backward()
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(torch.ones(1, 1))  # type: ignore[arg-type]
+
+    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **options: Any) -> None:
+        self.clip_gradients(optimizer, gradient_clip_val=3.0)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec", "ignore:.*logging interval", "ignore:.*many workers")
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        ("loader", ConfigError, r"Odd\.train_dataloader returns None; return a DataLoader"),
+        ("gradient", NoGradientError, r"enable_grad.*\+trainer\.inference_mode=false"),
+        ("clips", ConfigError, r"^trainer\.gradient_clip_val=0\.5: Odd .*trainer\.gradient_clip_val=null"),
+    ],
+)
+def test_what_a_module_does_against_lightning_is_one_line(kind: str, error: type[Exception], message: str) -> None:
+    options: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", gradient_clip_val=0.5, enable_model_summary=False, **options)
+    with pytest.raises(error, match=message) as found, explain_errors(trainer):
+        trainer.fit(Odd(kind))
+    assert "\n" not in str(found.value)
 
 
 def test_memory_that_loading_the_data_needs_is_explained(script: Script, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import io
 import os
 import pickle
 import subprocess
+import sys
 import tarfile
 import zipfile
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -23,8 +24,11 @@ import torch
 from torch import nn
 
 from boltcutter import extend
-from boltcutter.checkpoint.load import load, read_metadata
+from boltcutter.checkpoint.io import AtomicCheckpointIO
+from boltcutter.checkpoint.load import find_objects, load, read_metadata
 from boltcutter.checkpoint.storage import CheckpointError
+from boltcutter.run import trust
+from boltcutter_trust import unpickle
 from boltcutter_trust.unpickle import Placeholder, find_placeholders
 
 
@@ -410,3 +414,83 @@ def test_without_the_part_torch_reads_what_it_takes_for_data(
     for reading in (load, read_metadata):
         with pytest.raises(CheckpointError):
             reading(path)
+
+
+class Normalization:
+    """An object as modules save it in ``on_save_checkpoint``."""
+
+    def __init__(self, mean: float) -> None:
+        self.mean = mean
+
+
+class Opens:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.fixture
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The key of a user, and nothing that this process has sealed before."""
+    monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "key")
+    monkeypatch.setattr(unpickle, "_written", set())
+    return tmp_path / "key"
+
+
+def write(path: Path, value: Any) -> Path:
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {"w": torch.ones(2)}, "own": value}, path)
+    return path
+
+
+def test_objects_are_loaded_by_the_user_and_the_process_that_saved_them(tmp_path: Path, key: Path) -> None:
+    path = write(tmp_path / "a.ckpt", {"norm": Normalization(0.5)})
+    assert load(path)["own"]["norm"].mean == 0.5
+    unpickle._written.clear()  # as in another process
+    assert load(path)["own"]["norm"].mean == 0.5
+    assert load(path, lazy=True)["own"]["norm"].mean == 0.5
+    assert torch.load(path, weights_only=False)["own"]["norm"].mean == 0.5  # by torch itself
+    key.unlink()
+    write(path, {"norm": Normalization(0.25)})
+    unpickle._written.clear()
+    assert load(path)["own"]["norm"].mean == 0.25
+
+
+def test_objects_of_others_are_loaded_if_the_user_trusts_the_file(
+    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "a.ckpt", Normalization(0.5))
+    unpickle._written.clear()
+    key.unlink()
+    trust.sign({})  # another key
+    own = load(path)["own"]
+    assert find_objects({"own": own}) == [f"own is a {__name__}.Normalization"]
+    with pytest.raises(AttributeError, match="trust=true"):
+        own.mean  # noqa: B018
+    monkeypatch.setattr(trust, "_granted", True)
+    assert load(path)["own"].mean == 0.5
+
+
+def test_a_seal_of_another_file_executes_nothing(tmp_path: Path, key: Path) -> None:
+    ours, theirs = write(tmp_path / "ours.ckpt", Normalization(0.5)), tmp_path / "theirs.ckpt"
+    torch.save({"state_dict": {}, "own": Opens(tmp_path / "executed")}, theirs)
+    with zipfile.ZipFile(ours) as source, zipfile.ZipFile(theirs, "a") as target:
+        root = next(name for name in target.namelist() if name.endswith("/data.pkl")).rpartition("/")[0]
+        target.writestr(f"{root}/{unpickle.SEAL}", source.read(f"archive/{unpickle.SEAL}"))
+    with pytest.raises(CheckpointError, match=r"execute|Path"):
+        load(theirs)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_checkpoint_of_plain_values_has_no_seal(tmp_path: Path, key: Path) -> None:
+    with zipfile.ZipFile(write(tmp_path / "a.ckpt", {"a": [1.0, Path("b")]})) as archive:
+        assert not [name for name in archive.namelist() if name.endswith(unpickle.SEAL)]
+
+
+def test_an_object_whose_class_has_moved_is_left_out(
+    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.ckpt", Normalization(0.5))
+    monkeypatch.delattr(sys.modules[__name__], "Normalization")
+    assert find_objects(load(path)) == [f"own is a {__name__}.Normalization"]

@@ -16,35 +16,47 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.protocols import NativeTask
 
+DEFAULT_CLIPPING = 1.0  # of configs/trainer/default.yaml, where Lightning has none
 WRAPPER = "_orig_mod"  # what torch.compile inserts into names
 
 
 def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, Callback]) -> None:
-    """Adapt the trainer to accumulated gradients, manual optimization, or a module that does not list its metrics.
+    """Adapt the trainer to accumulated gradients, a module's own clipping or optimization, or unlisted metrics.
 
     Raises:
         ConfigError: A setting has no effect with manual optimization.
     """
+    name = type(task).__name__
     if callbacks and not isinstance(task, NativeTask) and (check := extend.call("monitor_check", callbacks)):
         trainer.callbacks.insert(0, check)  # type: ignore[attr-defined]
     if task.automatic_optimization:
+        clips_itself = is_overridden("configure_gradient_clipping", task) and not isinstance(task, NativeTask)
+        if clips_itself and trainer.gradient_clip_val == DEFAULT_CLIPPING:  # any other value is passed to it
+            _leave_clipping(trainer, f"{name}.configure_gradient_clipping clips gradients")
         changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks.values())
         if trainer.accumulate_grad_batches != 1 or changes or is_overridden("configure_callbacks", task):
             trainer.callbacks.insert(0, MeanOfAccumulated())  # type: ignore[attr-defined]  # before gradients are checked
         return
-    name = type(task).__name__
     if trainer.accumulate_grad_batches != 1:
         raise ConfigError(
             f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: {name} uses manual optimization and "
             "must accumulate gradients itself; set trainer.accumulate_grad_batches=1"
         )
-    if trainer.gradient_clip_val:
-        if is_rank_zero():
-            print(
-                f"trainer.gradient_clip_val={trainer.gradient_clip_val} has no effect: {name} uses manual "
-                "optimization; call self.clip_gradients in its training_step"
-            )
-        trainer.gradient_clip_val = trainer.gradient_clip_algorithm = None
+    _leave_clipping(trainer, f"{name} uses manual optimization; call self.clip_gradients in its training_step")
+
+
+def _leave_clipping(trainer: L.Trainer, why: str) -> None:
+    """Do not clip the gradients of a module that does so itself; Lightning would refuse a second value.
+
+    Raises:
+        ConfigError: The user has set ``gradient_clip_val``.
+    """
+    value = trainer.gradient_clip_val
+    if value and value != DEFAULT_CLIPPING:
+        raise ConfigError(f"trainer.gradient_clip_val={value} has no effect: {why}; set trainer.gradient_clip_val=null")
+    if value and is_rank_zero():
+        print(f"trainer.gradient_clip_val={value}, the default, has no effect: {why}")
+    trainer.gradient_clip_val = trainer.gradient_clip_algorithm = None
 
 
 def load_compiled(task: nn.Module) -> None:

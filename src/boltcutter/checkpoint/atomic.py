@@ -25,13 +25,13 @@ def write(path: Path, dump: Callable[[IO[bytes]], object], verify: Callable[[IO[
 
     Args:
         path: Path of the file.
-        dump: Writes the contents to an open file.
+        dump: Writes the contents to a file that is open for reading and writing.
         verify: Reads the contents before they replace an existing file, and raises an error if they are damaged.
     """
     # In the same folder: moving a file between file systems copies it, which is not atomic.
     temporary = temporary_path(path)
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "w+b") as file:
             dump(file)
             file.flush()
             os.fsync(file.fileno())

@@ -17,7 +17,7 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 from boltcutter import extend
 from boltcutter.checkpoint import atomic
-from boltcutter.checkpoint.load import find_damage, find_fault, find_objects, load
+from boltcutter.checkpoint.load import find_damage, find_fault, find_objects, load, save
 from boltcutter.checkpoint.state import check_state
 from boltcutter.checkpoint.storage import CheckpointError as CheckpointError
 from boltcutter.checkpoint.storage import (
@@ -187,10 +187,10 @@ class AtomicCheckpointIO(CheckpointIO):
 
     def _write_checkpoint(self, path: str | Path, checkpoint: dict[str, Any], keep: str | None = None) -> None:
         if not is_url(path):
-            self._write(Path(path), lambda file: torch.save(checkpoint, file), keep)
+            self._write(Path(path), partial(save, checkpoint), keep)
             return
         content = BytesIO()
-        torch.save(checkpoint, content)
+        save(checkpoint, content)
         try:
             store, place = resolve_filesystem(path)
             repeat(path, lambda: store.pipe_file(place, content.getvalue()))
@@ -235,7 +235,11 @@ def _remove_objects(found: dict[str, Any], path: str | Path) -> None:
     lines = [*(line for some in objects.values() for line in some[:1]), *find_objects(others)]
     if lines and is_rank_zero():
         more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-        print(f"warning: {path}: {lines[0]}{more} and is not loaded; save plain values instead", file=sys.stderr)
+        print(
+            f"warning: {path}: {lines[0]}{more} and is not loaded; set trust=true if you trust the source of the file, "
+            "or save plain values instead",
+            file=sys.stderr,
+        )
 
 
 def _update_moved_paths(found: dict[str, Any], path: str | Path) -> None:

@@ -40,6 +40,13 @@ def load(path: str | Path, map_location: Any = "cpu", *, lazy: bool = False) -> 
         return found if lazy or "shards" not in found else sharded().load_full(path, found)
 
 
+def save(checkpoint: dict[str, Any], file: IO[bytes]) -> None:
+    """Write a checkpoint to a file that is open for reading and writing, so that this user can load its objects."""
+    torch.save(checkpoint, file)
+    if unpickler := extend.find("unpickler"):
+        unpickler.seal(file)
+
+
 def read_metadata(path: str | Path) -> dict[str, Any]:
     """Load a checkpoint with tensors on the meta device, which have shapes but no data.
 

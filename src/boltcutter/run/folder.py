@@ -188,12 +188,13 @@ def record_attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None
     if not writes:
         yield
         return
-    earlier = read_record(folder)["attempts"]
+    known = read_record(folder)
+    earlier = known["attempts"]
     for before in earlier:
         if before["end"] is None:
             before["reason"] = "killed"  # otherwise it would have recorded its end
     now = {"start": _time(), "end": None, "reason": "running", "host": socket.gethostname(), "pid": os.getpid()} | facts
-    update_record(folder, attempts=[*earlier, now])
+    update_record(folder, attempts=[*earlier, now], **({"warning": None} if known.get("warning") else {}))
     reason, began = "completed", time.monotonic()  # the wall clock may be set back
     try:
         yield

@@ -1,13 +1,14 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from conftest import QUICK, Script
+from conftest import QUICK, ROOT, Script
 from torch import nn
 
-from boltcutter.assembly.adapt import adapt, load_compiled
+from boltcutter.assembly.adapt import DEFAULT_CLIPPING, adapt, load_compiled
 from boltcutter.config.errors import ConfigError
 
 
@@ -27,6 +28,31 @@ def test_gradient_clipping_is_disabled_for_manual_optimization(capsys: pytest.Ca
     adapt(made, Manual(), {})
     assert made.gradient_clip_val is None
     assert "trainer.gradient_clip_val=1.0" in capsys.readouterr().out
+
+
+class Clips(L.LightningModule):
+    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **options: Any) -> None:
+        self.clip_gradients(optimizer, gradient_clip_val=3.0)
+
+
+def test_the_default_clipping_gives_way_to_that_of_the_module(capsys: pytest.CaptureFixture[str]) -> None:
+    made = trainer(gradient_clip_val=DEFAULT_CLIPPING)
+    adapt(made, Clips(), {})
+    assert made.gradient_clip_val is None
+    assert "trainer.gradient_clip_val=1.0" in capsys.readouterr().out
+    chosen = trainer(gradient_clip_val=0.5)
+    adapt(chosen, Clips(), {})  # it is passed to the module
+    assert chosen.gradient_clip_val == 0.5
+    assert capsys.readouterr().out == ""
+
+
+def test_the_default_is_that_of_the_trainer() -> None:
+    assert f"\ngradient_clip_val: {DEFAULT_CLIPPING} " in (ROOT / "configs" / "trainer" / "default.yaml").read_text()
+
+
+def test_an_explicit_clipping_is_refused_for_manual_optimization() -> None:
+    with pytest.raises(ConfigError, match=r"gradient_clip_val=0\.5 .*gradient_clip_val=null"):
+        adapt(trainer(gradient_clip_val=0.5), Manual(), {})
 
 
 def test_accumulation_is_refused_for_manual_optimization() -> None:
