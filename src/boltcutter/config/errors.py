@@ -26,6 +26,8 @@ def hint(word: str, known: Iterable[Any], cutoff: float = 0.6) -> str:
 
 def one_line(error: object, limit: int | None = None) -> str:
     """An error's text on one line; with a limit, as part of a sentence of at most this many characters."""
+    if isinstance(error, OSError) and error.filename and error.strerror:  # instead of "[Errno 2] …"
+        error = f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}"
     text = " ".join(str(error).split())
     if limit is None:
         return text

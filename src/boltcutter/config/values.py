@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import yaml
@@ -12,11 +14,12 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from boltcutter.config import redaction
-from boltcutter.config.errors import ConfigError, hint
+from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.foreign import foreign
 
 INTEGER = re.compile(r"[-+]?(0|[1-9](_?[0-9]){0,4000})")  # Python limits the digits of integers in text
 NUMBER = re.compile(r"[-+]?(?!0[0-9])(([0-9]+\.[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[0-9]+e[-+]?[0-9]+)", re.I)
+UNREADABLE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EISDIR)
 RESERVED = {"true": True, "false": False, "null": None}
 NOT_FINITE = {".inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
 WRITTEN = {str(value): text for text, value in (RESERVED | NOT_FINITE).items()}
@@ -204,3 +207,51 @@ def split_values(text: str) -> list[str]:
         else:
             values[-1] += letter
     return [value.strip() for value in values]
+
+
+@contextmanager
+def name_missing_files(cfg: DictConfig) -> Iterator[None]:
+    """In this context, an error about a file that is missing or not readable names the setting with its path.
+
+    Raises:
+        ConfigError: In place of such an error, if a setting has the path, or the folder of the file.
+    """
+    try:
+        yield
+    except Exception as error:
+        chain: list[BaseException] = [error]
+        while cause := chain[-1].__cause__ or chain[-1].__context__:
+            chain.append(cause)
+        files = (cause.filename for cause in chain if isinstance(cause, OSError) and cause.errno in UNREADABLE)
+        path = next((file for file in files if isinstance(file, str)), None)
+        found = path and _setting_of(plain(cfg), path)
+        if not found or f"{found[0]}=" in str(error):
+            raise
+        if getattr(error, "hide_traceback", False):  # it has a remedy of its own
+            error.args = (f"{found[0]}={found[1]}: {one_line(error)}",)
+            raise
+        text = one_line(error).removeprefix(f"{path}: ") if found[1] == path else one_line(error)
+        raise ConfigError(f"{found[0]}={found[1]}: {text.rstrip('.')}; correct the path") from error
+
+
+def _setting_of(settings: Any, path: str) -> tuple[str, str] | None:
+    """The setting of a component with the longest path that is, or is above, a path."""
+    found: list[tuple[str, str]] = []
+
+    def search(value: Any, key: str) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                search(inner, f"{key}.{name}" if key else str(name))
+        elif isinstance(value, list):
+            for index, inner in enumerate(value):
+                search(inner, f"{key}.{index}")
+        elif (
+            isinstance(value, str)
+            and value.strip("./")
+            and f"{os.path.abspath(path)}/".startswith(f"{os.path.abspath(value)}/")
+        ):
+            found.append((key, value))
+
+    for group in ("data", "task", "model", "callback"):
+        search(settings.get(group), group)
+    return max(found, key=lambda each: len(each[1]), default=None)

@@ -21,7 +21,7 @@ from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.callback.reseed import EvaluationSeeds
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError, as_config_error, hint
-from boltcutter.config.values import split_overrides
+from boltcutter.config.values import name_missing_files, split_overrides
 from boltcutter.environment.process import distributed_shutdown
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.splits import (
@@ -63,7 +63,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
         raise ConfigError(f"split={split}: expected train, val or test{hint(split, ('train', 'val', 'test'))}")
     cfg = complete_config(cfg)
     components = assemble(cfg, with_callbacks=False)
-    with distributed_shutdown():
+    with distributed_shutdown(), name_missing_files(cfg):
         which = special.get("ckpt", "best")
         checkpoint = find_checkpoint(cfg, which)
         settings = describe_evaluation(components, checkpoint, split, rest)

@@ -18,7 +18,7 @@ from boltcutter.checkpoint.select import list_names
 from boltcutter.checkpoint.storage import repeat
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, one_line
-from boltcutter.config.values import redacted
+from boltcutter.config.values import name_missing_files, redacted
 from boltcutter.data.hooks import run_hooks_early
 from boltcutter.environment import lease, signals, startup
 from boltcutter.environment.identity import isolate_attempts, job_id, run_id
@@ -65,7 +65,8 @@ def main(project: Project, overrides: list[str]) -> Path:
             holding = lease.hold(folder, is_holder=is_rank_zero(), lease=run_store().lease(folder))
             with holding, run_store().mirrored(folder):
                 check_start(cfg, given=given)
-                train(cfg, project)
+                with name_missing_files(cfg):
+                    train(cfg, project)
         except signals.PreemptionError as error:
             if is_rank_zero():
                 print(f"{error.reason}{'' if error.requeued else resume_hint(Path(cfg.folder))}", file=sys.stderr)

@@ -1,10 +1,11 @@
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.values import (
     as_yaml,
     flatten,
@@ -12,6 +13,7 @@ from boltcutter.config.values import (
     is_map,
     last_of_each,
     leaves,
+    name_missing_files,
     parse,
     paths,
     plain,
@@ -258,3 +260,30 @@ def test_texts_are_resolved_unless_they_only_name_a_variable(monkeypatch: pytest
     assert list(resolved_texts(["${b}"])) == []
     with pytest.raises(ConfigError, match=r"^no viable alternative at input .*; correct the reference$"):
         list(resolved_texts({"a": "${"}))
+
+
+@pytest.mark.parametrize(
+    ("path", "setting"),
+    [
+        ("/data/a.csv", "data.path=/data/a.csv: no such file"),
+        ("/data/b/c.txt", "model.root=/data/b: /data/b/c.txt: no"),
+    ],
+)
+def test_a_missing_file_is_named_with_the_setting_that_has_its_path(path: str, setting: str) -> None:
+    cfg = DictConfig({"data": {"path": "/data/a.csv"}, "model": {"root": "/data/b", "more": ["x", 1]}, "folder": "/"})
+    with pytest.raises(ConfigError) as found, name_missing_files(cfg), as_config_error():
+        Path(path).read_text()
+    assert str(found.value).startswith(setting)
+    assert "Errno" not in str(found.value)
+
+
+def test_a_missing_file_of_no_setting_is_one_line() -> None:
+    with (
+        pytest.raises(ConfigError) as found,
+        name_missing_files(DictConfig({"data": {"path": "b"}})),
+        as_config_error(),
+    ):
+        Path("/nothing/here").read_text()
+    assert str(found.value) == "/nothing/here: no such file or directory"
+    with pytest.raises(ValueError, match=r"^other$"), name_missing_files(DictConfig({})):
+        raise ValueError("other")
