@@ -1,4 +1,4 @@
-"""Random image transforms that depend only on seed, epoch and sample."""
+"""Random image transforms that depend only on seed, epoch and the position of a sample in the order."""
 
 from __future__ import annotations
 
@@ -93,16 +93,24 @@ def _splitmix64(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def uniform(batch: Batch, count: int) -> npt.NDArray[np.float32]:
-    """Draw ``count`` random numbers for each sample, which depend only on seed, epoch and sample, not on the batch.
+    """Draw ``count`` random numbers for each sample, which depend only on seed, epoch and its position in the order.
+
+    Returns:
+        Shape (N, count), in [0, 1).
+    """
+    return uniform_at(batch.stream(), batch.positions, count)
+
+
+def uniform_at(key: int, positions: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.float32]:
+    """Draw ``count`` random numbers for each of some positions in a stream, whatever the others are.
 
     Returns:
         Shape (N, count), in [0, 1).
 
     Source: Steele et al., Fast Splittable Pseudorandom Number Generators, 2014 (SplitMix64).
     """
-    key = np.random.SeedSequence([batch.seed, batch.epoch]).generate_state(1, np.uint64)
-    counter = batch.indices.astype(np.uint64)[:, None] * np.uint64(count) + np.arange(count).astype(np.uint64)
+    counter = positions.astype(np.uint64)[:, None] * np.uint64(count) + np.arange(count).astype(np.uint64)
     with np.errstate(over="ignore"):
-        z = _splitmix64(key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
+        z = _splitmix64(np.uint64(key) + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
     numbers: npt.NDArray[np.float32] = ((z >> np.uint64(40)) * np.float64(2**-24)).astype(np.float32)
     return numbers

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from boltcutter.data.splits import Indices
+from boltcutter.data.streams import Purpose, hash64, seed32, stream
 
 MAX_PARTS = 20  # parts of the groups that are taken together at most
 TOLERANCE = 0.1  # relative error of a fraction of groups
@@ -54,7 +55,8 @@ def fold_indices(
     check_folds(num_folds, fold)
     indices = np.sort(indices)
     labels = None if labels is None else labels[indices]
-    groups = None if groups is None else _shuffled_groups(groups[indices], seed)
+    key = stream(Purpose.FOLDS, seed)
+    groups = None if groups is None else _shuffled_groups(groups[indices], key)
     limits = {"samples": len(indices)}
     if groups is not None:
         limits["groups"] = int(groups.max(initial=-1)) + 1
@@ -64,16 +66,17 @@ def fold_indices(
     if limits[name] < num_folds:
         remedy = f"try data.num_folds={limits[name]}" if limits[name] > 1 else "add samples"
         raise ValueError(f"data.num_folds={num_folds}, but the number of {name} is {limits[name]}; {remedy}")
-    chosen = _parts(len(indices), num_folds, seed, labels, groups)[fold]
+    chosen = _parts(len(indices), num_folds, key, labels, groups)[fold]
     return np.delete(indices, chosen), indices[chosen]
 
 
 def split_off_groups(
-    indices: Indices, fraction: float, seed: int, groups: npt.NDArray[Any], labels: npt.NDArray[Any] | None = None
+    indices: Indices, fraction: float, key: int, groups: npt.NDArray[Any], labels: npt.NDArray[Any] | None = None
 ) -> tuple[Indices, Indices]:
     """Split about a fraction in (0, 1) of the samples off, with all samples of a group on the same side.
 
-    ``labels`` and ``groups`` have an entry for every sample that ``indices`` can refer to.
+    ``labels`` and ``groups`` have an entry for every sample that ``indices`` can refer to, and ``key`` is the stream of
+    the split.
 
     Returns:
         Sorted indices of the remaining samples, and of those that were split off.
@@ -81,7 +84,7 @@ def split_off_groups(
     Raises:
         ValueError: There are too few groups.
     """
-    groups = _shuffled_groups(groups[indices], seed)
+    groups = _shuffled_groups(groups[indices], key)
     num_groups = int(groups.max(initial=-1)) + 1
     if num_groups < 2:
         raise ValueError(f"{num_groups} group cannot be divided; at least two are needed")
@@ -92,25 +95,26 @@ def split_off_groups(
             break
     num_parts = min(num_parts, num_groups)
     count = min(max(1, round(fraction * num_parts)), num_parts - 1)
-    parts = _parts(len(indices), num_parts, seed, None if labels is None else labels[indices], groups)
+    parts = _parts(len(indices), num_parts, key, None if labels is None else labels[indices], groups)
     taken = np.concatenate(parts[:count])
     return np.sort(np.delete(indices, taken)), np.sort(indices[taken])
 
 
-def _shuffled_groups(groups: npt.NDArray[Any], seed: int) -> Indices:
+def _shuffled_groups(groups: npt.NDArray[Any], key: int) -> Indices:
     """Number the groups in random order."""
     names, numbers = np.unique(groups, return_inverse=True)
-    return np.random.default_rng(seed).permutation(len(names))[numbers]
+    return np.random.default_rng(key).permutation(len(names))[numbers]
 
 
 def _parts(
-    num_samples: int, num_parts: int, seed: int, labels: npt.NDArray[Any] | None, groups: Indices | None
+    num_samples: int, num_parts: int, key: int, labels: npt.NDArray[Any] | None, groups: Indices | None
 ) -> list[Indices]:
     """Positions of the samples in each part."""
     # Imported here: see split_off.
     from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, StratifiedKFold
 
     splitter: Any
+    seed = seed32(hash64(key, 1))  # the groups were shuffled by the key itself
     if groups is not None and labels is not None:
         # Groups are in random order already: with shuffle=True, scikit-learn before 1.8 does not stratify.
         splitter = StratifiedGroupKFold(num_parts)

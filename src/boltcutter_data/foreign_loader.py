@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import KW_ONLY, dataclass
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -15,8 +15,12 @@ from lightning.pytorch.callbacks import BasePredictionWriter, Callback
 from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
+from boltcutter.callback.reseed import EvaluationSeeds, evaluated_split
+from boltcutter.data.draws import draw_groups, draws_at_once
+from boltcutter.data.generators import can_be_seeded, find_generators
 from boltcutter.data.sampler import EpochState
-from boltcutter.data.seeding import draw_indices, hash64, seed_generators
+from boltcutter.data.seeding import SampleSeeds, Seeded, SeedWorker
+from boltcutter.data.streams import Purpose
 from boltcutter.internals import data_connector, data_fetcher
 from boltcutter.protocols import data_parallel, is_sharded
 from boltcutter_data.stream import Stream
@@ -35,39 +39,58 @@ class LoaderPreparation:
         connector: Any = trainer._accelerator_connector  # a trainer reads the setting only when it is built
         self.enabled, connector.use_distributed_sampler = bool(connector.use_distributed_sampler), False
         self._printed: set[str] = set()
+        self._positions: dict[Any, tuple[Any, list[EpochState]]] = {}  # by loop: its loaders, and those that follow
+        self._generators: dict[tuple[str, int], Any] = {}
 
     def __call__(self, loader: Any, shuffle: bool, mode: RunningStage) -> Any:
         """Return the loader, or a replacement that yields this rank's samples."""
+        before = self._before(mode)
+        number = len(before)
         if mode == RunningStage.PREDICTING:
             # Lightning creates a copy that tracks indices for writers, which fails for DataLoader(dataset, 4).
             callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
             if self.trainer.world_size > 1 or any(isinstance(c, BasePredictionWriter) for c in callbacks):
                 return self.prepare(loader, shuffle=shuffle, mode=mode)
         if is_sharded(loader):
+            own = getattr(loader, "epoch_sampler", None)
+            before.append(own if isinstance(own, EpochState) else EpochState())
+            before[-1].loader_number = number
             return loader
+        samplers = (getattr(loader, name, None) for name in ("sampler", "batch_sampler"))
+        if isinstance(loader, Stream | StatefulLoader) or any(isinstance(s, RankBatches) for s in samplers):
+            return loader  # it was prepared before, as the user has kept the object
         world_size, rank = data_parallel(self.trainer.strategy)
         training = mode == RunningStage.TRAINING
+        name = f"{mode.dataloader_prefix}_dataloader"
         if not self.enabled and world_size > 1:
-            self._print_once(
-                f"trainer.use_distributed_sampler=false: {mode.dataloader_prefix}_dataloader is not sharded"
-            )
+            self._print_once(f"trainer.use_distributed_sampler=false: {name} is not sharded")
             rank, world_size = 0, 1
-        seed = self.seed if training else hash64(self.seed, *str(mode.dataloader_prefix).encode())
-        shard: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size, "training": training}
+        stage = "train" if training else evaluated_split(self.trainer, self._tested)
+        place: dict[str, Any] = {"seed": self.seed, "stage": stage, "loader_number": number}
+        place |= {"rank": rank, "world_size": world_size, "training": training}
+        self._report_unseedable(loader, name)
         prepared: Any
         position: EpochState
         is_stream = not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset)
         if not is_stream:
-            prepared, position = shard_loader(loader, **shard)
-        elif world_size == 1 and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
-            return StatefulLoader(loader, self.trainer) if training else loader
+            prepared, position = shard_loader(loader, shared=self._shared(loader, stage, number), **place)
         else:
-            prepared = position = Stream(loader, **shard)
+            prepared = position = Stream(loader, **place)
+            if is_stateful(loader) and world_size == 1:
+                if position.workers_repeat():
+                    raise ValueError(position.repeats_message(name) + "; a loader with a state cannot be sharded here")
+                before.append(position)
+                if not training:
+                    return loader
+                return StatefulLoader(loader, self.trainer, position)
+            if position.workers_repeat():
+                self._print_once(position.repeats_message(name) + "; each one skips those of the others")
+        before.append(position)
         if training:
             position.epoch, position.start = epoch_position(self.trainer)
             if isinstance(position, RankBatches):
-                fit_loop: Any = self.trainer.fit_loop
-                position.repeats = lambda: bool(fit_loop._combined_loader._mode == "max_size_cycle")
+                position.restore(saved_states(self.trainer))
+                position.repeats = partial(_repeats, self.trainer.fit_loop)
             if is_stream:
                 self._print_once(
                     f"train_dataloader: a stream ({type(getattr(loader, 'dataset', loader)).__name__}) has no random "
@@ -75,6 +98,42 @@ class LoaderPreparation:
                     "the stream is deterministic"
                 )
         return prepared
+
+    def _before(self, mode: RunningStage) -> list[EpochState]:
+        """Positions of the loaders of a stage that were prepared before this one."""
+        trainer: Any = self.trainer
+        of_stage = {RunningStage.TRAINING: trainer.fit_loop, RunningStage.TESTING: trainer.test_loop}
+        of_stage |= {RunningStage.PREDICTING: trainer.predict_loop, RunningStage.VALIDATING: trainer.validate_loop}
+        fitting = trainer.state.fn == "fit" and mode != RunningStage.TRAINING
+        loop = trainer.fit_loop.epoch_loop.val_loop if fitting else of_stage[mode]
+        # The loop gets the loaders when all of them are prepared, and reads them before it asks for others.
+        before, positions = self._positions.get(loop, (None, []))
+        if before is not loop._combined_loader or any(position.used for position in positions):
+            positions = []
+        self._positions[loop] = loop._combined_loader, positions
+        return positions
+
+    def _shared(self, loader: DataLoader[Any], stage: str, number: int) -> int:
+        """Number of loaders of the stage before this one that use the same generator."""
+        generator = getattr(loader.sampler, "generator", None)
+        self._generators[stage, number] = generator
+        if generator is None:
+            return 0
+        return sum(self._generators.get((stage, other)) is generator for other in range(number))
+
+    def _report_unseedable(self, loader: Any, name: str) -> None:
+        parts = (getattr(loader, part, None) for part in ("dataset", "collate_fn", "sampler", "batch_sampler"))
+        for generator in find_generators(*parts):
+            if not can_be_seeded(generator):
+                self._print_once(
+                    f"{name}: {type(generator).__name__} cannot be seeded, so what it draws cannot be reproduced; use "
+                    "random.Random"
+                )
+
+    @property
+    def _tested(self) -> str:
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return next((callback.split for callback in callbacks if isinstance(callback, EvaluationSeeds)), "test")
 
     def _print_once(self, text: str) -> None:
         if self.trainer.is_global_zero and text not in self._printed:
@@ -97,6 +156,23 @@ def epoch_position(trainer: L.Trainer) -> tuple[int, int]:
     return epoch, 0 if finished else done
 
 
+def saved_states(trainer: L.Trainer) -> list[Any]:
+    """What the loaders of training have saved in the checkpoint to be restored."""
+    saved = (trainer._checkpoint_connector._loaded_checkpoint or {}).get("loops", {}).get("fit_loop", {})
+    found: list[Any] = saved.get("state_dict", {}).get("combined_loader", [])
+    return found
+
+
+def _repeats(loop: Any) -> bool:
+    """Whether the shorter of several loaders begins anew in an epoch."""
+    return bool(loop._combined_loader._mode == "max_size_cycle")
+
+
+def is_stateful(loader: Any) -> bool:
+    """Whether a loader saves its position itself."""
+    return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
+
+
 def shard_loader(
     loader: DataLoader[Any], *, rank: int, world_size: int, **settings: Any
 ) -> tuple[DataLoader[Any], RankBatches]:
@@ -110,20 +186,28 @@ def shard_loader(
     is_distributed = any(
         isinstance(s, DistributedSampler) or (hasattr(s, "num_replicas") and hasattr(s, "rank")) for s in samplers
     )
+    own_rank = rank
     if is_distributed or is_sharded(loader.dataset):
         rank, world_size = 0, 1
+    owners = (loader.dataset, loader.collate_fn)
     sampler = RankBatches(
         loader.sampler if batches is None else batches,
         rank=rank,
         world_size=world_size,
-        is_grouped=type(batches) is BatchSampler,
+        own_rank=own_rank,
         in_process=not loader.num_workers,
+        ahead=loader.num_workers * (loader.prefetch_factor or 0),
+        seed_samples=SampleSeeds(*owners),
         **settings,
     )
     copied = copy.copy(loader)
     # DataLoader does not allow setting these attributes.
-    replaced = {"_iterator": None, "sampler" if batches is None else "batch_sampler": sampler}
-    vars(copied).update(replaced, state_dict=None)  # or a loader with a state would skip finished batches once more
+    replaced: dict[str, Any] = {"_iterator": None, "sampler" if batches is None else "batch_sampler": sampler}
+    # What the loader itself would save, such as a StatefulDataLoader, would skip finished batches once more.
+    replaced |= {"state_dict": sampler.state_dict, "load_state_dict": sampler.load_state_dict}
+    if loader.num_workers:
+        replaced["worker_init_fn"] = SeedWorker(loader.worker_init_fn, sampler, *owners)
+    vars(copied).update(replaced)
     return copied, sampler
 
 
@@ -133,16 +217,23 @@ class StatefulLoader:
     A checkpoint may be saved after batches that follow were fetched, which a resumed run has to fetch again.
     """
 
-    def __init__(self, loader: Any, trainer: L.Trainer) -> None:
+    def __init__(self, loader: Any, trainer: L.Trainer, position: Stream) -> None:
         self.loader, self.trainer, self.load_state_dict = loader, trainer, loader.load_state_dict
+        self.position = position
         self._states: deque[Any] = deque(maxlen=3)  # after each of the latest batches
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # not yet set while this object is copied
+            raise AttributeError(name)
+        return getattr(self.loader, name)
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
         self._states.append(copy.deepcopy(self.loader.state_dict()))
-        for batch in self.loader:
+        self.position.epoch, first = epoch_position(self.trainer)
+        for batch in self.position.read(self.loader, first):
             self._states.append(copy.deepcopy(self.loader.state_dict()))
             yield batch
 
@@ -162,15 +253,21 @@ class RankBatches(EpochState, Sampler[Any]):
     depend on previous batches and the number of workers.
 
     Args:
-        source: The sampler, or batch sampler.
+        source: The sampler, or batch sampler; if it is torch's ``BatchSampler``, its samples are sharded before they
+            are grouped, by the batch size that it has when an epoch begins.
         seed: Seed of the order and the randomness of samples, together with the epoch.
         rank: Rank of this process.
         world_size: Number of ranks.
         training: Whether all ranks get the same number of entries, by repeating at most ``world_size - 1``.
             Otherwise each is yielded exactly once.
-        is_grouped: Whether to shard the samples of ``source``, torch's ``BatchSampler``, before they are grouped.
+        stage: ``train``, ``val``, ``test`` or ``predict``.
+        loader_number: Number of the loader, among several of the stage.
+        shared: Number of loaders before this one that use the same generator.
+        own_rank: Rank of this process also where the sampler has sharded the samples already.
         repeats: Returns whether the batches begin anew in an epoch, as of the shorter of several loaders.
         in_process: Whether this process reads the samples, not a worker.
+        ahead: Number of batches that workers are asked for in advance.
+        seed_samples: Seeds what draws random numbers for samples in this process.
     """
 
     source: Any
@@ -179,16 +276,45 @@ class RankBatches(EpochState, Sampler[Any]):
     rank: int
     world_size: int
     training: bool
-    is_grouped: bool = False
+    stage: str = "train"
+    loader_number: int = 0
+    shared: int = 0
+    own_rank: int | None = None
     in_process: bool = True
-    repeats: Callable[[], bool] = lambda: False
+    ahead: int = 0
+    repeats: Callable[[], bool] = bool
+    seed_samples: SampleSeeds = field(default_factory=SampleSeeds)
 
     def __post_init__(self) -> None:
-        self.batch_size = getattr(self.source, "batch_size", None)
-        self.drop_last = getattr(self.source, "drop_last", False)
-        self.entries_per_batch = int(self.source.batch_size) if self.is_grouped else 1
-        self.source = self.source.sampler if self.is_grouped else self.source
+        self.batches = self.source if type(self.source) is BatchSampler else None
+        self.source = self.source.sampler if self.batches is not None else self.source
         self.follows_epochs = self.training
+        self._recorded: deque[tuple[int, list[Any]]] = deque(maxlen=self.ahead + 2)
+        self._saved: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("source", "batches"):  # not yet set while this object is copied
+            raise AttributeError(name)
+        return getattr(self.source if self.batches is None else self.batches, name)
+
+    @property
+    def batch_size(self) -> Any:
+        """Batch size of the loader, which may change; that of the next epoch counts."""
+        return getattr(self.source if self.batches is None else self.batches, "batch_size", None)
+
+    @batch_size.setter
+    def batch_size(self, size: int) -> None:
+        (self.source if self.batches is None else self.batches).batch_size = size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether an incomplete last batch is left out."""
+        return bool(getattr(self.source if self.batches is None else self.batches, "drop_last", False))
+
+    @property
+    def entries_per_batch(self) -> int:
+        """Entries of ``source`` in a batch of one rank."""
+        return 1 if self.batches is None else int(self.batches.batch_size)
 
     def __len__(self) -> int:
         length, size = len(self.source), self.entries_per_batch
@@ -199,39 +325,54 @@ class RankBatches(EpochState, Sampler[Any]):
         return length // size if self.drop_last else -(-length // size)
 
     def __iter__(self) -> Iterator[Any]:
-        first, self.start = self.start, 0
+        first, self.start, self.used = self.start, 0, True
+        saved, self._saved = self._saved, {}
+        size = self._size = int(saved.get("entries", self.entries_per_batch))
         if first and self.repeats() and sized_len(self):
             first %= len(self)
-        entries = self._shard(first * self.entries_per_batch)
-        batches = BatchSampler(entries, self.entries_per_batch, self.drop_last) if self.is_grouped else entries
-        for number, batch in enumerate(batches, first):
-            key = (self.seed, self.epoch, number, self.rank)
+        self._recorded.clear()
+        place = self.place | {"shared": self.shared, "sampler_epoch": self.sampler_epoch}
+        groups = draw_groups(self.source, size * self.world_size, seed=self.seed, **place)
+        rank = self.rank if self.own_rank is None else self.own_rank
+        drawn_before = dict(saved.get("drawn", ()))
+        for number, group in enumerate(groups):
+            if number < first:
+                continue
+            if self.training and not draws_at_once(self.source):
+                group = drawn_before.get(number, group)
+                self._recorded.append((number, group))
+            entries = self._of_rank(group, padded=self.training or (not number and len(group) < self.world_size))
+            if not entries or (self.drop_last and len(entries) < size):
+                return
+            batch = entries if self.batches is not None else entries[0]
+            key = self.stream(Purpose.SAMPLES, position=number, rank=rank)
             if self.in_process:
-                seed_generators(*key)
-            yield SeededBatch(batch, key) if not self.in_process and isinstance(batch, (list, tuple)) else batch
+                self.seed_samples(key)
+            yield batch if self.in_process else Seeded(batch, key)
 
-    def _shard(self, start: int) -> Iterator[Any]:
-        """This rank's entries of ``source``, from ``start``."""
-        if sized_len(self.source) is None:  # it may be infinite
-            return islice(iter(self.source), self.rank + start * self.world_size, None, self.world_size)
-        drawn = draw_indices(self.source, self.seed, self.epoch)
-        missing = -len(drawn) % self.world_size if self.training or len(drawn) < self.world_size else 0
-        while missing and drawn:  # there may be fewer entries than ranks
-            drawn += drawn[:missing]
-            missing = -len(drawn) % self.world_size
-        return iter(drawn[self.rank :: self.world_size][start:])
+    def _of_rank(self, group: list[Any], *, padded: bool) -> list[Any]:
+        """This rank's entries of those that all ranks have together."""
+        if padded and len(group) % self.world_size:
+            group = (group * self.world_size)[: len(group) + -len(group) % self.world_size]
+        return group[self.rank :: self.world_size]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The batch size of the epoch, and what a sampler that follows training has drawn in advance."""
+        drawn = [(number, group) for number, group in self._recorded if _is_plain(group)]
+        return {"loader": self.loader_number, "entries": getattr(self, "_size", self.entries_per_batch), "drawn": drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing: ``restore`` does it before, as Lightning forgets the states of loaders that it has asked for."""
+
+    def restore(self, states: Sequence[Any]) -> None:
+        """Continue the epoch of a checkpoint."""
+        found = (s for s in states if isinstance(s, dict) and s.get("loader") == self.loader_number and "drawn" in s)
+        if self.start:
+            self._saved = next(found, {})
 
 
-class SeededBatch(list[Any]):
-    """Indices of a batch; iterating over them, in order to read the samples, first seeds all generators."""
-
-    def __init__(self, indices: Iterable[Any], key: tuple[int, ...]) -> None:
-        super().__init__(indices)
-        self.key = key
-
-    def __iter__(self) -> Iterator[Any]:
-        seed_generators(*self.key)
-        return super().__iter__()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SeededBatch, (self[:], self.key)
+def _is_plain(value: Any) -> bool:
+    """Whether a checkpoint can have a value."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return type(value) in (int, str, bool, float)

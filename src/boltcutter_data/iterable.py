@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any
 
@@ -14,7 +14,8 @@ from torch.utils.data._utils import worker as worker_state
 
 from boltcutter.data.loader import CountingLoader, identity
 from boltcutter.data.sampler import EpochState
-from boltcutter.data.seeding import seed_generators
+from boltcutter.data.seeding import SampleSeeds
+from boltcutter.data.streams import Purpose, stream
 from boltcutter_data.stream import until_any_exhausted
 
 MAX_STATES = 8  # states of a dataset that are retained, for batches that were yielded and not yet trained on
@@ -34,7 +35,8 @@ class IterableLoader(EpochState, CountingLoader):
     ``state_dict()`` and ``load_state_dict(state)``, with plain types: training resumes within an epoch from this
     state. Without them, and with shards, the samples of the finished batches are read again and discarded.
 
-    All generators are seeded by (seed, epoch, batch) before a batch is read. ``batch_size`` is that over all ranks.
+    All generators, also those that the dataset holds, are seeded by (seed, epoch, batch) before a batch is read.
+    ``batch_size`` is that over all ranks.
     """
 
     batch_sampler = None  # Lightning reads this attribute
@@ -51,8 +53,10 @@ class IterableLoader(EpochState, CountingLoader):
         pin_memory: bool = False,
         drop_last: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
+        stage: str = "train",
     ) -> None:
         self.batches = _RankBatches(dataset, batch_size, seed, rank, world_size, drop_last, collate or default_collate)
+        self.stage = stage
         self.batch_size, self.seed, self.world_size, self.num_workers = batch_size, seed, world_size, num_workers
         self.num_samples: int | None = len(dataset) if hasattr(dataset, "__len__") else None
         self.drop_last, self.pin_memory = drop_last, pin_memory
@@ -79,7 +83,7 @@ class IterableLoader(EpochState, CountingLoader):
         self._states.clear()
         if state is not None:
             self._states.append((start, state))
-        batches = replace(self.batches, epoch=self.epoch, start=start, state=state)
+        batches = replace(self.batches, place=self.place, start=start, state=state)
         options: Any = {"num_workers": self.num_workers, "pin_memory": self.pin_memory}
         found: Iterator[Any] = iter(DataLoader(batches, batch_size=None, collate_fn=identity, **options))
         if self.drop_last and self.world_size > 1 and batches.reads_shards(self.num_workers):
@@ -101,7 +105,7 @@ class _RankBatches(IterableDataset[Any]):
     world_size: int
     drop_last: bool
     collate: Callable[[list[Any]], Any]
-    epoch: int = 0
+    place: dict[str, Any] = field(default_factory=lambda: {"epoch": 0})
     start: int = 0
     state: Any = None
 
@@ -112,23 +116,24 @@ class _RankBatches(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         worker_id, num_workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        dataset, size, own, first = self.dataset, self.batch_size, list[int](), 0
+        dataset, size, own, first = self.dataset, self.batch_size, dict[str, Any](), 0
         reads_shards = self.reads_shards(num_workers)
         if reads_shards:
             worker_id = (worker_id + self.start) % num_workers  # the first worker yields the next batch
             dataset = dataset.shard(self.world_size * num_workers, self.rank * num_workers + worker_id)
-            size, own = size // self.world_size, [self.rank, worker_id]
+            size, own = size // self.world_size, {"rank": self.rank, "worker": worker_id}
         if hasattr(dataset, "set_epoch"):
-            dataset.set_epoch(self.epoch)
+            dataset.set_epoch(self.place["epoch"])
         worker_state._worker_info = None  # else a sharded dataset that reads it would skip samples a second time
         is_stateful = not reads_shards and hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
         if is_stateful and self.state is not None:
             dataset.load_state_dict(copy.deepcopy(self.state))
             first = self.start
-        seed_generators(self.seed, self.epoch, first, *own)
+        seed = SampleSeeds(dataset, self.collate)
+        seed(stream(Purpose.STREAM, self.seed, position=first, **own, **self.place))
         samples = iter(dataset)
         for index in count(first):
-            seed_generators(self.seed, self.epoch, index, *own)
+            seed(stream(Purpose.SAMPLES, self.seed, position=index, **own, **self.place))
             batch = list(islice(samples, size))
             if not batch or (self.drop_last and len(batch) < size):
                 return

@@ -17,6 +17,7 @@ from boltcutter.data.loader import Pair
 from boltcutter.data.module import DataModule, Kind, Splits
 from boltcutter.data.sampler import Batch
 from boltcutter.data.splits import Indices, check_split
+from boltcutter.data.streams import Purpose, stream
 from boltcutter_data.augment import Augment
 from boltcutter_data.files import PAGE_BYTES, consecutive_ranges, find_files, map_npy, sampled_hash
 from boltcutter_data.image_io import read_images
@@ -89,7 +90,8 @@ class ShardedDataset:
         self.neighbours = -(-self.ends[-1] // MAX_PERMUTATION)  # samples that are permuted together
         self.identity = repr((self.part, part is None)).encode()  # of the samples that this split has
         if part:
-            self.order = np.random.default_rng(seed).permutation(self.ends[-1] // self.neighbours)
+            key = stream(Purpose.SPLIT, seed)
+            self.order = np.random.default_rng(key).permutation(self.ends[-1] // self.neighbours)
             if self.neighbours == 1:
                 self.indices = self.order[slice(*part)]
         self.read_bytes = 2 * PAGE_BYTES  # of inputs and targets

@@ -14,25 +14,27 @@ from torch import Tensor
 from boltcutter.data.loader import Pair
 from boltcutter.data.module import BatchedTensorDataset, DataModule, Kind, Splits
 from boltcutter.data.sampler import Batch
-from boltcutter_data.augment import uniform
+from boltcutter.data.streams import STAGES, Purpose, stream
+from boltcutter_data.augment import uniform_at
 from boltcutter_data.files import strided_windows
 
-POOL = 1 << 22  # random values that samples are windows of; at most as many as ``uniform`` has distinct values
+POOL = 1 << 22  # random values that samples are windows of; at most as many as ``uniform_at`` has distinct values
 
 
 class NoiseDataset:
-    """Random samples that are computed from their index and a key: the seed, and the number of the split.
+    """Random samples that are computed from their index and a key: the seed, and the split.
 
     Each is a window of ``POOL`` random values at an offset that depends on its index, so very large datasets contain
     duplicates.
     """
 
     def __init__(
-        self, num_samples: int, shape: tuple[int, ...], num_classes: int, kind: str, dtype: str, key: tuple[int, int]
+        self, num_samples: int, shape: tuple[int, ...], num_classes: int, kind: str, dtype: str, key: tuple[int, str]
     ) -> None:
         self.num_samples, self.shape, self.num_classes = num_samples, shape, num_classes
         self.kind, self.dtype, self.key = kind, dtype, key
-        random, width = np.random.default_rng(key), math.prod(shape)
+        pool, self.offsets = (stream(Purpose.SYNTHETIC, key[0], stage=key[1], position=number) for number in (0, 1))
+        random, width = np.random.default_rng(pool), math.prod(shape)
         inputs = POOL + width
         self.inputs: npt.NDArray[Any] = (
             random.integers(0, 256, inputs, np.uint8)
@@ -46,7 +48,7 @@ class NoiseDataset:
 
     def __getitems__(self, batch: Batch) -> Pair:
         """Inputs and targets of the samples in ``batch``."""
-        drawn = uniform(Batch(batch.indices, seed=self.key[0], epoch=self.key[1]), 2)
+        drawn = uniform_at(self.offsets, batch.indices, 2)
         inputs = _windows(self.inputs, drawn[:, 0], math.prod(self.shape)).reshape(-1, *self.shape)
         if self.numbers is not None:
             return inputs, _windows(self.numbers, drawn[:, 1], self.num_classes)
@@ -108,7 +110,7 @@ class Synthetic(DataModule):
         """Generate the splits."""
         tenth = max(1, self.num_samples // 10)
         splits: list[Any] = []
-        for split, count in enumerate((self.num_samples, tenth, tenth)):
+        for split, count in zip(STAGES, (self.num_samples, tenth, tenth), strict=False):
             noise = NoiseDataset(count, self.shape, self.num_classes, self.kind, self.dtype, (self.seed, split))
             pair = noise.__getitems__(Batch(range(count))) if self.in_memory else None
             splits.append(BatchedTensorDataset(*pair) if pair else noise)

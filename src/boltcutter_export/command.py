@@ -13,8 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.checkpoint.atomic import write_text
@@ -23,6 +21,8 @@ from boltcutter.config.compose import DictConfig, compose
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.values import plain, redacted, split_overrides
+from boltcutter.data.seeding import seeded_generators
+from boltcutter.data.streams import Purpose, stream
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.splits import loader_owner
 from boltcutter.project import LIBRARY, Project, library_packages
@@ -194,8 +194,7 @@ def batches(components: Components, split: str) -> Iterator[Any]:
 def calibration(components: Components, program: Program, fallback: str, samples: int) -> Iterator[tuple[Any, ...]]:
     """Inputs of training samples, seeded, and of all classes; of the tested samples if there is no train split."""
     data: Any = components.data
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded_generators(stream(Purpose.EXAMPLES, 0)):
         if not has_split(components, "train"):
             found = batches(components, fallback)
         else:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import Metric
 
+from boltcutter.data.streams import Purpose, stream
 from boltcutter.task.base import Pair, Task
 
 
@@ -97,7 +98,7 @@ class LanguageModeling(Task):
         self.eval()
         context = int(getattr(self.model, "context_length", 1 << 30))
         supports_cache = bool(getattr(self.model, "supports_cache", False))
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(stream(Purpose.GENERATION, seed) >> 1)
         tokens, cache = prompt[-context:].long().to(self.device)[None], list[Any]()  # (1, T)
         new_tokens = tokens
         for _ in range(max_new_tokens):

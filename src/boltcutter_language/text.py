@@ -17,6 +17,7 @@ import numpy as np
 
 from boltcutter.data.module import Splits
 from boltcutter.data.splits import check_split
+from boltcutter.data.streams import Purpose, stream
 from boltcutter_data.folds import fold_indices
 from boltcutter_language.tokenizer import Tokenizer, load_tokenizer, train_bpe
 from boltcutter_language.tokens import TokenDataModule, TokenWindows
@@ -177,7 +178,7 @@ def split_documents(
             for name in NAMES:
                 spans[name] += [Span(file, *pair) for pair in ranges[name]]
         return spans
-    order = np.random.default_rng(seed).permutation(len(files))
+    order = np.random.default_rng(stream(Purpose.SPLIT, seed)).permutation(len(files))
     # The middle of a document, in a random concatenation of all, determines its split.
     middles = (np.cumsum(sizes[order]) - sizes[order] / 2) / sizes.sum()
     owners = np.searchsorted(np.cumsum(split)[:2], middles, side="right")

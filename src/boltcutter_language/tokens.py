@@ -17,6 +17,7 @@ from boltcutter.data.loader import Pair
 from boltcutter.data.module import DataModule, Splits
 from boltcutter.data.sampler import Batch
 from boltcutter.data.splits import check_split
+from boltcutter.data.streams import Purpose, stream
 from boltcutter_data.files import PAGE_BYTES, consecutive_ranges, find_files, map_npy, sampled_hash, strided_windows
 from boltcutter_language.tokenizer import Tokenizer, load_tokenizer
 
@@ -76,7 +77,7 @@ class TokenWindows:
 
     def __getitems__(self, batch: Batch) -> Pair:
         """Inputs and targets (N, T) in the file's integer dtype."""
-        begin = _window_offset(self.num_offsets, batch.seed, batch.epoch)
+        begin = _window_offset(self.num_offsets, batch.seed, batch.stage, batch.epoch)
         chosen = batch.indices
         if len(self.sequences) == 1:
             inputs, targets = self._windows(0, chosen, begin)
@@ -116,9 +117,10 @@ class TokenWindows:
 
 
 @cache
-def _window_offset(num_offsets: int, seed: int, epoch: int) -> int:
+def _window_offset(num_offsets: int, seed: int, stage: str, epoch: int) -> int:
     """Offset of an epoch's first window, in tokens."""
-    return int(np.random.default_rng([seed, epoch]).integers(num_offsets)) if num_offsets > 1 else 0
+    key = stream(Purpose.WINDOWS, seed, stage=stage, epoch=epoch)
+    return int(np.random.default_rng(key).integers(num_offsets)) if num_offsets > 1 else 0
 
 
 class TokenDataModule(DataModule):

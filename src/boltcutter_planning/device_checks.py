@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
+from boltcutter.data.streams import Purpose, stream
+
 SIZE = 16 << 20  # float32 values that are reduced: 64 MiB
 REPETITIONS = 5
 
@@ -21,7 +23,7 @@ def check_step(device: str) -> str:
     """Compare the gradients of a network on a device with those of the CPU."""
     found: list[list[torch.Tensor]] = []
     for place in ("cpu", device):
-        torch.manual_seed(0)
+        torch.manual_seed(stream(Purpose.CHECK, 0) >> 1)
         network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10))
         inputs, targets = torch.randn(32, 3, 16, 16).to(place), torch.arange(32).remainder(10).to(place)
         nn.functional.cross_entropy(network.to(place)(inputs), targets).backward()  # type: ignore[no-untyped-call]

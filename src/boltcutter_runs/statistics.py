@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from boltcutter.data.streams import Purpose, stream
+
 Array = npt.NDArray[np.float64]
 Values = Sequence[float] | Array
 Interval = tuple[float, float]
@@ -140,7 +142,7 @@ def _subsets(count: int) -> Array:
     if count <= EXACT_PAIRS:
         chosen = np.arange(1, 2**count)[:, None] >> np.arange(count) & 1
     else:
-        chosen = np.random.default_rng(0).integers(0, 2, (RESAMPLES, count))
+        chosen = np.random.default_rng(stream(Purpose.BOOTSTRAP, 0, position=1)).integers(0, 2, (RESAMPLES, count))
         chosen = chosen[chosen.any(axis=1)]
     return np.asarray(chosen / chosen.sum(axis=1, keepdims=True), np.float64)
 
@@ -163,7 +165,8 @@ def bootstrap(differences: Values, seed: int = 0, resamples: int = RESAMPLES) ->
 
     Source: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapters 13 and 15.
     """
-    values, rng = np.asarray(differences, np.float64), np.random.default_rng(seed)
+    values = np.asarray(differences, np.float64)
+    rng = np.random.default_rng(stream(Purpose.BOOTSTRAP, seed))
     size = max(1, 10_000_000 // len(values))  # resamples at a time
     drawn = (rng.integers(0, len(values), (min(size, resamples - k), len(values))) for k in range(0, resamples, size))
     means = np.concatenate([values[indices].mean(axis=1) for indices in drawn])

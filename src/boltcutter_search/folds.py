@@ -21,15 +21,18 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.instantiate import build
+from boltcutter.data.draws import draw_indices
 from boltcutter.data.hooks import seed_hooks
 from boltcutter.data.loader import BatchedDataset
 from boltcutter.data.mapped import hash_batch
 from boltcutter.data.sampler import Batch
-from boltcutter.data.seeding import draw_indices, seed_generators, seeded_generators
+from boltcutter.data.seeding import seed_generators, seeded_generators
+from boltcutter.data.streams import Purpose, hash64, stream
 from boltcutter.evaluation.splits import has_own_loader
 from boltcutter.internals import tree_leaves
 from boltcutter.protocols import NativeData
 
+READ = stream(Purpose.FINGERPRINT, 0, loader=1)
 READ_SECONDS = 3.0  # per split, after which the rest of its samples is not compared
 CHUNK = 64  # samples that are read together
 COVERAGE = 0.9  # of the samples, where windows or statistics of a fold change contents, so that only counts compare
@@ -61,7 +64,7 @@ def check_fold(cfg: DictConfig, trainer: L.Trainer) -> None:
 
 def _load_fold(cfg: DictConfig, trainer: L.Trainer, fold: int) -> FoldContents:
     """Load and read one fold, with the random splits that training would have."""
-    with seeded_generators(0), as_config_error():  # only restores the generators
+    with seeded_generators(READ), as_config_error():  # only restores the generators
         L.seed_everything(cfg.seed, verbose=False)
         data = build(changed(cfg, {"data": {"fold": fold}}).data, "data")
         seed_hooks(data, cfg.seed)
@@ -143,7 +146,7 @@ def _read_split(data: L.LightningDataModule, split: str) -> SplitContents:
         parts = [_select(getattr(loader, "dataset", loader), loader) for loader in flat]
     for dataset, indices in parts:
         total = None if indices is None or total is None else total + len(indices)
-        with seeded_generators(0):
+        with seeded_generators(READ):
             for found in _digests(dataset, indices):
                 digests.update(found)
                 if time.monotonic() > end:
@@ -158,12 +161,12 @@ def _select(dataset: Any, loader: Any) -> tuple[Any, Any]:
     indices = np.arange(len(dataset))
     if isinstance(loader, DataLoader) and not isinstance(loader.sampler, RandomSampler):
         is_custom = loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler
-        drawn = draw_indices(loader.batch_sampler if is_custom else loader.sampler, 0, 0)
+        drawn = draw_indices(loader.batch_sampler if is_custom else loader.sampler, seed=0)
         in_batches = bool(drawn) and isinstance(drawn[0], Sequence)
         indices = np.unique(list(chain.from_iterable(drawn)) if in_batches else drawn).astype(np.int64)
     while type(dataset) is Subset:
         dataset, indices = dataset.dataset, np.asarray(dataset.indices, np.int64)[indices]
-    return dataset, np.random.default_rng(len(indices)).permutation(indices)
+    return dataset, np.random.default_rng(hash64(READ, len(indices))).permutation(indices)
 
 
 def _digests(dataset: Any, indices: Any) -> Iterator[list[bytes]]:
@@ -190,7 +193,7 @@ def _unchanged(sample: Any, *_: Any) -> Any:
 
 
 def _hash_sample(dataset: Any, index: int) -> bytes:
-    seed_generators(0)
+    seed_generators(READ)
     return hash_batch(dataset[index])
 
 

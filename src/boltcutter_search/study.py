@@ -9,7 +9,6 @@ import logging
 import math
 import time
 import warnings
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
 from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.data.streams import Purpose, seed32, stream
 from boltcutter.environment import lease
 from boltcutter.run.metrics import Mode
 from boltcutter_search import trial as trials
@@ -134,8 +134,8 @@ class Study:
         return Sampled(number, values)
 
     def _seed_sampler(self, number: int) -> None:
-        key = f"{self.seed}/{self.worker}/{number}"
-        self._study.sampler = self._sampler(seed=zlib.crc32(key.encode()))
+        key = stream(Purpose.SEARCH, self.seed, worker=self.worker, position=number)
+        self._study.sampler = self._sampler(seed=seed32(key))
 
     def ended(self) -> list[Sampled]:
         """Trials that are complete or were stopped early."""

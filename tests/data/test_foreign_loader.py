@@ -1,5 +1,4 @@
 import collections
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from boltcutter.data.hooks import shard_loaders
-from boltcutter_data.foreign_loader import RankBatches, SeededBatch, shard_loader
+from boltcutter_data.foreign_loader import RankBatches, shard_loader
 
 QUIET = ["logger=null", "report=false", "model=linear", "data=digits", "scheduler=constant", "trainer.accelerator=cpu"]
 QUIET += ["data._target_=loaders.NumbersDataModule", "data.shape=[4]", "data.num_classes=3"]
@@ -166,11 +165,6 @@ def test_a_sampler_keeps_its_own_generator() -> None:
         orders.add(tuple(sampler))
     assert len(orders) == 2
     assert torch.equal(generator.get_state(), before)
-
-
-def test_workers_are_seeded() -> None:
-    sent = pickle.loads(pickle.dumps(SeededBatch([3, 4], (0, 1, 2))))
-    assert (list(sent), sent.key) == ([3, 4], (0, 1, 2))
 
 
 def notes(folder: Path, rank: int, stage: str) -> list[list[str]]:

@@ -8,9 +8,13 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from boltcutter.data.seeding import seed_generators
+from boltcutter.data.streams import Purpose, stream
+
+TRANSFER_HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer")
 
 
 class Reseed(Callback):
@@ -26,20 +30,41 @@ class Reseed(Callback):
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
+        self._draws_at_transfer = False
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Seed what is drawn before the first epoch, or the rest of one."""
+        owners = (pl_module, getattr(trainer, "datamodule", None))
+        self._draws_at_transfer = any(
+            is_overridden(name, owner) for owner in owners if owner is not None for name in TRANSFER_HOOKS
+        )
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.ready  # batches of this epoch, after a resume
+        self._seed(pl_module, Purpose.TRANSFER if done else Purpose.FIT, trainer, done)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Seed what the task draws at the start of an epoch."""
-        _seed(pl_module, self.seed, trainer.current_epoch, -1, trainer.global_rank)
+        self._seed(pl_module, Purpose.EPOCH_START, trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Seed what the task draws at the end of an epoch."""
-        _seed(pl_module, self.seed, trainer.current_epoch, -2, trainer.global_rank)
+        self._seed(pl_module, Purpose.EPOCH_END, trainer)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Seed Python, NumPy, torch and the current device."""
-        _seed(pl_module, self.seed, trainer.current_epoch, batch_idx, trainer.global_rank)
+        self._seed(pl_module, Purpose.STEP, trainer, batch_idx)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Seed what is drawn where the next batch is moved to the device, for which there is no hook of callbacks."""
+        if self._draws_at_transfer:
+            self._seed(pl_module, Purpose.TRANSFER, trainer, batch_idx + 1)
+
+    def _seed(self, pl_module: L.LightningModule, purpose: Purpose, trainer: L.Trainer, position: int = 0) -> None:
+        epoch, rank = trainer.current_epoch, trainer.global_rank
+        seed_all(pl_module, stream(purpose, self.seed, epoch=epoch, position=position, rank=rank))
 
 
 class EvaluationSeeds(Callback):
@@ -63,11 +88,11 @@ class EvaluationSeeds(Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Seed what hooks and data loaders draw before the first batch."""
         if stage != "fit":
-            self._seed(trainer, pl_module)
+            self._seed(trainer, pl_module, Purpose.EVALUATION_START)
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Seed what is drawn on the device before the first batch."""
-        self._seed(trainer, pl_module)
+        self._seed(trainer, pl_module, Purpose.EVALUATION_START)
 
     on_predict_start = on_test_start
 
@@ -75,7 +100,7 @@ class EvaluationSeeds(Callback):
         """Store the states of the generators during training."""
         if trainer.state.fn == "fit":
             self._validation.enter_context(isolate_rng(include_cuda=pl_module.device.type == "cuda"))
-        self._seed(trainer, pl_module)
+        self._seed(trainer, pl_module, Purpose.EVALUATION_START)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore them."""
@@ -85,17 +110,25 @@ class EvaluationSeeds(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Seed Python, NumPy, torch and the current device."""
-        self._seed(trainer, pl_module, batch_idx, dataloader_idx)
+        self._seed(trainer, pl_module, Purpose.EVALUATION, batch_idx, dataloader_idx)
 
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
-    def _seed(self, trainer: L.Trainer, pl_module: L.LightningModule, *position: int) -> None:
-        split = self.split if trainer.testing else "predict" if trainer.predicting else "val"
-        _seed(pl_module, self.seed, *split.encode(), *position, trainer.global_rank)
+    def _seed(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, purpose: Purpose, position: int = 0, loader: int = 0
+    ) -> None:
+        place: Any = {"position": position, "loader": loader, "rank": trainer.global_rank}
+        seed_all(pl_module, stream(purpose, self.seed, stage=evaluated_split(trainer, self.split), **place))
 
 
-def _seed(pl_module: L.LightningModule, *key: int) -> None:
-    seed = seed_generators(*key)
+def evaluated_split(trainer: L.Trainer, tested: str) -> str:
+    """The split that a trainer evaluates: ``tested`` in a test."""
+    return tested if trainer.testing else "predict" if trainer.predicting else "val"
+
+
+def seed_all(pl_module: L.LightningModule, key: int) -> None:
+    """Seed the generators of Python, NumPy and torch, on the host and on the device of a module."""
+    seed = seed_generators(key)
     # torch.cuda, torch.mps and torch.xpu have manual_seed; torch.cpu has not.
     seed_device = getattr(getattr(torch, pl_module.device.type, None), "manual_seed", None)
     if seed_device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, update_wrapper
+from types import MethodType
 from typing import Any
 
 import lightning as L
@@ -13,6 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter import extend
 from boltcutter.data.seeding import seeded_generators
+from boltcutter.data.streams import Purpose, stream
 from boltcutter.internals import data_connector, tree_leaves
 from boltcutter.protocols import NativeData, is_sharded
 
@@ -42,15 +44,17 @@ class SeededHook:
         if self.ran_early:
             self.ran_early = False
             return
-        with seeded_generators(self.seed):
+        with seeded_generators(stream(Purpose.SETUP, self.seed, position=HOOKS.index(self.hook.__name__))):
             self.hook(*args, **kwargs)
 
 
 def seed_hooks(owner: L.LightningDataModule | L.LightningModule, seed: int) -> None:
     """Seed the overridden data hooks of ``owner``, so that their random splits depend only on ``seed``."""
     for name in HOOKS:
-        if is_overridden(name, owner):
-            setattr(owner, name, SeededHook(getattr(owner, name), seed))
+        if isinstance(hook := getattr(owner, name), SeededHook):  # of an earlier training with the same object
+            hook = hook.hook
+        if type(hook) is not MethodType or is_overridden(name, owner):
+            setattr(owner, name, SeededHook(hook, seed))
 
 
 def shard_loaders(trainer: L.Trainer, seed: int) -> None:

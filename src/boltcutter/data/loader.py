@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from boltcutter.data.mapped import BatchedMapDataset
 from boltcutter.data.sampler import Batch, BatchSampler
+from boltcutter.data.seeding import SampleSeeds, SeedWorker
 from boltcutter.internals import pin_memory
 
 Pair = tuple[Tensor, Tensor]
@@ -101,12 +102,14 @@ class Loader(CountingLoader, DataLoader[Any]):  # type: ignore[misc]  # an itera
     ) -> None:
         super().__init__(
             samples,  # type: ignore[arg-type]  # it has __getitems__ instead of __getitem__
-            batch_sampler=sampler,  # type: ignore[arg-type]  # batches are sequences, not lists
+            batch_sampler=sampler,
             collate_fn=identity,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
+            worker_init_fn=SeedWorker(None, sampler, samples) if num_workers else None,
         )
+        sampler.in_process = not num_workers
         # DataLoader refuses assignment. Unshuffled, its SequentialSampler stays, which overfit_batches checks for.
         if sampler.shuffle or sampler.index_sampler is not None:
             vars(self)["sampler"] = sampler
@@ -122,15 +125,18 @@ class Loader(CountingLoader, DataLoader[Any]):  # type: ignore[misc]  # an itera
                 found = self.dataset.__getitems__(batch)
                 yield [pin_memory(found) if self.pin_memory else found]
             return
-        samples = cast(BatchedDataset, self.dataset)
-        limit = [1]
-        for chunk, count in self.epoch_sampler.iter_chunks(lambda: limit[0]):
+        samples, seed = cast(BatchedDataset, self.dataset), SampleSeeds(self.dataset)
+        limit, is_random = [1], bool(seed.own)
+        for number, (chunk, count) in enumerate(self.epoch_sampler.iter_chunks(lambda: limit[0])):
+            seed(chunk.stream(int(chunk.positions[0])))
+            before = None if number or is_random else seed.state()
             pair = samples.__getitems__(chunk)
+            is_random = is_random or (before is not None and before != seed.state())
             if self.pin_memory:
                 pair = (pair[0].pin_memory(), pair[1].pin_memory())
             # A disk reads whole pages: for short samples far apart, that is much more than their own bytes.
             read = max(1, pair[0].nbytes + pair[1].nbytes, getattr(samples, "read_bytes", 0) * len(chunk))
-            limit[0] = max(1, FETCH_BYTES * count // read)
+            limit[0] = 1 if is_random else max(1, FETCH_BYTES * count // read)  # what is drawn depends on the batch
             # unsafe_split: views from split would share a version counter.
             size = len(pair[0]) // count
             yield [pair] if count == 1 else zip(pair[0].unsafe_split(size), pair[1].unsafe_split(size), strict=True)

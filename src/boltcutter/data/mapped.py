@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
 from boltcutter.data.sampler import Batch
-from boltcutter.data.seeding import seed_generators, seeded_generators
+from boltcutter.data.seeding import SampleSeeds, seeded_generators
+from boltcutter.data.streams import Purpose, stream
 
 FINGERPRINT_SAMPLES = 16  # samples that are hashed into a dataset's fingerprint
 
@@ -22,8 +23,8 @@ FINGERPRINT_SAMPLES = 16  # samples that are hashed into a dataset's fingerprint
 class BatchedMapDataset:
     """A map-style dataset with ``__getitem__``, and optionally ``__getitems__``, fetched a batch at a time.
 
-    All generators are seeded before each sample by (seed, epoch, index), so that random transforms do not depend on
-    workers, ranks or batches.
+    All generators, also those that the dataset and its transforms hold, are seeded before each sample by its position
+    in the order of the epoch, so that random transforms do not depend on workers, ranks or batches.
 
     Args:
         dataset: Map-style dataset with a length.
@@ -32,6 +33,7 @@ class BatchedMapDataset:
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
         self.dataset, self.collate = dataset, collate
+        self.seed = SampleSeeds(dataset, collate)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -43,12 +45,12 @@ class BatchedMapDataset:
             return [tensor[rows] for tensor in self.dataset.tensors]
         if hasattr(self.dataset, "__getitems__") and not isinstance(self.dataset, Subset):
             indices: list[int] = batch.indices.tolist()
-            seed_generators(batch.seed, batch.epoch, indices[0])
+            self.seed(batch.stream(int(batch.positions[0])))
             samples = self.dataset.__getitems__(indices)
         else:
             samples = []
-            for index in batch.indices.tolist():
-                seed_generators(batch.seed, batch.epoch, index)
+            for index, position in zip(batch.indices.tolist(), batch.positions.tolist(), strict=True):
+                self.seed(batch.stream(position))
                 samples.append(self.dataset[index])
         return (self.collate or default_collate)(samples)
 
@@ -76,7 +78,7 @@ def fingerprint(dataset: Any) -> bytes:
         parts += [fingerprint(part) for part in dataset.datasets]
     elif isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"):
         for index in np.unique(np.linspace(0, len(dataset) - 1, FINGERPRINT_SAMPLES).astype(np.int64)).tolist():
-            with seeded_generators(index):
+            with seeded_generators(stream(Purpose.FINGERPRINT, 0, position=index)):
                 sample = cast(Any, dataset)[index]
             try:
                 parts.append(hash_batch(sample))

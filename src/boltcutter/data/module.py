@@ -37,7 +37,7 @@ class BatchedTensorDataset:
         inputs: Shape (N, …).
         targets: Class indices of shape (N,), or regression targets of shape (N, T).
         augment: Random transform of a batch of inputs. It also receives the batch, so that its randomness can depend
-            only on seed, epoch and sample.
+            only on seed, epoch and position of the sample: ``batch.positions`` and ``batch.stream()``.
     """
 
     def __init__(
@@ -141,7 +141,8 @@ class DataModule(L.LightningDataModule, ABC):
     def sampler(self, dataset: AnyDataset) -> Sampler[int] | None:
         """Return a sampler for training, such as a ``WeightedRandomSampler``; None means a random permutation.
 
-        Every rank draws all indices of an epoch from it, with generators seeded by (seed, epoch).
+        Every rank draws all indices of an epoch from it, with generators seeded by (seed, epoch). A sampler that is not
+        one of torch's is asked for the next batch when training needs it, so that it may follow training.
         """
         return None
 
@@ -176,6 +177,7 @@ class DataModule(L.LightningDataModule, ABC):
         if self._resume:
             sampler = self._loader.epoch_sampler
             sampler.epoch, sampler.start = self._resume["epoch"], self._position(self._resume, sampler)
+            sampler.recorded = dict(self._resume.get("drawn", {}))
             self._loader.num_yielded = sampler.start
             if hasattr(sampler, "state_after"):  # a stream; Lightning fetches a batch before it sets the epoch
                 sampler.epoch += self._resume.get("epoch_finished", False)
@@ -200,7 +202,7 @@ class DataModule(L.LightningDataModule, ABC):
         # Copies to a GPU are faster from pinned memory; training on the CPU must not initialize CUDA.
         on_gpu = isinstance(getattr(self.trainer, "accelerator", None), CUDAAccelerator)
         options: Any = {"num_workers": self.num_workers, "pin_memory": on_gpu}
-        shard = {"seed": self.seed, "rank": rank, "world_size": world_size}
+        shard: Any = {"seed": self.seed, "rank": rank, "world_size": world_size, "stage": split}
         if isinstance(samples, IterableDataset):
             settings: Any = {"drop_last": drop_last, "collate": self.collate_fn, **options, **shard}
             make = extend.require("iterable_loader", f"data: {type(samples).__name__}")
@@ -243,6 +245,8 @@ class DataModule(L.LightningDataModule, ABC):
             }
             if hasattr(sampler, "state_after") and (stream := sampler.state_after(done)) is not None:
                 state["position"]["stream"] = stream
+            if hasattr(sampler, "drawn_after") and (drawn := sampler.drawn_after(done)):
+                state["position"]["drawn"] = drawn
         elif self._resume:  # restored, but not trained on yet
             state["position"] = self._resume
         return state

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -10,7 +11,9 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from boltcutter import extend
-from boltcutter.data.seeding import draw_indices
+from boltcutter.data.draws import draw_groups, draw_indices, draws_at_once
+from boltcutter.data.seeding import Seeded
+from boltcutter.data.streams import Purpose, stream
 from boltcutter.topology import check_batch_size
 
 if TYPE_CHECKING:
@@ -18,21 +21,41 @@ if TYPE_CHECKING:
 
 LAZY_ABOVE = 1 << 22  # samples, above which the permutation is computed chunk by chunk and never stored
 LAZY_CHUNK = 1 << 16  # samples whose positions are then computed together
+MAX_RECORDED = 4096  # batches that a sampler has drawn and that are not trained on yet
 
 
 class Batch(Sequence[int]):
-    """Sample indices of one batch, with the seed and the epoch that random transforms may depend on.
+    """Sample indices of one batch, with what random transforms may depend on.
 
     Args:
         indices: Shape (N,).
         seed: Seed of the data module.
         epoch: The current epoch.
+        positions: Positions of the samples in the order of the epoch, shape (N,), which differ where a sampler draws a
+            sample repeatedly; the indices if not given.
+        stage: ``train``, ``val``, ``test`` or ``predict``.
+        loader: Number of the loader, among several of a stage.
     """
 
-    def __init__(self, indices: Sequence[int] | npt.NDArray[np.int64], *, seed: int = 0, epoch: int = 0) -> None:
+    def __init__(
+        self,
+        indices: Sequence[int] | npt.NDArray[np.int64],
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        positions: npt.NDArray[np.int64] | None = None,
+        stage: str = "train",
+        loader: int = 0,
+    ) -> None:
         self.indices = np.asarray(indices, np.int64)
-        self.seed = seed
-        self.epoch = epoch
+        self.positions = self.indices if positions is None else positions
+        self.seed, self.epoch = seed, epoch
+        self.stage, self.loader = stage, loader
+
+    def stream(self, position: int = 0) -> int:
+        """Seed, of 64 bits, of what is drawn for the sample at a position in the order of the epoch."""
+        place: Any = {"stage": self.stage, "epoch": self.epoch, "loader": self.loader}
+        return stream(Purpose.SAMPLES, self.seed, position=position, **place)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -48,11 +71,16 @@ class Batch(Sequence[int]):
 
 
 class EpochState:
-    """Epoch and position of a loader or sampler, on which its order depends."""
+    """Epoch and position of a loader or sampler, on which its order depends, and which loader it is."""
 
     follows_epochs = True  # False for evaluation, which is the same in each epoch
+    stage = "train"
+    loader_number = 0  # among several loaders of a stage
+    seed = 0
     epoch = 0
+    sampler_epoch: int | None = None  # what a sampler is told, if it is not the same, as in evaluation
     start = 0  # batches of this epoch to skip, once
+    used = False  # whether an epoch has begun
 
     @property
     def sampler(self) -> Self:
@@ -62,8 +90,19 @@ class EpochState:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that comes next, unless the rest of an interrupted epoch comes first."""
         # Lightning counts an epoch that max_steps interrupted as done.
-        if not self.start and self.follows_epochs:
-            self.epoch = epoch
+        if not self.start:
+            self.sampler_epoch = epoch
+            if self.follows_epochs:
+                self.epoch = epoch
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Where the streams of this epoch are, among those of the seed."""
+        return {"stage": self.stage, "epoch": self.epoch, "loader": self.loader_number}
+
+    def stream(self, purpose: Purpose, **more: Any) -> int:
+        """Return the stream of a purpose in this epoch; see ``streams.stream``."""
+        return stream(purpose, self.seed, **self.place, **more)
 
 
 class BatchSampler(EpochState, Sampler[Batch]):
@@ -80,7 +119,11 @@ class BatchSampler(EpochState, Sampler[Batch]):
         world_size: Number of ranks.
         shuffle: Whether to draw a new permutation in each epoch, instead of 0, 1, 2, …
         drop_last: Whether to drop an incomplete last batch.
-        index_sampler: Sampler whose indices are used instead of a permutation.
+        index_sampler: Sampler whose indices are used instead of a permutation; as many as its length says.
+        stage: ``train``, ``val`` or ``test``.
+
+    Attributes:
+        in_process: Whether this process reads the samples, not a worker.
 
     Raises:
         ValueError: The batch size is not divisible by the number of ranks, or there are too few samples.
@@ -97,6 +140,7 @@ class BatchSampler(EpochState, Sampler[Batch]):
         shuffle: bool = False,
         drop_last: bool = False,
         index_sampler: Sampler[int] | None = None,
+        stage: str = "train",
     ) -> None:
         num_samples = num_samples if index_sampler is None else len(cast(Sized, index_sampler))
         check_batch_size(batch_size, world_size)
@@ -108,31 +152,37 @@ class BatchSampler(EpochState, Sampler[Batch]):
         self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
         self.rank, self.world_size = rank, world_size
         self.shuffle, self.drop_last = shuffle, drop_last
-        self.index_sampler = index_sampler
+        self.index_sampler, self.stage, self.in_process = index_sampler, stage, True
         self._drawn: tuple[int, npt.NDArray[np.int64]] | None = None  # epoch, and the indices of index_sampler
+        self._recorded: deque[tuple[int, list[int]]] = deque(maxlen=MAX_RECORDED)
+        self.recorded: dict[int, list[int]] = {}  # batches that were drawn before training was interrupted, once
 
     def order(self, epoch: int, first: int = 0, last: int | None = None) -> npt.NDArray[np.int64]:
         """Global order of sample indices, from position ``first`` up to ``last``, shape (last - first,)."""
         last = self.num_samples if last is None else min(last, self.num_samples)
         if self.index_sampler is not None:
             if self._drawn is None or self._drawn[0] != epoch:
-                self._drawn = epoch, np.asarray(draw_indices(self.index_sampler, self.seed, epoch), np.int64)
+                place = self.place | {"epoch": epoch}
+                drawn = draw_indices(self.index_sampler, self.batch_size, seed=self.seed, **place)
+                self._drawn = epoch, np.asarray(drawn, np.int64)
             return self._drawn[1][first:last]
         if not self.shuffle:
             return np.arange(first, last)
+        key = stream(Purpose.ORDER, self.seed, **self.place | {"epoch": epoch})
         if self.num_samples > LAZY_ABOVE:
             permute = extend.require("permute", f"data: {self.num_samples} samples")
-            chosen: npt.NDArray[np.int64] = permute(np.arange(first, last), self.num_samples, self.seed, epoch)
+            chosen: npt.NDArray[np.int64] = permute(np.arange(first, last), self.num_samples, key)
             return chosen
-        return np.random.default_rng([self.seed, epoch]).permutation(self.num_samples)[first:last]
+        return np.random.default_rng(key).permutation(self.num_samples)[first:last]
 
     def __len__(self) -> int:
         full, rest = divmod(self.num_samples, self.batch_size)
         first, last = self._shard(rest)
         return full + (last > first and not self.drop_last)
 
-    def __iter__(self) -> Iterator[Batch]:
-        return (batch for batch, _ in self.iter_chunks())
+    def __iter__(self) -> Iterator[Any]:
+        for batch, _ in self.iter_chunks():
+            yield batch if self.in_process else Seeded(batch, batch.stream(int(batch.positions[0])))
 
     def iter_chunks(self, max_batches: Callable[[], int] = lambda: 1) -> Iterator[tuple[Batch, int]]:
         """Yield consecutive batches of equal size merged into one, and their number.
@@ -142,19 +192,47 @@ class BatchSampler(EpochState, Sampler[Batch]):
         """
         start, self.start = self.start, 0
         size, batches = self.batch_size, len(self)
+        if self.index_sampler is not None and not draws_at_once(self.index_sampler):
+            yield from self._when_asked(start)
+            return
         at_once = max(1, LAZY_CHUNK // size) if self.num_samples > LAZY_ABOVE else batches
         for begin in range(start, batches, at_once):
             order = self.order(self.epoch, begin * size, min(begin + at_once, batches) * size)
             full, position = len(order) // size, 0
             first, last = self._shard(size)
             shard = order[: full * size].reshape(full, size)[:, first:last]
+            places = np.arange(begin * size, (begin + full) * size).reshape(full, size)[:, first:last]
             while position < full:
-                merged = shard[position : position + max_batches()]
+                chosen = slice(position, position + max_batches())
+                merged = shard[chosen]
                 position += len(merged)
-                yield Batch(merged.reshape(-1), seed=self.seed, epoch=self.epoch), len(merged)
+                yield self._batch(merged.reshape(-1), places[chosen].reshape(-1)), len(merged)
             if rest := len(order) % size:  # an incomplete last batch
                 first, last = self._shard(rest)
-                yield Batch(order[-rest:][first:last], seed=self.seed, epoch=self.epoch), 1
+                at = begin * size + len(order) - rest
+                yield self._batch(order[-rest:][first:last], np.arange(at + first, at + last)), 1
+
+    def _when_asked(self, start: int) -> Iterator[tuple[Batch, int]]:
+        """Yield batches of a sampler that follows training, or never ends, each drawn when it is asked for."""
+        recorded, self.recorded = self.recorded, {}
+        self._recorded.clear()
+        groups = draw_groups(self.index_sampler, self.batch_size, seed=self.seed, **self.place)
+        for number, group in zip(range(len(self)), groups, strict=False):
+            if number < start:
+                continue
+            chosen = recorded.get(number, [int(index) for index in group])
+            self._recorded.append((number, chosen))
+            first, last = self._shard(len(chosen))
+            at = number * self.batch_size
+            if last > first:
+                yield self._batch(chosen[first:last], np.arange(at + first, at + last)), 1
+
+    def drawn_after(self, done: int) -> Mapping[int, list[int]]:
+        """Global batches that the sampler has drawn after the ``done`` batches that were trained on."""
+        return {number: chosen for number, chosen in self._recorded if number >= done}
+
+    def _batch(self, indices: Any, positions: npt.NDArray[np.int64]) -> Batch:
+        return Batch(indices, seed=self.seed, positions=positions, **self.place)
 
     def _shard(self, size: int) -> tuple[int, int]:
         """This rank's range of a global batch of ``size`` samples."""

@@ -2,70 +2,134 @@
 
 from __future__ import annotations
 
+import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
-MASK = (1 << 64) - 1
+from boltcutter.data.generators import find_generators, generator_state, seed_each
+from boltcutter.data.streams import Purpose, seed32, stream
 
 
-def hash64(*numbers: int) -> int:
-    """Hash integers to 64 bits.
+def seed_generators(stream: int) -> int:
+    """Seed the generators of Python, NumPy and torch on the host, each differently; return the seed of torch's.
 
-    Source: Steele et al., Fast Splittable Pseudorandom Number Generators, 2014 (SplitMix64's finaliser).
+    Torch's generator of the CPU uses the lower 32 bits of its seed, as NumPy's global one does; with equal ones, both
+    would draw the same integers.
     """
-    key = 0x9E3779B97F4A7C15
-    for number in numbers:
-        key = ((key ^ number) * 0xBF58476D1CE4E5B9) & MASK
-        key ^= key >> 27
-        key = (key * 0x94D049BB133111EB) & MASK
-        key ^= key >> 31
-    return key
-
-
-def seed_generators(*key: int) -> int:
-    """Seed the generators of Python, NumPy and torch on the host with a hash of ``key``; return the seed of torch's."""
-    seed = hash64(*key)
-    torch.default_generator.manual_seed(seed >> 1)
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    return seed >> 1
+    torch.default_generator.manual_seed(stream >> 1)
+    random.seed(stream)
+    np.random.seed(seed32(stream))
+    return stream >> 1
 
 
 @contextmanager
-def seeded_generators(*key: int) -> Iterator[None]:
+def seeded_generators(stream: int) -> Iterator[None]:
     """Seed the generators in this context, and restore their states afterwards."""
-    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    seed_generators(*key)
+    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    seed_generators(stream)
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.default_generator.set_state(states[2])
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.default_generator.set_state(before[2])
 
 
-def draw_indices(sampler: Any, seed: int, epoch: int) -> list[Any]:
-    """Draw all indices of a sampler for an epoch, as a pure function of (seed, epoch).
+class SampleSeeds:
+    """Seeds all that draws random numbers for samples: the global generators, and those that some objects hold.
 
-    A generator that belongs to the sampler is seeded with its initial seed and the epoch, and its state is restored
-    afterwards. Otherwise the state would advance from epoch to epoch, and be lost when a run is resumed.
+    Args:
+        owners: Such as the dataset and its collate function.
     """
-    owners = [owner for owner in (sampler, getattr(sampler, "sampler", None)) if owner is not None]
-    for owner in owners:
-        if hasattr(owner, "set_epoch"):
-            owner.set_epoch(epoch)
-    own = next((g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)), None)
-    with seeded_generators(seed, epoch):
-        if own is None:
-            return list(sampler)
-        state = own.get_state()
-        own.manual_seed(hash64(own.initial_seed(), epoch) >> 1)
-        try:
-            return list(sampler)
-        finally:
-            own.set_state(state)
+
+    def __init__(self, *owners: Any) -> None:
+        self.owners = owners
+        self._own: list[Any] | None = None
+
+    @property
+    def own(self) -> list[Any]:
+        """Generators that the objects hold in this process, as found when it first asks for them."""
+        if self._own is None:
+            self._own = find_generators(*self.owners)
+        return self._own
+
+    def __call__(self, stream: int) -> None:
+        """Seed all of them."""
+        seed_generators(stream)
+        if self.own:
+            seed_each(self.own, stream)
+
+    def state(self) -> bytes:
+        """State of all of them, which is another one after any of them has drawn something."""
+        of_torch = torch.default_generator.get_state().numpy().tobytes()
+        own = [generator_state(generator) for generator in self.own]
+        return pickle.dumps((random.getstate(), np.random.get_state(), of_torch, own))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_own": None}
+
+
+_in_worker = SampleSeeds()  # of the worker that this process is, if it is one
+
+
+class SeedWorker:
+    """Seeds a worker process when it starts, before the ``worker_init_fn`` of the loader.
+
+    Args:
+        initialize: ``worker_init_fn`` of the loader.
+        position: The epoch of the loader, and which one it is; has ``seed``, ``place`` and ``rank``.
+        owners: What draws random numbers for samples, as for ``SampleSeeds``.
+    """
+
+    def __init__(self, initialize: Callable[[int], None] | None, position: Any, *owners: Any) -> None:
+        self.initialize, self.position, self.owners = initialize, position, owners
+
+    def __call__(self, worker: int) -> None:
+        """Seed all generators of the worker."""
+        global _in_worker
+        # The same objects as those of the worker: one process is pickled as a whole, or forked.
+        _in_worker = SampleSeeds(*self.owners)
+        seed_generators(self.position.stream(Purpose.WORKER, rank=self.position.rank, worker=worker))
+        if self.initialize is not None:
+            self.initialize(worker)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"position": _Position(self.position)}  # without a sampler that cannot be pickled
+
+
+class _Position:
+    """The position of a loader, without what it reads."""
+
+    def __init__(self, position: Any) -> None:
+        self.seed, self.place, self.rank = position.seed, position.place, position.rank
+
+    def stream(self, purpose: Purpose, **more: Any) -> int:
+        return stream(purpose, self.seed, **self.place, **more)
+
+
+class Seeded:
+    """What a worker is asked for; all its generators are seeded when it receives that, right before it reads.
+
+    Args:
+        wanted: An index, or those of a batch.
+        stream: Stream of what is drawn for it.
+    """
+
+    def __init__(self, wanted: Any, stream: int) -> None:
+        self.wanted, self.stream = wanted, stream
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return receive, (self.wanted, self.stream)
+
+
+def receive(wanted: Any, stream: int) -> Any:
+    """Seed the generators of a worker, and return what it is asked for."""
+    if get_worker_info() is not None:
+        _in_worker(stream)
+    return wanted

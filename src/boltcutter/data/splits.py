@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from boltcutter import extend
+from boltcutter.data.streams import Purpose, seed32, stream
 
 Indices = npt.NDArray[np.int64]
 
@@ -73,12 +74,18 @@ def split_indices(
         train, val = folds.fold_indices(rest, num_folds, fold, seed, labels, groups)
     else:
         # Relative to all samples, so that rounding in the first split does not change the size of the second.
-        train, val = split_off(rest, val_fraction / total * num_samples / len(rest), seed, labels, groups)
+        train, val = split_off(rest, val_fraction / total * num_samples / len(rest), seed, labels, groups, number=1)
     return train, val, test
 
 
 def split_off(
-    indices: Indices, fraction: float, seed: int, labels: Indices | None = None, groups: npt.NDArray[Any] | None = None
+    indices: Indices,
+    fraction: float,
+    seed: int,
+    labels: Indices | None = None,
+    groups: npt.NDArray[Any] | None = None,
+    *,
+    number: int = 0,
 ) -> tuple[Indices, Indices]:
     """Split a random fraction off some samples; stratified by class if ``labels`` are given.
 
@@ -88,6 +95,7 @@ def split_off(
         seed: Seed of the split.
         labels: Class index of every sample that ``indices`` can refer to.
         groups: Group of every sample that ``indices`` can refer to; all samples of a group stay together.
+        number: Number of the split, among several of a seed.
 
     Returns:
         Sorted indices of the remaining samples, and of those that were split off.
@@ -103,11 +111,12 @@ def split_off(
     folds = extend.require("folds", "groups of samples") if groups is not None else None
     stratify = None if labels is None else labels[indices]
     count = max(1, round(fraction * len(indices)))
+    key = stream(Purpose.SPLIT, seed, position=number)
     try:
         if folds and groups is not None:
-            found: tuple[Indices, Indices] = folds.split_off_groups(indices, fraction, seed, groups, labels)
+            found: tuple[Indices, Indices] = folds.split_off_groups(indices, fraction, key, groups, labels)
             return found
-        remaining, taken = train_test_split(indices, test_size=count, random_state=seed, stratify=stratify)
+        remaining, taken = train_test_split(indices, test_size=count, random_state=seed32(key), stratify=stratify)
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise ValueError(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.callback.reseed import Reseed
-from boltcutter.data.seeding import hash64
+from boltcutter.data.streams import Purpose, stream
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:.*{text}")
@@ -117,23 +117,10 @@ def test_two_real_ranks_draw_differently(two_ranks: Script) -> None:
     assert done.stdout.count("differ") == 2
 
 
-@pytest.mark.parametrize("seed", [0, -1, 2**63, 2**80])
-def test_any_integer_is_a_seed(seed: int) -> None:
-    assert 0 <= hash64(seed, 1, 2) < 2**64
-
-
-def test_hashes_of_neighbours_are_uniform_in_all_bits() -> None:
-    keys = np.array([[hash64(0, epoch, batch, 0)] for epoch in range(50) for batch in range(50)], dtype=">u8")
-    assert len(np.unique(keys)) == 2500
-    ones = np.unpackbits(keys.view(np.uint8), axis=1).mean(axis=0)
-    assert ones.min() > 0.45
-    assert ones.max() < 0.55
-
-
 def test_the_generator_of_the_accelerator_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
     at = SimpleNamespace(current_epoch=0, global_rank=0)
     on_cuda = SimpleNamespace(device=torch.device("cuda", 0))
     Reseed(0).on_train_batch_start(cast(L.Trainer, at), cast(L.LightningModule, on_cuda), None, 0)
-    assert seeds == [hash64(0, 0, 0, 0) >> 1]
+    assert seeds == [stream(Purpose.STEP, 0) >> 1]

@@ -1,10 +1,11 @@
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from torch.utils.data import Sampler
+from torch.utils.data import RandomSampler, Sampler
 
 from boltcutter.data import sampler
 from boltcutter.data.sampler import Batch, BatchSampler
@@ -93,20 +94,17 @@ def test_the_first_epoch_is_0_and_an_interrupted_epoch_is_completed_first() -> N
 
 
 class Drawn(Sampler[int]):
-    """Counts how often an order is drawn."""
-
-    count = 0
+    """Draws an order when its iteration begins."""
 
     def __len__(self) -> int:
         return 5
 
     def __iter__(self) -> Iterator[int]:
-        self.count += 1
         return iter(np.random.permutation(100)[:5].tolist())
 
 
-def test_a_sampler_of_the_user_is_drawn_once_per_epoch_and_alike_on_all_ranks() -> None:
-    drawn = Drawn()
+@pytest.mark.parametrize("drawn", [Drawn(), RandomSampler(range(100), num_samples=5)])
+def test_a_sampler_of_the_user_is_drawn_alike_in_an_epoch_and_on_all_ranks(drawn: Any) -> None:
     whole = BatchSampler(100, 4, index_sampler=drawn)
     orders = []
     for epoch in (0, 1, 1, 0):
@@ -115,9 +113,8 @@ def test_a_sampler_of_the_user_is_drawn_once_per_epoch_and_alike_on_all_ranks() 
         assert whole.order(epoch).tolist() == orders[-1]
         assert whole.order(epoch, 1, 3).tolist() == orders[-1][1:3]
     assert len(whole) == 2
-    assert drawn.count == 3
     assert orders[0] == orders[3] != orders[1] == orders[2]
-    ranks = [BatchSampler(100, 4, index_sampler=Drawn(), rank=rank, world_size=2) for rank in (0, 1)]
+    ranks = [BatchSampler(100, 4, index_sampler=drawn, rank=rank, world_size=2) for rank in (0, 1)]
     assert [index for pair in zip(*ranks, strict=False) for batch in pair for index in batch][:4] == orders[0][:4]
 
 

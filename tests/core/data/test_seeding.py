@@ -1,10 +1,15 @@
+import pickle
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
-from boltcutter.data.seeding import draw_indices, seed_generators, seeded_generators
+from boltcutter.data import seeding
+from boltcutter.data.sampler import EpochState
+from boltcutter.data.seeding import SampleSeeds, Seeded, SeedWorker, seed_generators, seeded_generators
 
 
 def drawn() -> tuple[float, float, float]:
@@ -12,25 +17,48 @@ def drawn() -> tuple[float, float, float]:
 
 
 def test_all_generators_are_seeded_and_restored() -> None:
-    seed_generators(1, 2)
+    seed_generators(12)
     before = drawn()
     after = drawn()
-    seed_generators(1, 2)
+    seed_generators(12)
     assert drawn() == before
     with seeded_generators(3):
         drawn()
     assert drawn() == after
-    seed_generators(2, 1)
+    seed_generators(21)
     assert drawn() != before
 
 
-def test_a_sampler_is_told_the_epoch_and_keeps_the_state_of_its_generator() -> None:
-    distributed = DistributedSampler(range(20), num_replicas=1, rank=0)  # type: ignore[arg-type, var-annotated]
-    generator = torch.Generator().manual_seed(5)
-    own = RandomSampler(range(20), generator=generator)
-    before = generator.get_state()
-    for sampler in (distributed, BatchSampler(distributed, 4, drop_last=False), own, BatchSampler(own, 4, False)):
-        first, second, again = (draw_indices(sampler, 0, epoch) for epoch in (0, 1, 0))
-        assert first == again != second
-    assert torch.equal(generator.get_state(), before)
-    assert draw_indices(own, 0, 1) == draw_indices(own, 1, 1)  # only its initial seed and the epoch count
+def test_generators_that_objects_hold_are_seeded_too() -> None:
+    holder = SimpleNamespace(generator=np.random.default_rng())
+    seed = SampleSeeds(holder)
+    seed(5)
+    first = (holder.generator.random(), *drawn())
+    assert holder.generator.random() != first[0]
+    seed(5)
+    assert (holder.generator.random(), *drawn()) == first
+    copied: Any = pickle.loads(pickle.dumps(seed))
+    copied(5)
+    assert copied.owners[0].generator.random() == first[0]
+
+
+def test_a_worker_is_seeded_when_it_starts_and_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    position, called = EpochState(), list[Any]()
+    position.rank = 1  # type: ignore[attr-defined]
+    holder = SimpleNamespace(generator=random.Random())
+    start: Any = SeedWorker(called.append, position, holder)
+    position.epoch = 4
+    started = {}
+    for number, starter in enumerate((start, pickle.loads(pickle.dumps(SeedWorker(None, position))))):
+        for worker in (0, 1):
+            starter(worker)
+            started[number, worker] = drawn()
+    assert called == [0, 1]
+    assert started[0, 0] == started[1, 0] != started[0, 1]
+    monkeypatch.setattr(seeding, "get_worker_info", lambda: object())
+    start(0)
+    asked = []
+    for stream in (7, 8, 7):
+        assert pickle.loads(pickle.dumps(Seeded([3, 4], stream))) == [3, 4]
+        asked.append((holder.generator.random(), *drawn()))
+    assert asked[0] == asked[2] != asked[1]
