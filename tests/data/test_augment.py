@@ -3,8 +3,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import boltcutter
-from boltcutter.config.locate import locate
 from boltcutter.data.sampler import Batch
 from boltcutter_data.augment import Augment, uniform
 
@@ -99,10 +97,6 @@ def test_invalid_settings_are_an_error(settings: dict[str, float]) -> None:
     name, value = next(iter(settings.items()))
     with pytest.raises(ValueError, match=rf"^data.augment.{name}={value} is .+; (try|give) .+$"):
         Augment(**settings)  # type: ignore[arg-type]
-
-
-def test_runs_that_recorded_the_earlier_path_find_the_class() -> None:
-    assert locate("boltcutter.data.augment.Augment") is boltcutter.Augment is Augment
 
 
 def test_random_numbers_depend_on_the_sample_not_on_the_batch() -> None:
