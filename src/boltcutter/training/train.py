@@ -37,6 +37,7 @@ from boltcutter.run.metrics import final_metrics
 from boltcutter.run.restart import check_start
 from boltcutter.run.store import join, run_store
 from boltcutter.training.ending import EndOfTraining, unfinished_schedule
+from boltcutter.training.exactness import ExactnessCheck
 from boltcutter.training.resume import check_restored_paths, explain_restoring, load_initial_state
 
 
@@ -116,7 +117,7 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     """
     checkpoint = resumed_checkpoint(cfg)
     ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
-    callbacks = [Recorder(cfg), ending, changes, *extend.callbacks(cfg)]
+    callbacks = [Recorder(cfg), ending, changes, ExactnessCheck(cfg), *extend.callbacks(cfg)]
     if state := extend.call("resume_state"):
         callbacks.insert(0, state)  # it logs the metrics of an epoch before they are recorded
     components = assemble(cfg, callbacks)
