@@ -52,7 +52,7 @@ TYPES = {
 PLAIN_FRACTION = re.compile(
     r"-?[0-9]{1,4000}(/[0-9]{1,4000})?"
 )  # Python itself limits integers in text to 4,300 digits
-PROGRAM, SEAL = "data.pkl", "boltcutter_seal"  # records in the archive: the pickle, and its signature
+PROGRAM, SEAL = "data.pkl", "seal"  # records in the archive: the pickle, and its signature
 REFERENCES = re.compile(
     rb"c([\w.\x80-\xff]+)\n([\w.\x80-\xff]+)\n"
 )  # to classes and functions, as torch.save writes them
