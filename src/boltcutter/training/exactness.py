@@ -140,9 +140,8 @@ def _base_attributes(owner: Any) -> set[str]:
 
 def _set_by_hooks(kind: type) -> set[str]:
     """Names of attributes that hooks at the start of an epoch set."""
-    hooks = [getattr(kind, name, None) for name in START_HOOKS]
-    codes = [hook.__code__ for hook in hooks if hasattr(hook, "__code__")]
-    return {step.argval for code in codes for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+    codes = [getattr(getattr(kind, name, None), "__code__", None) for name in START_HOOKS]
+    return {step.argval for code in codes if code for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
 
 
 def _describe(value: Any, depth: int = 3) -> str | None:
