@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import math
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
-from pandas.api import types
 from sklearn.datasets import load_diabetes
 from torch import Tensor
 
 from boltcutter.data.module import BatchedTensorDataset, DataModule, Kind, Splits
 from boltcutter.data.splits import Indices, check_split, split_indices
-from boltcutter_data.files import ordinary
-
-Floats = npt.NDArray[np.float64]
-DATE = re.compile(
-    r"[0-9]{1,4}([-/.])[0-9]{1,2}\1[0-9]{1,4}([ T].*)?|[0-9]{1,2}:[0-9]{2}(:[0-9]{2}.*)?"
-)  # or a time of day
-DATES = "{name}: column {column} has dates; convert it to numbers or set data.ignore=[{column}]"
+from boltcutter_data.table import Floats, Type, decide_types, read_table, to_numbers, to_texts
 
 
 class Tabular(DataModule):
     """A CSV or Parquet file, or scikit-learn's diabetes dataset, as feature vectors.
 
-    Numeric columns are standardized to mean 0 and standard deviation 1; missing and infinite values are an error, or
-    replaced by the median. Text columns are one-hot encoded; missing and unseen values are all zeros. Medians, means,
-    standard deviations and categories come from the train split only, and checkpoints save them, so that prediction
-    does not need the table.
+    Columns of numerals are numbers, also ``true`` and ``false`` without empty cells; all others are texts, as are
+    numerals with leading zeros. Numbers are standardized to mean 0 and standard deviation 1; missing and infinite ones,
+    such as ``NA`` among numbers, are an error, or replaced by the median. Texts are one-hot encoded; missing and unseen
+    values are all zeros. Types are those of the whole table; categories, medians, means and standard deviations come
+    from the train split only. Checkpoints save them, so that prediction reads a file as training did, and does not need
+    the table. ``check`` and the report list the type of each column.
 
     Args:
         path: A ``.csv``, ``.csv.gz`` or ``.parquet`` file; None: the diabetes dataset.
         target: Column to predict, or several numeric columns.
-        kind: ``classification`` or ``regression``; None: classification for text and booleans, else regression.
+        kind: ``classification`` or ``regression``; None: classification for texts, booleans and 0 and 1, else
+            regression.
         ignore: Columns to ignore, such as names and row numbers.
+        columns: Types of columns that are decided otherwise: ``{zip: text, month: number}``.
+        decimal: Decimal separator of numbers in CSV files.
+        separator: Separator of CSV files; None: comma, semicolon, tab or ``|``, by the first line.
+        encoding: Encoding of CSV files, such as ``latin-1``; None: UTF-8, or by the byte order mark.
         fill_missing: Whether to replace missing and infinite numbers by the median of their column.
         max_categories: Largest number of values of a text column, each of which becomes a feature.
         shape: Shape of one sample; None: taken from the columns.
@@ -57,6 +58,10 @@ class Tabular(DataModule):
         target: str | list[str] | None = None,
         kind: Kind | None = None,
         ignore: Sequence[str] = (),
+        columns: Mapping[str, Type] | None = None,
+        decimal: Literal[".", ","] = ".",
+        separator: str | None = None,
+        encoding: str | None = None,
         fill_missing: bool = False,
         max_categories: int = 100,
         shape: tuple[int] | None = None,
@@ -70,7 +75,9 @@ class Tabular(DataModule):
             raise ValueError(f"data.target is not set; set it to a column of {path}, such as data.target=price")
         self.path, self.targets = path, [target] if isinstance(target, str) else list(target or ["target"])
         self.given_kind, self.kind, self.ignore = kind, kind or "regression", list(ignore)
+        self.columns, self.decimal, self.separator, self.encoding = dict(columns or {}), decimal, separator, encoding
         self.max_categories = max_categories
+        self.read_as: list[str] = []  # a line for each column of the table
         self.fill_missing, self.groups = fill_missing, [group] if group else []
         check_split(split)
         self.shape, self.num_classes, self.split = shape, num_classes, split
@@ -83,46 +90,75 @@ class Tabular(DataModule):
     def load(self) -> Splits:
         """Split the rows, and encode them with the statistics of the train split."""
         table = self._table()
-        targets = table[self.targets]
-        empty = int(targets.isna().any(axis=1).sum())
-        if empty:
-            raise ValueError(f"{self._name}: {empty} rows have no {', '.join(self.targets)}; remove these rows")
-        self.kind = self.given_kind or (
-            "regression" if all(map(_is_number, map(targets.get, targets))) else "classification"
-        )
-        labels = self._labels(targets) if self.kind == "classification" else None
+        features = table.drop(columns=[*self.targets, *self.ignore, *self.groups])
+        kinds = self._decide(features, table[self.targets])
+        labels = self._labels(table[self.targets]) if self.kind == "classification" else None
+        targets = self._numbers(table[self.targets]) if labels is None else labels
         groups = group_indices(table[self.groups[0]]) if self.groups else None
         settings: Any = {"num_folds": self.num_folds, "fold": self.fold, "groups": groups}
         splits = split_indices(len(table), self.split, self.seed, labels, **settings)
-        features = table.drop(columns=[*self.targets, *self.ignore, *self.groups])
-        self._check_finite(features, self._name)
+        self._check_finite(features, [name for name, kind in kinds.items() if kind == "number"], self._name)
         if not self.statistics:
-            self.statistics = compute_statistics(features.iloc[splits[0]], self._name, self.max_categories)
+            train = features.iloc[splits[0]]
+            self.statistics = compute_statistics(train, self._name, self.max_categories, kinds, self.decimal)
             if labels is None:
-                values = self._numbers(targets.iloc[splits[0]])  # (N, T)
+                values = targets[splits[0]]  # (N, T)
                 self.statistics |= {
                     "target_mean": values.mean(axis=0).tolist(),
                     "target_std": values.std(axis=0).tolist(),
                 }
             else:
                 self.statistics["classes"] = self.classes
-        inputs = encode_features(table, self.statistics, self._name)
-        encoded = torch.from_numpy(self._numbers(targets)).float() if labels is None else torch.from_numpy(labels)
+        inputs = encode_features(table, self.statistics, self._name, self.decimal)
+        encoded = torch.from_numpy(targets).float() if labels is None else torch.from_numpy(labels)
         self._check_setting("shape", self.shape, (inputs.size(1),))
         num_classes = len(self.targets) if labels is None else len(self.classes)
         self._check_setting("num_classes", self.num_classes, num_classes)
         self.shape, self.num_classes = (inputs.size(1),), num_classes
         return Splits(*(BatchedTensorDataset(inputs[indices], encoded[indices]) for indices in splits))
 
+    def _decide(self, features: pd.DataFrame, targets: pd.DataFrame) -> dict[str, Type]:
+        """Types of the features, as in training if a checkpoint has been loaded; also sets ``kind``."""
+        if unknown := [column for column in self.columns if column not in {*features, *targets}]:
+            raise ValueError(
+                f"data.columns: {self._name} has no feature or target column {unknown[0]}; "
+                f"it has {_join([*features, *targets])}"
+            )
+        of_targets, lines = decide_types(targets, self.columns, self._name, self.decimal)
+        is_class = any(kind == "text" or _is_binary(targets[name]) for name, kind in of_targets.items())
+        self.kind = self.given_kind or ("classification" if is_class else "regression")
+        if self.statistics:
+            return {
+                name: "number" if name in self.statistics["numbers"] else "text" for name in self.statistics["columns"]
+            }
+        kinds, self.read_as = decide_types(features, self.columns, self._name, self.decimal)
+        self.read_as += [f"{line}; target of {self.kind}" for line in lines]
+        return kinds
+
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
-        """Read CSV and Parquet files, encoded as in training; rows are named ``file:row``, counted from 1."""
+        """Read CSV and Parquet files, encoded as in training; rows are named ``file:row``, counted from 1.
+
+        A line on the standard error says which texts training did not have.
+        """
         if not self.statistics:
             self.setup("predict")
         inputs, names = [], []
         for path in paths:
-            table = read_table(path, text=list(self.statistics["categories"]))
-            self._check_finite(table.filter(items=list(self.statistics["numbers"])), str(path))
-            inputs.append(encode_features(table, self.statistics, str(path)))
+            table = read_table(path, encoding=self.encoding, separator=self.separator)
+            self._check_finite(table, [name for name in self.statistics["numbers"] if name in table], str(path))
+            inputs.append(encode_features(table, self.statistics, str(path), self.decimal))
+            for column, known in self.statistics["categories"].items():
+                if (
+                    unseen := to_texts(table[column])
+                    .dropna()
+                    .loc[lambda texts, known=known: ~texts.isin(known)]
+                    .tolist()
+                ):
+                    print(
+                        f"note: {path}: column {column} has {len(unseen)} values that training did not have, such as "
+                        f"{unseen[0][:40]!r}; they are no category",
+                        file=sys.stderr,
+                    )
             names += [f"{path}:{row}" for row in range(1, len(table) + 1)]
         return torch.cat(inputs), names
 
@@ -139,12 +175,16 @@ class Tabular(DataModule):
     def _table(self) -> pd.DataFrame:
         # Unscaled, because scikit-learn scales by statistics that include the test rows.
         try:
-            table = read_table(self.path) if self.path else load_diabetes(as_frame=True, scaled=False).frame
+            table = (
+                read_table(self.path, encoding=self.encoding, separator=self.separator)
+                if self.path
+                else load_diabetes(as_frame=True, scaled=False).frame
+            )
         except ValueError as error:
             raise ValueError(f"data.path={error}") from None
         for setting, columns in (("target", self.targets), ("ignore", self.ignore), ("group", self.groups)):
             if missing := [column for column in columns if column not in table]:
-                remedy = "; separate columns by commas" if len(table.columns) == 1 else ""
+                remedy = "; set data.separator" if len(table.columns) == 1 else ""
                 raise ValueError(
                     f"data.{setting}: {self._name} has no column {', '.join(missing)}; "
                     f"it has {_join(list(table.columns))}{remedy}"
@@ -158,9 +198,14 @@ class Tabular(DataModule):
                 f"data.target={self.targets}: classification needs one column; give one, or set data.kind=regression"
             )
         column = targets.iloc[:, 0]
-        values = column if _is_number(column) else column.astype(str)
-        self.classes = list(self.statistics.get("classes") or [str(value) for value in np.unique(values.to_numpy())])
-        numbers = pd.Index(self.classes).get_indexer(pd.Index(values.astype(str)))
+        values = to_texts(column)
+        known = pd.Series(self.statistics.get("classes") or values.dropna().unique(), dtype=object)
+        kind = decide_types(pd.DataFrame({"target": known}), {}, self._name, self.decimal)[0]["target"]
+        if kind == "number" and not set(known) <= {"False", "True"}:
+            values = _numerals(to_numbers(column, self._name, self.decimal))
+        self._check_known(values.isna().to_numpy())
+        self.classes = list(self.statistics.get("classes") or sorted(values.unique(), key=_order))
+        numbers = pd.Index(self.classes).get_indexer(pd.Index(values))
         if (numbers < 0).any():
             raise ValueError(
                 f"{self._name}: {self.targets[0]} has a class that is not in the checkpoint; remove those rows"
@@ -171,19 +216,24 @@ class Tabular(DataModule):
 
     def _numbers(self, targets: pd.DataFrame) -> Floats:
         """Regression targets (N, T)."""
-        values = np.stack([_floats(targets[column], self._name) for column in self.targets], axis=1)
+        columns = [to_numbers(targets[column], self._name, self.decimal) for column in self.targets]
+        values = np.stack(columns, axis=1)
+        self._check_known(np.isnan(values).any(axis=1))
         if not np.isfinite(values).all():
             raise ValueError(f"{self._name}: {', '.join(self.targets)} has infinite values; correct these rows")
         return values
 
-    def _check_finite(self, features: pd.DataFrame, name: str) -> None:
+    def _check_known(self, is_missing: npt.NDArray[np.bool_] | np.bool_) -> None:
+        if count := int(is_missing.sum()):
+            raise ValueError(f"{self._name}: {count} rows have no {', '.join(self.targets)}; remove these rows")
+
+    def _check_finite(self, table: pd.DataFrame, columns: Sequence[str], name: str) -> None:
         """Check that no number is missing or infinite, unless ``fill_missing`` is set."""
         if self.fill_missing:
             return
+        values = {column: to_numbers(table[column], name, self.decimal) for column in columns if column in table}
         bad = {
-            column: count
-            for column in map(str, features.columns)
-            if _is_number(features[column]) and (count := int((~np.isfinite(_floats(features[column], name))).sum()))
+            column: int((~np.isfinite(found)).sum()) for column, found in values.items() if not np.isfinite(found).all()
         }
         if bad:
             column, count = next(iter(bad.items()))
@@ -206,25 +256,21 @@ def group_indices(column: pd.Series[Any]) -> Indices:
     return numbers.astype(np.int64)
 
 
-def read_table(path: Path, text: Sequence[str] = ()) -> pd.DataFrame:
-    """Read a CSV or Parquet file with at least one row; of CSV, the columns ``text`` as text."""
-    if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
-        raise ValueError(f"{path}: expected a file name that ends in .csv, .csv.gz or .parquet")
-    ordinary(path, "give the path of a table")
-    try:
-        kinds: Any = dict.fromkeys(text, str)
-        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, dtype=kinds)
-    except ImportError:  # pandas reads Parquet by pyarrow
-        raise ValueError(f"{path}: pyarrow is not installed; pip install 'boltcutter[tabular]'") from None
-    except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{path}: not a valid table ({' '.join(str(error).split())}); replace it") from None
-    if table.empty:
-        raise ValueError(f"{path}: the table has no rows; give one with rows")
-    return table.rename(columns=str)
-
-
-def compute_statistics(train: pd.DataFrame, name: str, max_categories: int = 100) -> dict[str, Any]:
+def compute_statistics(
+    train: pd.DataFrame,
+    name: str,
+    max_categories: int = 100,
+    kinds: Mapping[str, Type] | None = None,
+    decimal: str = ".",
+) -> dict[str, Any]:
     """Compute the statistics that ``encode_features`` needs, as plain types.
+
+    Args:
+        train: The features of the train split.
+        name: Name of the table, for messages.
+        max_categories: Largest number of texts of a column.
+        kinds: Types of the columns; None: decided by these rows.
+        decimal: Decimal separator of numbers that are texts.
 
     Returns:
         ``columns`` in their order; ``numbers``: median, mean and standard deviation of each numeric column;
@@ -235,17 +281,15 @@ def compute_statistics(train: pd.DataFrame, name: str, max_categories: int = 100
     """
     if train.columns.empty:
         raise ValueError(f"{name}: no feature column is left; remove some from data.ignore or data.target")
+    kinds = kinds or decide_types(train, {}, name, decimal)[0]
     numbers: dict[str, list[float]] = {}
     categories: dict[str, list[str]] = {}
     for column in map(str, train.columns):
-        values = train[column]
-        if types.is_datetime64_any_dtype(values) or types.is_timedelta64_dtype(values):
-            raise ValueError(DATES.format(name=name, column=column))
-        if not _is_number(values) and not types.is_bool_dtype(values):
-            categories[column] = sorted(values.dropna().astype(str).unique().tolist())
+        if kinds[column] == "text":
+            categories[column] = sorted(to_texts(train[column]).dropna().unique().tolist())
             _check_categories(column, categories[column], name, max_categories)
             continue
-        found = _floats(values, name)
+        found = to_numbers(train[column], name, decimal)
         known = found[np.isfinite(found)]
         median = float(np.median(known)) if known.size else 0.0
         filled = np.where(np.isfinite(found), found, median)
@@ -254,9 +298,7 @@ def compute_statistics(train: pd.DataFrame, name: str, max_categories: int = 100
 
 
 def _check_categories(column: str, found: list[str], name: str, max_categories: int) -> None:
-    """Refuse a column whose values would all become features: dates, names, or free text."""
-    if len(found) > 2 and all(map(DATE.fullmatch, found)):
-        raise ValueError(DATES.format(name=name, column=column))
+    """Refuse a column whose values would all become features, such as names or free text."""
     if len(found) > max_categories:
         raise ValueError(
             f"{name}: column {column} has {len(found)} different texts, such as {found[0][:40]!r}, each of which would "
@@ -264,7 +306,7 @@ def _check_categories(column: str, found: list[str], name: str, max_categories: 
         )
 
 
-def encode_features(table: pd.DataFrame, statistics: dict[str, Any], name: str) -> Tensor:
+def encode_features(table: pd.DataFrame, statistics: dict[str, Any], name: str, decimal: str = ".") -> Tensor:
     """Encode the features of each row.
 
     Returns:
@@ -277,24 +319,35 @@ def encode_features(table: pd.DataFrame, statistics: dict[str, Any], name: str) 
     features = []
     for column in statistics["columns"]:
         if column in statistics["categories"]:
-            values = table[column].astype(str).where(table[column].notna(), None).to_numpy(object)
+            values = to_texts(table[column]).to_numpy(object)
             features.append(values[:, None] == np.array([statistics["categories"][column]], object))  # (N, categories)
         else:
             median, mean, std = statistics["numbers"][column]
-            found = _floats(table[column], name)
+            found = to_numbers(table[column], name, decimal)
             features.append(((np.where(np.isfinite(found), found, median) - mean) / std)[:, None])
     return torch.from_numpy(np.concatenate(features, axis=1).astype(np.float32))
 
 
-def _is_number(values: Any) -> bool:
-    return types.is_numeric_dtype(values) and not types.is_bool_dtype(values)
+def _is_binary(values: pd.Series[Any]) -> bool:
+    """Whether a column has the values 0 and 1, or true and false, and no others."""
+    return set(to_texts(values).dropna()) in ({"0", "1"}, {"0.0", "1.0"}, {"False", "True"})
 
 
-def _floats(values: pd.Series[Any], name: str) -> Floats:
+def _numerals(values: Floats) -> pd.Series[Any]:
+    """The names of classes that are numbers, without ``.0`` if all are whole; None for a missing one."""
+    known = values[~np.isnan(values)]
+    is_whole = bool(np.all(known == np.round(known)))
+    return pd.Series(
+        [None if np.isnan(value) else str(int(value) if is_whole else value) for value in values.tolist()], dtype=object
+    )
+
+
+def _order(text: str) -> tuple[float, str]:
+    """Sort numerals by their value, and before other texts."""
     try:
-        return pd.to_numeric(values).to_numpy(np.float64, na_value=np.nan)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{name}: column {values.name} must be numeric: {error}; correct it") from None
+        return float(text), ""
+    except ValueError:
+        return math.inf, text
 
 
 def _join(names: list[str]) -> str:

@@ -22,7 +22,7 @@ from boltcutter.assembly.assemble import Components, TaskLoaders, assemble, comp
 from boltcutter.assembly.overrides import load_run_config
 from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError, as_config_error
+from boltcutter.config.errors import ConfigError, as_config_error, printable
 from boltcutter.config.values import split_overrides
 from boltcutter.data.hooks import run_hooks_early
 from boltcutter.environment.warnings import filter_warnings
@@ -78,6 +78,8 @@ def main(project: Project, arguments: list[str]) -> None:
             if getattr(error, "hide_traceback", False):
                 raise ConfigError(str(error)) from error
             raise
+    for line in getattr(components.data, "read_as", ()):
+        print(printable(line))
     print("ok")
 
 

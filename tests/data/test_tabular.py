@@ -243,7 +243,7 @@ def test_a_missing_value_differs_from_the_text_none(tmp_path: Path) -> None:
         ),
         ({"ignore": ["x"]}, r"^data.ignore: data.path=.* has no column x; it has age"),
         ({"target": ["price", "kind"]}, r"data.target=\['price', 'kind'\]: classification needs one column"),
-        ({"target": "kind", "kind": "regression"}, r"column kind must be numeric: .*; correct it"),
+        ({"target": "kind", "kind": "regression"}, r"column kind must be numeric, but row 1 has '.*'; correct it"),
         ({"shape": (3,)}, r"^data.shape=\(3,\), but data.path=.* has \(8,\); set it to null to infer it$"),
         (
             {"target": "kind", "num_classes": 9},
@@ -269,7 +269,9 @@ def test_invalid_settings_are_one_line_errors(path: Path, settings: dict[str, An
         ("a.csv", b"", r"a.csv: not a valid table \(No columns to parse from file\); replace it"),
         ("a.csv", b"age,price\n", r"a.csv: the table has no rows"),
         ("a.csv", b"age\n1,2\n3,4,5\n", r"a.csv: not a valid table"),
-        ("a.csv", b"\xff\xfe\x00", r"a.csv: not a valid table"),
+        ("a.csv", b"\xff\xfe\x00", r"a.csv: not a text in UTF-8; set data.encoding"),
+        ("a.csv", b"age,price\nm\xfcde,2\n", r"a.csv: not a text in UTF-8; set data.encoding, such as"),
+        ("a.csv", b"age,age,price\n1,2,3\n", r"a.csv: column age appears more than once; rename"),
         ("a.csv.gz", b"no gzip", r"a.csv.gz: not a valid table"),
         ("a.parquet", b"no parquet", r"a.parquet: not a valid table"),
         ("a.csv", b"age,price\n1,2\n3,\n", r"1 rows have no price; remove these rows"),
@@ -292,7 +294,7 @@ def test_new_rows_with_other_columns_are_an_error(path: Path) -> None:
     with pytest.raises(ValueError, match=r"^.*new.csv: no column age, city, which training had; it has smokes, rooms"):
         data.read([new])
     table(3).assign(age="old").to_csv(new, index=False)
-    with pytest.raises(ValueError, match=r"^.*new.csv: column age must be numeric: .*; correct it$"):
+    with pytest.raises(ValueError, match=r"^.*new.csv: column age must be numeric, but row 1 has 'old'; correct it$"):
         data.read([new])
 
 
@@ -381,3 +383,37 @@ def test_invalid_groups_are_an_error(path: Path) -> None:
     table().assign(patient=[None, *range(199)]).to_csv(path, index=False)
     with pytest.raises(ValueError, match=r"^data.group=patient: 1 rows have no group; remove them$"):
         Tabular(path=path, target="price", group="patient").setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "classes"),
+    [
+        (["0", "1"], "classification", ["0", "1"]),
+        (["no", "yes"], "classification", ["no", "yes"]),
+        (["true", "false"], "classification", ["False", "True"]),
+        (["NA", "DE"], "classification", ["DE", "NA"]),
+        (["01", "1"], "classification", ["01", "1"]),
+        (["3", "10"], "regression", None),
+    ],
+)
+def test_which_targets_are_classes(tmp_path: Path, cells: list[str], kind: str, classes: list[str] | None) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{row}.5,{cells[row % 2]}\n" for row in range(40)))
+    data = Tabular(path=tmp_path / "a.csv", target="y")
+    data.setup("fit")
+    assert data.kind == kind
+    assert data.statistics.get("classes") == classes
+    other = Tabular(path=tmp_path / "a.csv", target="y")  # as in an evaluation
+    other.load_state_dict(data.state_dict())
+    assert other.fingerprint() == data.fingerprint()
+
+
+def test_values_that_training_did_not_have_are_reported(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = Tabular(path=path, target="price")
+    data.setup("fit")
+    table(3).assign(city=["Rome", "Atlantis", None]).to_csv(path, index=False)
+    data.read([path])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "column city has 1 values that training did not have, such as 'Atlantis'" in line
+    table(3).assign(smokes=["", "True", "False"]).to_csv(path, index=False)
+    with pytest.raises(ValueError, match="column smokes has 1 missing or infinite values"):
+        data.read([path])

@@ -304,7 +304,8 @@ class Recorder(Callback):
         self.provenance = {"run": record["id"], **{name: record["git"][name] for name in ("commit", "dirty")}}
         data = trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, NativeData):
-            update_record(folder, data=data.fingerprint())
+            read_as = getattr(data, "read_as", [])  # empty if a checkpoint says how
+            update_record(folder, data=data.fingerprint(), **({"columns": read_as} if read_as else {}))
         hyperparameters = redacted(self.cfg)
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)

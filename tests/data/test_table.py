@@ -1,0 +1,139 @@
+"""What the cells of a table are is decided once, and in the same way for each file."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from boltcutter_data.tabular import Tabular
+
+
+def all_inputs(data: Tabular) -> torch.Tensor:
+    data.setup("fit")
+    assert data.splits is not None
+    return torch.cat([split.inputs for split in data.splits])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("cells", "features", "said"),
+    [
+        (["1", "2.5", "-3e2", " 4 "], 1, "number"),
+        (["1", "2", "1_000", "3"], r"has '1_000', which is no number, unlike most", ""),
+        (["NA", "None", "nan", "null"], 4, "text, 4 different"),
+        (["NA", "DE", "", "FR"], 3, "text, 3 different; 1 missing"),
+        (["1.5", "NA", "", "2"], r"has 20 missing or infinite values", ""),
+        (["1", "1e400", "2", "3"], r"has 10 missing or infinite values", ""),
+        (["TRUE", "FALSE", "TRUE", "FALSE"], 1, "number, 1 for true and 0 for false"),
+        (["TRUE", "FALSE", "", "FALSE"], 2, "text, as it has true, false; 1 missing"),
+        (["01234", "1234", "00077", "77"], 4, "text, as '01234', '00077' begin with zeros"),
+        (["0", "0.5", "0.25", "1"], 1, "number"),
+        (['"1,5"', '"2,5"', '"-3,0"', '"4"'], r"has '1,5', '2,5', '-3,0', .* data.decimal=','", ""),
+        (['"1,234"', '"2,500"', "7", "8"], r"has '1,234', '2,500', which is no number in a form", ""),
+        (["5%", "6%", "7.5%", "8"], r"has '5%', '6%', '7.5%', which", ""),
+        (["\u22125", "\u20136", "7", "8"], r"has '\u22125', '\u20136', which is no number in a form", ""),
+        (
+            ["1\u202f000", "2\u202f000", "7", "8"],
+            r"has .1.u202f000., .2.u202f000., which is no number in a form that is read",
+            "",
+        ),
+        (["$5", "$6", "$7", "$8"], r"has '\$5', '\$6', '\$7' .*, which", ""),
+        (["1", "2", "3", "x"], r"column a has 'x', which is no number, unlike most .* data.columns='{a: text}'", ""),
+        (["1", "?", "3", "-"], r"has 20 missing or infinite values", ""),
+        (["10-19", "20-29", "30-39", "40+"], 4, "text, 4 different"),
+        (["", "", "", ""], r"column a has no values; set data.ignore=\[a\]", ""),
+    ],
+)
+def test_what_a_column_is_is_decided_once(tmp_path: Path, cells: list[str], features: int | str, said: str) -> None:
+    lines = [f"{cell},{row}.5,{row % 7}.5" for row, cell in enumerate(cells * 10)]
+    (tmp_path / "a.csv").write_text("\n".join(["a,x,y", *lines]))
+    data = Tabular(path=tmp_path / "a.csv", target="y")
+    if isinstance(features, str):
+        with pytest.raises(
+            ValueError, match=f"^data.path=.*a.csv: column a {features.removeprefix('column a ')}"
+        ) as error:
+            data.setup("fit")
+        assert "\n" not in str(error.value)
+        return
+    assert data.infer_settings()["shape"] == [features + 1]
+    said = said.replace("1 missing", "10 missing")
+    assert data.read_as == [f"a: {said}", "x: number", "y: number; target of regression"]
+    inputs = all_inputs(data)
+    assert torch.isfinite(inputs).all()
+    # Each row alone, as a new file, is read in the same way.
+    whole, _ = data.read([tmp_path / "a.csv"])
+    for row in range(len(cells)):
+        (tmp_path / "new.csv").write_text(f"a,x\n{lines[row].rpartition(',')[0]}\n")
+        assert torch.equal(data.read([tmp_path / "new.csv"])[0][0], whole[row])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options"),
+    [
+        ("utf-8 with its mark", "\ufeffcity;x;y\n".encode() + "M\u00fcnchen;1.5;2\nRom;2.5;3.5\n".encode() * 20, {}),
+        ("utf-16", ("city\tx\ty\n" + "M\u00fcnchen\t1.5\t2\nRom\t2.5\t3.5\n" * 20).encode("utf-16"), {}),
+        (
+            "latin-1",
+            ("city|x|y\n" + "M\u00fcnchen|1.5|2\nRom|2.5|3.5\n" * 20).encode("latin-1"),
+            {"encoding": "latin-1"},
+        ),
+        ("decimal commas", ("city;x;y\n" + "M\u00fcnchen;1,5;2\nRom;2,5;3,5\n" * 20).encode(), {"decimal": ","}),
+        ("separators at the end", ("city,x,y,\n" + "M\u00fcnchen,1.5,2,\nRom,2.5,3.5,\n" * 20).encode(), {}),
+        ("quotes", ('"city" , "x",y\n' + '"M\u00fcnchen",1.5,2\n"Rom","2.5",3.5\n' * 20).encode(), {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_csv_files_of_other_programs_give_the_same_table(
+    tmp_path: Path, name: str, content: bytes, options: dict[str, Any]
+) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    (tmp_path / "plain.csv").write_text("city,x,y\n" + "M\u00fcnchen,1.5,2\nRom,2.5,3.5\n" * 20)
+    data = Tabular(path=tmp_path / "a.csv", target="y", **options)
+    assert data.fingerprint() == Tabular(path=tmp_path / "plain.csv", target="y").fingerprint(), name
+    assert data.statistics["categories"] == {"city": ["M\u00fcnchen", "Rom"]}
+
+
+def test_a_cell_with_separators_and_lines_is_one_cell(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("c,x,y\n" + '"a, b\nc",1,2.5\nd,2,3.5\n' * 20)
+    data = Tabular(path=tmp_path / "a.csv", target="y")
+    data.setup("fit")
+    assert data.statistics["categories"] == {"c": ["a, b\nc", "d"]}
+
+
+def test_types_can_be_given(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("month,grade,y\n" + "01,7,2.5\n12,1,3.5\n" * 20)
+    data = Tabular(path=tmp_path / "a.csv", target="y", columns={"month": "number", "grade": "text"})
+    assert data.infer_settings()["shape"] == [3]
+    assert data.read_as[:2] == ["month: number, as data.columns says", "grade: text, as data.columns says"]
+    with pytest.raises(
+        ValueError, match=r"^data.columns: data.path=.* has no feature or target column day; it has month"
+    ):
+        Tabular(path=tmp_path / "a.csv", target="y", columns={"day": "text"}).setup("fit")
+
+
+def test_types_of_parquet_files(tmp_path: Path) -> None:
+    from decimal import Decimal
+
+    rows = pd.DataFrame(
+        {
+            "whole": pd.array([1, None, 3, 4] * 10, "Int64"),
+            "flag": pd.array([True, None, False, True] * 10, "boolean"),
+            "kind": pd.Categorical(["a", "b", None, "a"] * 10),
+            "money": [Decimal("1.50"), Decimal("2.25"), Decimal("3"), Decimal("4")] * 10,
+            "code": ["01", "1", "2", "3"] * 10,
+            "y": np.arange(40.0),
+        }
+    )
+    rows.to_parquet(tmp_path / "a.parquet")
+    data = Tabular(path=tmp_path / "a.parquet", target="y", fill_missing=True)
+    data.setup("fit")
+    assert data.statistics["categories"] == {
+        "flag": ["False", "True"],
+        "kind": ["a", "b"],
+        "code": ["01", "1", "2", "3"],
+    }
+    assert data.statistics["numbers"].keys() == {"whole", "money"}
+    rows.to_csv(tmp_path / "a.csv", index=False)  # a new file of the other kind
+    assert torch.equal(data.read([tmp_path / "a.csv"])[0], data.read([tmp_path / "a.parquet"])[0])
