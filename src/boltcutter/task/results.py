@@ -70,10 +70,15 @@ class LoggerConnector(_LoggerConnector):
                 if item._computed is None and item.is_tensor and _is_shared(item):
                     item._computed = _local(item)
         found = super().metrics
-        for values in (found["callback"], found["log"]):
-            for name, value in values.items():
-                if type(value) is not Tensor:
-                    values[name] = value.as_subclass(Tensor)
+        _make_plain(found["callback"])
+        _make_plain(found["log"])
+        return found
+
+    @property
+    def callback_metrics(self) -> dict[str, Tensor]:
+        """What callbacks monitor, also of what they have set there."""
+        found = super().callback_metrics
+        _make_plain(found)
         return found
 
     def on_batch_start(self, batch: Any, dataloader_idx: int | None = None) -> None:
@@ -259,6 +264,12 @@ def step_monitors(trainer: L.Trainer) -> Iterator[str]:
         by_step = getattr(owner, "interval", None) == "step" or getattr(owner, "_every_n_train_steps", 0) > 0
         if by_step or getattr(owner, "_train_time_interval", None) is not None:
             yield from (name, name.removesuffix("_step"))
+
+
+def _make_plain(values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        if type(value) is not Tensor and isinstance(value, Tensor):
+            values[name] = value.as_subclass(Tensor)
 
 
 def _logged(item: Any) -> Logged:

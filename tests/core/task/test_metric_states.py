@@ -89,3 +89,14 @@ def test_states_without_reduction_cannot_be_merged() -> None:
     metric.update(SCORES[:, 0], SCORES[:, 1])
     with pytest.raises(ValueError, match=r"PearsonCorrCoef\.\w+ has no reduction"):
         merge_states(metric, [get_state(metric)] * 2)
+
+
+class Labelled(torch.Tensor):
+    """A tensor with metadata, as libraries of medical images have."""
+
+
+def test_states_are_plain_tensors() -> None:
+    metric = CatMetric(nan_strategy="disable")
+    metric.update(torch.ones(2).as_subclass(Labelled))
+    state = get_state(metric)
+    assert [type(value) for value in state["value"]] == [torch.Tensor]

@@ -4,9 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
+import torch
 from conftest import run_forked
 from forkserver import ForkServer
+
+from boltcutter.task.results import reduce_results
 
 CODE = """
 import json
@@ -195,3 +199,22 @@ def test_a_synchronized_name_that_ranks_lack_is_an_error_at_once(
     done = run_forked(forks, [str(tmp_path / "code.py"), case, "2", str(tmp_path)], ranks=2, timeout=60)
     assert f"{name}: logged by rank 0, but not by rank 1" in done.stderr
     assert done.returncode
+
+
+class Labelled(torch.Tensor):
+    """A tensor with metadata, as libraries of medical images have."""
+
+
+@pytest.mark.filterwarnings("ignore:.*many workers", "ignore:.*isinstance.treespec")
+def test_logged_values_are_plain_tensors(tmp_path: Path) -> None:
+    class Module(L.LightningModule):
+        def validation_step(self, batch: torch.Tensor) -> None:
+            self.log("val/x", batch.mean().as_subclass(Labelled))
+            self.trainer.callback_metrics["set"] = torch.ones(()).as_subclass(Labelled)
+
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
+    reduce_results(trainer)
+    trainer.validate(Module(), torch.utils.data.DataLoader(torch.ones(2, 2)), verbose=False)  # type: ignore[arg-type]
+    assert {name: type(value) for name, value in trainer.callback_metrics.items()} == dict.fromkeys(
+        ["val/x", "set"], torch.Tensor
+    )
