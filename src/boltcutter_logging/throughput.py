@@ -106,7 +106,8 @@ class ThroughputMonitor(Callback):
         self._close(trainer)
         if self._epoch_seconds:
             rate = self._epoch_samples * data_parallel(trainer.strategy).size / self._epoch_seconds
-            pl_module.log(f"throughput/{self.unit}_per_second_epoch", rate, batch_size=1)
+            # Each rank has measured its own time; that of rank 0 is logged, as for each step.
+            pl_module.log(f"throughput/{self.unit}_per_second_epoch", rate, batch_size=1, rank_zero_only=True)
 
     def _initialize(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any) -> None:
         """Count the tokens and FLOPs of a sample, once."""

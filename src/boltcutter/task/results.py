@@ -67,7 +67,7 @@ class LoggerConnector(_LoggerConnector):
         results: Any = self.trainer._results
         if self._first_loop_iter is None and self._is_distributed():
             for _, item in results.valid_items():
-                if item._computed is None and item.is_tensor and _is_shared(item):
+                if item._computed is None and item.is_tensor and item.meta.on_epoch and item.meta.sync.group is None:
                     item._computed = _local(item)
         found = super().metrics
         _make_plain(found["callback"])
@@ -134,8 +134,8 @@ class LoggerConnector(_LoggerConnector):
         results: Any = self.trainer._results
         local = {key: _logged(item) for key, item in results.valid_items() if _is_shared(item)}
         for _, item in results.valid_items():
-            if item.meta.sync.rank_zero_only and item.meta.on_epoch:
-                item.compute()  # Lightning would recommend to synchronize it
+            if item.meta.sync.rank_zero_only and item.meta.on_epoch and item.is_tensor:
+                item._computed = _local(item)  # Lightning would recommend to synchronize it
         progress: Any = self.trainer._active_loop
         progress = getattr(progress, "epoch_loop", progress).batch_progress.current
         ranks: list[tuple[int, bool, dict[str, Logged]]] = gather_objects(
