@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -328,13 +329,18 @@ def create_job(cfgs: Sequence[DictConfig], root: Path, launcher: Launcher) -> Jo
                 num_workers=(values["data"] or {}).get("num_workers") or 0,
                 environment=environment | ({"WANDB_RUN_GROUP": home.name} if launcher.array else {}),
                 progress="checkpoints" if values.get("checkpoints") == f"{folder}/checkpoints" else "metrics.csv",
-                trusted=trust.is_granted() or not cfg.get("resume") or is_signed_by_user(Path(cfg.resume)),
                 **code,
             )
         )
     if any(job != jobs[0] for job in jobs):
         raise ConfigError("launch.array: all runs must use the same nodes, devices and workers; launch them separately")
-    return jobs[0]
+    is_composed = [trust.is_granted() or not cfg.get("resume") or is_signed_by_user(Path(cfg.resume)) for cfg in cfgs]
+    return replace(
+        jobs[0],
+        digests=tuple(
+            trust.digest(run_store().portable(cfg)) for cfg, own in zip(cfgs, is_composed, strict=True) if own
+        ),
+    )
 
 
 def describe(project: Project, arguments: list[str]) -> None:

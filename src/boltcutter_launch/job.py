@@ -18,6 +18,7 @@ import jinja2
 import yaml
 
 from boltcutter.config.redaction import SECRET_TEXT, find_secrets, secret_variables
+from boltcutter.run import trust
 
 State = Literal["pending", "running", "ended", "unknown"]
 FINAL = ("ended", "unknown")  # states that do not change
@@ -45,7 +46,7 @@ class Job:
         environment: Environment variables of the run.
         progress: File or folder in the run folder that changes with each checkpoint.
         root: Root of the project; None: derived from ``script``.
-        trusted: Whether the user composed the configuration, now or earlier, or trusts the record it is from.
+        digests: Of the configurations that the user composed, now or earlier, or trusts: the job trusts no others.
         code: Snapshot of the project's code, imported in preference to installed packages.
         search: Whether the runs of the array are workers of the search in ``folder``, each of one process.
     """
@@ -62,7 +63,7 @@ class Job:
     progress: str = "checkpoints"
     root: Path | None = None
     code: Path | None = None
-    trusted: bool = False
+    digests: tuple[str, ...] = ()
     search: bool = False
 
     def __post_init__(self) -> None:
@@ -72,7 +73,7 @@ class Job:
     @property
     def trust(self) -> list[str]:
         """Further arguments of the training."""
-        return ["trust=true"] if self.trusted else []
+        return [f"trust={trust.DIGESTS}{','.join(self.digests)}"] if self.digests else []
 
     @property
     def program(self) -> list[str]:

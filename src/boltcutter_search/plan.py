@@ -304,9 +304,14 @@ def own_command() -> str:
     return shlex.join([*shlex.split(command("search")), *sys.argv[1 if is_script else 2 :]])
 
 
+def signed_part(plan: Plan) -> dict[str, Any]:
+    """What is needed to continue the search, and signed."""
+    return {name: getattr(plan, name) for name in SIGNED}
+
+
 def save(plan: Plan) -> None:
     """Write what is needed to continue the search."""
-    used = {name: getattr(plan, name) for name in SIGNED}
+    used = signed_part(plan)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     record = {"command": plan.command, "created": created, **used, "signature": trust.sign(used)}
     plan.folder.mkdir(parents=True, exist_ok=True)

@@ -11,12 +11,13 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import split_overrides
 from boltcutter.project import Project, command
+from boltcutter.run import trust
 from boltcutter.run.folder import update_record
 from boltcutter_launch.job import Job, Launcher
 from boltcutter_launch.slurm import SlurmLauncher
 from boltcutter_launch.submit import describe_code, start
 from boltcutter_search.command import open_study, worker_folder
-from boltcutter_search.plan import RECORD, Plan, continued, planned, save
+from boltcutter_search.plan import RECORD, Plan, continued, planned, save, signed_part
 
 REPORT = "report.html"  # written by the last worker
 
@@ -59,7 +60,7 @@ def create_job(plan: Plan, root: Path, launcher: Launcher) -> Job:
         gpus=plan.gpus > 0,
         num_workers=plan.num_workers,
         progress="../study.log",
-        trusted=True,
+        digests=(trust.digest(signed_part(plan)),),
         search=True,
         **describe_code(launcher, root, plan.folder, "search.py"),
     )

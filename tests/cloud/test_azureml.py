@@ -31,7 +31,9 @@ from ..launch.test_cloud import write_run
 from ..launch.test_library import read_record
 
 JOBS = Path(__file__).with_name("jobs")
-JOB = Job("digits", Path("/project/runs/digits/20261122-120000-1a2b3c4d"), None, devices=2, gpus=True, trusted=True)
+JOB = Job(
+    "digits", Path("/project/runs/digits/20261122-120000-1a2b3c4d"), None, devices=2, gpus=True, digests=("0" * 32,)
+)
 PLACE = dict(zip(azureml.WORKSPACE, WORKSPACE.split("/")[2::2], strict=False))
 PLACE["workspace"] = "workspace"
 SETTINGS = PLACE | {"storage": "abfss://models@account.dfs.core.windows.net/runs", "image": "registry.example.com/p:1"}
@@ -187,7 +189,9 @@ def test_a_job_is_created_with_the_content_of_its_file(servers: tuple[ResourceMa
     remote = "abfss://models@account.dfs.core.windows.net/runs/digits/one"
     command = '[ -z "$DEFAULT_IDENTITY_CLIENT_ID" ] || export AZURE_CLIENT_ID="$DEFAULT_IDENTITY_CLIENT_ID"; '
     command += 'export INPUT_IMAGES="${{inputs.images}}"; '
-    command += f"exec /opt/venv/bin/python -m boltcutter_launch.node {remote} trust=true"
+    command += (
+        f"exec /opt/venv/bin/python -m boltcutter_launch.node {remote} trust=sha256:00000000000000000000000000000000"
+    )
     uri = "azureml://datastores/workspaceblobstore/paths/images"
     body = {
         "jobType": "Command",
@@ -251,7 +255,9 @@ def test_jupyter_is_a_service_of_the_platform(servers: tuple[ResourceManager, Bl
     submit(server, replace(job, nodes=1), SERVERLESS | {"jupyter": True})
     body = server.requests[-1][2]["properties"]
     assert body["services"] == {"jupyter": {"jobServiceType": "JupyterLab"}}
-    assert body["command"].endswith("/runs/digits/one trust=true --unpack && exec sleep infinity")
+    assert body["command"].endswith(
+        "/runs/digits/one trust=sha256:00000000000000000000000000000000 --unpack && exec sleep infinity"
+    )
     assert body["distribution"]["processCountPerInstance"] == 1
 
 

@@ -29,7 +29,9 @@ from ..launch.google_server import NO_ANSWER, GoogleServer, error, google_server
 from ..launch.test_cloud import write_run
 
 JOBS = Path(__file__).with_name("jobs")
-JOB = Job("digits", Path("/project/runs/digits/20261122-120000-1a2b3c4d"), None, devices=2, gpus=True, trusted=True)
+JOB = Job(
+    "digits", Path("/project/runs/digits/20261122-120000-1a2b3c4d"), None, devices=2, gpus=True, digests=("0" * 32,)
+)
 ON_CPU = replace(JOB, devices=1, gpus=False)
 PLACE = {"project": "my-project", "region": "us-central1"}
 SETTINGS = PLACE | {"storage": "gs://bucket/runs", "image": "us-docker.pkg.dev/my-project/r/boltcutter:1"}
@@ -255,7 +257,13 @@ def test_a_job_is_created_with_the_content_of_its_file(server: GoogleServer, buc
     assert submit(job) == NAME
     (request,) = server.requests
     remote = "gs://bucket/runs/digits/one"
-    command = ["/opt/venv/bin/python", "-m", "boltcutter_launch.node", remote, "trust=true"]
+    command = [
+        "/opt/venv/bin/python",
+        "-m",
+        "boltcutter_launch.node",
+        remote,
+        "trust=sha256:00000000000000000000000000000000",
+    ]
     variables = [{"name": "NCCL_DEBUG", "value": "INFO"}, {"name": "EMPTY", "value": ""}]
     pool = {
         "machineSpec": {"machineType": "g2-standard-24", "acceleratorType": "NVIDIA_L4", "acceleratorCount": 2},

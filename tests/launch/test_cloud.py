@@ -45,7 +45,7 @@ def write_run(root: Path, job: Job, **record: Any) -> Job:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    launched = Job("digits", tmp_path, None, environment={"A": "1"}, trusted=True)
+    launched = Job("digits", tmp_path, None, environment={"A": "1"}, digests=("0" * 32,))
     return write_run(tmp_path / "project", launched, launch={"id": "job-1"})
 
 
@@ -97,7 +97,13 @@ def test_a_job_is_sent_followed_and_fetched(
     file = job.folder / launcher.job_file
     file.write_text(launcher.render(job))
     there = tmp_path / "bucket" / "runs" / "digits" / "one"
-    command = ["python", "-m", "boltcutter_launch.node", f"file://{there}", "trust=true"]
+    command = [
+        "python",
+        "-m",
+        "boltcutter_launch.node",
+        f"file://{there}",
+        "trust=sha256:00000000000000000000000000000000",
+    ]
     assert json.loads(file.read_text()) == {"command": command, "environment": {"A": "1", "B": "2"}}
     assert launcher.submit(job, file) == ["job-1"]
     assert {path.name for path in there.iterdir()} == {"job.tar.gz", "job.yaml", "record.json"}

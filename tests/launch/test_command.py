@@ -105,7 +105,9 @@ def test_a_local_run_from_submission_to_its_end(launch: Launch, tmp_path: Path) 
     record = json.loads((folder / "record.json").read_text())
     assert (record["config"]["seed"], record["attempts"]) == (3, [])
     assert "launch" not in record["config"]
-    assert launch("logs", f"run={folder}", "--wait") == f"given {ROOT}/scripts/train.py resume={folder} trust=true\n"
+    digest = trust.digest(record["config"])  # the job trusts this record, and no other in its place
+    given = f"given {ROOT}/scripts/train.py resume={folder} trust=sha256:{digest}\n"
+    assert launch("logs", f"run={folder}", "--wait") == given
     assert launch("status", f"run={folder}") == f"{folder}: process {record['launch']['id'].split()[0]}\n"
     with pytest.raises(ConfigError, match="holds a run; use resume="):
         launch("launch=local", f"folder={folder}")
@@ -129,7 +131,7 @@ def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path)
     (tmp_path / "other.yaml").write_text("_target_: boltcutter_launch.slurm.SlurmLauncher\n")
     text = launch(f"launch=[slurm,{tmp_path}/other.yaml]", f"resume={folder}", "--dry-run")
     assert "--partition" not in text
-    assert f"resume={folder} trust=true" in launch("launch=local", f"resume={folder}", "--dry-run")
+    assert f"resume={folder} trust=sha256:" in launch("launch=local", f"resume={folder}", "--dry-run")
     update_record(folder, config={**read_record(folder)["config"], "seed": 99})  # possibly by another user
     assert f"resume={folder}\n" in launch("launch=local", f"resume={folder}", "--dry-run")
     update_record(folder, launch={**facts["launch"], "settings": {**settings, "setup": ["touch evil"]}})

@@ -188,7 +188,7 @@ def test_a_container_is_followed_and_cancelled(
     folder = tmp_path / "a run"
     (folder / "logs").mkdir(parents=True)
     (folder / "train.py").write_text(SCRIPT)
-    job = Job("digits", folder, folder / "train.py", root=tmp_path, trusted=True)
+    job = Job("digits", folder, folder / "train.py", root=tmp_path, digests=("0" * 32,))
     launcher = ContainerLauncher(
         image=EMPTY,
         engine=engine,  # type: ignore[arg-type]
@@ -207,7 +207,15 @@ def test_a_container_is_followed_and_cancelled(
         assert launcher.status(job_id).state == "running", text
         assert time.monotonic() < end, text
         time.sleep(0.05)
-    facts = [tmp_path, os.getuid(), tmp_path / "src", "it's a b", "given later", f"resume={folder}", "trust=true"]
+    facts = [
+        tmp_path,
+        os.getuid(),
+        tmp_path / "src",
+        "it's a b",
+        "given later",
+        f"resume={folder}",
+        "trust=sha256:00000000000000000000000000000000",
+    ]
     assert text == "|".join(map(str, ["begun", *facts])) + "\n"
     assert "given later" not in file.read_text()
     if engine != "apptainer":

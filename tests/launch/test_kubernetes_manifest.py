@@ -23,7 +23,7 @@ VERSIONS = ("1.31", "1.37")  # the oldest with podFailurePolicy as a stable feat
 KINDS = ("job", "trainjob")
 FOLDER = Path("/p/runs/digits convnet/20261122-101500-0a1b2c3d")
 JOB = Job("digits convnet", FOLDER, Path("/p/scripts/train.py"), nodes=2, devices=8, gpus=True, num_workers=4)
-SMALL = replace(JOB, nodes=1, devices=1, gpus=False, trusted=True)
+SMALL = replace(JOB, nodes=1, devices=1, gpus=False, digests=("0" * 32,))
 URL: dict[str, Any] = {"image": "registry.example/team/digits:1", "storage": "s3://bucket/runs"}
 ALL: dict[str, Any] = {
     "image": URL["image"],
@@ -116,7 +116,11 @@ def test_an_array_is_an_indexed_job_with_a_run_for_each_index() -> None:
     assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == ["Ignore", "Ignore", "FailIndex"]
     (container,) = spec["template"]["spec"]["containers"]
     home = f"s3://bucket/runs/digits convnet/{index}"
-    options = ["--index=JOB_COMPLETION_INDEX", f"--bundle={home}/job.tar.gz", "trust=true"]
+    options = [
+        "--index=JOB_COMPLETION_INDEX",
+        f"--bundle={home}/job.tar.gz",
+        "trust=sha256:00000000000000000000000000000000",
+    ]
     assert container["command"][3:] == [f"{home}/{index}-", *options]
     check(found)
 

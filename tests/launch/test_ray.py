@@ -34,12 +34,17 @@ def plan(text: str) -> dict[str, Any]:
 
 def test_the_script_starts_the_driver_with_its_plan(tmp_path: Path) -> None:
     launcher = RayLauncher(python="/v/python", environment={"A": "it's"}, max_restarts=3)
-    text = launcher.render(job(tmp_path, devices=2, num_workers=1, trusted=True, code=tmp_path / "code"))
+    text = launcher.render(job(tmp_path, devices=2, num_workers=1, digests=("0" * 32,), code=tmp_path / "code"))
     assert "export A='it'\"'\"'s'\n" in text
     assert f"export PYTHONPATH={tmp_path}/code/src" in text
     assert "exec /v/python -m boltcutter_launch.ray_driver <<'PLAN'\n" in text
     found = plan(text)
-    assert found["command"] == ["/v/python", "/p/train.py", f"resume={tmp_path}", "trust=true"]
+    assert found["command"] == [
+        "/v/python",
+        "/p/train.py",
+        f"resume={tmp_path}",
+        "trust=sha256:00000000000000000000000000000000",
+    ]
     assert (found["nodes"], found["devices"], found["cpus"], found["gpus"]) == (1, 2, 2, False)
     assert found["environment"] == {"OMP_NUM_THREADS": "2", "A": "it's"}
     assert (found["address"], found["max_restarts"]) == (None, 3)

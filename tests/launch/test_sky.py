@@ -40,7 +40,7 @@ ANYWHERE = SETTINGS | {
 ON_CPUS = {"storage": "gs://bucket/runs", "infra": ["gcp"], "image": "team/train:1", "python": "/opt/venv/bin/python"}
 RENDERED: dict[str, tuple[dict[str, Any], Job]] = {
     "sky.yaml": (SETTINGS, JOB),
-    "sky_anywhere.yaml": (ANYWHERE, replace(JOB, name="9-digits", trusted=True, num_workers=3)),
+    "sky_anywhere.yaml": (ANYWHERE, replace(JOB, name="9-digits", digests=("0" * 32,), num_workers=3)),
     "sky_image.yaml": (ON_CPUS, replace(JOB, gpus=False, nodes=1, devices=1)),
 }
 READ = "import json, sys, sky; from sky.utils import schemas; task = sky.Task.from_yaml(sys.argv[1]); "

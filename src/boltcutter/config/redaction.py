@@ -16,13 +16,14 @@ _VENDORS = (
 )
 _SERVICES = (
     f"{_VENDORS} access api auth bearer bot client csrf deploy jwt oauth oauth2 personal refresh sas secret security "
-    "session sts"
+    "session sts user"
 )
 _KEYS = f"{_VENDORS} access account api client encryption license master private secret shared signing ssh storage"
 _OTHER = (
     r"secrets?|passwords?|passwds?|pass|pwd|passphrases?|credentials?|authorization|jwt|dsn|conn_str|netrc"
     r"|(git|gh|github|gitlab|ado|azure|devops)_pat"
-    r"|(connection|database|db)_(string|str|uri|url)|sas_(url|uri)|webhook(_url)?"
+    r"|(connection|database|db|redis|mongo|mongodb|amqp|postgres|postgresql|mysql|broker|celery_broker|sentry)_(string|str|uri|url)"
+    r"|sas_(url|uri)|webhook(_url)?|(aws_)?access_key_id"
 )
 SECRET_KEY = re.compile(
     rf"(^|_)({_OTHER}|({'|'.join(_KEYS.split())})_?keys?|({'|'.join(_SERVICES.split())})_?tokens?)$|^token$", re.I
@@ -30,13 +31,14 @@ SECRET_KEY = re.compile(
 # Environment variables: any name that ends so, such as MY_SERVICE_KEY and PGPASSWORD.
 SECRET_VARIABLE = re.compile(
     r"(^|_)(TOKEN|KEY|PAT|SECRET|CREDENTIALS?|JWT|DSN)(_?V?[0-9]+)?$|(?<!COM)(?<!BY)PASS(_?[0-9]+)?$|PASSW(OR)?D|PASSPHRASE|PASSFILE"
+    r"|(^|_)(REDIS|MONGO(DB)?|AMQP|POSTGRES(QL)?|MYSQL|DATABASE|DB|BROKER|SENTRY|RABBITMQ|CLICKHOUSE)_(URL|URI)$|(^|_)ACCESS_KEY_ID$"
 )
 ORDINARY_VARIABLE = re.compile(
     r"(^|_)(PAD|EOS|BOS|UNK|MASK|CLS|SEP|IMAGE|MAX|MIN|NUM|STOP|NEXT)_TOKEN$|PUBLIC_KEY$|^(OLD)?PWD$"
 )
 SECRET_FILE = re.compile(
     r"\.env(\.(?!example$|sample$|template$|dist$).*)?|.*\.env|\.envrc|\.netrc|\.pgpass|\.npmrc|\.pypirc|\.htpasswd"
-    r"|\.git-credentials|\.dockercfg|kubeconfig|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|credentials(\.(json|ya?ml|toml|ini|csv))?"
+    r"|\.git-credentials|\.dockercfg|kubeconfig|id_(rsa|dsa|ecdsa|ed25519).*(?<!\.pub)|\.?vault-token|auth\.json|\.my\.cnf|\.mylogin\.cnf|\.pg_service\.conf|credentials(\.(json|ya?ml|toml|ini|csv))?"
     r"|kaggle\.json|hf_token|client_secrets?.*\.json|.*-key\.json|terraform\.tfstate(\.backup)?|.*\.tfvars|rclone\.conf"
     r"|\.s3cfg|\.boto|\.databrickscfg|secrets?\.(json|ya?ml|toml|ini|env|txt)|.*service[-_]?account.*\.json|application_default_credentials\.json"
     r"|.*\.(pem|key|p12|pfx|p8|jks|keystore|crt|cer|der|ppk|kdbx|asc|gpg|ovpn)",
@@ -47,6 +49,7 @@ SECRET_FILE = re.compile(
 SECRET_TEXT = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY|\b(hf_[A-Za-z0-9]{30,}|sk-[\w-]{20,}|A[KS]IA[0-9A-Z]{16}"
     r"|gh[opsu]_[A-Za-z0-9]{36}|github_pat_\w{22,}|glpat-[\w-]{20,}|hv[bs]\.[\w-]{20,}|AIza[\w-]{35}|xox[abprs]-[\w-]{10,}|dapi[0-9a-f]{32})(?![\w-])"
+    r"|\bwandb login(?: +-\S+)* +[0-9a-f]{40}\b|\b(?i:authorization: *(?:bearer|basic)) +[\w.~+/=-]{8,}"
 )
 MASK = "***"
 MAX_COMMAND = 1 << 15  # characters of a recorded command that are split, which takes quadratic time
@@ -70,10 +73,17 @@ def looks_secret(name: str) -> bool:
 
 
 def hide_variables(text: str) -> str:
-    """Replace the values of secret environment variables in a text, such as that of an error."""
-    for _, value in secret_variables(text):
+    """Replace the values of secret environment variables, and of the project's ``.env``, in a text, as of an error."""
+    private = [os.environ[name] for name in private_variables if _is_private(name, os.environ.get(name, ""))]
+    for value in sorted([*private, *(value for _, value in secret_variables(text))], key=len, reverse=True):
         text = text.replace(value, MASK)
     return text
+
+
+def _is_private(name: str, value: str) -> bool:
+    """Whether to mask a value of ``.env``: a path, a short word or number may occur in any text."""
+    is_word = len(value) < MIN_VARIABLE_LENGTH and (value.isalpha() or value.isdecimal()) and not looks_secret(name)
+    return len(value) >= MIN_SECRET_LENGTH and not is_word and not os.path.exists(value)
 
 
 def secret_variables(text: str) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from typing import Any, TextIO, cast
 
 from boltcutter import files
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.redaction import hide_variables
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def capture_output(folder: Path, rank: int) -> Iterator[None]:
         yield
     except BaseException:
         with suppress(OSError):
-            log.write(traceback.format_exc())
+            log.write(hide_variables(traceback.format_exc()))
         raise
     finally:
         sys.stdout, sys.stderr = before

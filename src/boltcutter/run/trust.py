@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 import stat
 import tempfile
@@ -32,15 +33,22 @@ OWN_LINKS = ("code", "wandb")  # in a run folder; the snapshot of the code and W
 CHECKPOINTS = "checkpoints"  # in a run folder; it may be a link to a larger disk, from which checkpoints are only read
 REMEDY = "set trust=true if you trust the source of the folder"
 AGENT = "BOLTCUTTER_AGENT"  # variable of processes whose arguments are of an agent, which any text may have persuaded
+DIGESTS = "sha256:"  # of trust=sha256:<digest>,… with which a job trusts what was submitted, and no other record
+DIGEST_LENGTH = 32  # hexadecimal digits
 _granted = False
+_digests = frozenset[str]()
 
 
 def apply_overrides(overrides: list[str]) -> list[str]:
     """Apply ``trust=…`` to this process, and return the other overrides."""
-    global _granted
+    global _granted, _digests
     for override in (override for override in overrides if override.startswith("trust=")):
+        if re.fullmatch(rf"trust={DIGESTS}[0-9a-f]{{{DIGEST_LENGTH}}}(,[0-9a-f]{{{DIGEST_LENGTH}}})*", override):
+            _digests = frozenset(override.removeprefix(f"trust={DIGESTS}").split(","))
+            continue
         if override.lower() not in ("trust=true", "trust=false"):
-            raise ConfigError(f"{override}: expected trust=true or trust=false")
+            raise ConfigError(f"{override[:200]}: expected trust=true or trust=false")
+        _digests = frozenset()
         _granted = override.lower() == "trust=true"
     return [override for override in overrides if not override.startswith("trust=")]
 
@@ -185,8 +193,10 @@ def check_arguments(overrides: Sequence[str], composed: Any, project: Project) -
 
 
 def is_own_record(node: Any, signature: object, folder: Path) -> bool:
-    """Whether this user has signed a part of a record, in a folder of this user, or ``trust=true`` is set."""
-    return _granted or (is_signed(node, signature) and next(_foreign(folder), None) is None)
+    """Whether this user has signed a part of a record, in a folder of this user, or submitted or trusts it."""
+    if _granted or (_digests and digest(node) in _digests):
+        return True
+    return is_signed(node, signature) and next(_foreign(folder), None) is None
 
 
 def _foreign(folder: Path) -> Iterator[str]:
@@ -251,6 +261,11 @@ def signed_content(node: Any) -> bytes:
     if isinstance(stored, dict):
         stored = {key: value for key, value in stored.items() if key not in ("folder", "resume", "ckpt", "reproduce")}
     return json.dumps(stored, sort_keys=True).encode()
+
+
+def digest(node: Any) -> str:
+    """The digest of what would be signed."""
+    return hashlib.sha256(signed_content(node)).hexdigest()[:DIGEST_LENGTH]
 
 
 def _signature(node: Any) -> str | None:

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from boltcutter.config import redaction
 from boltcutter.config.redaction import (
     find_secrets,
     hide_passwords,
@@ -182,3 +183,32 @@ def test_values_of_secret_references_are_redacted_everywhere(monkeypatch: pytest
     assert found["header"] == "Basic ***"
     assert found["url"] == "https://***@host/x"
     assert (found["size"], found["session_token"], found["list"]) == (3, None, [{"passphrase": "***"}])
+
+
+@pytest.mark.parametrize(
+    "name", ["REDIS_URL", "MONGO_URI", "AWS_ACCESS_KEY_ID", "user_token", "CELERY_BROKER_URL", "db_uri"]
+)
+def test_names_of_services_and_of_keys_are_secret(name: str) -> None:
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize("name", [".vault-token", "auth.json", ".my.cnf", "id_rsa_work", "id_ed25519.old"])
+def test_files_of_services_and_renamed_keys_are_secret(name: str) -> None:
+    assert is_secret_file(f"a/{name}")
+    assert not is_secret_file("id_rsa_work.pub")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"wandb login {'a1' * 20}", f"wandb login --relogin {'0' * 40}", "curl -H 'Authorization: Bearer abcdef12'"],
+)
+def test_commands_with_a_key_are_found(text: str) -> None:
+    assert next(find_secrets({"launch": {"setup": [text]}}))
+    assert not next(find_secrets({"launch": {"setup": ["wandb login", "Authorization: none"]}}), None)
+
+
+def test_values_of_the_project_variables_are_masked_in_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PLAIN": "hunter2", "PLACE": "/tmp", "TEAM": "digits", "API_KEY": "secret"}.items():
+        monkeypatch.setenv(name, value)
+        monkeypatch.setattr(redaction, "private_variables", {"PLAIN", "PLACE", "TEAM", "API_KEY"})
+    assert hide_variables("refused hunter2 in /tmp of digits: secret") == "refused *** in /tmp of digits: ***"

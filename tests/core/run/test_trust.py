@@ -242,6 +242,51 @@ def test_a_signature_covers_all_values_but_the_place_of_the_run(
     assert not trust.is_signed(nested, signature)
 
 
+def test_a_job_trusts_what_was_submitted_and_nothing_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trust, "KEY_FILE", Path("/proc/nowhere/key"))
+    node = {"a": {"_target_": "os.system"}, "folder": "/one"}
+    given = ["trust=sha256:" + ",".join(map(trust.digest, ({"another": "run of an array"}, node)))]
+    try:
+        assert trust.apply_overrides([*given, "seed=1"]) == ["seed=1"]
+        trust.check({**node, "folder": "/moved"}, "run=x", tmp_path, PROJECT)
+        with pytest.raises(ConfigError, match=r"refers to os\.system"):
+            trust.check({**node, "seed": 1}, "run=x", tmp_path, PROJECT)
+        with pytest.raises(ConfigError, match="expected trust=true or trust=false"):
+            trust.apply_overrides(["trust=sha256:0"])
+    finally:
+        trust.apply_overrides(["trust=false"])
+    with pytest.raises(ConfigError, match=r"refers to os\.system"):
+        trust.check(node, "run=x", tmp_path, PROJECT)
+
+
+@pytest.mark.parametrize("part", ["record.json", "checkpoints/last.ckpt", "."])
+def test_a_signature_counts_only_in_a_folder_of_this_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "key")
+    node = {"_target_": "os.system"}
+    signature, run = trust.sign(node), tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    for name in ("record.json", "checkpoints/last.ckpt"):
+        (run / name).touch()
+    trust.check(node, "run=x", run, PROJECT, signature=signature)
+    (run / part).chmod(0o777)
+    with pytest.raises(ConfigError, match=r"you have signed it, but others own or may write .*chmod -R go-w"):
+        trust.check(node, "run=x", run, PROJECT, signature=signature)
+
+
+def test_checkpoints_may_be_on_a_larger_disk_to_be_read(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (tmp_path / "disk").mkdir()
+    (run / "checkpoints").symlink_to(tmp_path / "disk")
+    trust.check({}, "run=x", run, PROJECT, walks=True)
+    with pytest.raises(ConfigError, match="leads out of it"):
+        trust.check({}, "run=x", run, PROJECT, walks=True, writes=True)
+
+
 def test_what_would_be_run_needs_a_signature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "key")
     node = {"overrides": ["+callback.x._target_=os.system"]}
