@@ -34,7 +34,7 @@ RUN [ -z "$NETWORK" ] || { \
         && apt-get install -y --no-install-recommends ca-certificates curl ibverbs-providers libibverbs1 librdmacm1 \
         && if [ "$NETWORK" = efa ]; then \
             curl -fsSL "$EFA" -o /tmp/efa.tar.gz && tar -xzf /tmp/efa.tar.gz -C /tmp && cd /tmp/aws-efa-installer \
-            && ./efa_installer.sh -y --skip-kmod --skip-limit-conf --no-verify \
+            && ./efa_installer.sh -y --skip-kmod --skip-limit-conf \
             && echo /opt/amazon/ofi-nccl/lib > /etc/ld.so.conf.d/ofi-nccl.conf && ldconfig; \
         fi \
         && rm -rf /var/lib/apt/lists/* /tmp/efa.tar.gz /tmp/aws-efa-installer; \

@@ -146,6 +146,23 @@ def test_a_job_that_may_write_runs_no_new_versions() -> None:
         assert not re.search(r"\b(pip|uv|pytest|python)\b", str([step.get("run") for step in job["steps"]]))
 
 
+def test_artifacts_of_jobs_with_new_versions_are_not_unpacked_over_the_checkout() -> None:
+    job = read(ROOT / ".github" / "workflows" / "newest.yml")["jobs"]["pull-request"]
+    (taken,) = (step["with"] for step in job["steps"] if "download-artifact" in step.get("uses", ""))
+    assert str(taken["path"]).startswith("${{ runner.temp }}/")
+
+
+def test_tools_of_a_release_are_pinned_with_hashes() -> None:
+    runs = " ".join(step.get("run", "") for step in steps(read(ROOT / ".github" / "workflows" / "release.yml")))
+    assert "pip install -q --require-hashes -r .github/release.txt" in runs
+    assert "python -m build --no-isolation" in runs
+    pins = re.findall(
+        r"^([\w.-]+)==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+", (ROOT / ".github" / "release.txt").read_text(), re.M
+    )
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert {"build", "twine", *(Requirement(text).name for text in required)} <= {name for name, _ in pins}
+
+
 def test_workflows_have_no_finding() -> None:
     zizmor = str(Path(sys.executable).with_name("zizmor"))
     done = run_command([zizmor, "--offline", "--no-progress", *(str(file.parents[1]) for file in WORKFLOWS)])

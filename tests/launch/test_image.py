@@ -74,7 +74,7 @@ def test_an_image_for_several_nodes_has_the_libraries_of_its_network(
     if network:
         assert {"libibverbs1", "ibverbs-providers"} <= set((tmp_path / "apt-get.log").read_text().split())
     if network == "efa":
-        assert (tmp_path / "efa.log").read_text() == "-y --skip-kmod --skip-limit-conf --no-verify\n"
+        assert (tmp_path / "efa.log").read_text() == "-y --skip-kmod --skip-limit-conf\n"
         assert (tmp_path / "ofi-nccl.conf").read_text() == "/opt/amazon/ofi-nccl/lib\n"
 
 
