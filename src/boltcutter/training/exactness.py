@@ -43,7 +43,6 @@ class ExactnessCheck(Callback):
         self._start: dict[str, str] = {}  # attributes at the first batch of the run
         self._saved: dict[str, str] | None = None  # those of the checkpoint from which the run is resumed
         self._loaders: list[Any] = []
-        self._begins = False
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the attributes of the checkpoint."""
@@ -55,13 +54,16 @@ class ExactnessCheck(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note the loaders, which a later hook may replace."""
-        self._loaders, self._begins = tree_leaves(trainer.train_dataloader), True
+        self._loaders = tree_leaves(trainer.train_dataloader)
+        vars(self)["on_train_batch_start"] = self._before_first_batch  # no hook that each step would call
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Before the first batch, when all hooks at the start have run, compare or note the attributes."""
-        if not self._begins:
-            return
-        self._begins = False
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Reset for another training."""
+        vars(self).pop("on_train_batch_start", None)
+
+    def _before_first_batch(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """When all hooks at the start have run, compare or note the attributes."""
+        del vars(self)["on_train_batch_start"]
         current = dict(_attributes(trainer))
         if self._saved is None:
             self._start = {label: value for label, (value, _) in current.items()}
