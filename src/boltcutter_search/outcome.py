@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError
 from boltcutter.formatting import csv_text
-from boltcutter.project import command, display_path
+from boltcutter.project import display_path
 from boltcutter.run.folder import read_record
 from boltcutter_search.export import write_best
 from boltcutter_search.plan import Plan
 from boltcutter_search.report import Importances, write_report
-from boltcutter_search.results import Metrics, Result, format_trials, rank
+from boltcutter_search.results import Metrics, Result, format_trials, format_value, rank
 from boltcutter_search.statistics import format_runs, format_statistics, summarize_runs
 
 REPEATED = {"seed": "seed", "data.fold": "fold"}  # keys in which repeated runs differ
+NOT_SEARCHED = (*REPEATED, "data.num_folds")
 NOT_AVERAGED = ("train/", "throughput/", "lr-", "epoch")  # prefixes of metrics
 
 
@@ -27,16 +29,35 @@ def write_outcome(plan: Plan, results: Sequence[Result], importances: Importance
     """Write ``trials.csv``, ``best.yaml`` and ``report.html``, and print a summary."""
     folder, averages, statistics = plan.folder, bool(plan.search.folds or plan.search.seeds), None
     write_trials(folder / "trials.csv", results, plan.metrics)
-    best = next(iter(rank(results, plan.metrics)), None)
     if averages:
         statistics = summarize_groups(results, plan.search.folds)
     print(statistics or format_trials(results, plan.metrics))
-    if best and (not averages or plan.space.parameters):
-        values = {key: value for key, value in best.values.items() if key not in (*REPEATED, "data.num_folds")}
-        path = write_best(plan, replace(best, values=values))
-        print(f"best    {command('train', f'experiment={display_path(path)}')}")
+    if averages and plan.space.parameters:
+        if best := best_on_average(results, plan.metrics):
+            means = ", ".join(f"mean {name} {format_value(mean)}" for name, mean in best.objectives.items())
+            print(f"best    {write_best(plan, best, means)}")
+    elif not averages and (ranked := rank(results, plan.metrics)):
+        print(f"best    {write_best(plan, ranked[0])}")
     report = write_report(plan, results, statistics=statistics, importances=importances)
     print(f"report  {display_path(report)}")
+
+
+def best_on_average(results: Sequence[Result], metrics: Metrics) -> Result | None:
+    """The best values by the means over seeds and folds, as a trial without these; None if no such group is complete.
+
+    A group of which a trial has failed or is missing is left out: its mean is over other seeds and folds.
+    """
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        values = {key: value for key, value in result.values.items() if key not in NOT_SEARCHED}
+        groups.setdefault(repr(values), []).append(replace(result, values=values))
+    size = max(map(len, groups.values()), default=0)
+    averages = [
+        replace(group[0], objectives={name: fmean(r.objectives[name] for r in group) for name, _ in metrics})
+        for group in groups.values()
+        if len(rank(group, metrics)) == size
+    ]
+    return next(iter(rank(averages, metrics)), None)
 
 
 def write_trials(path: Path, results: Sequence[Result], metrics: Metrics) -> None:
@@ -57,7 +78,7 @@ def summarize_groups(results: Sequence[Result], num_folds: int | None) -> str:
     """Tables of the metrics, averaged over the runs that differ in seed or fold only."""
     groups: dict[str, dict[str, dict[str, float]]] = {}
     for result in results:
-        compared = {k: v for k, v in result.values.items() if k not in (*REPEATED, "data.num_folds")}
+        compared = {k: v for k, v in result.values.items() if k not in NOT_SEARCHED}
         title = " ".join(f"{key}={value}" for key, value in compared.items())
         name = " ".join(f"{REPEATED[k]} {v}" for k, v in result.values.items() if k in REPEATED)
         scores = {**result.metrics, **result.objectives, **test_metrics(result.folder)}

@@ -21,11 +21,63 @@ from boltcutter_search.settings import Search
 PROJECT = Project.find(Path(__file__))
 
 
-def write(folder: Path, overrides: list[str], values: dict[str, Any], command: str = "scripts/search.py") -> Path:
+def written(
+    folder: Path, overrides: list[str], values: dict[str, Any], command: str = "", project: Project = PROJECT
+) -> str:
+    """The command that trains the best trial."""
     result = Result(7, "complete", values, {"val/accuracy": 0.98318444}, [], {}, 1.0, folder / "trials" / "0007")
     search = Search(overrides=["test=false", "report=false"])  # which are not those of the experiment
     metrics: list[tuple[str, Mode]] = [("val/accuracy", "max")]
-    return write_best(Plan(PROJECT, folder, {}, overrides, search, metrics, [{}], 1, 0.0, command=command), result)
+    return write_best(Plan(project, folder, {}, overrides, search, metrics, [{}], 1, 0.0, command=command), result)
+
+
+def write(folder: Path, overrides: list[str], values: dict[str, Any], command: str = "scripts/search.py") -> Path:
+    written(folder, overrides, values, command)
+    return folder / "best.yaml"
+
+
+def own_project(root: Path, **local: Any) -> Project:
+    """A project that has a default experiment and, with values for it, a ``configs/local.yaml``."""
+    files = {
+        "train": {"defaults": {"experiment": "baseline"}},
+        "experiment/baseline": {"defaults": {"model": "mlp", "data": "digits"}, "model": {"dropout": 0.125}},
+        "experiment/other": {"model": {"hidden_sizes": [8]}, "defaults": {"model": "mlp"}},
+        "local": local,
+    }
+    for name, content in files.items():
+        file = root / "configs" / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(yaml.safe_dump(content))
+    return Project.at(root)
+
+
+@pytest.mark.parametrize("local", [{}, {"data": {"batch_size": 16}, "trainer": {"precision": "bf16-mixed"}}])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["experiment=other"],
+        ["experiment=[baseline,other]"],
+        ["experiment=null", "model=mlp"],
+        ["~experiment", "model=mlp"],
+        ["debug=limit", "logger=csv"],
+        ["~model.dropout", "trainer.max_epochs=3"],
+        ["test=false", "name=own"],
+    ],
+)
+def test_the_printed_command_has_the_configuration_of_the_trial(
+    overrides: list[str], local: dict[str, Any], tmp_path: Path
+) -> None:
+    project = own_project(tmp_path, **local)
+    values = {"data.batch_size": 24, "optimizer": "sgd", "optimizer.lr": 0.5}
+    program, verb, *given = shlex.split(written(tmp_path, overrides, values, project=project))
+    assert [program, verb] == ["boltcutter", "train"]
+    expected = [*overrides, "data.batch_size=24", "optimizer=sgd", "optimizer.lr=0.5"]
+    found, wanted = (resolved(compose(project, words)) for words in (given, expected))
+    for config in (found, wanted):
+        config["choices"].pop("experiment", None)
+    assert found == wanted
+    assert found["data"]["batch_size"] == 24
 
 
 def composed(*overrides: str) -> dict[str, Any]:

@@ -88,3 +88,21 @@ def test_each_combination_is_averaged_on_its_own(tmp_path: Path) -> None:
     assert text.index("optimizer=sgd") < text.index("optimizer=adamw")
     means = [row[2] for line in text.splitlines() if (row := line.split())[:2] == ["val/loss", "2"]]
     assert means == ["0.5", "2.5"]
+
+
+def test_the_best_values_of_repeated_runs_are_those_of_the_best_mean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = {0.1: (0.5, 9.0), 0.2: (2.0, 2.0), 0.3: (0.1,), 0.4: (0.2, 0.2)}  # of seeds 0 and 1
+    results = [
+        result(tmp_path, len(losses) * seed, loss, optimizer__lr=lr, seed=seed)
+        for lr, found in losses.items()
+        for seed, loss in enumerate(found)
+    ]
+    results[-1] = replace(results[-1], state="failed", objectives={})
+    write(tmp_path, results, {"optimizer.lr": "grid(0.1, 0.2, 0.3, 0.4)"}, averages=True)
+    best = yaml.safe_load((tmp_path / "best.yaml").read_text())
+    assert best["optimizer"]["lr"] == 0.2
+    assert "seed" not in best
+    assert "mean val/loss 2" in (tmp_path / "best.yaml").read_text()
+    assert f"experiment={tmp_path / 'best.yaml'}" in capsys.readouterr().out

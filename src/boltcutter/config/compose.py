@@ -92,6 +92,11 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
     return cfg
 
 
+def default_options(project: Project) -> dict[str, Any]:
+    """The option, or list of options, of each group that is chosen if no override chooses one."""
+    return _read_train(project)[1]
+
+
 def _read_train(project: Project) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """``train.yaml``, that of the project over the built-in one; the default option of each group; ``local.yaml``.
 
