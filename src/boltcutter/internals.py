@@ -143,6 +143,18 @@ def set_timeout(strategy: Any, timeout: timedelta) -> None:
         strategy._timeout = timeout
 
 
+def launches_processes(strategy: Any) -> bool:
+    """Whether Lightning's launcher forks or spawns the ranks, which forwards no signals and loads weights by pickle."""
+    from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+
+    return type(strategy.launcher) is _MultiProcessingLauncher
+
+
+def set_launcher(strategy: Any, launcher: Callable[[Any, Any], Any]) -> None:
+    """Replace the launcher of forked or spawned ranks."""
+    strategy._launcher = launcher(strategy, strategy.launcher._start_method)
+
+
 def get_timeout(strategy: Any) -> timedelta | None:
     """The timeout of collectives, for further process groups."""
     return getattr(strategy, "_timeout", None)

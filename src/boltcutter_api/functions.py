@@ -34,10 +34,10 @@ Location = Project | Path | str | None
 
 
 class Loaded(NamedTuple):
-    """A trained task with its data module, which is set up."""
+    """A trained task with its data module, which is set up, or None if the task defines its own dataloaders."""
 
     task: L.LightningModule
-    data: L.LightningDataModule
+    data: L.LightningDataModule | None
 
 
 def train(*overrides: str, project: Location = None, task: Any = None, data: Any = None, trainer: Any = None) -> Path:

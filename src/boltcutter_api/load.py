@@ -31,8 +31,9 @@ def main(project: Project, overrides: list[str]) -> Components:
     with as_config_error():
         if isinstance(data, NativeData):
             data.load_state_dict(state.get(type(data).__qualname__, {"statistics": {}}))
-        data.prepare_data()
-        data.setup("fit")
+        if data is not None:
+            data.prepare_data()
+            data.setup(stage="fit")
     with explain_mismatch(checkpoint):
         task.on_load_checkpoint(state)
         task.load_state_dict(state["state_dict"])

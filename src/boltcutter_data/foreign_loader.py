@@ -240,7 +240,8 @@ class StatefulLoader:
     def state_dict(self) -> Any:
         """Return the position before the batches that are fetched but not trained on."""
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        ahead = data_fetcher(self.trainer).fetched - progress.processed
+        fetcher = data_fetcher(self.trainer)  # None after training
+        ahead = fetcher.fetched - progress.processed if fetcher else 0
         return self._states[-1 - ahead] if ahead else copy.deepcopy(self.loader.state_dict())
 
 

@@ -93,7 +93,9 @@ def export(project: Project, settings: Export, cfg: DictConfig, folder: Path, ch
     restore(components, checkpoint)
     split = next((name for name in ("test", "val", "train") if has_split(components, name)), None)
     if split is None:
-        raise ConfigError(f"run={folder}: {type(components.data).__name__} has no samples; add a test_dataloader")
+        raise ConfigError(
+            f"run={folder}: {type(components.data or components.task).__name__} has no samples; add a test_dataloader"
+        )
     with quiet():
         program = make_program(components, next(iter(batches(components, split))))
         program.capture()
@@ -144,19 +146,20 @@ def restore(components: Components, checkpoint: str) -> None:
     data: Any = components.data
     task, is_native = components.task, isinstance(components.data, NativeData)
     with as_config_error():
-        data.prepare_data()
+        if data is not None:
+            data.prepare_data()
         if is_native:
             data.load_state_dict({"statistics": state.get(type(data).__qualname__, {}).get("statistics", {})})
-            data.setup("fit")
+            data.setup(stage="fit")
         if not isinstance(task, NativeTask):  # whose hooks may create layers, or use the trainer
             components.trainer.strategy.connect(task)
             task.trainer = components.trainer
             task.prepare_data()
             task.configure_model()
-            task.setup("test")
-        if not is_native:
+            task.setup(stage="test")
+        if not is_native and data is not None:
             data.trainer = components.trainer
-            data.setup("test")
+            data.setup(stage="test")
     task.trainer = None  # which cannot be copied
     task.load_state_dict(state["state_dict"], strict=task.strict_loading)
 

@@ -36,8 +36,8 @@ def predict_loader(
     """
     if given := [name for name in ("input", *SAMPLING) if name in overrides]:
         raise ConfigError(
-            f"{given[0]}={overrides[given[0]]}: {type(components.data).__name__} does not use it; remove it to predict "
-            "the samples of predict_dataloader"
+            f"{given[0]}={overrides[given[0]]}: {type(components.data or components.task).__name__} does not use it; "
+            "remove it to predict the samples of predict_dataloader"
         )
     if loader_owner(components.data, components.task, "predict") is None:
         raise ConfigError(
@@ -95,7 +95,7 @@ def _only_loader(components: Components) -> Any:
     """The loader of samples to predict, for an export."""
     owner: Any = loader_owner(components.data, components.task, "predict")
     owner.prepare_data()
-    owner.setup("predict")
+    owner.setup(stage="predict")
     loader = owner.predict_dataloader()
     if isinstance(loader, list | tuple):
         raise ConfigError(f"export: {type(owner).__name__} has {len(loader)} loaders to predict; use the checkpoint")

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from boltcutter import extend
-from boltcutter.assembly.assemble import Components, TaskLoaders, assemble, complete_config, read_config
+from boltcutter.assembly.assemble import Components, assemble, complete_config, read_config
 from boltcutter.assembly.overrides import load_run_config
 from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.compose import DictConfig
@@ -88,9 +88,9 @@ def apply_model(components: Components, cfg: DictConfig) -> None:
     trainer, data, task = components.trainer, components.data, components.task
     with explain_errors(trainer):
         with as_config_error():
-            if hasattr(data, "check_files"):
+            if data is not None and hasattr(data, "check_files"):
                 data.check_files()
-            if isinstance(data, TaskLoaders) or is_overridden("prepare_data", data):
+            if data is None or is_overridden("prepare_data", data):
                 print("note: training prepares the data, so it was not loaded; check --batch does so", file=sys.stderr)
                 return
             run_hooks_early(trainer, task, data)
@@ -153,7 +153,7 @@ def run_one_batch(cfg: DictConfig, num_ranks: int) -> None:
         if check_fold := extend.find("check_fold"):
             check_fold(cfg, trainer)
         with as_config_error():
-            if not isinstance(data, TaskLoaders):
+            if data is not None:
                 run_hooks_early(trainer, task, data)
         trainer.fit(task, datamodule=data)
         if cfg.test and not skip_reason(data, task, "test"):

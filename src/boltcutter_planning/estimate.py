@@ -64,7 +64,7 @@ class Memory:
 def read_batch(data: L.LightningDataModule) -> Sequence[Tensor]:
     """Read a batch of the training split, of whose tensors memory depends on shapes and dtypes only."""
     data.prepare_data()
-    data.setup("fit")
+    data.setup(stage="fit")
     batch = next(iter(data.train_dataloader()))
     if not isinstance(batch, list | tuple) or not all(isinstance(tensor, Tensor) for tensor in batch):
         raise ConfigError("data: memory can be estimated only for batches that are tuples of tensors")

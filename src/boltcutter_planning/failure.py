@@ -42,6 +42,8 @@ CLIPPED_TWICE = re.compile(r"passed `clip_gradients\((?:gradient_clip_\w+=.+?)\)
 IN_EVALUATION = re.compile(r"[Ii]nference tensors?\b|Inplace update to inference tensor")
 NO_GRADIENT = re.compile(r"element 0 of tensors does not require grad")
 UNUSED = re.compile(r"parameters that were not used in producing", re.I)
+NO_ATTRIBUTE = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
+HOOK_OF_EPOCH = "on_train_epoch_start"
 LAUNCH_BLOCKING = "CUDA_LAUNCH_BLOCKING"
 FIND_PLACE = "trainer.accelerator=cpu names the place, as does `boltcutter check --batch` with your overrides"
 RESPONSE_SECONDS = 3.0  # in which living ranks must set their key in the store
@@ -109,6 +111,8 @@ def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:
     text = str(error)
     if NOT_LOGGED.search(text):
         return MetricNotLoggedError(one_line(error))
+    if message := unset_attribute_message(trainer, error):
+        return ConfigError(message)
     if interval := NO_VALIDATION.search(text):
         return ConfigError(
             f"trainer.val_check_interval={interval[1]}: an epoch has only {interval[2]} batches; lower it, or set "
@@ -131,8 +135,7 @@ def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:
     if DEVICE_ASSERT.search(text) and os.environ.get(LAUNCH_BLOCKING) != "1":  # raised where it did not happen
         return IndexOutOfRangeError(f"{trainer.strategy.root_device}: {OUT_OF_RANGE}; {FIND_PLACE}")
     if invalid := INVALID_LOADER.search(text):
-        kind = type(trainer.lightning_module).__name__ if invalid[1] == "TaskLoaders" else invalid[1]
-        where = f"{kind}.{invalid[2]} returns {invalid[3].rstrip('.')}"
+        where = f"{invalid[1]}.{invalid[2]} returns {invalid[3].rstrip('.')}"
         return ConfigError(f"{where}; return a DataLoader, or remove it if there is no such split")
     places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     in_evaluation = any(place.endswith("evaluation_loop.py") for place in places)
@@ -201,6 +204,22 @@ def unused_parameters_message(module: L.LightningModule) -> str:
         f"the loss of {type(module).__name__}.training_step does not use all parameters{listed}, and DDP waits for the "
         "gradient of each; set +trainer.strategy.find_unused_parameters=true, or set requires_grad=False for them"
     )
+
+
+def unset_attribute_message(trainer: L.Trainer, error: Exception) -> str | None:
+    """Explain an attribute that a hook sets at the start of an epoch, within which the run has resumed."""
+    name = NO_ATTRIBUTE.search(str(error)) if isinstance(error, AttributeError) else None
+    if not name or not trainer.ckpt_path:
+        return None
+    for owner in (trainer.lightning_module, *trainer.callbacks):  # type: ignore[attr-defined]
+        code = getattr(getattr(type(owner), HOOK_OF_EPOCH), "__code__", None)
+        if type(owner).__name__ == name[1] and code and name[2] in code.co_names:
+            return (
+                f"resume: {name[1]}.{name[2]} is not set, as the run resumes within an epoch, where Lightning does not "
+                f"call {HOOK_OF_EPOCH}; set it in __init__, and save and restore it in on_save_checkpoint and "
+                "on_load_checkpoint"
+            )
+    return None
 
 
 def out_of_memory_message(trainer: L.Trainer) -> str:

@@ -283,7 +283,7 @@ def read_pictures(project: Project, folder: Path, wanted: Mapping[float, float |
     found, last, start = dict[int, dict[str, Any]](), min(max(wanted, default=-1), MAX_READ), 0
     with as_config_error():
         data.prepare_data()  # type: ignore[attr-defined]
-        data.setup("test")  # type: ignore[attr-defined]
+        data.setup(stage="test")  # type: ignore[attr-defined]
         for inputs, targets in data.loader("test"):
             for place in range(len(targets)):
                 pixels = inputs[place].float()  # (C, H, W)

@@ -70,7 +70,7 @@ def _load_fold(cfg: DictConfig, trainer: L.Trainer, fold: int) -> FoldContents:
         seed_hooks(data, cfg.seed)
         data.trainer = trainer
         data.prepare_data()
-        data.setup("fit")
+        data.setup(stage="fit")
         return read_fold(data)
 
 

@@ -146,6 +146,25 @@ class Noisy:
         return index + float(torch.rand(1))
 
 
+def test_a_stateful_loader_is_saved_after_training() -> None:
+    from types import SimpleNamespace
+
+    from boltcutter_data.foreign_loader import StatefulLoader
+
+    class Loader:
+        def state_dict(self) -> dict[str, int]:
+            return {"position": 3}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            pass
+
+    progress = SimpleNamespace(current=SimpleNamespace(processed=3))
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress), _data_fetcher=None)
+    loader = StatefulLoader.__new__(StatefulLoader)
+    loader.loader, loader.trainer = Loader(), SimpleNamespace(fit_loop=loop)  # type: ignore[assignment]
+    assert loader.state_dict() == {"position": 3}
+
+
 def test_an_infinite_sampler_is_not_exhausted() -> None:
     class Endless:
         def __iter__(self) -> Iterator[int]:

@@ -90,7 +90,7 @@ if rank == 1:  # the other rank has only finite shards
 try:
     guard = Guard(sys.argv[1], save_batch=False)
     guard.setup(trainer, task, "fit")
-    guard.on_before_optimizer_step(trainer, task, optimizers[1])
+    guard.check_gradients(trainer, task, optimizers[1])
 except NonFiniteGradientError as error:
     print(rank, error, flush=True)
 torch.distributed.barrier()

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from boltcutter import extend
-from boltcutter.callback.accumulation import MeanOfAccumulated
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.protocols import NativeTask
@@ -21,7 +20,7 @@ WRAPPER = "_orig_mod"  # what torch.compile inserts into names
 
 
 def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, Callback]) -> None:
-    """Adapt the trainer to accumulated gradients, a module's own clipping or optimization, or unlisted metrics.
+    """Adapt the trainer to a module's own clipping or optimization, or a module that does not list its metrics.
 
     Raises:
         ConfigError: A setting has no effect with manual optimization.
@@ -33,9 +32,6 @@ def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, C
         clips_itself = is_overridden("configure_gradient_clipping", task) and not isinstance(task, NativeTask)
         if clips_itself and trainer.gradient_clip_val == DEFAULT_CLIPPING:  # any other value is passed to it
             _leave_clipping(trainer, f"{name}.configure_gradient_clipping clips gradients")
-        changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks.values())
-        if trainer.accumulate_grad_batches != 1 or changes or is_overridden("configure_callbacks", task):
-            trainer.callbacks.insert(0, MeanOfAccumulated())  # type: ignore[attr-defined]  # before gradients are checked
         return
     if trainer.accumulate_grad_batches != 1:
         raise ConfigError(

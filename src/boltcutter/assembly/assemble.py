@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 import lightning as L
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
-from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
+from lightning.pytorch.callbacks import Callback, Checkpoint, LearningRateMonitor, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from boltcutter import extend
@@ -26,6 +25,7 @@ from boltcutter.assembly.checks import (
     check_type,
     check_world_size,
 )
+from boltcutter.assembly.hooks import check_hooks
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.assembly.precision import (
     FLOAT8,
@@ -44,9 +44,10 @@ from boltcutter.config.locate import is_left_out, locate
 from boltcutter.config.values import format_value, plain, resolve_reference
 from boltcutter.data.hooks import seed_hooks, shard_loaders
 from boltcutter.environment.platform import disable_mpi_detection
+from boltcutter.environment.process import is_rank_zero
 from boltcutter.environment.threads import limit_threads
 from boltcutter.formatting import format_limit, parse_duration
-from boltcutter.internals import set_timeout
+from boltcutter.internals import launches_processes, set_launcher, set_timeout
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData
 from boltcutter.task.results import reduce_results
@@ -86,6 +87,7 @@ class Config:
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
     init_from: Path | None = None
     test: bool = True
+    final_validation: bool = True
     report: bool = True
     resume: Path | None = None
     ckpt: str | None = None
@@ -93,26 +95,12 @@ class Config:
     reproduce: Path | None = None
 
 
-class TaskLoaders(L.LightningDataModule):
-    """Exposes the dataloaders of a task as a data module.
-
-    Args:
-        task: Module that defines the dataloaders; its own hooks prepare the data.
-    """
-
-    def __init__(self, task: L.LightningModule) -> None:
-        super().__init__()
-        for name in ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"):
-            if is_overridden(name, task):
-                setattr(self, name, getattr(task, name))
-
-
 @dataclass
 class Components:
-    """Trainer, data and task of a run, and where it runs."""
+    """Trainer, data and task of a run, and where it runs; no data if the task defines its own dataloaders."""
 
     trainer: L.Trainer
-    data: L.LightningDataModule
+    data: L.LightningDataModule | None
     task: L.LightningModule
     topology: Topology
 
@@ -208,7 +196,9 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     callbacks = build_each(cfg, "callback", Callback) if with_callbacks else {}
     media_logging = extend.call("media_logging", cfg.folder) if with_callbacks else None
     added = [*extra_callbacks, *([media_logging] if media_logging else [])]
-    loggers: list[Logger] = _build_loggers(cfg) if with_callbacks else [DummyLogger()]  # takes the calls of modules
+    loggers: list[Logger] = build_loggers(cfg) if with_callbacks else [DummyLogger()]  # takes the calls of modules
+    if cfg.trainer.get("barebones"):
+        cfg, callbacks, loggers = _without_features(cfg, callbacks), _plain_callbacks(callbacks), []
     trainer = _build_trainer(cfg, callbacks, added, loggers)
     reduce_results(trainer)
     topology = Topology.of(trainer)
@@ -218,14 +208,14 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     data, task = _build_data_and_task(cfg)
     load_compiled(task)
     seed_hooks(data or task, cfg.get("seed", 0))
-    data = data or TaskLoaders(task)
     check_components(cfg, topology, data, task, callbacks.values())
+    check_hooks(task, callbacks, tests=bool(cfg.get("test", True)))
     extend.call("check_combination", cfg, trainer, task, callbacks if with_callbacks else None)
     adapt(trainer, task, callbacks)  # last, as it adds callbacks that are none of the configuration
     return Components(trainer, data, task, topology)
 
 
-def _build_loggers(cfg: DictConfig) -> list[Logger]:
+def build_loggers(cfg: DictConfig) -> list[Logger]:
     """Instantiate the loggers of the configuration, and the one that always writes metrics.csv."""
     metrics = build({"_target_": METRICS_FILE, "path": f"{cfg.folder}/metrics.csv"})
     return [*build_each(cfg, "logger", Logger).values(), metrics]
@@ -244,7 +234,7 @@ def _build_trainer(
             remedy = " ".join(f"{name}=null" for name in used)
             raise ConfigError(f"trainer.{key}=false: cannot be combined with {', '.join(used)}; use {remedy} instead")
     defaults = {key: bool(names[key]) for key in kinds}
-    if callbacks and is_left_out(plain(cfg.callback).get("progress")):
+    if callbacks and is_left_out(plain(cfg.callback).get("progress")) and not cfg.trainer.get("barebones"):
         defaults["enable_progress_bar"] = True
     precision = full_precision(cfg.trainer)
     placeholder = placeholder_precision(precision, device_type(str(cfg.trainer.get("accelerator", "auto"))))
@@ -253,7 +243,7 @@ def _build_trainer(
         cfg.trainer,
         "trainer",
         callbacks=[EvaluationSeeds(cfg.get("seed", 0)), SeparateMetrics(), *callbacks.values(), *added],
-        logger=loggers,
+        logger=loggers or None,
         default_root_dir=str(cfg.folder),
         **{name: value for name, value in defaults.items() if name not in cfg.trainer},
         **({"precision": placeholder} if placeholder else {}),
@@ -262,7 +252,31 @@ def _build_trainer(
     if placeholder:
         set_precision(trainer, precision)
     set_timeout(trainer.strategy, timedelta(seconds=float(cfg.timeout)))
+    if launches_processes(trainer.strategy) and (launcher := extend.find("process_launcher")):
+        set_launcher(trainer.strategy, launcher)
     return trainer
+
+
+def _without_features(cfg: DictConfig, callbacks: dict[str, Callback]) -> DictConfig:
+    """Leave out of the trainer's settings what Lightning refuses with ``barebones``, which runs the loop alone."""
+    removed = [f"callback.{name}" for name in callbacks if name not in _plain_callbacks(callbacks)]
+    removed += [f"logger.{name}" for name, value in (cfg.get("logger") or {}).items() if value]
+    if is_rank_zero():
+        left_out = ", ".join([*removed, "metrics.csv"])
+        print(f"trainer.barebones=true: leaves out {left_out}; nothing is logged or saved")
+    cfg = cfg.copy()
+    for name in ("log_every_n_steps", "enable_model_summary"):
+        cfg.trainer.pop(name, None)
+    return cfg
+
+
+def _plain_callbacks(callbacks: dict[str, Callback]) -> dict[str, Callback]:
+    """Callbacks that neither save nor show or log anything."""
+    return {
+        name: callback
+        for name, callback in callbacks.items()
+        if not isinstance(callback, Checkpoint | ProgressBar | LearningRateMonitor)
+    }
 
 
 def _build_data_and_task(cfg: DictConfig) -> tuple[Any, L.LightningModule]:

@@ -111,7 +111,11 @@ def check_built(cfg: DictConfig, task: Any, data: Any) -> None:
 
 
 def check_components(
-    cfg: DictConfig, topology: Topology, data: L.LightningDataModule, task: L.LightningModule, callbacks: Iterable[Any]
+    cfg: DictConfig,
+    topology: Topology,
+    data: L.LightningDataModule | None,
+    task: L.LightningModule,
+    callbacks: Iterable[Any],
 ) -> None:
     """Let components refuse one another: a global batch, and tasks that a callback cannot handle."""
     with as_config_error():

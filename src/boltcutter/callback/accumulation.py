@@ -13,11 +13,13 @@ class MeanOfAccumulated(Callback):
     Lightning divides each loss by ``accumulate_grad_batches``, so the gradients of 2 of 4 batches would be half of
     their mean. They are scaled before clipping, and after all of them are known, so this also holds for streams of
     unknown length, for any loss, and for a run that is resumed between the batches. All ranks scale alike.
+    ``callback.accumulation=null`` gives Lightning's sum.
     """
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         """Scale gradients that are the sum of fewer batches."""
-        count = trainer.accumulate_grad_batches
+        if (count := trainer.accumulate_grad_batches) == 1:
+            return
         accumulated = trainer.fit_loop.epoch_loop.batch_progress.current.ready % count
         if accumulated:
             for group in optimizer.param_groups:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,6 +18,7 @@ from torch.optim import SGD, Optimizer
 from boltcutter import extend, files
 from boltcutter.internals import foreach_norm
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
+from boltcutter.task.after_hook import AfterHook
 
 SMALLEST_SCALE = 2.0**-16  # of a loss in float16; a scaler that begins with 2^16 is there after 32 overflows in a row
 
@@ -97,6 +99,15 @@ class Guard(Callback):
         self._batch, self._batch_idx = batch, batch_idx
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        """Check the gradients as soon as other callbacks and the module, which may repair them, have seen them."""
+        hook = "on_before_optimizer_step"
+        if pl_module.automatic_optimization and "gradient_norm" not in vars(pl_module):  # which reuses the norm to clip
+            clip = "configure_gradient_clipping"
+            if clip in vars(pl_module) or getattr(type(pl_module), clip) is not getattr(L.LightningModule, clip):
+                hook = clip
+        AfterHook(pl_module, hook, partial(self.check_gradients, trainer, pl_module, optimizer))
+
+    def check_gradients(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         """Check the gradients while the weights are still those of the previous step.
 
         Raises:

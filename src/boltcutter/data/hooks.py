@@ -76,7 +76,7 @@ def run_hooks_early(trainer: L.Trainer, task: L.LightningModule, data: L.Lightni
     trainer.strategy.connect(task)
     data_connector(trainer).attach_data(task, datamodule=data)
     data.prepare_data()
-    data.setup("fit")
+    data.setup(stage="fit")
     for split in ("train", "val"):
         name = f"{split}_dataloader"
         if is_overridden(name, data) and has_no_batch(getattr(data, name)()):

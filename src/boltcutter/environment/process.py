@@ -88,6 +88,17 @@ def call_glibc(name: str, *args: int) -> bool:
     return bool(function and function(*args))
 
 
+def c_handler(number: int) -> int:
+    """The address of the function that the system calls at a signal; 0: the default action, or unknown."""
+    import ctypes
+
+    if sys.platform != "linux":
+        return 0
+    action = (ctypes.c_void_p * 64)()  # larger than the structure, whose first field is the function
+    ctypes.CDLL(None).sigaction(number, None, action)
+    return action[0] or 0
+
+
 def distributed_rank() -> int | None:
     """The rank that this process had in a process group of several ranks; None if there was no such group."""
     return _distributed_rank

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from boltcutter.environment.process import is_rank_zero
+from boltcutter.environment.process import c_handler, is_rank_zero
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 LEASE_LOST = 255  # used like a signal number: another process took over the run; later signals do not override it
@@ -23,6 +23,7 @@ REQUEUE = "BOLTCUTTER_REQUEUE"  # path of the marker file that asks the launcher
 
 _received = 0
 _immediate: tuple[int, ...] = ()
+_c_handler = 0  # by which Python calls its handlers
 _previous_handlers: dict[int, Any] = {}
 _fork_hook_registered = False  # such a hook cannot be unregistered
 
@@ -86,7 +87,8 @@ def restore_handlers() -> None:
     """Restore the previous handlers, and clear what they have set."""
     global _immediate, _received
     for number, handler in _previous_handlers.items():
-        signal.signal(number, handler)
+        if not _is_of_user(number):
+            signal.signal(number, handler)
     _previous_handlers.clear()
     _immediate, _received = (), 0
 
@@ -124,7 +126,7 @@ def exit(number: int, saved: str, *, is_collective: bool = True) -> NoReturn:
 
 
 def _install(handler: Callable[[int, FrameType | None], None]) -> None:
-    global _fork_hook_registered
+    global _fork_hook_registered, _c_handler
     if threading.current_thread() is not threading.main_thread():
         return  # a thread of a notebook or another library: Python delivers signals to the main thread only
     if not _fork_hook_registered:
@@ -133,9 +135,25 @@ def _install(handler: Callable[[int, FrameType | None], None]) -> None:
     for number in SIGNALS:
         if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:  # by nohup
             continue
+        if _is_of_user(number):
+            continue
         previous = signal.signal(number, handler)
         if previous not in (handle_signal, end_process):
             _previous_handlers.setdefault(number, signal.SIG_DFL if previous is None else previous)
+    _c_handler = c_handler(signal.SIGTERM)
+
+
+def _is_of_user(number: int) -> bool:
+    """Whether the user has installed a handler of SIGUSR1 or SIGUSR2, such as one that prints where training is.
+
+    It is kept, as Lightning does, unless a launcher sends these signals before it requeues the run.
+    """
+    if number not in (signal.SIGUSR1, signal.SIGUSR2) or os.environ.get(REQUEUE):
+        return False
+    current = signal.getsignal(number)
+    if current in (handle_signal, end_process):
+        return c_handler(number) != _c_handler  # it is that of faulthandler, of which Python does not know
+    return callable(current) or (current is signal.SIG_DFL and c_handler(number) != 0)
 
 
 def _reset_in_child() -> None:

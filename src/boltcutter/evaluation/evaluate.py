@@ -16,7 +16,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter import extend
-from boltcutter.assembly.assemble import Components, TaskLoaders, assemble, complete_config
+from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.callback.reseed import EvaluationSeeds
 from boltcutter.checkpoint.atomic import write_text
@@ -139,7 +139,7 @@ def score(
     if isinstance(components.data, NativeData) and not components.trainer.local_rank:
         with as_config_error():
             components.data.prepare_data()
-            components.data.setup("fit")
+            components.data.setup(stage="fit")
     if reason := skip_reason(components.data, components.task, split):
         raise ConfigError(f"split={split}: {reason}; add it, or set another split")
     writers = [writer] if (writer := extend.call("prediction_writer", output)) else []
@@ -162,8 +162,7 @@ def score(
     finally:
         callbacks[len(callbacks) - len(writers) :] = []
     if loaders.is_empty:
-        kind = type(components.task if isinstance(owner, TaskLoaders) else owner)
-        raise NoLoaderError(split, f"{kind.__name__}.{split}_dataloader returns no loader")
+        raise NoLoaderError(split, f"{type(owner).__name__}.{split}_dataloader returns no loader")
     logged = {name: float(value) for of_loader in found for name, value in of_loader.items()}
     scores = {re.sub(r"^test(?=[/_.-])", split, name): value for name, value in logged.items()}
     if components.trainer.is_global_zero:
@@ -206,5 +205,5 @@ def _loader(owner: Any, split: str) -> Any:
     if isinstance(owner, NativeData) and not has_own_loader(owner, split):
         return owner.loader(split)
     if isinstance(owner, L.LightningDataModule):
-        owner.setup("fit")
+        owner.setup(stage="fit")
     return getattr(owner, f"{split}_dataloader")()

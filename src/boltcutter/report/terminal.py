@@ -41,7 +41,8 @@ def print_start(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> No
     rows = {
         "run": str(folder),
         "model": f"{network}, {size:,} parameters" + (f", {trained:,} trainable" if trained != size else ""),
-        "data": type(data).__name__ + (f", {_sizes(data.splits)}" if is_native and data.splits else ""),
+        "data": (type(data).__name__ if data is not None else f"loaders of {type(task).__name__}")
+        + (f", {_sizes(data.splits)}" if is_native and data.splits else ""),
         "devices": f"{devices}, {trainer.precision}" + ("; matmul_precision=high is faster" if has_tf32 else ""),
         "batch": f"{batch} samples {scope} × {trainer.accumulate_grad_batches} accumulated" if batch else None,
         "W&B": _wandb(trainer),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from boltcutter.internals import log_of_step, logger_connector, set_logger_connector
 from boltcutter.protocols import data_parallel, gather_objects
+from boltcutter.task.after_hook import AfterHook
 
 REDUCTIONS: dict[str, Callable[..., float]] = {"sum": sum, "min": min, "max": max}
 ONCE = ("on_train_start", "on_validation_start", "on_test_start")  # hooks that are called once, besides those of epochs
@@ -95,8 +96,7 @@ class LoggerConnector(_LoggerConnector):
             self._reduce()
             module: Any = self.trainer.lightning_module
             # Callbacks that monitor are called after this hook of the module; Lightning has no other place between.
-            hook = AfterHook(module, vars(module).get("on_train_epoch_end"), self)
-            vars(module)["on_train_epoch_end"] = hook
+            AfterHook(module, "on_train_epoch_end", self.end_of_training_hook)
 
     def end_of_training_hook(self) -> None:
         """Reduce what was logged at the end of a training epoch."""
@@ -224,22 +224,6 @@ class LoggerConnector(_LoggerConnector):
         if name not in self._reported and self.trainer.is_global_zero:
             print(f"warning: {line}", file=sys.stderr)
         self._reported.add(name)
-
-
-class AfterHook:
-    """In place of ``on_train_epoch_end`` of a module for one call, after which logged values are reduced."""
-
-    def __init__(self, module: L.LightningModule, replaced: Any, connector: LoggerConnector) -> None:
-        self.module, self.replaced, self.connector = module, replaced, connector
-
-    def __call__(self, *args: Any, **options: Any) -> None:
-        """Restore and call the hook of the module."""
-        state = vars(self.module)
-        del state["on_train_epoch_end"]
-        if self.replaced is not None:
-            state["on_train_epoch_end"] = self.replaced
-        self.module.on_train_epoch_end(*args, **options)
-        self.connector.end_of_training_hook()
 
 
 def reduce_results(trainer: L.Trainer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -36,4 +37,20 @@ def warmup_cosine(
         progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
         return min_lr_ratio + (1 - min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
 
-    return LambdaLR(optimizer, factor)
+    return AllGroupsLambdaLR(optimizer, factor)
+
+
+class AllGroupsLambdaLR(LambdaLR):
+    """``LambdaLR`` that also schedules parameter groups that are added during training, as ``BaseFinetuning`` does.
+
+    The learning rate with which a group is added is what it has at that step of the schedule.
+    """
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Compute the learning rate of each group."""
+        groups = self.optimizer.param_groups
+        factor = groups[0]["lr"] / self.base_lrs[0] if self.base_lrs[0] else 0.0  # of the step before
+        for group in groups[len(self.base_lrs) :]:
+            self.base_lrs.append(group.setdefault("initial_lr", group["lr"] / (factor or 1.0)))
+        self.lr_lambdas += self.lr_lambdas[:1] * (len(groups) - len(self.lr_lambdas))
+        return super().get_lr()

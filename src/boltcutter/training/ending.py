@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler,
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.values import plain
 from boltcutter.internals import can_stop_early, is_last_batch
+from boltcutter.task.after_hook import AfterHook
 
 LIMITS = ("max_epochs", "max_steps", "max_time", "min_epochs", "min_steps")
 
@@ -19,7 +20,8 @@ class EndOfTraining(Callback):
     """Makes the end of training resumable and evaluated.
 
     - If training ends between two validations (``max_steps``, ``val_check_interval``, ``check_val_every_n_epoch``), it
-      validates once more, so that the last weights are evaluated and can become the best ones.
+      validates once more, so that the last weights are evaluated and can become the best ones, unless
+      ``final_validation`` is false.
     - A checkpoint of an epoch that ended early keeps its position within the epoch, where Lightning would count the
       epoch as complete.
     - A checkpoint records whether training stopped before its limits: early stopping, ``max_time``, or anything else
@@ -33,7 +35,7 @@ class EndOfTraining(Callback):
     """
 
     def __init__(self, cfg: DictConfig) -> None:
-        self.limits = limits(cfg)
+        self.limits, self.validates = limits(cfg), bool(cfg.get("final_validation", True))
         self.finished = False
         self._stopped_by: str | None = None  # of the resumed run
         self._is_stopping = False  # whether the resumed run was to stop when ``min_steps`` allows it
@@ -102,13 +104,13 @@ class EndOfTraining(Callback):
         if type(loop)._should_check_val_fx(loop, fetcher):
             return True
         is_ours = self in trainer.callbacks  # type: ignore[attr-defined]  # not in a trial of BatchSizeFinder
-        return is_ours and is_ending(trainer) and trainer.enable_validation
+        return self.validates and is_ours and is_ending(trainer) and trainer.enable_validation
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Update ReduceLROnPlateau before the checkpoints of this epoch are saved."""
+        """Update ReduceLROnPlateau as soon as the module has logged its metric."""
         configs = trainer.lr_scheduler_configs
         if is_last_batch(trainer) and any(each.reduce_on_plateau and each.interval == "epoch" for each in configs):
-            UpdateAfterHook(trainer, pl_module)
+            AfterHook(pl_module, "on_train_epoch_end", partial(_update_plateaus, trainer))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore Lightning's loop."""
@@ -140,31 +142,14 @@ class EndOfTraining(Callback):
                 counts["completed"] = min(counts["completed"], counts["processed"])
 
 
-class UpdateAfterHook:
-    """Updates ReduceLROnPlateau after the next call of the module's ``on_train_epoch_end``, which may log its metric.
+def _update_plateaus(trainer: L.Trainer) -> None:
+    """Update ReduceLROnPlateau before the checkpoints of an epoch are saved.
 
-    Lightning updates it after the checkpoints of an epoch are saved, and never in an epoch within which a run resumes.
-
-    Args:
-        trainer: The trainer.
-        module: Its hook is set until it is called.
+    Lightning updates it after they are saved, and never in an epoch within which a run is resumed.
     """
-
-    NAME = "on_train_epoch_end"
-
-    def __init__(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self.trainer, self.module, self.replaced = trainer, module, vars(module).get(self.NAME)
-        vars(module)[self.NAME] = self
-
-    def __call__(self) -> None:
-        """Call the hook, then update."""
-        del vars(self.module)[self.NAME]
-        if self.replaced is not None:
-            vars(self.module)[self.NAME] = self.replaced
-        self.module.on_train_epoch_end()
-        loop: Any = self.trainer.fit_loop.epoch_loop
-        type(loop).update_lr_schedulers(loop, "epoch", update_plateau_schedulers=True)
-        loop.update_lr_schedulers = partial(_update_others, loop)
+    loop: Any = trainer.fit_loop.epoch_loop
+    type(loop).update_lr_schedulers(loop, "epoch", update_plateau_schedulers=True)
+    loop.update_lr_schedulers = partial(_update_others, loop)
 
 
 def _update_others(loop: Any, interval: str, update_plateau_schedulers: bool) -> None:

@@ -147,7 +147,7 @@ def check_limits(trainer: L.Trainer, saved: dict[str, Any]) -> str:
     return reached
 
 
-def restore_data_state(data: L.LightningDataModule, cfg: DictConfig, saved: dict[str, Any]) -> None:
+def restore_data_state(data: L.LightningDataModule | None, cfg: DictConfig, saved: dict[str, Any]) -> None:
     """Restore the position in the data, and check that the data is unchanged unless ``resume_exact=false``.
 
     Raises:

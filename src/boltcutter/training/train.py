@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter import extend
-from boltcutter.assembly.assemble import Components, TaskLoaders, assemble, read_config
+from boltcutter.assembly.assemble import Components, assemble, read_config
 from boltcutter.checkpoint.load import read_metadata
 from boltcutter.checkpoint.select import list_names
 from boltcutter.checkpoint.storage import repeat
@@ -254,7 +254,7 @@ def load_data(components: Components) -> None:
     Raises:
         ConfigError: The data cannot be loaded, or a split has no batch.
     """
-    if components.trainer.local_rank or isinstance(components.data, TaskLoaders):  # a task prepares its data in fit
+    if components.trainer.local_rank or components.data is None:  # a task prepares its data in fit
         return
     with as_config_error():
         run_hooks_early(components.trainer, components.task, components.data)

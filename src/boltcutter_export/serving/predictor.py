@@ -45,10 +45,11 @@ class Predictor:
         complete_config(cfg)
         components = assemble(cfg, with_callbacks=False)
         self.task: Any = components.task
-        self.data: Any = components.data
-        if not isinstance(self.data, NativeData):
+        data: Any = components.data
+        self.data = data
+        if not isinstance(data, NativeData):
             raise ConfigError(
-                f"run={folder}: {type(self.data).__name__} cannot read new inputs; derive it from DataModule"
+                f"run={folder}: {type(data or self.task).__name__} cannot read new inputs; derive it from DataModule"
             )
         self.export: ExportedModel | None = None
         self.device = components.trainer.strategy.root_device

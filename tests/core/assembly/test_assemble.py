@@ -37,11 +37,27 @@ def test_other_lightning_modules_need_only_a_target(tmp_path: Path, name: str) -
 
 def test_a_task_may_define_its_dataloaders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     components = assembled(tmp_path, *overrides("own_loaders"))
-    assert len(components.data.train_dataloader()) == 8
-    assert len(components.data.val_dataloader()) == 2
+    assert components.data is None
     assert not capsys.readouterr().out
     assembled(tmp_path, f"task={HERE}/task/own_loaders.yaml")
     assert capsys.readouterr().out.startswith("note: data=digits is used instead of")
+
+
+@pytest.mark.parametrize("more", [[], ["callback=null"]])
+def test_a_barebones_trainer_has_no_loggers_and_saves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    trainer = assembled(tmp_path, "trainer.barebones=true", *more).trainer
+    assert trainer.barebones
+    assert trainer.loggers == trainer.checkpoint_callbacks == []
+    assert ("callback.best" in capsys.readouterr().out) == (not more)
+
+
+def test_spawned_ranks_of_a_strategy_of_lightning_get_a_launcher_that_forwards_signals(tmp_path: Path) -> None:
+    strategy = "{_target_: lightning.pytorch.strategies.DDPStrategy, start_method: spawn}"
+    overrides = ("trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=64", f"trainer.strategy={strategy}")
+    launcher = assembled(tmp_path, *overrides).trainer.strategy.launcher
+    assert type(launcher).__module__ == "boltcutter_parallel.process_launcher"
 
 
 @pytest.mark.parametrize("override", ["callback.best=null", "~callback.best"])

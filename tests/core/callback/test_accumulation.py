@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from boltcutter.assembly.adapt import adapt
+from boltcutter.callback.accumulation import MeanOfAccumulated
 
 
 class Stream(IterableDataset[Tensor]):
@@ -40,20 +40,19 @@ class Module(L.LightningModule):
 def test_the_last_step_of_an_epoch_uses_the_mean_of_its_batches(
     loader: DataLoader[Any], count: int | dict[int, int], steps: int
 ) -> None:
-    callbacks: dict[str, Callback] = (
-        {"scheduler": GradientAccumulationScheduler(count)} if isinstance(count, dict) else {}
-    )
+    callbacks: list[Callback] = [MeanOfAccumulated()]
+    if isinstance(count, dict):
+        callbacks.append(GradientAccumulationScheduler(count))
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=2,
         accumulate_grad_batches=count if isinstance(count, int) else 1,
-        callbacks=list(callbacks.values()),
+        callbacks=callbacks,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
     module = Module()
-    adapt(trainer, module, callbacks)
     trainer.fit(module, loader)
     assert module.gradients == pytest.approx([1.0] * 2 * steps)

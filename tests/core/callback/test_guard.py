@@ -39,11 +39,11 @@ class DeferredGuard(Guard):
         return True
 
 
-def fit(module: L.LightningModule, guard: Guard, **options: Any) -> None:
+def fit(module: L.LightningModule, guard: Guard, *others: L.Callback, **options: Any) -> None:
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=1,
-        callbacks=[guard],
+        callbacks=[guard, *others],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -141,17 +141,47 @@ class RanksWithOtherWeights(SingleDeviceStrategy):
 def test_training_stops_with_another_rank_without_waiting_for_the_device(tmp_path: Path, kind: type[Guard]) -> None:
     module, waits = NonFiniteLoss(set()), Synchronizations()
     guard = kind(tmp_path, save_batch=False)
-    check = guard.on_before_optimizer_step
+    check = guard.check_gradients
 
     def watched(*args: Any) -> None:
         with waits if len(module.steps) < 4 else nullcontext():  # the report of the cause may wait
             check(*args)
 
-    guard.on_before_optimizer_step = watched  # type: ignore[method-assign]
+    guard.check_gradients = watched  # type: ignore[method-assign]
     with pytest.raises(NonFiniteGradientError, match=r"gradient of other\.weight is not finite at epoch 0, batch 3"):
         fit(module, guard, strategy=RanksWithOtherWeights("cpu"))
     assert torch.equal(module.layer.weight, module.steps[3])
     assert waits.counted == ({} if kind is DeferredGuard else {"_local_scalar_dense": 3})
+
+
+class Repairs(L.Callback):
+    """Sets gradients that are not finite to zero."""
+
+    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+        repair(module)
+
+
+def repair(module: Any, *_: Any, **options: Any) -> None:
+    for gradient in (parameter.grad for parameter in module.parameters() if parameter.grad is not None):
+        gradient.nan_to_num_(0.0)
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping", "of the instance", "callback"],
+)
+def test_gradients_are_checked_after_the_module_and_callbacks_may_have_repaired_them(
+    tmp_path: Path, where: str
+) -> None:
+    module = NonFiniteLoss({3})
+    others: list[L.Callback] = [Repairs()] if where == "callback" else []
+    if where == "of the instance":
+        module.on_before_optimizer_step = lambda optimizer: repair(module)  # type: ignore[method-assign]
+    elif not others:
+        module.__class__ = type("Repairing", (NonFiniteLoss,), {where: repair})
+    fit(module, Guard(tmp_path), *others)
+    assert len(module.steps) > 4
+    assert ("on_before_optimizer_step" in vars(module)) == (where == "of the instance")
 
 
 @pytest.mark.parametrize("kind", [Guard, DeferredGuard])

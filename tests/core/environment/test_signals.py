@@ -130,3 +130,45 @@ def test_a_process_ends_although_it_cannot_write(tmp_path: Path) -> None:
     finally:
         os.close(write)
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, b"")
+
+
+OWN_HANDLERS = """
+import faulthandler, os, signal, sys
+from boltcutter.environment import signals
+if sys.argv[1] == "end":
+    signals.end_process_on_signals()
+seen = []
+if sys.argv[2] == "python":
+    signal.signal(signal.SIGUSR1, lambda *_: seen.append("own"))
+else:
+    faulthandler.register(signal.SIGUSR1, file=open(sys.argv[3], "w"), all_threads=False)
+signals.install_handlers()
+os.kill(os.getpid(), signal.SIGUSR1)
+assert not signals.received_signal()
+signals.restore_handlers()
+os.kill(os.getpid(), signal.SIGUSR1)
+signals.install_handlers()
+os.kill(os.getpid(), signal.SIGUSR2)
+assert signals.received_signal() == signal.SIGUSR2
+print(len(seen) if sys.argv[2] == "python" else open(sys.argv[3]).read().count("most recent call first"))
+"""
+
+
+@pytest.mark.parametrize("start", ["end", "none"])
+@pytest.mark.parametrize("kind", ["python", "faulthandler"])
+def test_a_users_handler_of_sigusr1_is_kept(tmp_path: Path, start: str, kind: str) -> None:
+    command = [sys.executable, "-c", OWN_HANDLERS, start, kind, str(tmp_path / "trace")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+
+def test_a_launcher_that_requeues_replaces_a_users_handler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(signals.REQUEUE, str(tmp_path / "marker"))
+    before = signal.signal(signal.SIGUSR2, lambda *_: None)
+    try:
+        signals.install_handlers()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert signals.received_signal() == signal.SIGUSR2
+    finally:
+        signals.restore_handlers()
+        signal.signal(signal.SIGUSR2, before)

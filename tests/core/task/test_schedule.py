@@ -62,3 +62,23 @@ def test_warmup_ratio_out_of_range(ratio: float) -> None:
 def test_min_lr_ratio_out_of_range(ratio: float) -> None:
     with pytest.raises(ValueError, match=rf"^scheduler\.min_lr_ratio={ratio} is not in \[0, 1\]; try 0$"):
         curve(10, min_lr_ratio=ratio)
+
+
+def test_a_group_that_is_added_during_training_continues_with_its_learning_rate() -> None:
+    optimizer = SGD([torch.zeros(1)], lr=2.0)
+    schedule = warmup_cosine(optimizer, total_steps=100, warmup_ratio=0)
+    for step in range(100):
+        if step == 50:
+            optimizer.add_param_group({"params": [torch.zeros(1)], "lr": optimizer.param_groups[0]["lr"] / 10})
+        optimizer.step()
+        schedule.step()
+        first, *added = schedule.get_last_lr()
+        assert added == pytest.approx([first / 10] if step >= 50 else [])
+    resumed = SGD([torch.zeros(1)], lr=2.0)
+    copy = warmup_cosine(resumed, total_steps=100, warmup_ratio=0)
+    resumed.add_param_group({"params": [torch.zeros(1)]})
+    resumed.load_state_dict(optimizer.state_dict())
+    copy.load_state_dict(schedule.state_dict())
+    for each in (resumed, copy, optimizer, schedule):
+        each.step()
+    assert copy.get_last_lr() == schedule.get_last_lr()

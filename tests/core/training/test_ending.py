@@ -70,10 +70,17 @@ class CopyAfter(L.Callback):
         self.on_train_epoch_start(trainer, pl_module)
 
 
-def fit(folder: Path, *callbacks: L.Callback, resume: bool = False, plateau: bool = False, **limits: Any) -> None:
+def fit(
+    folder: Path,
+    *callbacks: L.Callback,
+    resume: bool = False,
+    plateau: bool = False,
+    final_validation: bool = True,
+    **limits: Any,
+) -> None:
     """Train in ``folder``, anew or from its last checkpoint."""
     L.seed_everything(0, verbose=False)
-    ending = EndOfTraining(DictConfig({"trainer": limits}))
+    ending = EndOfTraining(DictConfig({"trainer": limits, "final_validation": final_validation}))
     last = ModelCheckpoint(folder, "last", save_on_train_epoch_end=True, enable_version_counter=False)
     ends = [Flush(), SkipNoOpHooks(), Preemption(str(folder)), Reseed(0), BestCheckpoint(str(folder)), last, ending]
     trainer = L.Trainer(
@@ -134,6 +141,33 @@ def test_the_last_weights_are_validated_once_and_can_be_the_best(
     if steps:
         best = torch.load(tmp_path / "best.ckpt", weights_only=True)
         assert best["global_step"] == last(tmp_path)["global_step"] == steps[-1]
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_steps": 25, "max_epochs": 9}, {"max_epochs": 1, "check_val_every_n_epoch": 2}], ids=str
+)
+def test_the_final_validation_can_be_turned_off(tmp_path: Path, limits: dict[str, Any]) -> None:
+    fit(tmp_path, final_validation=False, **limits)
+    assert validated(tmp_path) == ([19] if "max_steps" in limits else [])
+
+
+class SetsHook(L.Callback):
+    """Sets a hook of the module in the second epoch."""
+
+    calls = 0
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            pl_module.on_train_epoch_end = self.add  # type: ignore[method-assign]
+
+    def add(self) -> None:
+        self.calls += 1
+
+
+def test_a_hook_that_is_set_during_training_is_kept_beside_a_plateau(tmp_path: Path) -> None:
+    hook = SetsHook()
+    fit(tmp_path, hook, plateau=True, max_epochs=3)
+    assert hook.calls == 2
 
 
 def test_an_epoch_that_max_steps_cut_short_is_finished_without_it(tmp_path: Path) -> None:

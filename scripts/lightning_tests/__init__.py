@@ -1,0 +1,1 @@
+"""Lightning's own tests, run with what a training adds to Lightning."""

@@ -1,0 +1,103 @@
+"""Run Lightning's tests plain and with what a training adds, and compare the outcomes with the known differences."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+
+import yaml
+
+HERE = Path(__file__).parent
+REPOSITORY = "https://github.com/Lightning-AI/pytorch-lightning"
+TESTS = Path("tests/tests_pytorch")
+GROUPS = (
+    "trainer", "loops", "callbacks", "checkpointing", "core", "models", "tuner", "utilities", "overrides",
+    "accelerators", "profilers", "plugins", "strategies", "loggers",
+)  # fmt: skip
+OPTIONS = {"workers": "2", "tag": "", "results": "runs/lightning", "record": "false"}
+# The treatment is not in spawned processes; the others need a compiler, hydra or another torch.
+LEFT_OUT = ("models/test_onnx.py", "models/test_torch_tensorrt.py")
+NO_RANKS = "not spawn and not fork and not ddp"
+Outcomes = dict[str, str]  # passed, skipped or failed, by test
+
+
+def main(usage: str | None, arguments: list[str]) -> int:
+    """Run the suite; return 1 if a test passes plain only, without a known reason."""
+    if {"-h", "--help"} & {*arguments}:
+        print(usage)
+        return 0
+    options = OPTIONS | dict(part.split("=", 1) for part in arguments if part.partition("=")[0] in OPTIONS)
+    places = [part for part in arguments if part.partition("=")[0] not in OPTIONS]
+    checkout = Path(places.pop(0)) if places and (Path(places[0]) / TESTS).is_dir() else clone(options["tag"])
+    results = Path(options["results"]).resolve()
+    results.mkdir(parents=True, exist_ok=True)
+    places, workers = places or list(GROUPS), options["workers"]
+    plain = run(checkout, places, results / "plain", treated=False, workers=workers)
+    treated = run(checkout, places, results / "treated", treated=True, workers=workers)
+    for name, outcomes in (("plain", plain), ("treated", treated)):
+        print(f"{name}: {len(outcomes)} tests, {dict(Counter(outcomes.values()))}")
+    known = yaml.safe_load((HERE / "differences.yaml").read_text())
+    return report(plain, treated, known, record=options["record"] == "true")
+
+
+def clone(tag: str) -> Path:
+    """Clone the tests of the installed version of Lightning."""
+    folder = Path(tempfile.mkdtemp(prefix="lightning-"))
+    tag = tag or version("lightning")
+    subprocess.run(["git", "clone", "-q", "--depth", "1", "--branch", tag, REPOSITORY, folder], check=True)
+    return folder
+
+
+def run(checkout: Path, places: list[str], results: Path, *, treated: bool, workers: str) -> Outcomes:
+    """Run tests in a copy of the checkout, as Lightning's fixtures refuse files beside them; return their outcomes."""
+    outcomes = results.with_suffix(".jsonl")
+    outcomes.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        copy = Path(name)
+        shutil.copytree(checkout / TESTS, copy / TESTS)
+        shutil.copy(checkout / "pyproject.toml", copy)
+        (copy / "tmp").mkdir()
+        ignored = [f"--ignore=tests_pytorch/{path}" for path in LEFT_OUT]
+        command = [
+            sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "lightning_tests.plugin",
+            "-p", "no:cacheprovider", "--disable-warnings", "--tb=short", "-n", workers, "--timeout=120",
+            "--max-worker-restart=50", "-k", NO_RANKS, *ignored, *(f"tests_pytorch/{place}" for place in places),
+        ]  # fmt: skip
+        paths = [str(HERE.parent), str(copy / "tests"), os.environ.get("PYTHONPATH", "")]
+        settings = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "TMPDIR": str(copy / "tmp")}
+        settings |= {"LIGHTNING_TESTS_RESULTS": str(outcomes), "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+        if treated:
+            settings["LIGHTNING_TESTS_RUNS"] = str(copy / "tmp" / "runs")
+        with results.with_suffix(".log").open("w") as log:
+            environment = os.environ | settings
+            subprocess.run(command, cwd=copy / "tests", env=environment, stdout=log, stderr=log, check=False)
+    rows = map(json.loads, outcomes.read_text().splitlines()) if outcomes.exists() else ()
+    return {str(row["test"]).removeprefix("tests/"): str(row["outcome"]) for row in rows}
+
+
+def report(plain: Outcomes, treated: Outcomes, known: dict[str, list[str]], *, record: bool) -> int:
+    """Print unexpected differences; known ones are lists of tests by their reason.
+
+    A test is named by its file and function, with or without parameters.
+    """
+    reasons = {test: reason for reason, tests in known.items() for test in tests}
+    worse = [test for test, outcome in treated.items() if outcome == "failed" and plain.get(test) == "passed"]
+    unknown = [test for test in worse if test not in reasons and test.partition("[")[0] not in reasons]
+    found = {test for each in worse for test in (each, each.partition("[")[0])}
+    ran = {test for each in treated for test in (each, each.partition("[")[0])}
+    gone = [test for test in reasons if test in ran and test not in found]
+    print(f"{len(worse)} pass plain only, {len(worse) - len(unknown)} of them for a known reason")
+    for test in unknown:
+        print(f"{'    - ' if record else 'passes plain only: '}{test}")
+    for test in gone:
+        print(f"passes now, remove it from differences.yaml: {test}")
+    if not treated:
+        print("no test ran; see the log")
+    return int(bool(unknown or not treated))
