@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import BasePredictionWriter, Callback
 from lightning.pytorch.trainer.states import RunningStage
@@ -88,6 +89,7 @@ class LoaderPreparation:
         before.append(position)
         if training:
             position.epoch, position.start = epoch_position(self.trainer)
+            position.seed_workers()
             if isinstance(position, RankBatches):
                 position.restore(saved_states(self.trainer))
                 position.repeats = partial(_repeats, self.trainer.fit_loop)
@@ -142,22 +144,32 @@ class LoaderPreparation:
 
 
 def epoch_position(trainer: L.Trainer) -> tuple[int, int]:
-    """Return the epoch and the number of its finished batches, as restored or as in the checkpoint to be restored."""
+    """Return the epoch and the number of its finished batches, as restored or as in the checkpoint to be restored.
+
+    Of an epoch that is finished, it is the next one: workers read ahead before Lightning sets the epoch.
+    """
     loop: Any = trainer.fit_loop
     saved = (trainer._checkpoint_connector._loaded_checkpoint or {}).get("loops", {}).get("fit_loop")
     if saved:
-        batches, epochs = saved["epoch_loop.batch_progress"], saved["epoch_progress"]
-        done, last, epoch = batches["current"]["processed"], batches["is_last_batch"], epochs["current"]["processed"]
+        batches, epochs = saved["epoch_loop.batch_progress"], saved["epoch_progress"]["current"]
+        done, last, epoch, begun = (
+            batches["current"]["processed"],
+            batches["is_last_batch"],
+            epochs["processed"],
+            epochs["ready"],
+        )
     else:
-        progress = loop.epoch_loop.batch_progress
-        done, last, epoch = progress.current.processed, progress.is_last_batch, loop.epoch_progress.current.processed
+        progress, epochs = loop.epoch_loop.batch_progress, loop.epoch_progress.current
+        done, last, epoch, begun = progress.current.processed, progress.is_last_batch, epochs.processed, epochs.ready
     limit = trainer.limit_train_batches
     finished = last or (isinstance(limit, int) and done >= limit)
-    return epoch, 0 if finished else done
+    return (begun, 0) if finished else (epoch, done)
 
 
 def saved_states(trainer: L.Trainer) -> list[Any]:
-    """What the loaders of training have saved in the checkpoint to be restored."""
+    """What the loaders of training have saved in the checkpoint that was restored, or is to be."""
+    if restored := trainer.fit_loop._combined_loader_states_to_load:
+        return restored
     saved = (trainer._checkpoint_connector._loaded_checkpoint or {}).get("loops", {}).get("fit_loop", {})
     found: list[Any] = saved.get("state_dict", {}).get("combined_loader", [])
     return found
@@ -195,6 +207,7 @@ def shard_loader(
         rank=rank,
         world_size=world_size,
         own_rank=own_rank,
+        is_grouped=type(batches) is BatchSampler,
         in_process=not loader.num_workers,
         ahead=loader.num_workers * (loader.prefetch_factor or 0),
         seed_samples=SampleSeeds(*owners),
@@ -207,6 +220,8 @@ def shard_loader(
     replaced |= {"state_dict": sampler.state_dict, "load_state_dict": sampler.load_state_dict}
     if loader.num_workers:
         replaced["worker_init_fn"] = SeedWorker(loader.worker_init_fn, sampler, *owners)
+        replaced["generator"] = sampler.worker_seeds = torch.Generator()
+        sampler.seed_workers()
     vars(copied).update(replaced)
     return copied, sampler
 
@@ -254,13 +269,14 @@ class RankBatches(EpochState, Sampler[Any]):
     depend on previous batches and the number of workers.
 
     Args:
-        source: The sampler, or batch sampler; if it is torch's ``BatchSampler``, its samples are sharded before they
-            are grouped, by the batch size that it has when an epoch begins.
+        source: The sampler, or batch sampler.
         seed: Seed of the order and the randomness of samples, together with the epoch.
         rank: Rank of this process.
         world_size: Number of ranks.
         training: Whether all ranks get the same number of entries, by repeating at most ``world_size - 1``.
             Otherwise each is yielded exactly once.
+        is_grouped: Whether to shard the samples of ``source``, torch's ``BatchSampler``, before they are grouped, by
+            the batch size that it has when an epoch begins.
         stage: ``train``, ``val``, ``test`` or ``predict``.
         loader_number: Number of the loader, among several of the stage.
         shared: Number of loaders before this one that use the same generator.
@@ -277,6 +293,7 @@ class RankBatches(EpochState, Sampler[Any]):
     rank: int
     world_size: int
     training: bool
+    is_grouped: bool = False
     stage: str = "train"
     loader_number: int = 0
     shared: int = 0
@@ -287,7 +304,7 @@ class RankBatches(EpochState, Sampler[Any]):
     seed_samples: SampleSeeds = field(default_factory=SampleSeeds)
 
     def __post_init__(self) -> None:
-        self.batches = self.source if type(self.source) is BatchSampler else None
+        self.batches = self.source if self.is_grouped else None
         self.source = self.source.sampler if self.batches is not None else self.source
         self.follows_epochs = self.training
         self._recorded: deque[tuple[int, list[Any]]] = deque(maxlen=self.ahead + 2)

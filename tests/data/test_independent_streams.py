@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, WeightedRandomSampler, random_split
 
@@ -374,3 +376,133 @@ def test_repeated_draws_of_a_sample_are_augmented_differently(workers: int) -> N
     assert draw(0, 1, done=2) == whole[2:]
     ranks = [draw(rank, 2) for rank in (0, 1)]
     assert [first + second for first, second in zip(*ranks, strict=True)] == whole
+
+
+class Following(Sampler[int]):
+    """Draws the sample that training wants next."""
+
+    def __init__(self) -> None:
+        self.wanted = 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(12):
+            yield self.wanted
+
+
+class Feedback(Recording):
+    """Tells its sampler what to draw next, and saves that."""
+
+    def __init__(self, workers: int) -> None:
+        self.sampler = Following()
+        super().__init__(lambda stage: DataLoader(Drawing(), 2, sampler=self.sampler, num_workers=workers))
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        self.sampler.wanted = (self.sampler.wanted + 5) % 24
+        return super().training_step(batch, index)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["wanted"] = self.sampler.wanted
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.sampler.wanted = checkpoint["wanted"]
+
+
+def fit_and_save(module: Recording, folder: Path, resume: Path | None = None) -> list[Any]:
+    saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
+    callbacks: list[Any] = [EvaluationSeeds(0), Reseed(0), saving]
+    trainer = make_trainer(max_epochs=2, callbacks=callbacks, limit_val_batches=0, enable_checkpointing=True)
+    shard_loaders(trainer, 0)
+    trainer.fit(module, ckpt_path=resume, weights_only=True)
+    return [(batch.tolist(), drawn) for batch, drawn in module.seen["train"]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:.*not resumable", "ignore:The dirpath has")
+def test_a_sampler_that_follows_training_resumes_with_what_it_has_drawn(workers: int, tmp_path: Path) -> None:
+    whole = fit_and_save(Feedback(workers), tmp_path)
+    if not workers:
+        assert [batch[0][0] for batch, _ in whole] == [5 * number % 24 for number in range(12)]
+    for step in (2, 7):
+        assert fit_and_save(Feedback(workers), tmp_path / f"rest{step}", tmp_path / f"step={step}.ckpt") == whole[step:]
+
+
+class Transferred(Recording):
+    """Augments batches on the device."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch + torch.rand(batch.shape)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:.*not resumable", "ignore:The dirpath has")
+def test_augmentation_on_the_device_resumes_exactly(workers: int, tmp_path: Path) -> None:
+    def module() -> Recording:
+        return Transferred(lambda stage: DataLoader(Drawing(), 4, shuffle=True, num_workers=workers))
+
+    whole = fit_and_save(module(), tmp_path)
+    assert len({value for batch, _ in whole for sample in batch for value in sample}) == 2 * 24 * 4
+    for step in (3, 6):
+        assert fit_and_save(module(), tmp_path / f"rest{step}", tmp_path / f"step={step}.ckpt") == whole[step:]
+
+
+@pytest.mark.filterwarnings("ignore:.*not resumable", "ignore:The dirpath has")
+def test_a_batch_size_that_changes_counts_from_the_next_epoch(tmp_path: Path) -> None:
+    class Growing(Recording):
+        def __init__(self) -> None:
+            self.loader: Any = DataLoader(Drawing(), 2)
+            super().__init__(lambda stage: self.loader)
+
+        def on_train_epoch_start(self) -> None:
+            self.loader.batch_sampler.batch_size = 2 * (1 + self.current_epoch)
+
+    whole = fit_and_save(Growing(), tmp_path)
+    assert [len(batch) for batch, _ in whole] == [2] * 12 + [4] * 6
+    assert fit_and_save(Growing(), tmp_path / "rest", tmp_path / "step=14.ckpt") == whole[14:]
+
+
+def test_validation_samplers_are_told_the_epoch() -> None:
+    told = []
+
+    class Telling(Endless):
+        def set_epoch(self, epoch: int) -> None:
+            told.append(epoch)
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(24))
+
+    def loaders(stage: str) -> Any:
+        return DataLoader(Drawing(), 4, sampler=Telling() if stage == "val" else None)
+
+    fit(loaders, num_sanity_val_steps=0)
+    assert sorted(set(told)) == [0, 1]
+
+
+def test_attributes_of_a_loader_are_those_of_the_user() -> None:
+    class Own:
+        """A loader with a position."""
+
+        def __init__(self) -> None:
+            self.dataset, self.position = Drawing(), 0
+
+        def __len__(self) -> int:
+            return 6
+
+        def __iter__(self) -> Iterator[Any]:
+            for self.position in range(6):
+                yield torch.stack([self.dataset[4 * self.position + index] for index in range(4)])
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"position": self.position}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    for make in (Own, lambda: DataLoader(Drawing(), 4, sampler=Endless()), lambda: DataLoader(Stream(length=24), 4)):
+        trainer = make_trainer(max_epochs=1, limit_val_batches=0, limit_train_batches=2)
+        shard_loaders(trainer, 0)
+        trainer.fit(Recording(lambda stage, make=make: make()))  # type: ignore[misc]
+        loader: Any = trainer.train_dataloader
+        assert getattr(loader.dataset, "length", 0) == 24
+        assert make is Own or isinstance(loader.sampler, Endless) or not isinstance(loader, DataLoader)

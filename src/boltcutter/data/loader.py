@@ -108,7 +108,10 @@ class Loader(CountingLoader, DataLoader[Any]):  # type: ignore[misc]  # an itera
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
             worker_init_fn=SeedWorker(None, sampler, samples) if num_workers else None,
+            generator=torch.Generator() if num_workers else None,
         )
+        sampler.worker_seeds = self.generator
+        sampler.seed_workers()
         sampler.in_process = not num_workers
         # DataLoader refuses assignment. Unshuffled, its SequentialSampler stays, which overfit_batches checks for.
         if sampler.shuffle or sampler.index_sampler is not None:

@@ -178,6 +178,7 @@ class DataModule(L.LightningDataModule, ABC):
             sampler = self._loader.epoch_sampler
             sampler.epoch, sampler.start = self._resume["epoch"], self._position(self._resume, sampler)
             sampler.recorded = dict(self._resume.get("drawn", {}))
+            sampler.seed_workers()
             self._loader.num_yielded = sampler.start
             if hasattr(sampler, "state_after"):  # a stream; Lightning fetches a batch before it sets the epoch
                 sampler.epoch += self._resume.get("epoch_finished", False)

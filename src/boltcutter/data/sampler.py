@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import Sampler
 
 from boltcutter import extend
@@ -81,6 +82,8 @@ class EpochState:
     sampler_epoch: int | None = None  # what a sampler is told, if it is not the same, as in evaluation
     start = 0  # batches of this epoch to skip, once
     used = False  # whether an epoch has begun
+    rank = 0
+    worker_seeds: torch.Generator | None = None  # of a loader with workers
 
     @property
     def sampler(self) -> Self:
@@ -94,6 +97,12 @@ class EpochState:
             self.sampler_epoch = epoch
             if self.follows_epochs:
                 self.epoch = epoch
+        self.seed_workers()
+
+    def seed_workers(self) -> None:
+        """Seed what the seeds of workers are drawn from, else the generator of the task, as if it had no workers."""
+        if self.worker_seeds is not None:
+            self.worker_seeds.manual_seed(self.stream(Purpose.WORKER, rank=self.rank) >> 1)
 
     @property
     def place(self) -> dict[str, Any]:

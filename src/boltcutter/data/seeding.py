@@ -95,7 +95,7 @@ class SeedWorker:
         global _in_worker
         # The same objects as those of the worker: one process is pickled as a whole, or forked.
         _in_worker = SampleSeeds(*self.owners)
-        seed_generators(self.position.stream(Purpose.WORKER, rank=self.position.rank, worker=worker))
+        seed_generators(self.position.stream(Purpose.WORKER, rank=self.position.rank, worker=1 + worker))
         if self.initialize is not None:
             self.initialize(worker)
 
