@@ -38,8 +38,12 @@ class Reseed(Callback):
         self._draws_at_transfer = any(
             is_overridden(name, owner) for owner in owners if owner is not None for name in TRANSFER_HOOKS
         )
-        done = trainer.fit_loop.epoch_loop.batch_progress.current.ready  # batches of this epoch, after a resume
-        self._seed(pl_module, Purpose.TRANSFER if done else Purpose.FIT, trainer, done)
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        if progress.is_last_batch:  # resumed between two epochs, where Lightning may call no on_train_epoch_start
+            self._seed(pl_module, Purpose.EPOCH_START, trainer)
+        else:
+            done = progress.current.ready
+            self._seed(pl_module, Purpose.TRANSFER if done else Purpose.FIT, trainer, done)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Seed what the task draws at the start of an epoch."""
