@@ -58,6 +58,8 @@ def read_run_config(
     """
     recorded, signature = recorded_config(folder, setting)
     where = f"{setting}={folder}"
+    if broken := [key for key, value in recorded.items() if isinstance(value, str) and "\0" in value]:
+        raise ConfigError(f"{where}: its record.json has a NUL character in {broken[0]}; restore it from a copy")
     if not (shows or trust.is_own_record(recorded, signature, folder)):
         recorded = use_own_destinations(recorded, folder, project)
     trust.check(
@@ -72,8 +74,6 @@ def read_run_config(
     )
     if missing := [key for key in REQUIRED if (instantiates or key in BASIC) and key not in recorded]:
         raise ConfigError(f"{where}: its record.json has no {missing[0]} in config; restore it from a copy")
-    if broken := [key for key, value in recorded.items() if isinstance(value, str) and "\0" in value]:
-        raise ConfigError(f"{where}: its record.json has a NUL character in {broken[0]}; restore it from a copy")
     return moved_to(folder, DictConfig(recorded), setting)
 
 
