@@ -52,7 +52,11 @@ LOADERS = {
     "torch.load": {"boltcutter/checkpoint/load.py", "boltcutter_parallel/process_launcher.py"},
     "torch.export.load": {"boltcutter_export/runner.py"},  # signed
     "torch.serialization._open_zipfile_reader": {"boltcutter_trust/unpickle.py"},
-    "zipfile.ZipFile": {"boltcutter/checkpoint/load.py", "boltcutter_export/formats.py"},
+    # The last one of a file that this process has written.
+    "zipfile.ZipFile": {
+        *("boltcutter/checkpoint/load.py", "boltcutter_export/formats.py"),
+        "boltcutter_trust/unpickle.py",
+    },
     "tarfile.open": {"boltcutter_launch/bundle.py"},
     "onnxruntime.InferenceSession": {"boltcutter_export/runner.py"},
     "load_model": {"boltcutter_export/exported.py"},  # safetensors
