@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.run.folder import update_record
-from boltcutter_planning.best import BestRecorder
 from boltcutter_planning.resources import ResourceNotes
 
 MIN_BATCHES = 8  # fewer may have the same loss by chance
@@ -29,8 +28,8 @@ class NoGradientError(RuntimeError):
 
 
 def callbacks(cfg: DictConfig) -> list[Callback]:
-    """The callbacks of each training: on resources, the best checkpoint, and a model that does not learn."""
-    return [ResourceNotes(), BestRecorder(cfg), LearningCheck(cfg)]
+    """The callbacks of each training: on resources, and a model that does not learn."""
+    return [ResourceNotes(), LearningCheck(cfg)]
 
 
 class LearningCheck(Callback):

@@ -14,6 +14,7 @@ from typing import Any
 
 from ray import tune
 
+from boltcutter.checkpoint.load import read_metadata
 from boltcutter_search.trial import Report, Sampled, Trial, trial_overrides
 
 INTERRUPTED = "interrupted"  # file that tells trials to save, as the search continues later
@@ -116,7 +117,8 @@ class TrialProcess(tune.Trainable):
             return
         checkpoints = self._trial.folder / "checkpoints"
         checkpoints.mkdir(parents=True, exist_ok=True)
-        for earlier in checkpoints.glob("last*"):
+        is_own = (read_metadata(source).get("boltcutter") or {}).get("run") == self._trial.folder.name
+        for earlier in checkpoints.glob("last*" if is_own else "*.ckpt*"):  # the best of another history is none of it
             shutil.rmtree(earlier) if earlier.is_dir() else earlier.unlink()
         _copy(source, checkpoints / "last.ckpt")
 

@@ -1,48 +1,53 @@
-"""Find the newest or the best checkpoint of a run."""
+"""Find the newest or the best checkpoint in folders, by what the files say and not by their names."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from boltcutter.checkpoint.load import find_damage, read_metadata
 from boltcutter.checkpoint.storage import CheckpointError, is_url, resolve_filesystem, store_errors
-from boltcutter.config.errors import ConfigError, hint, printable
-from boltcutter.environment.process import is_rank_zero
+from boltcutter.config.errors import printable
 
 
-def find_newest(place: str | Path, warn: Callable[[str], None] = print) -> str | None:
-    """Find the valid checkpoint named ``last…`` with the largest step, or else a ``best…``.
+def find_newest(
+    places: Sequence[str | Path], warn: Callable[[str], None] = print, *, resumes: bool = False
+) -> str | None:
+    """Find the valid checkpoint that a run saved last, whatever its name.
 
-    ``warn`` is called with a warning for each damaged file, and if a best checkpoint is used.
+    That is the one of the latest attempt, and in it of the largest step: an attempt may have been resumed from an
+    earlier checkpoint, while files of later steps are left.
+
+    Args:
+        places: Folders or URLs.
+        warn: Called with a warning for each damaged file.
+        resumes: Whether training continues from it, so that one of weights only is the last choice.
 
     Raises:
-        CheckpointError: The storage at the URL cannot be reached.
+        CheckpointError: The storage at a URL cannot be reached.
     """
-    # By step, since modification times may have a resolution of a second. Unreadable files come first and are reported.
-    if newest := _first_valid(_files(place, "last"), _step, warn):
-        return newest
-    if best := _first_valid(_files(place, "best"), _step, warn):
-        warn(printable(f"warning: {place} has no valid last checkpoint; using {best}"))
-    return best
+
+    def key(found: Mapping[str, Any]) -> tuple[float, ...]:
+        saved = found.get("boltcutter") or {}
+        numbers = (saved.get("attempt", 0), found.get("global_step", 0), saved.get("save", 0))
+        return (not resumes or "optimizer_states" in found, *map(float, numbers))
+
+    return _first_valid([file for place in places for file in _files(place)], key, warn)
 
 
-def find_best(place: str | Path, warn: Callable[[str], None] = print) -> str | None:
-    """Find the valid checkpoint named ``best…`` with the best score, or else the newest, as ``find_newest`` does."""
+def find_best(places: Sequence[str | Path], warn: Callable[[str], None] = print) -> str | None:
+    """Find the valid checkpoint with the best score, of those that have one, as ``BestCheckpoint`` saves it."""
 
-    def score(found: Mapping[str, Any]) -> float:
+    def score(found: Mapping[str, Any]) -> tuple[float, ...]:
         known = found.get("best", {"mode": "max", "score": -math.inf})
-        return float(known["score"] if known["mode"] == "max" else -known["score"])
+        value = float(known["score"] if known["mode"] == "max" else -known["score"])
+        return (value if math.isfinite(value) else -math.inf,)  # the metric was NaN
 
-    return _first_valid(_files(place, "best"), score, warn) or _first_valid(_files(place, "last"), _step, warn)
-
-
-def _step(found: Mapping[str, Any]) -> float:
-    return float(found.get("global_step", 0))
+    files = [file for place in places for file in _files(place)]
+    return _first_valid(files, score, warn, least=(-math.inf,))
 
 
 def list_names(place: str | Path) -> list[str]:
@@ -56,8 +61,8 @@ def list_folders(place: str | Path) -> list[str]:
         return [file for file in _files(place) if (found := resolve_filesystem(file))[0].isdir(found[1])]
 
 
-def _files(place: str | Path, start: str = "") -> list[str]:
-    """List paths or URLs of checkpoints whose names begin with ``start``, the most recently written first."""
+def _files(place: str | Path) -> list[str]:
+    """List paths or URLs of checkpoints, the most recently written first."""
     with store_errors(place):
         store, folder = resolve_filesystem(place)
         try:
@@ -69,7 +74,7 @@ def _files(place: str | Path, start: str = "") -> list[str]:
             if key not in unquote(f"{error.filename} {error}"):
                 raise
             return []
-        named = [file for file in listed if re.fullmatch(rf"{start}.*\.ckpt", file.rpartition("/")[2], re.S)]
+        named = [file for file in listed if file.endswith(".ckpt")]
         there = [file for file in named if is_url(place) or store.exists(file)]  # a link may lead nowhere
         found = sorted(there, key=store.modified, reverse=True)
         # Not unstrip_protocol: it loses the account of abfss://container@account.dfs.core.windows.net, and returns
@@ -78,43 +83,30 @@ def _files(place: str | Path, start: str = "") -> list[str]:
 
 
 def _first_valid(
-    paths: list[str], score: Callable[[Mapping[str, Any]], float], warn: Callable[[str], None]
+    paths: list[str],
+    key: Callable[[Mapping[str, Any]], tuple[float, ...]],
+    warn: Callable[[str], None],
+    least: tuple[float, ...] | None = None,
 ) -> str | None:
-    def known(path: str) -> float:
-        try:
-            return score(read_metadata(path))
-        except (CheckpointError, ValueError, TypeError, LookupError, OverflowError):  # not written by this library
-            return math.inf
+    """The valid file with the largest key, if that is above ``least``; damaged ones, which have none, come first."""
 
-    for path in sorted(paths, key=known, reverse=True) if len(paths) > 1 else paths:
+    def known(path: str) -> tuple[float, ...]:
+        try:
+            return key(read_metadata(path))
+        except CheckpointError:
+            return (math.inf,) if find_damage(path) else (-math.inf,)
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError):  # not written by this library
+            return (-math.inf,)
+
+    is_replaced = False
+    keys = {path: known(path) for path in paths} if len(paths) > 1 or least else dict.fromkeys(paths, (0.0,))
+    for path in sorted(paths, key=keys.__getitem__, reverse=True):
+        if least and keys[path] <= least:
+            break
         if (fault := find_damage(path)) is None:
+            if is_replaced:
+                warn(printable(f"warning: using {path} instead"))
             return path
+        is_replaced = True
         warn(printable(f"warning: {path}: {fault}; trying another checkpoint"))
     return None
-
-
-def find_checkpoint(folder: str, which: str) -> str:
-    """Find a checkpoint of a run.
-
-    Args:
-        folder: Folder of the run's checkpoints; a path or a URL.
-        which: ``best``, ``last``, the name of a checkpoint of the run, a path or a URL.
-
-    Raises:
-        ConfigError: The checkpoint does not exist, or is damaged.
-    """
-    try:
-        known = list_names(folder)
-        if which in ("best", "last"):
-            find = find_best if which == "best" else find_newest
-            found = find(folder, print if is_rank_zero() else lambda text: None)
-        else:
-            found = f"{folder}/{which}" if which in known else which
-        fault = find_damage(found) if found else "not found"
-    except CheckpointError as error:
-        raise ConfigError(f"ckpt={which}: {error}") from error
-    if found is None or fault:
-        names = ("best", "last", *known)
-        near = "" if which in names else hint(which, names)
-        raise ConfigError(f"ckpt={which}: {fault}{near} (checkpoints of the run: {', '.join(known) or 'none yet'})")
-    return found

@@ -67,8 +67,9 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
     if "recompiles" in record.get("metrics", {}):
         rows["recompiles"] = f"{record['metrics']['recompiles']:.0f} after the first compilation"
     checkpoint = record.get("best") or ""
-    label = "best" if record.get("best_by") or checkpoint.rpartition("/")[2].startswith("best") else "checkpoint"
-    rows[label] = checkpoint and checkpoint.removeprefix(f"{Path.cwd()}/") + _after(record.get("best_after"))
+    label = "best" if record.get("best_by") else "checkpoint"
+    shown = checkpoint if "://" in checkpoint else str(folder / checkpoint)
+    rows[label] = checkpoint and shown.removeprefix(f"{Path.cwd()}/") + _after(record.get("best_after"))
     rows["time"] = format_duration(record["attempts"][-1]["seconds"])
     if _limit(record) == "max_time":
         rows["stopped by"] = f"trainer.max_time={record['config']['trainer']['max_time']}"

@@ -1,7 +1,8 @@
-"""Find the checkpoint of a finished run: its best one may be that of a ``ModelCheckpoint`` with a folder of its own."""
+"""Find checkpoints of a run: the best and the last are what its callbacks have said, as its record has it."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,11 @@ from boltcutter.checkpoint import select
 from boltcutter.checkpoint.load import find_damage
 from boltcutter.checkpoint.storage import CheckpointError, is_url
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError, printable
+from boltcutter.config.errors import ConfigError, hint, printable
 from boltcutter.environment.identity import is_restarted
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.run import trust
-from boltcutter.run.folder import read_record
+from boltcutter.run.folder import is_signed_by_user, read_record
 
 
 def resumed_checkpoint(cfg: DictConfig, warn: Callable[[str], None] = print) -> str | None:
@@ -24,13 +25,14 @@ def resumed_checkpoint(cfg: DictConfig, warn: Callable[[str], None] = print) -> 
 
     Raises:
         ConfigError: The given checkpoint does not exist or is damaged, or the storage cannot be reached, or holds only
-            DeepSpeed's checkpoint folders.
+            checkpoints that are damaged, or DeepSpeed's checkpoint folders.
     """
     if cfg.get("ckpt") and not is_restarted():  # a requeued job continues from what it has saved since
         return find_checkpoint(cfg, cfg.ckpt)
     try:
-        found = select.find_newest(cfg.checkpoints, warn if is_rank_zero() else lambda text: None)
-        if found is None and (sharded := select.list_folders(cfg.checkpoints)):
+        places = saved_places(cfg)
+        found = select.find_newest(places, warn if is_rank_zero() else lambda text: None, resumes=True)
+        if found is None and (sharded := [folder for place in places for folder in select.list_folders(place)]):
             raise CheckpointError(
                 f"{sharded[0]} is a folder written by DeepSpeed, from which runs cannot be resumed; use another "
                 "folder=, with init_from=<weights file written by zero_to_fp32.py in that folder>"
@@ -40,28 +42,101 @@ def resumed_checkpoint(cfg: DictConfig, warn: Callable[[str], None] = print) -> 
     return found
 
 
-def find_checkpoint(cfg: DictConfig, which: str) -> str:
-    """Find a checkpoint of a run as ``select.find_checkpoint`` does; ``best`` may be in a folder of its own."""
-    return (_recorded(cfg) if which == "best" else None) or select.find_checkpoint(cfg.checkpoints, which)
+def saved_places(cfg: DictConfig) -> list[str]:
+    """Folders or URLs of a run's checkpoints: that of the configuration, and those to which callbacks have saved."""
+    saved = _record(cfg).get("saved")
+    names = saved if isinstance(saved, list) else []
+    return list(dict.fromkeys([str(cfg.checkpoints).rstrip("/"), *(resolve(cfg, str(name)) for name in names)]))
 
 
-def find_best(cfg: DictConfig) -> str | None:
-    """Find the checkpoint of a run that is tested after training; None if there is none."""
-    return _recorded(cfg) or select.find_best(cfg.checkpoints)
+def find_checkpoint(cfg: DictConfig, which: str = "best") -> str:
+    """Find a checkpoint of a run.
+
+    Args:
+        cfg: Configuration of the run.
+        which: ``best``, ``last``, the name of a checkpoint of the run, a path or a URL. The best is the last if no
+            callback has saved one, which is reported.
+
+    Raises:
+        ConfigError: The checkpoint does not exist, or is damaged.
+    """
+    warn = print if is_rank_zero() else lambda text: None
+    try:
+        found = find_best(cfg, warn) if which == "best" else None
+        places = saved_places(cfg)
+        files = {name: f"{place}/{name}" for place in reversed(places) for name in select.list_names(place)}
+        if which in ("best", "last") and found is None:
+            found = select.find_newest(places, warn)
+            if found and which == "best":
+                warn(printable(f"note: ckpt=best: no callback has saved a best checkpoint; using {found}"))
+        elif found is None:
+            found = files.get(which, which)
+        fault = find_damage(found) if found else "not found"
+    except CheckpointError as error:
+        raise ConfigError(f"ckpt={which}: {error}") from error
+    if found is None or fault:
+        names = ("best", "last", *sorted(files))
+        near = "" if which in names else hint(which, names)
+        listed = ", ".join(sorted(files)) or "none yet"
+        raise ConfigError(f"ckpt={which}: {fault}{near} (checkpoints of the run: {listed})")
+    return found
+
+
+def find_best(cfg: DictConfig, warn: Callable[[str], None] = print) -> str | None:
+    """Find the best checkpoint of a run; None if no callback has saved one, or only such whose metric was NaN.
+
+    It is the one in the record. If that is damaged, or a killed run could not record it, scores in the files decide.
+    """
+    return _recorded(cfg) or select.find_best(saved_places(cfg), warn)
+
+
+def find_tested(cfg: DictConfig, warn: Callable[[str], None] = print) -> str | None:
+    """Find the checkpoint that is tested after training: the best, or else the last; None if nothing was saved."""
+    return find_best(cfg, warn) or select.find_newest(saved_places(cfg), warn)
+
+
+def resolve(cfg: DictConfig, name: str) -> str:
+    """The path or URL of a name in the record of a run, which is relative to the folder of the run if within it.
+
+    Raises:
+        ConfigError: It is elsewhere, and the record, of which this entry is not signed, is that of somebody else.
+    """
+    folder = Path(cfg.folder)
+    path = name if is_url(name) or os.path.isabs(name) else os.path.join(str(folder), name)
+    if is_url(path) or "::" in path:
+        if "::" in path or not path.startswith(f"{str(cfg.checkpoints).rstrip('/')}/"):  # which is verified
+            trust.check(path, f"run={folder}", folder)
+        return path
+    is_inside = _is_inside(path, folder) or _is_inside(path, cfg.checkpoints)
+    if not (is_inside or trust.is_granted() or is_signed_by_user(folder)):
+        raise ConfigError(f"run={folder}: its record.json names {path}, which is elsewhere; {trust.REMEDY}")
+    return path
+
+
+def _is_inside(path: str, place: str | Path) -> bool:
+    return not is_url(str(place)) and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(place))
+
+
+def relative(cfg: DictConfig, path: str) -> str:
+    """The name under which a path or URL is recorded, which stays right when the folder of the run is moved."""
+    if is_url(path):
+        return path
+    folder, found = os.path.realpath(str(cfg.folder)), os.path.realpath(os.path.dirname(path))
+    found = os.path.join(found, os.path.basename(path))  # which may be a link to another checkpoint
+    return os.path.relpath(found, folder) if _is_inside(found, folder) else found
+
+
+def _record(cfg: DictConfig) -> dict[str, object]:
+    folder = Path(cfg.folder)
+    return read_record(folder) if (folder / "record.json").is_file() else {}
 
 
 def _recorded(cfg: DictConfig) -> str | None:
-    """The best checkpoint of a ``ModelCheckpoint`` of the user, unless it is damaged."""
-    record = read_record(Path(cfg.folder))
-    if not record.get("best_by"):
+    """The best checkpoint according to the record, unless it is damaged."""
+    record = _record(cfg)
+    if not record.get("best_by") or not record.get("best"):
         return None
-    path = str(record.get("best"))
-    inside = Path(cfg.folder, path.rpartition(f"/{record.get('id')}/")[2])  # the folder may have been moved
-    if not is_url(path) and inside.exists():
-        path = str(inside)
-    is_elsewhere = is_url(path) and not path.startswith(f"{cfg.checkpoints}/")  # which is verified
-    if "::" in path or is_elsewhere:  # and this entry is not signed
-        trust.check(path, f"run={cfg.folder}", Path(cfg.folder))
+    path = resolve(cfg, str(record["best"]))
     try:
         fault = find_damage(path)
     except CheckpointError as error:

@@ -8,11 +8,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from boltcutter.checkpoint.select import list_names
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment import identity
 from boltcutter.run import trust
-from boltcutter.run.best import resumed_checkpoint
+from boltcutter.run.best import resumed_checkpoint, saved_places
 from boltcutter.run.changes import changed_settings, shown
 from boltcutter.run.folder import read_record
 from boltcutter.run.store import run_store
@@ -37,10 +38,10 @@ def check_start(cfg: DictConfig, *, given: bool) -> None:
     folder = Path(cfg.folder)
     record = read_record(folder) if (folder / "record.json").is_file() else {}
     found = resumed_checkpoint(cfg, warn=lambda text: None)  # training reports damaged files
-    if not found and record.get("saved"):
+    if not found and (record.get("saved") or any(list_names(place) for place in saved_places(cfg))):
         raise ConfigError(
-            f"{'resume' if cfg.resume else 'folder'}={folder}: the run has saved checkpoints "
-            f"(last….ckpt), but checkpoints={cfg.checkpoints} holds no valid one; restore them, name one by "
+            f"{'resume' if cfg.resume else 'folder'}={folder}: the run has saved checkpoints, but none in "
+            f"checkpoints={', '.join(saved_places(cfg))} is valid; restore them, name one by "
             f"resume={folder} ckpt=<file>, or use reproduce={folder} to start again in another folder"
         )
     if cfg.resume or not (found or (given and has_trained(folder))):

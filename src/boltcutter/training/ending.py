@@ -6,7 +6,13 @@ from functools import partial
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, StochasticWeightAveraging, Timer
+from lightning.pytorch.callbacks import (
+    Callback,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    StochasticWeightAveraging,
+    Timer,
+)
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.values import plain
@@ -200,6 +206,22 @@ def stopped_by(trainer: L.Trainer) -> str:
     timers = (callback for callback in trainer.callbacks if isinstance(callback, Timer))  # type: ignore[attr-defined]
     is_over = any((rest := timer.time_remaining()) is not None and rest <= 0 for timer in timers)
     return "trainer.max_time" if is_over else "callback"
+
+
+def early_stop(trainer: L.Trainer, stopped_by: str | None) -> str | None:
+    """One line on which callback has stopped training, and why; None if it was ``trainer.max_time``, or none has."""
+    if stopped_by != "callback" or not trainer.should_stop:
+        return None
+    stopping = (callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping))  # type: ignore[attr-defined]
+    reasons = (
+        f"{type(callback).__name__}: {message.partition(' Signaling')[0].rstrip('.')}"
+        for callback in stopping
+        if (message := callback.stopping_reason_message)
+    )
+    why = next(reasons, "a callback or the task has set trainer.should_stop")
+    epoch = trainer.fit_loop.epoch_progress.current.started
+    limit = "" if trainer.max_epochs in (None, -1) else f" of {trainer.max_epochs}"
+    return f"stopped early in epoch {epoch}{limit}, after {trainer.global_step:,} steps: {why}"
 
 
 def unfinished_schedule(trainer: L.Trainer, stopped_by: str | None) -> str | None:

@@ -13,9 +13,9 @@ from lightning.pytorch.callbacks import Callback
 
 from boltcutter import extend
 from boltcutter.assembly.assemble import Components, assemble, read_config
+from boltcutter.callback.monitors import MonitoredValues
+from boltcutter.callback.plan import PlanCheck
 from boltcutter.checkpoint.load import read_metadata
-from boltcutter.checkpoint.select import list_names
-from boltcutter.checkpoint.storage import repeat
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, one_line
 from boltcutter.config.values import name_missing_files, redacted
@@ -29,14 +29,15 @@ from boltcutter.project import Project, command
 from boltcutter.protocols import BuffersMetrics, ClosesWithExitCode, NativeData, PlannedExit, handles_signals
 from boltcutter.report import terminal as summary
 from boltcutter.run import evaluations, lineage
-from boltcutter.run.best import find_best, resumed_checkpoint
+from boltcutter.run.best import find_tested, relative, resumed_checkpoint
 from boltcutter.run.changes import SettingChanges
 from boltcutter.run.folder import create_folder, read_record, record_attempt, update_record
 from boltcutter.run.log import capture_output
 from boltcutter.run.metrics import final_metrics
 from boltcutter.run.restart import check_start
 from boltcutter.run.store import join, run_store
-from boltcutter.training.ending import EndOfTraining, unfinished_schedule
+from boltcutter.training.best import CheckpointRecorder
+from boltcutter.training.ending import EndOfTraining, early_stop, unfinished_schedule
 from boltcutter.training.exactness import ExactnessCheck
 from boltcutter.training.resume import check_restored_paths, explain_restoring, load_initial_state
 
@@ -117,7 +118,8 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     """
     checkpoint = resumed_checkpoint(cfg)
     ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
-    callbacks = [Recorder(cfg), ending, changes, ExactnessCheck(cfg), *extend.callbacks(cfg)]
+    callbacks = [Recorder(cfg), ending, changes, ExactnessCheck(cfg), CheckpointRecorder(cfg), PlanCheck()]
+    callbacks += [MonitoredValues(), *extend.callbacks(cfg)]
     if state := extend.call("resume_state"):
         callbacks.insert(0, state)  # it logs the metrics of an epoch before they are recorded
     components = assemble(cfg, callbacks)
@@ -140,9 +142,10 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
             trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True)
         stopped_by = ending.stopped_by(trainer)
         record_metrics(cfg, trainer, stopped_by)
-        if trainer.is_global_zero and (line := unfinished_schedule(trainer, stopped_by)):
-            print(line)
-        best = trainer.strategy.broadcast(find_best(cfg) if trainer.is_global_zero else None)
+        if trainer.is_global_zero:
+            lines = (early_stop(trainer, stopped_by), unfinished_schedule(trainer, stopped_by))
+            print(*(f"{line}\n" for line in lines if line), sep="", end="")
+        best = trainer.strategy.broadcast(find_tested(cfg) if trainer.is_global_zero else None)
         # Before fitting, only rank zero knew which splits are empty.
         untested, failure = skip_reason(data, task, "test"), None
         scores: dict[str, float] = {}
@@ -220,7 +223,7 @@ def record_scores(cfg: DictConfig, trainer: L.Trainer, best: str | None, scores:
     """Record the best checkpoint, and its metrics of the test split."""
     if trainer.is_global_zero:
         steps = read_metadata(best).get("global_step") if best else None
-        update_record(Path(cfg.folder), best=best, best_after=steps, test=scores)
+        update_record(Path(cfg.folder), best=best and relative(cfg, best), best_after=steps, test=scores)
 
 
 def test(components: Components, folder: Path, checkpoint: str | None) -> dict[str, float]:
@@ -291,8 +294,7 @@ class Recorder(Callback):
 
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
-        self.provenance: dict[str, Any] = {}
-        self.saved = False  # whether the record marks the run as resumable
+        self.provenance: dict[str, Any] = {"save": 0}  # number of the save in this attempt
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record the fingerprint of the data, log the configuration, and print a summary of the run."""
@@ -301,7 +303,8 @@ class Recorder(Callback):
             return
         folder = Path(self.cfg.folder)
         record = read_record(folder)
-        self.provenance = {"run": record["id"], **{name: record["git"][name] for name in ("commit", "dirty")}}
+        self.provenance |= {"run": record["id"], **{name: record["git"][name] for name in ("commit", "dirty")}}
+        self.provenance["attempt"] = len(record["attempts"])
         data = trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, NativeData):
             read_as = getattr(data, "read_as", [])  # empty if a checkpoint says how
@@ -313,16 +316,9 @@ class Recorder(Callback):
                 update_record(folder, wandb={"id": logger.version, "location": location})
         summary.print_start(folder, trainer, pl_module)
 
-    def _is_resumable(self) -> bool:
-        """Whether a checkpoint to resume from was written before the one that is being saved."""
-        place = self.cfg.checkpoints
-        return any(name.startswith("last") for name in repeat(place, lambda: list_names(place)))
-
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the run's id and commit to the checkpoint, and flush metrics so that none logged before it is lost."""
         flush_loggers(trainer)
-        checkpoint["boltcutter"] = self.provenance
-        if trainer.is_global_zero and not self.saved and self._is_resumable():
-            update_record(Path(self.cfg.folder), saved=True)
-            self.saved = True
+        self.provenance["save"] += 1
+        checkpoint["boltcutter"] = dict(self.provenance)
         run_store().flush(Path(self.cfg.folder))

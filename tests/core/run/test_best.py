@@ -3,7 +3,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, STATE, Script
+from conftest import QUICK, STATE, Script, flip_a_bit
 
 from boltcutter.checkpoint import select
 from boltcutter.checkpoint.io import AtomicCheckpointIO
@@ -16,9 +16,11 @@ from boltcutter.run.best import find_checkpoint
 def folder(tmp_path: Path) -> Path:
     """A run whose best checkpoint is in a folder of its own."""
     run = tmp_path / "here" / "run"
-    for name in ("own/top.ckpt", "checkpoints/last.ckpt", "checkpoints/best.ckpt"):
-        AtomicCheckpointIO().save_checkpoint(STATE, run / name)
-    facts = {"id": "run", "best": f"{run}/own/top.ckpt", "best_by": {"monitor": "val_acc"}}
+    scored = STATE | {"best": {"mode": "min", "score": 1.0}}
+    last = STATE | {"global_step": 3}
+    for name, content in (("own/top", STATE), ("checkpoints/last", last), ("checkpoints/best", scored)):
+        AtomicCheckpointIO().save_checkpoint(content, run / f"{name}.ckpt")
+    facts = {"id": "run", "best": "own/top.ckpt", "best_by": {"monitor": "val_acc"}}
     (run / "record.json").write_text(json.dumps(facts))
     return run
 
@@ -52,8 +54,8 @@ def test_an_address_in_the_record_is_not_contacted(folder: Path, url: str) -> No
         find(folder)
 
 
-def test_without_a_callback_of_the_user_the_folder_tells(folder: Path) -> None:
-    (folder / "record.json").write_text(json.dumps({"id": "run", "best": f"{folder}/own/top.ckpt", "best_by": None}))
+def test_without_a_recorded_callback_the_scores_tell(folder: Path) -> None:
+    (folder / "record.json").write_text(json.dumps({"id": "run", "best": "own/top.ckpt", "best_by": None}))
     assert find(folder) == f"{folder}/checkpoints/best.ckpt"
 
 
@@ -104,7 +106,7 @@ def test_a_damaged_last_checkpoint_is_replaced_by_the_best(script: Script, begun
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
     assert len(lines) == 2
-    assert "no valid last checkpoint; using" in lines[1]
+    assert str(run / "checkpoints") in lines[1]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ def test_names_of_damaged_checkpoints_are_printed_escaped(folder: Path, capsys: 
     for name in ("last-\x1b]0;title\x07.ckpt", "best-\x1b]0;title\x07.ckpt"):
         (folder / "checkpoints" / name).parent.mkdir(exist_ok=True)
         (folder / "checkpoints" / name).write_bytes(b"damaged")
-    select.find_newest(folder / "checkpoints")
+    select.find_newest([folder / "checkpoints"])
     record = json.loads((folder / "record.json").read_text())
     (folder / "record.json").write_text(
         json.dumps(record | {"best": f"{folder}/checkpoints/last-\x1b]0;title\x07.ckpt"})
@@ -146,3 +148,69 @@ def test_an_address_that_only_begins_like_the_checkpoints_is_not_contacted(folde
     (folder / "record.json").write_text(json.dumps(facts))
     with pytest.raises(ConfigError, match=r"an address that would be contacted; set trust=true"):
         find_checkpoint(DictConfig({"folder": str(folder), "checkpoints": "https://example.org"}), "best")
+
+
+def test_a_checkpoint_is_found_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last, best, other = (tmp_path / "checkpoints" / f"{name}.ckpt" for name in ("last", "best", "step-5"))
+    scored = {"global_step": 3, "best": {"mode": "min", "score": 1.0}}
+    for path, facts in ((other, {}), (best, scored), (last, {"global_step": 4})):
+        AtomicCheckpointIO().save_checkpoint(STATE | facts, path)
+    for which, path in (("last", last), ("best", best), ("step-5.ckpt", other), (str(other), other)):
+        assert find(tmp_path, which) == str(path)
+    listed = r"\(checkpoints of the run: best\.ckpt, last\.ckpt, step-5\.ckpt\)"
+    with pytest.raises(ConfigError, match=rf"^ckpt=step-6\.ckpt: no such file; did you mean step-5\.ckpt\? {listed}$"):
+        find(tmp_path, "step-6.ckpt")
+    flip_a_bit(other)
+    with pytest.raises(ConfigError, match=rf"^ckpt=step-5\.ckpt: record .* is damaged {listed}$"):
+        find(tmp_path, "step-5.ckpt")
+    assert capsys.readouterr().out == ""
+    flip_a_bit(last)
+    assert find(tmp_path, "last") == str(best)
+    assert str(best) in capsys.readouterr().out.splitlines()[-1]
+    with pytest.raises(ConfigError, match=r"^ckpt=best: not found \(checkpoints of the run: none yet\)$"):
+        find(tmp_path / "missing")
+    with pytest.raises(ConfigError, match=r"^ckpt=last: s4://bucket: cannot be reached"):
+        find_checkpoint(DictConfig({"folder": str(tmp_path), "checkpoints": "s4://bucket"}), "last")
+
+
+def test_without_a_best_checkpoint_the_last_is_used_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint(STATE, last)
+    assert find(tmp_path) == str(last)
+    assert str(last) in capsys.readouterr().out
+
+
+def test_only_rank_zero_warns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last, best = (tmp_path / "checkpoints" / f"{name}.ckpt" for name in ("last", "best"))
+    AtomicCheckpointIO().save_checkpoint(STATE | {"global_step": 4}, last)
+    AtomicCheckpointIO().save_checkpoint(STATE, best)
+    flip_a_bit(last)
+    monkeypatch.setenv("RANK", "1")
+    assert find(tmp_path, "last") == str(best)
+    assert capsys.readouterr().out == ""
+
+
+def test_checkpoints_at_a_url_keep_its_form(tmp_path: Path) -> None:
+    url = "memory://run-best/run"
+    AtomicCheckpointIO().save_checkpoint(STATE, f"{url}/last.ckpt")
+    cfg = DictConfig({"folder": str(tmp_path), "checkpoints": url})
+    assert find_checkpoint(cfg, "last.ckpt") == find_checkpoint(cfg, "last") == f"{url}/last.ckpt"
+
+
+@pytest.mark.parametrize("place", ["../other", "{}/other", "https://example.org", "checkpoints::file:///etc"])
+def test_folders_elsewhere_in_a_foreign_record_are_not_searched(folder: Path, place: str) -> None:
+    facts = json.loads((folder / "record.json").read_text()) | {"saved": ["own", place.format(folder.parent)]}
+    (folder / "record.json").write_text(json.dumps(facts))
+    with pytest.raises(ConfigError, match=r"set trust=true"):
+        find(folder, "last")
+
+
+def test_folders_of_callbacks_are_searched(folder: Path) -> None:
+    AtomicCheckpointIO().save_checkpoint(STATE | {"global_step": 9}, folder / "own" / "newer.ckpt")
+    facts = json.loads((folder / "record.json").read_text()) | {"saved": ["checkpoints", "own"]}
+    (folder / "record.json").write_text(json.dumps(facts))
+    assert find(folder, "last") == find(folder, "newer.ckpt") == f"{folder}/own/newer.ckpt"

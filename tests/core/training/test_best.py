@@ -61,7 +61,7 @@ def test_the_best_checkpoint_of_a_plain_callback_is_tested(plain: Path) -> None:
     best = max(by_step, key=lambda step: by_step[step])
     assert best != max(by_step), "the last epoch must not be the best"
     known = record(plain)
-    assert known["best"] == str(plain / "own" / f"top-step={best}.ckpt")
+    assert known["best"] == f"own/top-step={best}.ckpt"
     assert known["best_after"] == best
     assert known["best_by"]["monitor"] == "val/accuracy"
     assert known["best_by"]["score"] == pytest.approx(by_step[best])
@@ -97,7 +97,7 @@ def test_it_counts_after_resume(script: Script, plain: Path, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     by_step = accuracies(folder)
     best = max(by_step, key=lambda step: by_step[step])
-    assert record(folder)["best"] == str(folder / "own" / f"top-step={best}.ckpt")
+    assert record(folder)["best"] == f"own/top-step={best}.ckpt"
 
 
 @pytest.mark.parametrize(
@@ -143,4 +143,61 @@ def test_a_run_that_ended_early_has_recorded_it(script: Script, tmp_path: Path) 
     assert done.returncode == 3, done.stderr
     by_step = accuracies(folder)
     best = max(by_step, key=lambda step: by_step[step])
-    assert record(folder)["best"] == str(folder / "own" / f"top-step={best}.ckpt")
+    assert record(folder)["best"] == f"own/top-step={best}.ckpt"
+
+
+SAVED = """
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+
+
+class Mine(ModelCheckpoint):
+    pass
+
+
+class Own(Checkpoint):
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(f"{self.folder}/of-{trainer.current_epoch}.ckpt")
+"""
+MINE = """
+mine:
+  _target_: saved.Mine
+  dirpath: ${folder}/a
+  monitor: val/loss
+  mode: max
+  save_last: true
+  filename: "last-{epoch}"
+"""
+OWN_ONLY = """
+own: {_target_: saved.Own, folder: "${folder}/b"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "best", "last"),
+    [(MINE, "a/last-epoch=0.ckpt", "a/last.ckpt"), (OWN_ONLY, None, "b/of-3.ckpt")],
+    ids=["subclass", "own"],
+)
+def test_callbacks_of_the_user_alone_are_enough(
+    written: str, best: str | None, last: str, script: Script, tmp_path: Path
+) -> None:
+    """Without the default callbacks: the best is tested, and a resumed run continues with the last."""
+    (tmp_path / "saved.py").write_text(SAVED)
+    (tmp_path / "own.yaml").write_text(written)
+    folder, env = tmp_path / "run", {"PYTHONPATH": str(tmp_path)}
+    options = [*QUICK, "model=linear", "data.num_workers=0"]
+    done = script(
+        "train", *options, f"callback={tmp_path}/own.yaml", f"folder={folder}", "trainer.max_epochs=4", env=env
+    )
+    assert done.returncode == 0, done.stderr
+    known = record(folder)
+    assert known["best"] == (best or last)
+    assert bool(known["best_by"]) == bool(best)
+    done = script("train", f"resume={folder}", "trainer.max_epochs=5", env=env)
+    assert done.returncode == 0, done.stderr
+    assert record(folder)["attempts"][-1]["resumed_from"] == str(folder / last)

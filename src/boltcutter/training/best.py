@@ -1,0 +1,114 @@
+"""Record during training which checkpoints are saved, and which is the best, for commands that have only the folder."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback, Checkpoint
+
+from boltcutter.callback.checkpoint import BestCheckpoint, LastCheckpoint
+from boltcutter.checkpoint.select import list_names
+from boltcutter.checkpoint.storage import is_url, repeat
+from boltcutter.config.compose import DictConfig
+from boltcutter.run.best import relative
+from boltcutter.run.folder import read_record, update_record
+
+
+class CheckpointRecorder(Callback):
+    """Records the best checkpoint, as the callbacks say, and the folders of all checkpoints, after each save.
+
+    Args:
+        cfg: The configuration of the run.
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self.cfg = cfg
+        self._places: set[str] = set()  # folders or URLs that were saved to
+        self._recorded: dict[str, Any] = {}
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Save the last checkpoint after the others, so that it contains their state; record what is saved."""
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        # A new list, as Lightning is iterating over this one.
+        trainer.callbacks = sorted(callbacks, key=lambda callback: isinstance(callback, LastCheckpoint))  # type: ignore[attr-defined]
+        vars(trainer).pop("save_checkpoint", None)
+        if stage != "fit":
+            return
+        save = trainer.save_checkpoint
+
+        def save_and_record(filepath: Any, *arguments: Any, **options: Any) -> None:
+            save(filepath, *arguments, **options)
+            self._places.add(str(filepath).rpartition("/")[0] or ".")
+            self._record(trainer)
+
+        trainer.save_checkpoint = save_and_record  # type: ignore[method-assign]
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Record what training has saved."""
+        self._record(trainer)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Record what was still being written, and print which checkpoint counts if there are several."""
+        self._record(trainer)
+        found = monitored_checkpoints(trainer)
+        if len(found) > 1 and trainer.is_global_zero:
+            rest = ", ".join(map(_label, found[1:]))
+            print(f"best checkpoint: {found[0].best_model_path}, by {_label(found[0])}; not that by {rest}")
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Restore the trainer."""
+        vars(trainer).pop("save_checkpoint", None)
+
+    def _record(self, trainer: L.Trainer) -> None:
+        if not trainer.is_global_zero:
+            return
+        folder, best = Path(self.cfg.folder), next(iter(monitored_checkpoints(trainer)), None)
+        facts: dict[str, Any] = {"best_by": describe(best) if best else None}
+        if best:
+            path = best.best_model_path
+            if not is_url(path) and not os.path.exists(path):
+                return  # it is being written
+            facts["best"] = relative(self.cfg, path)
+        if not self._recorded:
+            self._recorded = {key: read_record(folder).get(key) for key in ("best", "best_by", "saved")}
+        saved = set(self._recorded.get("saved") or ())
+        for place in self._places:
+            if (name := relative(self.cfg, place)) not in saved and repeat(place, lambda at=place: list_names(at)):
+                saved.add(name)
+        facts |= {"saved": sorted(saved)} if saved else {}
+        if facts != {key: self._recorded.get(key) for key in facts}:
+            update_record(folder, **facts)
+            self._recorded |= facts
+
+
+def monitored_checkpoints(trainer: L.Trainer) -> list[Any]:
+    """List the callbacks that have saved a best checkpoint, the one that counts first.
+
+    That is ``callback.best``; else one whose metric the task or another callback monitors, such as early stopping;
+    else the first. One whose metric was always NaN has none. Without any, one that saves the latest checkpoint counts,
+    unless it is that of the run. They are subclasses of ``ModelCheckpoint``, or have its attributes.
+    """
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    owners = (trainer.lightning_module, *callbacks)
+    monitored = {getattr(o, "monitor", None) for o in owners if not isinstance(o, Checkpoint)}
+    saved: list[Any] = [c for c in callbacks if isinstance(c, Checkpoint) and getattr(c, "best_model_path", "")]
+    found = [c for c in saved if getattr(c, "monitor", None) is not None]
+    if not found and not any(isinstance(c, LastCheckpoint) for c in callbacks):
+        return saved[:1]
+    scored = [c for c in found if (score := describe(c)["score"]) is None or math.isfinite(score)]
+    return sorted(scored, key=lambda c: (not isinstance(c, BestCheckpoint), c.monitor not in monitored))
+
+
+def describe(callback: Any) -> dict[str, Any]:
+    """Describe the callback that saved the best checkpoint, for the record."""
+    score, known = getattr(callback, "best_model_score", None), ("monitor", "mode")
+    found = {"class": type(callback).__name__, **{name: getattr(callback, name, None) for name in known}}
+    return found | {"score": None if score is None else float(score)}
+
+
+def _label(callback: Any) -> str:
+    return f"{type(callback).__name__} of {callback.monitor} ({getattr(callback, 'mode', 'min')})"
