@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 # A spreadsheet would compute text that begins so, as =HYPERLINK(…); the last four are full-width.
@@ -21,6 +23,19 @@ def is_terminal(file: TextIO) -> bool:
 def supports_color(file: TextIO) -> bool:
     """Whether text written to a file can be colored; see https://no-color.org."""
     return is_terminal(file) and not os.environ.get("NO_COLOR")
+
+
+def to_json(value: Any, *, indent: int | None = None, default: Callable[[Any], Any] | None = None) -> str:
+    """JSON as RFC 8259 has it, which knows neither NaN nor Infinity: these are null."""
+    return json.dumps(_finite(value), indent=indent, default=default, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def format_number(value: Any) -> str:

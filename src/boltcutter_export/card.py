@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from boltcutter.checkpoint.atomic import write_text
+from boltcutter.formatting import to_json
 from boltcutter.project import Project
 from boltcutter.run import trust
 from boltcutter.run.folder import read_record
@@ -33,7 +33,7 @@ def write_card(
 ) -> None:
     """Write ``card.json``, and ``preprocessing.json`` with the statistics of the data module."""
     statistics: Mapping[str, Any] = getattr(data, "statistics", {})
-    write_text(folder / PREPROCESSING, json.dumps(statistics) + "\n")
+    write_text(folder / PREPROCESSING, to_json(statistics) + "\n")
     record = read_record(run)
     files = sorted(path for path in folder.iterdir() if path.name != runner.CARD)
     card = {
@@ -59,13 +59,13 @@ def write_card(
         "files": {path.name: {"bytes": path.stat().st_size, "sha256": runner.sha256(path)} for path in files},
     }
     card["signature"] = trust.sign(card["files"])
-    write_text(folder / runner.CARD, json.dumps(card, indent=2) + "\n")
+    write_text(folder / runner.CARD, to_json(card, indent=2) + "\n")
 
 
 def add_result(folder: Path, result: Result) -> None:
     """Add the measured performance to the card."""
     card = runner.read_card(folder)
-    write_text(folder / runner.CARD, json.dumps({**card, "verified": asdict(result)}, indent=2) + "\n")
+    write_text(folder / runner.CARD, to_json({**card, "verified": asdict(result)}, indent=2) + "\n")
 
 
 def find_license(project: Project) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from boltcutter.data.seeding import seeded_generators
 from boltcutter.data.streams import Purpose, stream
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.splits import loader_owner
+from boltcutter.formatting import to_json
 from boltcutter.project import LIBRARY, Project, library_packages
 from boltcutter.protocols import NativeData, NativeTask
 from boltcutter.report import html
@@ -211,7 +211,7 @@ def write_model_config(folder: Path, form: Format, cfg: DictConfig) -> None:
     if not form.is_runnable:
         values = redacted(cfg)
         content = {"model": values.get("model") or values["task"]}
-        write_text(folder / "config.json", json.dumps(content, indent=2) + "\n")
+        write_text(folder / "config.json", to_json(content, indent=2) + "\n")
 
 
 def save_results(folder: Path, results: dict[str, Result], split: str, checkpoint: str) -> None:
@@ -225,7 +225,7 @@ def save_results(folder: Path, results: dict[str, Result], split: str, checkpoin
                     kept = earlier
     found = kept | {name: asdict(result) for name, result in results.items()}
     content = {"split": split, "checkpoint": checkpoint, "results": found}
-    write_text(path, json.dumps(content, indent=2) + "\n")
+    write_text(path, to_json(content, indent=2) + "\n")
 
 
 def check_drop(results: dict[str, Result], limit: float) -> None:

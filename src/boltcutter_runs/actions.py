@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError, printable
 from boltcutter.environment import lease
+from boltcutter.formatting import to_json
 from boltcutter_runs.facts import LABELS, read_labels
 from boltcutter_runs.record import Run
 
@@ -47,7 +47,7 @@ def _changed_labels(folder: Path) -> Iterator[dict[str, Any]]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         labels = read_labels(folder)
         yield labels
-        write_text(folder / LABELS, json.dumps(labels, indent=1) + "\n")
+        write_text(folder / LABELS, to_json(labels, indent=1) + "\n")
     finally:
         os.close(descriptor)
 

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from boltcutter import extend
 from boltcutter.config.errors import ConfigError, one_line, printable
-from boltcutter.formatting import parse_count
+from boltcutter.formatting import parse_count, to_json
 from boltcutter.report import html
 from boltcutter.run import trust
 from boltcutter.run.metrics import MetricsReader
@@ -88,7 +88,7 @@ class Watch:
             return
         links = [self._link(run) for run in runs]
         self._runs = dict(zip(map(unquote, links), runs, strict=True))
-        text = json.dumps(page.collect(runs, links, [self._read_curves(run.folder) for run in runs]))
+        text = to_json(page.collect(runs, links, [self._read_curves(run.folder) for run in runs]))
         self._tag, self._text = tag, text.encode(errors="replace").decode()
 
     def _link(self, run: Run) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from boltcutter.config.locate import locate
 from boltcutter.config.values import last_of_each, plain, redacted, split_overrides
 from boltcutter.environment.identity import new_run_id
 from boltcutter.extend import require
-from boltcutter.formatting import parse_duration
+from boltcutter.formatting import parse_duration, to_json
 from boltcutter.project import Project, command, install_command
 from boltcutter.run import trust
 from boltcutter.run.metrics import Mode
@@ -315,12 +314,12 @@ def save(plan: Plan) -> None:
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     record = {"command": plan.command, "created": created, **used, "signature": trust.sign(used)}
     plan.folder.mkdir(parents=True, exist_ok=True)
-    write_text(plan.folder / RECORD, json.dumps(record, indent=2) + "\n")
+    write_text(plan.folder / RECORD, to_json(record, indent=2) + "\n")
 
 
 def save_reason(folder: Path, reason: str) -> None:
     """Write how a search has ended, or that it is running, which a process that is killed leaves there."""
-    write_text(folder / RECORD, json.dumps(read_search(folder) | {"reason": reason}, indent=2) + "\n")
+    write_text(folder / RECORD, to_json(read_search(folder) | {"reason": reason}, indent=2) + "\n")
 
 
 def read_search(folder: Path) -> dict[str, Any]:

@@ -1,7 +1,18 @@
+import json
+import math
+
 import pytest
 import torch
 
-from boltcutter.formatting import aligned, format_duration, format_limit, format_number, parse_count, parse_duration
+from boltcutter.formatting import (
+    aligned,
+    format_duration,
+    format_limit,
+    format_number,
+    parse_count,
+    parse_duration,
+    to_json,
+)
 
 
 @pytest.mark.parametrize(
@@ -58,3 +69,10 @@ def test_durations_are_formatted() -> None:
 )
 def test_columns_are_aligned(left: int | None, lines: list[str]) -> None:
     assert aligned([["name", "value"], ["a", "1"], ["long", "22"]], left) == lines
+
+
+def test_json_has_no_nan() -> None:
+    """RFC 8259 knows none, and most readers refuse it."""
+    value = {"a": math.nan, "b": [math.inf, -math.inf, 1.5], "c": {"d": (2, None, "NaN")}}
+    found = json.loads(to_json(value), parse_constant=pytest.fail)
+    assert found == {"a": None, "b": [None, None, 1.5], "c": {"d": [2, None, "NaN"]}}

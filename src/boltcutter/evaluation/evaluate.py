@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,22 +21,25 @@ from boltcutter.callback.reseed import EvaluationSeeds
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError, as_config_error, hint
 from boltcutter.config.values import name_missing_files, split_overrides
-from boltcutter.environment.process import distributed_shutdown
+from boltcutter.environment.process import distributed_shutdown, is_rank_zero
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.splits import (
     NoLoaderError,
     ReturnedLoaders,
     has_own_loader,
     loader_owner,
+    note_limit,
     skip_reason,
     uses_validation_step,
 )
+from boltcutter.formatting import to_json
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData
 from boltcutter.report import html as report
 from boltcutter.report import terminal as summary
-from boltcutter.run import evaluations, trust
+from boltcutter.run import evaluations, lineage, trust
 from boltcutter.run.best import find_checkpoint
+from boltcutter.run.folder import read_record
 from boltcutter.run.store import run_store
 
 SETTINGS = "settings.json"  # in the folder of an evaluation
@@ -66,7 +68,14 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
     with distributed_shutdown(), name_missing_files(cfg):
         which = special.get("ckpt", "best")
         checkpoint = find_checkpoint(cfg, which)
-        settings = describe_evaluation(components, checkpoint, split, rest)
+        is_validation = uses_validation_step(components.data, split)
+        note_limit(components.trainer, "limit_val_batches" if is_validation else "limit_test_batches", rest)
+        source, library = lineage.git_state(project.root), lineage.library_state(project.root)
+        if is_rank_zero():
+            for difference in lineage.code_differences(read_record(folder), source, library):
+                print(f"warning: {difference}")
+        code = lineage.code_key(source, library)
+        settings = describe_evaluation(components, checkpoint, split, rest, code=code)
         named = [split, *([Path(which).stem] if which != "best" else []), *sorted(rest)]
         name = re.sub(r"[^\w.=,-]+", "-", "-".join(named))[:MAX_NAME].rstrip("-.")
         output = Path(special.get("output") or find_folder(folder / "evaluation" / name, settings))
@@ -75,6 +84,9 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
         scores = score(components, checkpoint, output, settings)
         if components.trainer.is_global_zero:
             evaluations.append(folder, settings)
+            for name, state in (("code.patch", source), ("library.patch", library)):
+                if state.get("patch"):
+                    (output / name).write_bytes(state["patch"])
             tests = evaluations.of_test(folder) if split == "test" else []
             summary.print_evaluation(output, scores, evaluations.describe(tests) if len(tests) > 1 else None)
             if "output" not in special and (folder / "report.html").is_file():
@@ -84,9 +96,14 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
 
 
 def describe_evaluation(
-    components: Components, checkpoint: str | None, split: str = "test", overrides: Sequence[str] = ()
+    components: Components,
+    checkpoint: str | None,
+    split: str = "test",
+    overrides: Sequence[str] = (),
+    *,
+    code: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What determines the result of an evaluation of a run, as plain values."""
+    """What determines the result of an evaluation of a run, as plain values; ``code`` is that of ``code_key``."""
     changed = Path(checkpoint).stat().st_mtime if checkpoint and Path(checkpoint).exists() else None
     return {
         "split": split,
@@ -94,6 +111,7 @@ def describe_evaluation(
         "written": changed and datetime.fromtimestamp(changed, timezone.utc).isoformat(),
         "overrides": sorted(overrides),
         "devices": components.topology.world_size,
+        "code": dict(code),
     }
 
 
@@ -167,8 +185,8 @@ def score(
     scores = {re.sub(r"^test(?=[/_.-])", split, name): value for name, value in logged.items()}
     if components.trainer.is_global_zero:
         output.mkdir(parents=True, exist_ok=True)
-        write_text(output / "metrics.json", json.dumps(scores, indent=2) + "\n")
-        write_text(output / SETTINGS, json.dumps(settings, indent=2) + "\n")
+        write_text(output / "metrics.json", to_json(scores, indent=2) + "\n")
+        write_text(output / SETTINGS, to_json(settings, indent=2) + "\n")
     return scores
 
 

@@ -17,7 +17,7 @@ from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.values import split_overrides
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.evaluate import explain_mismatch
-from boltcutter.evaluation.splits import has_own_loader
+from boltcutter.evaluation.splits import has_own_loader, note_limit
 from boltcutter.evaluation.table import MAX_COLUMNS, Table, count_rows, spread, write_csv
 from boltcutter.extend import Predictor, require
 from boltcutter.project import Project
@@ -55,6 +55,7 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     exported: Predictor | None = require("predictor", f"export={export}")(folder, export) if export else None
     reads_files = isinstance(components.data, NativeData)
     if not reads_files or ("input" not in special and has_own_loader(components.data, "predict")):
+        note_limit(components.trainer, "limit_predict_batches", rest)
         predict_loader = require("predict_loader", f"run={folder}")
         outputs: Table | list[Any] = predict_loader(components, cfg, folder, special, exported)
         return outputs
@@ -62,6 +63,7 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     if not special.get("input"):
         what = "<text or file>" if generates else "<file or folder>, several separated by commas"
         raise ConfigError(f"input is not set; set input={what}")
+    note_limit(components.trainer, "limit_predict_batches", rest)
     model = exported or find_checkpoint(cfg, special.get("ckpt", "best"))
     if generates:
         text: str = require("generate", "input")(components, model, special)

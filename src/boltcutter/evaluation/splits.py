@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import lightning as L
@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.data.module import DataModule
+from boltcutter.environment.process import is_rank_zero
 from boltcutter.protocols import GeneratesTokens, NativeData
 
 
@@ -73,6 +74,18 @@ def skip_reason(data: Any, task: L.LightningModule, split: str) -> str | None:
     if isinstance(data, NativeData) and split in data.empty_splits and not has_own_loader(data, split):
         return f"{type(data).__name__} has no samples in its {split} split (data.split)"
     return None
+
+
+def note_limit(trainer: L.Trainer, name: str, overrides: Sequence[str]) -> None:
+    """Print that a limit of the run, such as ``limit_test_batches``, applies, unless an override has just set it."""
+    limit = getattr(trainer, name)
+    is_chosen = any(override.lstrip("+").startswith(f"trainer.{name}=") for override in overrides)
+    is_whole = isinstance(limit, float) and limit == 1.0  # 1 is one batch
+    if not (is_whole or is_chosen) and is_rank_zero():
+        key = name if not trainer.fast_dev_run else "fast_dev_run"
+        print(
+            f"note: trainer.{key}={getattr(trainer, key)} of the run leaves out batches; set trainer.{name}=1.0 for all"
+        )
 
 
 def uses_validation_step(data: Any, split: str) -> bool:

@@ -64,6 +64,7 @@ def render(folder: Path, home: str = "") -> str:
     config, sections = reader.get("Configuration", ({}, []), _read_config, folder / "config.yaml")
     groups = reader.get("Curves", {}, _read_groups, folder / "metrics.csv")
     scores = reader.get("Test metrics", record.get("test") or {}, trust.read_json, test / "metrics.json")
+    scores = {name: math.nan if value is None else value for name, value in scores.items()}
     modes = _modes(config, groups)
     outcomes = extend.call("report_outcomes", reader, test) or {}
     page = load_template(Path(__file__).with_name("report.html")).render(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter import files
+from boltcutter.formatting import to_json
 from boltcutter.run import trust
 
 FILE = Path("evaluation", "log.jsonl")  # in the folder of a run; a line for each evaluation, whatever it wrote where
@@ -22,7 +22,7 @@ def append(folder: Path, settings: Mapping[str, Any]) -> None:
         folder: Folder of the run.
         settings: What was evaluated: its ``split``, ``checkpoint``, and when that was ``written``.
     """
-    line = json.dumps({"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), **settings})
+    line = to_json({"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), **settings})
     with suppress(OSError):
         (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
         with open(folder / FILE, "a", encoding="utf-8", opener=files.opener(folder)) as file:

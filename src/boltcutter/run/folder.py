@@ -7,14 +7,14 @@ attempts), ``code.patch`` (uncommitted changes), ``metrics.csv``, ``checkpoints/
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import platform
 import shlex
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,8 +24,9 @@ from boltcutter.checkpoint.atomic import write, write_text
 from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError, prefix_errors
 from boltcutter.config.redaction import hide_variables
-from boltcutter.config.values import as_yaml, redacted
+from boltcutter.config.values import NOT_FINITE, as_yaml, redacted
 from boltcutter.environment import lease
+from boltcutter.formatting import to_json
 from boltcutter.project import Project
 from boltcutter.protocols import PlannedExit
 from boltcutter.run import lineage, trust
@@ -36,6 +37,7 @@ BASIC = ("name", "checkpoints")  # keys of each configuration, also of those tha
 REQUIRED = (*BASIC, "seed", "timeout", "data", "task", "trainer")
 # Entries of a record that are not plain values.
 MAPPINGS = "config", "git", "library", "packages", "hardware", "launch", "best_by", "metrics", "test", "measured_after"
+WRITTEN_NUMBERS = {str(number): text for text, number in NOT_FINITE.items()}
 ENTRIES = {**dict.fromkeys(("attempts", "tags"), list), **dict.fromkeys(MAPPINGS, dict)}
 
 
@@ -102,7 +104,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         ConfigError: The folder holds no run, or the record is damaged.
     """
     try:
-        found = trust.read_json(folder / "record.json")
+        found = _decoded(trust.read_json(folder / "record.json"))
         found |= {name: kind() for name, kind in ENTRIES.items() if found.get(name, kind) is None}
         is_valid = all(isinstance(found.get(name, kind()), kind) for name, kind in ENTRIES.items())
         if not is_valid or not all(isinstance(attempt, dict) for attempt in found.get("attempts") or ()):
@@ -112,6 +114,31 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{folder}: no run there (record.json is missing); give the folder of a run") from None
     except (ValueError, OSError) as error:
         raise ConfigError(f"{folder}/record.json is damaged ({error}); restore it from a copy") from None
+
+
+def encoded(record: dict[str, Any]) -> dict[str, Any]:
+    """A record as it is written: settings that are NaN or infinite as YAML has them, since JSON knows neither."""
+    return {**record, "config": _replaced(record["config"], WRITTEN_NUMBERS)} if "config" in record else record
+
+
+def _decoded(record: dict[str, Any]) -> dict[str, Any]:
+    """A record as it was before ``encoded``, and with metrics that were not finite as NaN."""
+    if isinstance(record.get("config"), dict):
+        record["config"] = _replaced(record["config"], NOT_FINITE)
+    for name in ("metrics", "test"):
+        if isinstance(record.get(name), dict):
+            record[name] = {metric: math.nan if value is None else value for metric, value in record[name].items()}
+    return record
+
+
+def _replaced(value: Any, by: Mapping[Any, Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: _replaced(inner, by) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replaced(inner, by) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return by.get(str(value), value)
+    return by.get(value, value) if isinstance(value, str) else value
 
 
 def is_signed_by_user(folder: Path) -> bool:
@@ -129,7 +156,7 @@ def update_record(folder: Path, **facts: Any) -> None:
     lease.check()
     path = folder / "record.json"
     record = read_record(folder) if path.is_file() else {}
-    write_text(path, json.dumps(record | facts, indent=2, default=str) + "\n")
+    write_text(path, to_json(encoded(record | facts), indent=2, default=str) + "\n")
 
 
 def save_config(cfg: DictConfig, **facts: Any) -> None:

@@ -40,12 +40,29 @@ SNAPSHOT = ".snapshot.json"  # in a copy of the code: the state of the repositor
 
 def differences(record: dict[str, Any], root: Path, ranks: int) -> list[str]:
     """List how code, packages, hardware and ranks of a run differ from the current ones, one line each."""
-    source, then, found = git_state(root), record.get("git", {}), []
+    found = code_differences(record, git_state(root), library_state(root))
+    here, then = {**hardware(), "number of ranks": ranks}, dict(record.get("hardware", {}))
+    devices = [attempt["devices"] for attempt in record.get("attempts") or () if "devices" in attempt]
+    then |= {"number of ranks": devices[-1]} if devices else {}  # of the last attempt
+    return found + [
+        printable(f"{key} is {here.get(key)}, was {was}") for key, was in then.items() if here.get(key) != was
+    ]
+
+
+def code_differences(record: dict[str, Any], source: dict[str, Any], library: dict[str, Any]) -> list[str]:
+    """List how code and packages of a run differ from the current ones, one line each.
+
+    Args:
+        record: Of the run.
+        source: Of the project, from ``git_state``.
+        library: From ``library_state``.
+    """
+    then, found = record.get("git") or {}, []
     if (was := then.get("commit")) != (commit := source.get("commit")):
         found.append(f"git commit is {commit}, was {was}; git checkout {was}")
     if then.get("changes") != source["changes"]:
         found.append("uncommitted changes differ; see code.patch of the run")
-    library, was_library = library_state(root), record.get("library") or {}
+    was_library = record.get("library") or {}
     for key in ("commit", "changes"):
         if was_library and library.get(key) != was_library.get(key):
             found.append(f"the library's {key} is {library.get(key)}, was {was_library.get(key)}")
@@ -55,11 +72,13 @@ def differences(record: dict[str, Any], root: Path, ranks: int) -> list[str]:
             found.append(f"package {name} is {installed.get(name, 'absent')}, was {was}")
     if platform.python_version() != record.get("python"):
         found.append(f"Python is {platform.python_version()}, was {record.get('python')}")
-    here, then = {**hardware(), "number of ranks": ranks}, dict(record.get("hardware", {}))
-    devices = [attempt["devices"] for attempt in record.get("attempts") or () if "devices" in attempt]
-    then |= {"number of ranks": devices[-1]} if devices else {}  # of the last attempt
-    found += [f"{key} is {here.get(key)}, was {was}" for key, was in then.items() if here.get(key) != was]
     return [printable(line) for line in found]
+
+
+def code_key(source: dict[str, Any], library: dict[str, Any]) -> dict[str, Any]:
+    """What identifies the code of a project and of the library: commits, and hashes of uncommitted changes."""
+    states = {"": source, "library_": library}
+    return {f"{of}{key}": state.get(key) for of, state in states.items() for key in ("commit", "changes")}
 
 
 def git_state(where: Path) -> dict[str, Any]:

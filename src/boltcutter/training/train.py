@@ -15,6 +15,7 @@ from boltcutter import extend
 from boltcutter.assembly.assemble import Components, assemble, read_config
 from boltcutter.callback.monitors import MonitoredValues
 from boltcutter.callback.plan import PlanCheck
+from boltcutter.callback.weights import SameWeights
 from boltcutter.checkpoint.load import read_metadata
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, one_line
@@ -119,7 +120,7 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     checkpoint = resumed_checkpoint(cfg)
     ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
     callbacks = [Recorder(cfg), ending, changes, ExactnessCheck(cfg), CheckpointRecorder(cfg), PlanCheck()]
-    callbacks += [MonitoredValues(), *extend.callbacks(cfg)]
+    callbacks += [MonitoredValues(), SameWeights(), *extend.callbacks(cfg)]
     if state := extend.call("resume_state"):
         callbacks.insert(0, state)  # it logs the metrics of an epoch before they are recorded
     components = assemble(cfg, callbacks)
@@ -231,7 +232,9 @@ def test(components: Components, folder: Path, checkpoint: str | None) -> dict[s
     # Imported late: its dependencies would delay the first step.
     from boltcutter.evaluation.evaluate import describe_evaluation, keep_earlier, score
 
-    output, settings = folder / "evaluation" / "test", describe_evaluation(components, checkpoint)
+    record = read_record(folder) if components.trainer.is_global_zero else {}
+    code = lineage.code_key(record.get("git") or {}, record.get("library") or {})
+    output, settings = folder / "evaluation" / "test", describe_evaluation(components, checkpoint, code=code)
     if components.trainer.is_global_zero:
         keep_earlier(output, settings)
         evaluations.append(folder, settings)

@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import lightning as L
@@ -10,10 +11,11 @@ from conftest import Script
 from sklearn.metrics import accuracy_score, f1_score
 from third_party.gallery import HERE
 
-from boltcutter.checkpoint.select import find_checkpoint
+from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.evaluation.evaluate import replaced
 from boltcutter.run import evaluations
+from boltcutter.run.best import find_checkpoint
 from boltcutter_logging.outcomes import WORST
 
 STOCHASTIC = [f"task={HERE}/task/diffusion.yaml", f"data={HERE}/data/jittered.yaml"]
@@ -105,10 +107,11 @@ def test_errors_are_one_line(script: Script, trained: Path, overrides: list[str]
 
 def test_a_run_without_a_monitor_is_evaluated_at_its_last_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
+    cfg = DictConfig({"folder": str(tmp_path), "checkpoints": f"{tmp_path}/checkpoints"})
     with pytest.raises(ConfigError, match="none yet"):
-        find_checkpoint(str(tmp_path / "checkpoints"), "best")
+        find_checkpoint(cfg)
     torch.save({}, tmp_path / "checkpoints" / "last.ckpt")
-    assert Path(find_checkpoint(str(tmp_path / "checkpoints"), "best")).name == "last.ckpt"
+    assert Path(find_checkpoint(cfg)).name == "last.ckpt"
 
 
 def test_losses_are_cross_entropies(trained: Path) -> None:
@@ -213,3 +216,27 @@ def test_a_forecast_is_plotted_against_the_truth(script: Script, tmp_path: Path)
     report = (tmp_path / "run" / "report.html").read_text()
     assert "Predictions and targets of four samples" in report
     assert 'data-scatter="0"' in report
+
+
+def test_changed_code_is_reported_and_the_earlier_result_kept(script: Script, trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    earlier = (folder / "evaluation" / "test" / "metrics.json").read_bytes()
+    record = json.loads((folder / "record.json").read_text())
+    settings = json.loads((folder / "evaluation" / "test" / "settings.json").read_text())
+    assert settings["code"]["commit"] == record["git"]["commit"]
+    for key, other in (("git", {"commit": "0" * 40, "changes": "1" * 16}), ("packages", {"torch": "0.1"})):
+        record[key] |= other
+    (folder / "record.json").write_text(json.dumps(record))
+    settings["code"] |= record["git"] | {"commit": "0" * 40}
+    (folder / "evaluation" / "test" / "settings.json").write_text(json.dumps(settings))
+    done = script("evaluate", f"run={folder}")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
+    assert ["0" * 40 in line for line in lines] == [True, False, False]
+    assert "torch" in lines[2]
+    assert (folder / "evaluation" / "test" / "metrics.json").read_bytes() == earlier
+    (new,) = folder.glob("evaluation/test-*/settings.json")
+    code = json.loads(new.read_text())["code"]
+    assert code["commit"] != "0" * 40
+    assert bool(code["changes"]) == new.with_name("code.patch").is_file()

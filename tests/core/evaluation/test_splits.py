@@ -1,9 +1,12 @@
+from typing import Any
+
 import lightning as L
+import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from boltcutter.data.digits import Digits
-from boltcutter.evaluation.splits import prediction_argument, skip_reason, uses_validation_step
+from boltcutter.evaluation.splits import note_limit, prediction_argument, skip_reason, uses_validation_step
 
 
 class Manual(L.LightningModule):
@@ -37,3 +40,26 @@ def test_prediction_argument() -> None:
     ours = Digits(batch_size=4)
     assert prediction_argument(ours, Manual()) == "input=<files>"
     assert not uses_validation_step(ours, "val")
+
+
+@pytest.mark.parametrize(
+    ("options", "overrides", "count"),
+    [
+        ({"limit_test_batches": 1}, [], 1),
+        ({"limit_test_batches": 0.5}, [], 1),
+        ({"fast_dev_run": True}, [], 1),
+        ({"limit_test_batches": 1.0}, [], 0),
+        ({}, [], 0),
+        ({"limit_test_batches": 1}, ["trainer.limit_test_batches=1"], 0),  # just set
+        ({"limit_val_batches": 1}, [], 0),
+    ],
+)
+def test_a_limit_of_the_run_is_reported(
+    options: dict[str, Any], overrides: list[str], count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, **options)
+    capsys.readouterr()
+    note_limit(trainer, "limit_test_batches", overrides)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == count
+    assert all("limit_test_batches=1.0" in line for line in lines)

@@ -60,7 +60,7 @@ def test_unavailable_commands_are_not_shown(tmp_path: Path, capsys: pytest.Captu
 def test_brackets_are_printed_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary.print_end(folder_with(tmp_path, "[bold]run [red]", test={"test/[blue]": 0.5}, best="best.ckpt"))
     shown = capsys.readouterr().out
-    assert shown.count("[bold]run [red]") == 3
+    assert shown.count("[bold]run [red]") == 4
     assert "test/[blue]" in shown
 
 

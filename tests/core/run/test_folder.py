@@ -1,4 +1,5 @@
 import json
+import math
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -10,7 +11,15 @@ from omegaconf import OmegaConf
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
-from boltcutter.run.folder import REQUIRED, create_folder, read_record, read_run_config, record_attempt
+from boltcutter.run import trust
+from boltcutter.run.folder import (
+    REQUIRED,
+    create_folder,
+    read_record,
+    read_run_config,
+    record_attempt,
+    update_record,
+)
 
 PROJECT = Project.find(__file__)
 
@@ -118,3 +127,16 @@ def test_only_one_process_writes_the_record(tmp_path: Path) -> None:
     with record_attempt(folder, writes=False):
         pass
     assert read_record(folder)["attempts"] == []
+
+
+def test_a_record_is_json_and_its_numbers_are_read_as_they_were(tmp_path: Path) -> None:
+    config = {"data": {"limit": math.inf, "fill": math.nan, "range": [-math.inf, 1.0]}, "name": "x"}
+    update_record(tmp_path, config=config, test={"test/a": math.nan, "test/b": 1.0}, best_by={"score": math.inf})
+    json.loads((tmp_path / "record.json").read_text(), parse_constant=pytest.fail)
+    found = read_record(tmp_path)
+    assert found["config"]["data"]["limit"] == math.inf
+    assert found["config"]["data"]["range"] == [-math.inf, 1.0]
+    assert math.isnan(found["config"]["data"]["fill"])
+    assert math.isnan(found["test"]["test/a"])
+    assert found["best_by"]["score"] is None
+    assert trust.signed_content(found["config"]) == trust.signed_content(config)
