@@ -104,7 +104,7 @@ def _misplaced_schedule(trainer: L.Trainer, config: Any) -> Iterator[str]:
 
 def _planned(trainer: L.Trainer) -> tuple[float, float]:
     """Number of optimizer steps and epochs of the training; infinite if unknown."""
-    each = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)  # type: ignore[arg-type]
+    each = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
     epochs = math.inf if trainer.max_epochs in (None, -1) else float(trainer.max_epochs)
     steps = min(math.inf if trainer.max_steps == -1 else float(trainer.max_steps), epochs * each)
     return steps, min(epochs, steps / each if each else math.inf)

@@ -76,7 +76,7 @@ def skip_reason(data: Any, task: L.LightningModule, split: str) -> str | None:
     return None
 
 
-def note_limit(trainer: L.Trainer, name: str, overrides: Sequence[str]) -> None:
+def note_limit(trainer: Any, name: str, overrides: Sequence[str]) -> None:
     """Print that a limit of the run, such as ``limit_test_batches``, applies, unless an override has just set it."""
     limit = getattr(trainer, name)
     is_chosen = any(override.lstrip("+").startswith(f"trainer.{name}=") for override in overrides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ class CheckpointRecorder(Callback):
             self._recorded = {key: read_record(folder).get(key) for key in ("best", "best_by", "saved")}
         saved = set(self._recorded.get("saved") or ())
         for place in self._places:
-            if (name := relative(self.cfg, place)) not in saved and repeat(place, lambda at=place: list_names(at)):
+            if (name := relative(self.cfg, place)) not in saved and repeat(place, partial(list_names, place)):
                 saved.add(name)
         facts |= {"saved": sorted(saved)} if saved else {}
         if facts != {key: self._recorded.get(key) for key in facts}:
@@ -95,7 +96,7 @@ def monitored_checkpoints(trainer: L.Trainer) -> list[Any]:
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     owners = (trainer.lightning_module, *callbacks)
     monitored = {getattr(o, "monitor", None) for o in owners if not isinstance(o, Checkpoint)}
-    saved: list[Any] = [c for c in callbacks if isinstance(c, Checkpoint) and getattr(c, "best_model_path", "")]
+    saved: list[Any] = [c for c in callbacks if isinstance(c, Checkpoint) and getattr(c, "best_model_path", None)]
     found = [c for c in saved if getattr(c, "monitor", None) is not None]
     if not found and not any(isinstance(c, LastCheckpoint) for c in callbacks):
         return saved[:1]

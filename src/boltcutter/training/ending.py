@@ -219,7 +219,8 @@ def early_stop(trainer: L.Trainer, stopped_by: str | None) -> str | None:
         if (message := callback.stopping_reason_message)
     )
     why = next(reasons, "a callback or the task has set trainer.should_stop")
-    epoch = trainer.fit_loop.epoch_progress.current.started
+    progress: Any = trainer.fit_loop.epoch_progress.current
+    epoch = progress.started
     limit = "" if trainer.max_epochs in (None, -1) else f" of {trainer.max_epochs}"
     return f"stopped early in epoch {epoch}{limit}, after {trainer.global_step:,} steps: {why}"
 
