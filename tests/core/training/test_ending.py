@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import pickle
 import shutil
 import signal
 from functools import partial
@@ -149,6 +150,26 @@ def test_the_last_weights_are_validated_once_and_can_be_the_best(
 def test_the_final_validation_can_be_turned_off(tmp_path: Path, limits: dict[str, Any]) -> None:
     fit(tmp_path, final_validation=False, **limits)
     assert validated(tmp_path) == ([19] if "max_steps" in limits else [])
+
+
+class Pickles(L.Callback):
+    """Copies the trainer by pickle where plain Lightning can."""
+
+    copies = 0
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pickle.loads(pickle.dumps(trainer))
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        copy: L.Trainer = pickle.loads(pickle.dumps(trainer))
+        self.copies += copy.global_step
+
+
+def test_a_trainer_can_be_pickled(tmp_path: Path) -> None:
+    pickles = Pickles()
+    within = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=10)
+    fit(tmp_path, pickles, within, plateau=True, max_epochs=1)
+    assert pickles.copies == 19
 
 
 class SetsHook(L.Callback):
