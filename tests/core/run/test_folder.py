@@ -56,7 +56,7 @@ def test_a_path_with_a_nul_character_is_one_line(tmp_path: Path, key: str) -> No
     ):
         read_run_config(PROJECT, tmp_path)
     (tmp_path / "record.json").write_text(json.dumps({"config": config | {key: "ab"}}))
-    assert read_run_config(PROJECT, tmp_path)[key] == "ab"
+    assert read_run_config(PROJECT, tmp_path, shows=True)[key] == "ab"
 
 
 @pytest.mark.parametrize("key", REQUIRED)
