@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +27,7 @@ from boltcutter.assembly.checks import (
 )
 from boltcutter.assembly.hooks import check_hooks
 from boltcutter.assembly.overrides import read_overrides
+from boltcutter.assembly.pixels import accept_pixels
 from boltcutter.assembly.precision import (
     FLOAT8,
     device_type,
@@ -49,7 +50,7 @@ from boltcutter.environment.threads import limit_threads
 from boltcutter.formatting import format_limit, parse_duration
 from boltcutter.internals import launches_processes, set_launcher, set_timeout
 from boltcutter.project import Project
-from boltcutter.protocols import NativeData
+from boltcutter.protocols import NativeData, find_model
 from boltcutter.task.results import reduce_results
 from boltcutter.topology import Topology
 
@@ -130,8 +131,10 @@ def complete_config(cfg: DictConfig) -> DictConfig:
         data = build(cfg.data, "data")
         if isinstance(data, NativeData):  # null may mean something else in another data module
             with as_config_error():
-                cfg.data = changed(cfg.data, data.infer_settings())
-            mistakes = _find_mistakes(cfg)
+                inferred = data.infer_settings()
+            mistakes = _contradictions(cfg.data, inferred)
+            cfg.data = changed(cfg.data, inferred)
+            mistakes += _find_mistakes(cfg)
     if mistakes:
         raise ConfigError(*dict.fromkeys(_blame_null_settings(cfg, unknown, mistakes)))
     if wrong := next((key for key in ("seed", "timeout") if isinstance(cfg[key], DictConfig)), None):
@@ -156,6 +159,24 @@ def complete_config(cfg: DictConfig) -> DictConfig:
             raise ConfigError(f"trainer.max_time={limit}: not DD:HH:MM:SS, nor such as 30m; correct it, or remove it")
         cfg.trainer.max_time = format_limit(seconds)
     return cfg
+
+
+def _contradictions(given: DictConfig, inferred: Mapping[str, Any]) -> list[str]:
+    """Settings of the data that are given, but that the data determines to be something else."""
+    wrong = []
+    for key, found in inferred.items():
+        value = plain(given).get(key)
+        same = (
+            list(value) == list(found)
+            if isinstance(value, list) and isinstance(found, list | tuple)
+            else value == found
+        )
+        if value is not None and not same and str(value) != str(found):
+            wrong.append(
+                f"data.{key}={format_value(value)}: contradicts the data, which has {format_value(found)}; "
+                f"set data.{key}=null to infer it"
+            )
+    return wrong
 
 
 def _find_mistakes(cfg: DictConfig) -> list[str]:
@@ -287,6 +308,8 @@ def _build_data_and_task(cfg: DictConfig) -> tuple[Any, L.LightningModule]:
     extend.call("check_kind", cfg, locate(cfg.task._target_), data)  # before metrics refuse the number of classes
     task = build(cfg.task, "task")
     check_built(cfg, task, data)
+    if isinstance(data, NativeData) and isinstance(model := find_model(task), nn.Module):
+        accept_pixels(model, getattr(data, "shape", None) or ())
     return data, task
 
 

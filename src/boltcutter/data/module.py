@@ -157,9 +157,24 @@ class DataModule(L.LightningDataModule, ABC):
         return {}
 
     def setup(self, stage: str) -> None:
-        """Load the splits, once for all stages."""
-        if self.splits is None:
-            self.splits = self.load()
+        """Load the splits, once for all stages.
+
+        Raises:
+            ValueError: ``load`` has set ``shape`` or ``num_classes``, but another value was given to the constructor.
+        """
+        if self.splits is not None:
+            return
+        given = {name: value for name in ("shape", "num_classes") if (value := vars(self).get(name))}
+        self.splits = self.load()
+        for name, value in given.items():
+            as_list = [*value] if isinstance(value, Sequence) else value
+            found = [*new] if isinstance(new := getattr(self, name), Sequence) else new
+            if as_list != found:
+                self.splits = None
+                raise ValueError(
+                    f"data.{name}={as_list}: contradicts the data, which has {found}; set data.{name}=null to infer "
+                    f"it, or data.{name}={str(found).replace(' ', '')}"
+                )
 
     def fingerprint(self) -> str:
         """Hash that changes when the contents of a split change."""

@@ -182,6 +182,26 @@ def test_a_null_setting_of_the_data_is_named_itself(tmp_path: Path, monkeypatch:
     assert mistakes == {"data.shape", "data.num_classes", "seed"}
 
 
+@pytest.mark.parametrize(
+    ("given", "setting"), [("num_classes=5", "num_classes"), ("shape=[5000]", "shape"), ("kind=regression", "kind")]
+)
+def test_a_setting_that_contradicts_the_data_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, setting: str
+) -> None:
+    (tmp_path / "contradicted.py").write_text(
+        "from boltcutter import DataModule\n\nclass Rows(DataModule):\n"
+        "    def __init__(self, shape=None, num_classes=None, kind=None) -> None:\n        super().__init__()\n"
+        "    def infer_settings(self): return {'shape': (4,), 'num_classes': 3, 'kind': 'classification'}\n"
+        "    def load(self): ...\n"
+    )
+    (tmp_path / "rows.yaml").write_text("_target_: contradicted.Rows\nshape: null\nnum_classes: null\nkind: null\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    chosen = [f"data={tmp_path}/rows.yaml", "model=mlp"]
+    assert read_config(PROJECT, [*chosen, "data.shape=[4]"]).data.num_classes == 3
+    with pytest.raises(ConfigError, match=rf"^data\.{setting}=.*: contradicts the data, .*; set data\.{setting}=null"):
+        read_config(PROJECT, [*chosen, f"data.{given}"])
+
+
 @pytest.mark.parametrize("name", ["..", "../../x", "a/../../x", "/tmp/x", "a//b", ".", "s3://bucket/x"])
 def test_a_name_leads_to_a_folder_below_that_of_all_runs(name: str) -> None:
     with pytest.raises(ConfigError, match=r"^name=.*: not the name of a folder below runs=runs; try name="):

@@ -455,3 +455,27 @@ def test_reading_new_files_is_optional() -> None:
 
     with pytest.raises(ValueError, match=r"^input=a\.png: Data reads no files; define its method read$"):
         Data().read([Path("a.png")])
+
+
+class Found(Numbers):
+    """Finds its settings in the data."""
+
+    def __init__(self, shape: Any = None, num_classes: int | None = None) -> None:
+        super().__init__()
+        self.shape, self.num_classes = shape, num_classes
+
+    def load(self) -> Splits:
+        self.shape, self.num_classes = [4], 3
+        return super().load()
+
+
+@pytest.mark.parametrize("settings", [{"shape": (5000,)}, {"num_classes": 5}, {"shape": (4,), "num_classes": 2}])
+def test_a_setting_that_load_would_overwrite_is_refused(settings: dict[str, Any]) -> None:
+    name = "num_classes" if "num_classes" in settings else "shape"
+    with pytest.raises(ValueError, match=rf"^data\.{name}=.*: contradicts the data, which has .*{name}=null"):
+        Found(**settings).setup("fit")
+
+
+@pytest.mark.parametrize("settings", [{}, {"shape": (4,)}, {"shape": [4], "num_classes": 3}])
+def test_equal_settings_are_accepted(settings: dict[str, Any]) -> None:
+    Found(**settings).setup("fit")
