@@ -72,3 +72,18 @@ def test_empty_loaders_are_found_in_any_structure() -> None:
     assert not has_no_batch({"a": none, "b": some})
     assert not has_no_batch(CombinedLoader([some]))
     assert not has_no_batch([])
+
+
+def test_hooks_of_one_object_are_seeded_once_for_several_trainings() -> None:
+    class Drawing(L.LightningDataModule):
+        def setup(self, stage: str) -> None:
+            self.drawn = torch.rand(1).item()
+
+    data, drawn = Drawing(), []
+    for seed in (0, 1, 0):
+        seed_hooks(data, seed)
+        assert is_overridden("setup", data)
+        assert not is_overridden("prepare_data", data)
+        data.setup("fit")
+        drawn.append(data.drawn)
+    assert drawn[0] == drawn[2] != drawn[1]
