@@ -68,10 +68,10 @@ def _files(place: str | Path) -> list[str]:
         try:
             listed = list(map(str, store.ls(folder, detail=False)))  # not glob: a folder's name may hold [, * or ?
         except FileNotFoundError as error:
-            # If the missing path is not the folder, it is the bucket. In the message, quotes in the path are escaped,
-            # and Cloud Storage has its own form of URLs.
-            key = folder.strip("/").partition("/")[2] or folder
-            if key not in unquote(f"{error.filename} {error}"):
+            # On a storage, if the missing path is not the folder, it is the bucket. In the message, quotes in the path
+            # are escaped, and Cloud Storage has its own form of URLs.
+            key, text = folder.strip("/").partition("/")[2] or folder, f"{error.filename} {error}"
+            if is_url(place) and key not in text and key not in unquote(text):
                 raise
             return []
         named = [file for file in listed if file.endswith(".ckpt")]

@@ -1,4 +1,8 @@
-"""Standard output and error whose reader may disappear, as with ``| head`` or a closed terminal, while work goes on."""
+"""Standard output and error that never end a training.
+
+Their reader may disappear, as with ``| head`` or a closed terminal; they may be closed from the start, as by ``>&-``,
+or have an encoding that lacks characters.
+"""
 
 from __future__ import annotations
 
@@ -34,20 +38,38 @@ class LenientFile(io.FileIO):
 
 
 def ignore_lost_readers() -> None:
-    """Replace standard output and error by streams that ignore errors of writing, unless they are replaced already."""
-    for name in ("stdout", "stderr"):
+    """Replace standard output and error by streams that ignore errors of writing, unless they are replaced already.
+
+    Characters that their encoding lacks, as under ``PYTHONIOENCODING=ascii``, become question marks.
+    """
+    for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
-        if not isinstance(stream, io.TextIOWrapper) or stream is not getattr(sys, f"__{name}__"):
-            continue  # closed, or captured by a test or a notebook
-        if isinstance(getattr(stream.buffer, "raw", stream.buffer), LenientFile):
+        if stream is None:  # it was closed when Python started
+            stream = _open_nowhere(number)
+        elif not isinstance(stream, io.TextIOWrapper) or stream is not getattr(sys, f"__{name}__"):
+            continue  # captured by a test or a notebook
+        elif isinstance(getattr(stream.buffer, "raw", stream.buffer), LenientFile):
             continue
         stream.flush()
         lenient = io.TextIOWrapper(
             io.BufferedWriter(LenientFile(stream.fileno(), "w", closefd=False)),
             encoding=stream.encoding,
-            errors=stream.errors,
+            errors="replace" if stream.errors == "strict" else stream.errors,
             line_buffering=stream.line_buffering,
             write_through=stream.write_through,
         )
         setattr(sys, name, lenient)
         setattr(sys, f"__{name}__", lenient)
+
+
+def _open_nowhere(number: int) -> io.TextIOWrapper:
+    """A stream that discards what is written; the descriptor is taken, so that no file of the run gets its number."""
+    try:
+        os.fstat(number)
+    except OSError:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        if nothing != number:
+            os.dup2(nothing, number)
+            os.close(nothing)
+        return open(number, "w", encoding="utf-8", closefd=False)
+    return open(os.devnull, "w", encoding="utf-8")  # a file of this process has the number already

@@ -130,6 +130,15 @@ def test_a_folder_that_is_missing_has_none(tmp_path: Path) -> None:
     assert list_names(tmp_path / 'it\'s "new" \\' / "checkpoints") == []
 
 
+@pytest.mark.parametrize("name", ["50%", "a%20b", "x%41y", "%zz", "a [b]", "c*?", "q'\"", "#=&", "ü日"])
+def test_a_folder_of_any_name_has_its_checkpoints(tmp_path: Path, name: str) -> None:
+    assert list_names(tmp_path / name) == []
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "last.ckpt").write_bytes(b"")
+    assert list_names(tmp_path / name) == ["last.ckpt"]
+    assert list_names(tmp_path / name / "gone" / "checkpoints") == []
+
+
 @pytest.mark.parametrize("folder", ["run/checkpoints", "bucket/run/checkpoints"])  # some stores name no bucket
 def test_a_missing_bucket_is_no_missing_folder(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object, **options: object) -> None:

@@ -57,3 +57,33 @@ def test_training_goes_on_without_a_reader(kind: list[str], tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_mistake_without_a_reader_keeps_its_status() -> None:
     assert run(["scripts/train.py", "nothing=1"], "stdout stderr") == 2
+
+
+CLOSED = """
+import sys
+from boltcutter.environment.output import ignore_lost_readers
+ignore_lost_readers()
+with open(sys.argv[1], "w") as file:
+    print("text", flush=True)
+    print("text", file=sys.stderr, flush=True)
+    print(file.fileno(), sys.stdout.isatty(), file=file)
+"""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_error(closed: str, tmp_path: Path) -> None:
+    """No file of the run gets the descriptor of the standard output, to which native code may write."""
+    command = ["bash", "-c", f'exec "$0" -c "$1" "$2" {closed}', sys.executable, CLOSED, str(tmp_path / "file")]
+    subprocess.run(command, env=environment(), check=True, timeout=60)
+    number, is_terminal = (tmp_path / "file").read_text().split()
+    assert (int(number) > 2, is_terminal) == (True, "False") or "<&-" in closed
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", b"?? 100 %"), ("latin-1", b"?? 100 %"), ("utf-8", None)])
+def test_characters_that_the_encoding_lacks_are_replaced(encoding: str, shown: bytes | None) -> None:
+    text = "日本 100 %"
+    code = f"from boltcutter.environment.output import *\nignore_lost_readers()\nprint({text!r}, end='')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(PYTHONIOENCODING=encoding), capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, shown or text.encode())
