@@ -8,10 +8,11 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from boltcutter import extend
 from boltcutter.assembly.overrides import read_overrides
@@ -19,7 +20,7 @@ from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.compose import DictConfig, changed, compose
 from boltcutter.config.errors import ConfigError, as_config_error, hint, prefix_errors
 from boltcutter.config.instantiate import build, find_mistakes
-from boltcutter.config.locate import same_target
+from boltcutter.config.locate import locate, same_target
 from boltcutter.config.values import format_value, parse, plain, redacted, split_overrides, split_values
 from boltcutter.environment.identity import new_run_id
 from boltcutter.environment.warnings import filter_warnings
@@ -254,9 +255,7 @@ def check(cfg: DictConfig, *, values: bool = True) -> DictConfig:
         cfg = complete_config(cfg)
         _check_constructors(cfg)
     trainer = redacted(cfg)["trainer"]
-    target = str((cfg.data or {}).get("_target_"))
-    is_native = is_library(target.partition(".")[0])  # other data modules set the batch per rank
-    size = cfg.data.get("batch_size") if is_native else None
+    size = cfg.data.get("batch_size") if _has_global_batch(cfg) else None
     strategy = trainer.get("strategy", "auto")
     splits_batch = isinstance(strategy, str) or str(strategy.get("_target_")).endswith(".DDPStrategy")
     with as_config_error():
@@ -266,8 +265,19 @@ def check(cfg: DictConfig, *, values: bool = True) -> DictConfig:
     return cfg
 
 
+def _has_global_batch(cfg: DictConfig) -> bool:
+    """Whether ``data.batch_size`` is divided over the ranks; data modules of other libraries set it per rank."""
+    target = str((cfg.data or {}).get("_target_"))
+    if is_library(target.partition(".")[0]) or not cfg.data or not can_check_values():
+        return is_library(target.partition(".")[0])
+    from boltcutter.data.module import DataModule  # imports torch
+
+    kind = locate(target)
+    return isinstance(kind, type) and issubclass(kind, DataModule)
+
+
 def _check_constructors(cfg: DictConfig) -> None:
-    """Check what does not depend on the machine that trains: callbacks, strategy, numbers of batches and clipping.
+    """Check what does not depend on the machine that trains: callbacks, strategy, task, numbers of batches.
 
     Raises:
         ConfigError: A constructor refuses its arguments.
@@ -276,11 +286,11 @@ def _check_constructors(cfg: DictConfig) -> None:
     from lightning.pytorch.strategies import StrategyRegistry
 
     from boltcutter.assembly.assemble import build_each
-    from boltcutter.assembly.checks import check_batches_and_clipping
+    from boltcutter.assembly.checks import check_batches_and_clipping, check_monitors
 
     check_batches_and_clipping(cfg.trainer)
     parts = changed(cfg, {"folder": cfg.get("folder") or "new"})
-    build_each(parts, "callback", Callback)
+    callbacks = build_each(parts, "callback", Callback)
     strategy = parts.trainer.get("strategy", "auto")
     known = ["auto", *StrategyRegistry.available_strategies()]
     if isinstance(strategy, str) and strategy not in known:
@@ -290,6 +300,22 @@ def _check_constructors(cfg: DictConfig) -> None:
     except ConfigError as error:
         if not isinstance(error.__cause__, ImportError) and "installed" not in str(error):
             raise  # otherwise the image of the nodes may have the package
+    try:
+        task = _build_task(parts)
+    except ConfigError as error:
+        if isinstance(error.__cause__, ImportError | OSError):
+            return  # a package or file that only the nodes may have
+        raise
+    check_monitors(task, callbacks)
+
+
+def _build_task(cfg: DictConfig) -> Any:
+    """Build the task without memory for its weights, or where its constructor needs their values, with it."""
+    import torch
+
+    with suppress(Exception), torch.device("meta"):
+        return build(cfg.task, "task")
+    return build(cfg.task, "task")
 
 
 def create_job(cfgs: Sequence[DictConfig], root: Path, launcher: Launcher) -> Job:

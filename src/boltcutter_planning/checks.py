@@ -15,11 +15,12 @@ from lightning.pytorch import strategies
 from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping
 from torch import nn
 
+from boltcutter.assembly.checks import check_monitors
 from boltcutter.callback.guard import Guard
 from boltcutter.callback.reseed import Reseed
 from boltcutter.checkpoint.io import AtomicCheckpointIO
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.config.instantiate import name_setting
 from boltcutter.config.locate import parameters
 from boltcutter.config.values import format_value
@@ -89,21 +90,6 @@ def check_num_classes(cfg: DictConfig) -> None:
             raise ConfigError(
                 f"{key}={classes}, but data.num_classes={num_classes}; set {key}={num_classes}, or remove it"
             )
-
-
-def check_monitors(task: L.LightningModule, callbacks: Mapping[str, Callback]) -> None:
-    """Check that every monitored metric is logged, if the task lists what it logs."""
-    if not isinstance(task, NativeTask):
-        return
-    logged = task.logged_metrics
-    owners = {f"callback.{name}.monitor": callback for name, callback in callbacks.items()} | {"task.monitor": task}
-    for path, owner in owners.items():
-        metric = getattr(owner, "monitor", None)
-        if metric is not None and metric not in logged:
-            listed = ", ".join(sorted(logged))
-            near = hint(metric, logged)
-            rest = "" if near else "; correct it, or remove it"
-            raise ConfigError(f"{path}={metric} is never logged{near} (there are: {listed}){rest}")
 
 
 def report_unusual(trainer: L.Trainer, callbacks: Mapping[str, Callback]) -> None:

@@ -72,6 +72,7 @@ def render(kind: str, name: str, package: str, example: str | None = None) -> di
         "test.py.txt": Path("tests", tests, f"test_{name}.py"),
     }
     values = {f"PACKAGE.{kind}": module, "PACKAGE": package, "NAME": name, "CLASS": name.title().replace("_", "")}
+    values["ROOT"] = str(len(paths["test.py.txt"].parts) - 1)  # the project's root among the parents of the test
     return {
         paths[part.name]: re.sub(rf"\b({'|'.join(values)})\b", lambda match: values[match[0]], part.read_text())
         for part in sorted((PARTS / kind / (example or EXAMPLES.get(kind, ""))).iterdir())

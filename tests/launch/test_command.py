@@ -16,9 +16,10 @@ from third_party.gallery import overrides
 
 from boltcutter.assembly.assemble import complete_config
 from boltcutter.assembly.overrides import read_overrides
-from boltcutter.config.compose import DictConfig
+from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import build
+from boltcutter.data.digits import Digits
 from boltcutter.project import Project
 from boltcutter.run import lineage, trust
 from boltcutter.run.folder import read_record, save_config, update_record
@@ -252,6 +253,10 @@ def test_runs_on_spot_machines_save_regularly_and_when_the_cloud_announces_an_in
         assert isinstance(build(cfg.callback.spot_interruption), SpotInterruption)
 
 
+class OwnDigits(Digits):
+    """A data module of a project."""
+
+
 KUBERNETES = ["launch=kubernetes", "launch.image=a:1", "launch.storage=s3://bucket/runs"]
 
 
@@ -265,6 +270,9 @@ KUBERNETES = ["launch=kubernetes", "launch.image=a:1", "launch.storage=s3://buck
         (["trainer.gradient_clip_val=-1"], r"trainer\.gradient_clip_val=-1 is negative"),
         (["trainer=fsdp", "trainer.strategy.state_dict_type=sharded"], r"trainer\.strategy\.state_dict_type=sharded: "),
         (["trainer=deepspeed"], r"trainer\.strategy=deepspeed: shards need a folder"),
+        (["callback.best.monitor=val/acc"], r"callback\.best\.monitor=val/acc is never logged"),
+        (["model.dropout=-3"], r"model\.dropout"),
+        (["trainer.num_nodes=16", "data.batch_size=100"], r"data\.batch_size=100 does not divide over 16 ranks"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
@@ -272,6 +280,14 @@ def test_what_training_would_refuse_is_refused_before_submission(arguments: list
     with pytest.raises(ConfigError, match=fault) as error:
         command.main(PROJECT, [*KUBERNETES, "trainer.devices=1", *arguments, "--dry-run"])
     assert "\n" not in str(error.value)
+
+
+def test_the_global_batch_of_an_own_data_module_divides_over_the_ranks_of_the_job() -> None:
+    cfg = command.read_training_config(PROJECT, ["trainer.num_nodes=8", "trainer.devices=2", "data.batch_size=100"])
+    assert not command._has_global_batch(changed(cfg, {"data": {"_target_": "lightning.LightningDataModule"}}))
+    cfg.data._target_ = f"{__name__}.OwnDigits"
+    with pytest.raises(ConfigError, match=r"data\.batch_size=100 does not divide over 16 ranks; try 112"):
+        command.check(cfg)
 
 
 def test_strategies_whose_package_only_the_nodes_have_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:

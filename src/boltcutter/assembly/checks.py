@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import lightning as L
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import strategies
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter import extend
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError, as_config_error
+from boltcutter.config.errors import ConfigError, as_config_error, hint
 from boltcutter.config.foreign import foreign
 from boltcutter.config.locate import locate
 from boltcutter.environment import platform
 from boltcutter.environment.process import external_world_size, is_rank_zero
-from boltcutter.protocols import NativeData
+from boltcutter.protocols import NativeData, NativeTask
 from boltcutter.topology import Topology, check_batch_size
 
 
@@ -124,3 +125,18 @@ def check_components(
         for callback in callbacks:
             if check_task := getattr(callback, "check_task", None):
                 check_task(task)
+
+
+def check_monitors(task: L.LightningModule, callbacks: Mapping[str, Callback]) -> None:
+    """Check that every monitored metric is logged, if the task lists what it logs."""
+    if not isinstance(task, NativeTask):
+        return
+    logged = task.logged_metrics
+    owners = {f"callback.{name}.monitor": callback for name, callback in callbacks.items()} | {"task.monitor": task}
+    for path, owner in owners.items():
+        metric = getattr(owner, "monitor", None)
+        if metric is not None and metric not in logged:
+            listed = ", ".join(sorted(logged))
+            near = hint(metric, logged)
+            rest = "" if near else "; correct it, or remove it"
+            raise ConfigError(f"{path}={metric} is never logged{near} (there are: {listed}){rest}")
