@@ -276,6 +276,7 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     },
     "torch.optim.lr_scheduler": {
         "LRScheduler": {"_last_lr": None},
+        "SequentialLR": {"_milestones": None},
     },
     "torch.serialization": {
         "": {

@@ -35,6 +35,7 @@ OVERRIDDEN = {
     "_callback_metrics": "task/results: values of steps, or set by callbacks, that are monitored",
     "_first_loop_iter": "task/results: whether a batch is the first one of an epoch",
     "_update_count": "task/metric_states: restored with the states, as averages divide by it",
+    "_milestones": "callback/plan: where the last schedule of a SequentialLR begins",
     "_should_check_val_fx": "training/ending: without a validation at the end, the last weights have no score",
     "_iteration_based_training": "training/ending: with max_steps, a resumed run would repeat the end of an epoch",
     "_MultiProcessingDataLoaderIter": "environment/workers: a worker that a signal kills ends training before it saves",

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException as OmegaConfBaseException  # re-exported
 
 from boltcutter.config import redaction
 from boltcutter.config.errors import ConfigError, hint, one_line
@@ -155,6 +155,17 @@ def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(node._get_node(index), prefix)
     else:
         yield prefix, node
+
+
+def leaf_values(node: Any) -> Iterator[tuple[str, Any, Any]]:
+    """List the dotted key of each value below ``node``, as it is written, and resolved; None if it cannot be."""
+    for path, leaf in leaves(node):
+        raw = resolved = None if leaf is None else leaf._value()
+        if leaf is not None and leaf._is_interpolation():
+            resolved = None
+            with suppress(OmegaConfBaseException, RecursionError):
+                resolved = leaf._dereference_node()._value()
+        yield path, raw, resolved
 
 
 def flatten(node: Any, path: str = "") -> list[tuple[str, Any]]:

@@ -8,12 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from omegaconf.errors import OmegaConfBaseException
-
 from boltcutter.checkpoint.storage import is_within
 from boltcutter.config.compose import DictConfig, changed, compose
 from boltcutter.config.errors import ConfigError, one_line, printable
-from boltcutter.config.values import format_value, leaves, plain
+from boltcutter.config.values import OmegaConfBaseException, format_value, leaf_values, plain
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.project import Project
 
@@ -82,15 +80,12 @@ def _outside(found: dict[str, Any], folder: Path, own: DictConfig) -> list[tuple
         cfg = changed(DictConfig(found), {"folder": str(folder)})
     except OmegaConfBaseException:  # a reference that cannot be parsed, which is reported by what checks them
         return []
-    result = []
-    for path, node in leaves(cfg):
+    result, configured = [], {path: raw for path, raw, _ in leaf_values(own)}
+    for path, raw, text in leaf_values(cfg):
         top, name = path.partition(".")[0], path.rpartition(".")[2]
-        if top in READ or top in OWN or not DESTINATION.search(name) or node is None:
+        if top in READ or top in OWN or not DESTINATION.search(name):
             continue
-        text: Any = None
-        with suppress(OmegaConfBaseException, RecursionError):
-            text = node._dereference_node()._value() if node._is_interpolation() else node._value()
-        if not isinstance(text, str) or node._value() == _raw(own, path):
+        if not isinstance(text, str) or (path in configured and raw == configured[path]):
             continue
         is_name = name.endswith(("filename", "entity", "workspace", "project", "space_id"))
         if name.endswith("filename"):
@@ -98,15 +93,8 @@ def _outside(found: dict[str, Any], folder: Path, own: DictConfig) -> list[tuple
         else:
             is_inside = not is_name and is_within(f"{text}/x", folder)  # or the folder itself
         if not is_inside:
-            result.append((path, node._value()))
+            result.append((path, raw))
     return result
-
-
-def _raw(cfg: DictConfig, path: str) -> Any:
-    node: Any = cfg
-    for name in path.split("."):
-        node = node._get_node(name, validate_access=False) if isinstance(node, DictConfig) else None
-    return node._value() if node is not None else None
 
 
 def _without(values: dict[str, Any], names: list[str]) -> dict[str, Any]:
