@@ -95,6 +95,9 @@ def check(project: Project, name: str, arguments: list[str]) -> None:
         benchmark = ROOT / "scripts" / "benchmarks" / f"{arguments[0]}.py"
         keys = {argument.strip("[]").partition("=")[0] for argument in arguments[1:]}
         assert all(re.search(rf"\b{key}\b", benchmark.read_text()) for key in keys), arguments
+    elif name == "lightning_suite":
+        words = (ROOT / "scripts" / "lightning_suite.py").read_text()
+        assert all(argument.partition("=")[0] in words for argument in arguments if "=" in argument), arguments
     elif name == "launch" and arguments[0] in (*VERBS, "list"):
         assert {argument.partition("=")[0] for argument in arguments[1:]} <= {"run", *FLAGS}
     elif any(argument in ("--describe", "--print", "--check", "--help", "--completion") for argument in arguments):

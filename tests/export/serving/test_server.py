@@ -115,7 +115,7 @@ def test_the_api_describes_itself(digits: Served, text: Served) -> None:
         (b'{"inputs": [1], "more": 1}', "application/json", 422, "more: Extra inputs are not permitted"),
         (npy(np.array([object()], object)), NUMPY, 422, "not an array in npy format"),
         (npy(np.ones((1, 8, 8))), NUMPY, 422, "inputs: shape [1, 8, 8], expected [N, 1, 8, 8]"),
-        (b"\x89PNG broken", "image/png", 422, "the image: not a valid image"),
+        (b"\x89PNG broken", "image/png", 422, "the image: not a valid PNG or JPEG image"),
         (b'{"inputs": [1], "\\ud800": 1}', "application/json", 422, "body: Invalid JSON"),
         (
             b'{"inputs": [["' + b"a" * 9000 + b'"' + b", 1" * 3000 + b"]]}",
