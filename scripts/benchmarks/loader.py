@@ -192,8 +192,8 @@ def _random(size: Any, dtype: Any, below: int) -> Array:
 
 def _first_window(windows: Any) -> int:
     """Return the offset of the first epoch's windows."""
-    begin: Callable[[int, int, int], int] = cast(Any, locate("boltcutter_language.tokens._window_offset"))
-    return begin(windows.num_offsets, 0, 0)
+    begin: Callable[..., int] = cast(Any, locate("boltcutter_language.tokens._window_offset"))
+    return begin(windows.num_offsets, seed=0, stage="train", epoch=0)
 
 
 def _positions(samples: Any) -> Array:

@@ -128,7 +128,7 @@ def test_estimation_errors_give_the_reason() -> None:
 def test_a_batch_of_the_data(tmp_path: Path) -> None:
     found = read_batch(build(config().data, "data"))
     assert [tensor.shape for tensor in found] == [(64, 1, 8, 8), (64,)]
-    data = SimpleNamespace(prepare_data=int, setup=str, train_dataloader=lambda: [{"x": torch.zeros(2)}])
+    data = SimpleNamespace(prepare_data=int, setup=lambda stage: None, train_dataloader=lambda: [{"x": torch.zeros(2)}])
     with pytest.raises(ConfigError, match="data: memory can be estimated only for batches that are tuples of tensors"):
         read_batch(data)  # type: ignore[arg-type]
 

@@ -104,6 +104,8 @@ def _misplaced_schedule(trainer: L.Trainer, config: Any) -> Iterator[str]:
 
 def _planned(trainer: L.Trainer) -> tuple[float, float]:
     """Number of optimizer steps and epochs of the training; infinite if unknown."""
+    if math.isinf(trainer.num_training_batches):
+        return math.inf, math.inf
     each = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
     epochs = math.inf if trainer.max_epochs in (None, -1) else float(trainer.max_epochs)
     steps = min(math.inf if trainer.max_steps == -1 else float(trainer.max_steps), epochs * each)

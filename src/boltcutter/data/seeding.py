@@ -124,6 +124,12 @@ class Seeded:
     def __init__(self, wanted: Any, stream: int) -> None:
         self.wanted, self.stream = wanted, stream
 
+    def __len__(self) -> int:
+        return len(self.wanted)
+
+    def __iter__(self) -> Iterator[Any]:  # whoever reads the sampler of a loader gets indices, also with workers
+        return iter(self.wanted)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return receive, (self.wanted, self.stream)
 

@@ -163,6 +163,14 @@ class TestWarnings:
     ) -> None:
         assert not fit(capsys, Module(schedule, interval))
 
+    @pytest.mark.parametrize("interval", ["step", "epoch"])
+    @pytest.mark.parametrize("max_epochs", [0, 1])
+    def test_a_stream_does_not_tell_the_number_of_steps(
+        self, max_epochs: int, interval: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        schedule = partial(CosineAnnealingLR, T_max=STEPS)
+        assert not fit(capsys, Module(schedule, interval), dataset=Stream(), max_epochs=max_epochs, max_steps=2)
+
     @pytest.mark.parametrize(("options", "count"), [({"max_steps": 10}, 1), ({"min_steps": 4}, 1), ({}, 0)])
     def test_steps_of_two_optimizers(
         self, options: dict[str, int], count: int, capsys: pytest.CaptureFixture[str]

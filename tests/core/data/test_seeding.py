@@ -62,3 +62,4 @@ def test_a_worker_is_seeded_when_it_starts_and_when_it_is_asked(monkeypatch: pyt
         assert pickle.loads(pickle.dumps(Seeded([3, 4], stream))) == [3, 4]
         asked.append((holder.generator.random(), *drawn()))
     assert asked[0] == asked[2] != asked[1]
+    assert (len(Seeded([3, 4], 7)), list(Seeded([3, 4], 7))) == (2, [3, 4])

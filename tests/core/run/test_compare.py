@@ -88,7 +88,7 @@ def test_runs_with_the_same_seed_are_identical_and_with_another_seed_not(script:
     lines = other.stdout.splitlines()
     assert lines[0] == "setting   seed=0 → 1"
     assert lines[1].startswith("data      ")  # another split
-    assert any(line.startswith("metric    test/accuracy is ") for line in lines)
+    assert any(line.startswith("metric    test/loss is ") for line in lines)
     assert "tensors differ, by at most " in lines[-2]
     assert lines[-1] == "rounding  varies on cuda without trainer.deterministic=true"
 
