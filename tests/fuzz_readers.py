@@ -256,7 +256,7 @@ class Readers:
                     call(self.path)
                 except CheckpointError as error:
                     require_line(error)
-            find_best(self.path.parent, lambda text: None)
+            find_best(self.path.parent, warn=lambda text: None)
 
         return changes, read
 

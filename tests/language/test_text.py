@@ -107,7 +107,7 @@ def test_a_checkpoint_keeps_the_tokenizer(folder: Path) -> None:
     after.load_state_dict(before.state_dict())
     after.train_dataloader()
     assert after.tokenizer.serialized == before.tokenizer.serialized
-    assert "Dokument 03" in said(after, "train")
+    assert said(after, "train") == said(before, "train").replace("document", "Dokument")  # those of the same documents
     assert torch.equal(after.read([folder / "00.txt"])[0], before.read([folder / "00.txt"])[0])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,9 +13,7 @@ from boltcutter.checkpoint.storage import CheckpointError, is_url, resolve_files
 from boltcutter.config.errors import printable
 
 
-def find_newest(
-    places: Sequence[str | Path], warn: Callable[[str], None] = print, *, resumes: bool = False
-) -> str | None:
+def find_newest(*places: str | Path, warn: Callable[[str], None] = print, resumes: bool = False) -> str | None:
     """Find the valid checkpoint that a run saved last, whatever its name.
 
     That is the one of the latest attempt, and in it of the largest step: an attempt may have been resumed from an
@@ -38,7 +36,7 @@ def find_newest(
     return _first_valid([file for place in places for file in _files(place)], key, warn)
 
 
-def find_best(places: Sequence[str | Path], warn: Callable[[str], None] = print) -> str | None:
+def find_best(*places: str | Path, warn: Callable[[str], None] = print) -> str | None:
     """Find the valid checkpoint with the best score, of those that have one, as ``BestCheckpoint`` saves it."""
 
     def score(found: Mapping[str, Any]) -> tuple[float, ...]:

@@ -31,7 +31,7 @@ def resumed_checkpoint(cfg: DictConfig, warn: Callable[[str], None] = print) -> 
         return find_checkpoint(cfg, cfg.ckpt)
     try:
         places = saved_places(cfg)
-        found = select.find_newest(places, warn if is_rank_zero() else lambda text: None, resumes=True)
+        found = select.find_newest(*places, warn=warn if is_rank_zero() else lambda text: None, resumes=True)
         if found is None and (sharded := [folder for place in places for folder in select.list_folders(place)]):
             raise CheckpointError(
                 f"{sharded[0]} is a folder written by DeepSpeed, from which runs cannot be resumed; use another "
@@ -66,7 +66,7 @@ def find_checkpoint(cfg: DictConfig, which: str = "best") -> str:
         places = saved_places(cfg)
         files = {name: f"{place}/{name}" for place in reversed(places) for name in select.list_names(place)}
         if which in ("best", "last") and found is None:
-            found = select.find_newest(places, warn)
+            found = select.find_newest(*places, warn=warn)
             if found and which == "best":
                 warn(printable(f"note: ckpt=best: no callback has saved a best checkpoint; using {found}"))
         elif found is None:
@@ -87,12 +87,12 @@ def find_best(cfg: DictConfig, warn: Callable[[str], None] = print) -> str | Non
 
     It is the one in the record. If that is damaged, or a killed run could not record it, scores in the files decide.
     """
-    return _recorded(cfg) or select.find_best(saved_places(cfg), warn)
+    return _recorded(cfg) or select.find_best(*saved_places(cfg), warn=warn)
 
 
 def find_tested(cfg: DictConfig, warn: Callable[[str], None] = print) -> str | None:
     """Find the checkpoint that is tested after training: the best, or else the last; None if nothing was saved."""
-    return find_best(cfg, warn) or select.find_newest(saved_places(cfg), warn)
+    return find_best(cfg, warn) or select.find_newest(*saved_places(cfg), warn=warn)
 
 
 def resolve(cfg: DictConfig, name: str) -> str:

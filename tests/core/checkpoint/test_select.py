@@ -20,9 +20,9 @@ def test_newest_is_by_step_and_damaged_files_are_skipped(
         torch.save(STATE | {"global_step": step}, path)
         os.utime(path, (mtime, mtime))
     warnings: list[str] = []
-    assert find_newest([saved.parent], warnings.append) == str(newer)
+    assert find_newest(saved.parent, warn=warnings.append) == str(newer)
     newer.write_bytes(newer.read_bytes()[:-50])
-    assert find_newest([saved.parent], warnings.append) == str(older)
+    assert find_newest(saved.parent, warn=warnings.append) == str(older)
     assert len(warnings) == 2
     assert warnings[0].startswith(f"warning: {newer}: ")
 
@@ -34,8 +34,8 @@ def test_metadata_of_another_program_does_not_fail(saved: Path, facts: dict[str,
     for name in ("last-1.ckpt", "best-1.ckpt", "best-2.ckpt"):
         torch.save(facts, saved.with_name(name))
     torch.save(STATE | {"global_step": 1}, saved)
-    assert find_newest([saved.parent]) == str(saved)
-    assert find_best([saved.parent]) is None
+    assert find_newest(saved.parent) == str(saved)
+    assert find_best(saved.parent) is None
 
 
 @pytest.mark.parametrize("names", ["last", "model", "0-2.64", "best"])
@@ -47,24 +47,24 @@ def test_names_do_not_matter(saved: Path, names: str) -> None:
         facts = {"global_step": step, "boltcutter": {"attempt": attempt, "save": save}}
         files[attempt, step, save] = path = saved.with_name(f"{names}-{len(files)}.ckpt")
         torch.save(STATE | facts | {"best": {"mode": "min", "score": score}}, path)
-    assert find_newest([saved.parent]) == str(files[2, 20, 1])
-    assert find_best([saved.parent]) == str(files[1, 30, 1])
+    assert find_newest(saved.parent) == str(files[2, 20, 1])
+    assert find_best(saved.parent) == str(files[1, 30, 1])
 
 
 def test_training_continues_from_weights_only_if_there_is_nothing_else(saved: Path) -> None:
     weights = saved.with_name("weights.ckpt")
     torch.save(STATE | {"global_step": 9}, weights)
     torch.save(STATE | {"global_step": 1, "optimizer_states": []}, saved)
-    assert find_newest([saved.parent]) == str(weights)
-    assert find_newest([saved.parent], resumes=True) == str(saved)
+    assert find_newest(saved.parent) == str(weights)
+    assert find_newest(saved.parent, resumes=True) == str(saved)
     saved.unlink()
-    assert find_newest([saved.parent], resumes=True) == str(weights)
+    assert find_newest(saved.parent, resumes=True) == str(weights)
 
 
 def test_a_metric_that_was_nan_makes_no_best(saved: Path) -> None:
     for mode, score in (("min", float("inf")), ("max", float("-inf")), ("min", float("nan"))):
         torch.save(STATE | {"best": {"mode": mode, "score": score}}, saved)
-        assert find_best([saved.parent]) is None
+        assert find_best(saved.parent) is None
 
 
 def test_another_is_used_if_the_newest_is_damaged(saved: Path) -> None:
@@ -72,14 +72,14 @@ def test_another_is_used_if_the_newest_is_damaged(saved: Path) -> None:
     torch.save(STATE, best)
     torch.save(STATE | {"global_step": 5}, saved)
     warnings: list[str] = []
-    assert find_newest([saved.parent], warnings.append) == str(saved)
+    assert find_newest(saved.parent, warn=warnings.append) == str(saved)
     assert not warnings
     flip_a_bit(saved)
-    assert find_newest([saved.parent], warnings.append) == str(best)
+    assert find_newest(saved.parent, warn=warnings.append) == str(best)
     assert [str(saved) in line for line in warnings] == [True, False]
     assert str(best) in warnings[1]
     flip_a_bit(best)
-    assert find_newest([saved.parent], lambda text: None) is None
+    assert find_newest(saved.parent, warn=lambda text: None) is None
 
 
 @pytest.mark.parametrize("latest", [0, 1])
@@ -88,7 +88,7 @@ def test_of_equal_steps_the_most_recently_written_is_the_newest(saved: Path, lat
     for number, path in enumerate(paths):
         torch.save(STATE | {"global_step": 10}, path)
         os.utime(path, (1 + (number == latest),) * 2)
-    assert find_newest([saved.parent]) == str(paths[latest])
+    assert find_newest(saved.parent) == str(paths[latest])
 
 
 @pytest.mark.parametrize(("mode", "order"), [("min", [1, 2, 3]), ("max", [3, 2, 1])])
@@ -99,10 +99,10 @@ def test_damaged_best_checkpoints_are_skipped(saved: Path, mode: str, order: lis
     warnings: list[str] = []
     for count, score in enumerate(order):
         path = saved.with_name(f"best-{score}.ckpt")
-        assert find_best([saved.parent], warnings.append) == str(path)
+        assert find_best(saved.parent, warn=warnings.append) == str(path)
         assert len(warnings) == sum(range(2, count + 2)) if count else not warnings
         flip_a_bit(path)
-    assert find_best([saved.parent], warnings.append) is None
+    assert find_best(saved.parent, warn=warnings.append) is None
 
 
 @pytest.mark.parametrize("name", ["a[1]", "a*", "a?b", "[!a]", "a b {c}"])
@@ -111,7 +111,7 @@ def test_folder_names_are_not_patterns(tmp_path: Path, name: str) -> None:
         AtomicCheckpointIO().save_checkpoint(STATE, folder / "last.ckpt")
         AtomicCheckpointIO().save_checkpoint(STATE, folder / "best-v[1].ckpt")
     folder = tmp_path / name
-    assert find_newest([folder]) in (str(folder / "last.ckpt"), str(folder / "best-v[1].ckpt"))
+    assert find_newest(folder) in (str(folder / "last.ckpt"), str(folder / "best-v[1].ckpt"))
     assert list_names(folder) == ["best-v[1].ckpt", "last.ckpt"]
     store = AtomicCheckpointIO()
     store.save_checkpoint(STATE, folder / "best-v[1].ckpt")
@@ -156,7 +156,7 @@ def test_a_missing_bucket_is_no_missing_folder(folder: str, monkeypatch: pytest.
 def test_a_file_damaged_by_a_crash_is_skipped(saved: Path, left: bytes) -> None:
     saved.with_name("last-v1.ckpt").write_bytes(left)
     warnings: list[str] = []
-    assert find_newest([saved.parent], warnings.append) == str(saved)
+    assert find_newest(saved.parent, warn=warnings.append) == str(saved)
     assert warnings[0].startswith(f"warning: {saved.with_name('last-v1.ckpt')}: ")
 
 
@@ -172,20 +172,20 @@ def test_a_checkpoint_without_step_or_score_comes_last(saved: Path) -> None:
         torch.save(STATE | facts, saved.with_name(f"{name}.ckpt"))
         os.utime(saved.with_name(f"{name}.ckpt"), (mtime, mtime))
     saved.unlink()
-    assert find_newest([saved.parent]) == str(saved.with_name("last-a.ckpt"))
+    assert find_newest(saved.parent) == str(saved.with_name("last-a.ckpt"))
     for mode in ("min", "max"):
         best = {"monitor": "m", "mode": mode, "score": 1e30 if mode == "min" else -1e30}
         for name, facts, mtime in (("best-a", {"best": best}, 1), ("best-b", {}, 2)):
             torch.save(STATE | facts, saved.with_name(f"{name}.ckpt"))
             os.utime(saved.with_name(f"{name}.ckpt"), (mtime, mtime))
-        assert find_best([saved.parent]) == str(saved.with_name("best-a.ckpt"))
+        assert find_best(saved.parent) == str(saved.with_name("best-a.ckpt"))
 
 
 def test_checkpoints_at_a_url_keep_its_form() -> None:
     url = "memory://select/run"
     AtomicCheckpointIO().save_checkpoint(STATE, f"{url}/last.ckpt")
     for place in (url, f"{url}/"):
-        assert find_newest([place]) == f"{url}/last.ckpt"
+        assert find_newest(place) == f"{url}/last.ckpt"
     assert list_names(url) == ["last.ckpt"]
 
 

@@ -130,7 +130,7 @@ def test_names_of_damaged_checkpoints_are_printed_escaped(folder: Path, capsys: 
     for name in ("last-\x1b]0;title\x07.ckpt", "best-\x1b]0;title\x07.ckpt"):
         (folder / "checkpoints" / name).parent.mkdir(exist_ok=True)
         (folder / "checkpoints" / name).write_bytes(b"damaged")
-    select.find_newest([folder / "checkpoints"])
+    select.find_newest(folder / "checkpoints")
     record = json.loads((folder / "record.json").read_text())
     (folder / "record.json").write_text(
         json.dumps(record | {"best": f"{folder}/checkpoints/last-\x1b]0;title\x07.ckpt"})
