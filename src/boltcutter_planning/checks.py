@@ -23,7 +23,7 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.config.instantiate import name_setting
 from boltcutter.config.locate import parameters
-from boltcutter.config.values import format_value
+from boltcutter.config.values import format_value, leaf_values
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.internals import BatchNorm
 from boltcutter.protocols import NativeTask, handles_signals
@@ -48,7 +48,7 @@ def check_combination(
     check_monitors(task, callbacks or {})
     check_optimizer(task)
     if callbacks is not None:
-        report_unusual(trainer, callbacks)
+        report_unusual(cfg, trainer, callbacks)
 
 
 def check_sync_batchnorm(cfg: DictConfig, trainer: L.Trainer, task: nn.Module) -> None:
@@ -92,20 +92,24 @@ def check_num_classes(cfg: DictConfig) -> None:
             )
 
 
-def report_unusual(trainer: L.Trainer, callbacks: Mapping[str, Callback]) -> None:
-    """Print which settings train nothing, or take the worst as the best.
+def report_unusual(cfg: DictConfig, trainer: L.Trainer, callbacks: Mapping[str, Callback]) -> None:
+    """Print which settings train nothing, or take the worst as the best; once where one refers to another.
 
     Raises:
         ConfigError: The patience of early stopping is negative.
     """
     zeros = [key for key in ("max_epochs", "max_steps") if getattr(trainer, key) == 0]
     found = [f"trainer.{key}=0: nothing is trained, and the initial weights are tested; set it to 1" for key in zeros]
-    for path, callback in ((f"callback.{name}", callback) for name, callback in callbacks.items()):
+    references = {f"callback.{key}" for key, raw, _ in leaf_values(cfg.get("callback")) if "${" in str(raw)}
+    paths, reported = {f"callback.{name}": callback for name, callback in callbacks.items()}, set[tuple[Any, Any]]()
+    for path, callback in sorted(paths.items(), key=lambda item: f"{item[0]}.mode" in references):
         if isinstance(callback, EarlyStopping) and callback.patience < 0:
             raise ConfigError(f"{path}.patience={callback.patience} is negative; try 5, or set {path}=null to go on")
         mode, metric = getattr(callback, "mode", None), getattr(callback, "monitor", None)
         better = infer_mode(metric) if metric and mode in ("min", "max") else None
-        if better not in (None, mode):
+        is_repeated = f"{path}.mode" in references and (metric, mode) in reported
+        if better not in (None, mode) and not is_repeated:
+            reported.add((metric, mode))
             kind = "smallest" if mode == "min" else "largest"
             found.append(f"{path}.mode={mode}: the {kind} {metric} counts as best; set {path}.mode={better}")
     if is_rank_zero():

@@ -119,7 +119,10 @@ def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:
             "trainer.check_val_every_n_epoch=null to count batches over epochs"
         )
     if steps := NO_STEPS_LEFT.search(text):
-        return ConfigError(f"scheduler.total_steps={steps[1]}: training has more steps; remove it to use their number")
+        return ConfigError(
+            f"scheduler.total_steps={steps[1]}: training has more steps; remove it to use their number, or, if it "
+            "counts epochs, set task.interval=epoch"
+        )
     if CLIPPED_TWICE.search(text):
         value, name = trainer.gradient_clip_val, type(trainer.lightning_module).__name__
         return ConfigError(

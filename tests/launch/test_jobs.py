@@ -99,7 +99,7 @@ LOCAL = "boltcutter_launch.local.LocalLauncher"
     [
         ({"_target_": "lightning.Trainer"}, "launch._target_=lightning.Trainer: no launcher; launch the run again"),
         ({}, "None: no module named None; give the full dotted path of a class"),
-        ({"_target_": LOCAL, "grace_seconds": "${oc.env:NOT_SET}"}, "export NOT_SET=…; launch the run again"),
+        ({"_target_": LOCAL, "grace_seconds": "${oc.env:NOT_SET}"}, "${oc.env:NOT_SET}, which reads your environment"),
         ({"_target_": LOCAL, "b": 1}, "launch.b: LocalLauncher takes no such argument; "),
     ],
 )
@@ -109,6 +109,14 @@ def test_only_launchers_are_built_from_a_record(tmp_path: Path, settings: dict[s
         find_launcher(tmp_path)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_variable_that_a_trusted_record_needs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"_target_": LOCAL, "python": "${oc.env:NOT_SET}"}
+    (tmp_path / "record.json").write_text(json.dumps({"launch": {"id": "1", "settings": settings}}))
+    monkeypatch.setattr(trust, "_granted", True)
+    with pytest.raises(ConfigError, match="export NOT_SET=…; launch the run again"):
+        find_launcher(tmp_path)
 
 
 ESCAPES = "\x1b]0;title\x07\x9b31m"

@@ -128,9 +128,10 @@ def test_a_record_of_somebody_else_uploads_nothing_of_this_machine(
     (tmp_path / "run" / "record.json").write_text(json.dumps(record))
     (tmp_path / "run" / "config.yaml").write_text("logger: {wandb: {save_code: true}}")
     main(Project.find(__file__), [f"run={tmp_path}/run"])
-    assert given.keys() == {"id", "name", "project", "config", "dir", "mode", "settings", "entity"}
+    assert given.keys() == {"id", "name", "project", "config", "dir", "mode", "settings", "tags"}
+    assert given["tags"] == record["config"]["tags"]
     assert given["id"] == record["id"]
-    record["config"]["checkpoints"] = "https://example.org"
+    record["config"]["data"]["path"] = "https://example.org"
     (tmp_path / "run" / "record.json").write_text(json.dumps(record))
     with pytest.raises(ConfigError, match="would be contacted"):
         main(Project.find(__file__), [f"run={tmp_path}/run"])

@@ -97,6 +97,7 @@ def _misplaced_schedule(trainer: L.Trainer, config: Any) -> Iterator[str]:
         return
     decay = vanishing(scheduler, done)
     is_short = horizon is not None and horizon <= 2 * epochs and _is_nearer(horizon, epochs, steps)
+    is_short = is_short and not isinstance(scheduler, lr_scheduler.OneCycleLR)  # which raises an error after its steps
     if decay or (is_short and not _is_warmup(scheduler)):
         what = f"is planned over {horizon:,.0f}" if is_short else decay
         yield f"scheduler: {name} {what}, but is stepped after each of {done:,} steps; {remedy.replace('%s', 'epoch')}"

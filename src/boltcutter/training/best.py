@@ -76,7 +76,8 @@ class CheckpointRecorder(Callback):
             facts["best"] = relative(self.cfg, path)
         if not self._recorded:
             self._recorded = {key: read_record(folder).get(key) for key in ("best", "best_by", "saved")}
-        saved = set(self._recorded.get("saved") or ())
+        before = self._recorded.get("saved")
+        saved = set(before) if isinstance(before, list) else set[str]()  # `true` in older records
         for place in self._places:
             if (name := relative(self.cfg, place)) not in saved and repeat(place, partial(list_names, place)):
                 saved.add(name)

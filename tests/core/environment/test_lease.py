@@ -499,7 +499,7 @@ def training(
             process = stack.enter_context(forks.start(command, env, nothing, stderr))
         end = time.monotonic() + (120 if fresh else 60)
         record = folder / "record.json"
-        while not record.exists() or '"saved": true' not in record.read_text():  # the last change until training ends
+        while not record.exists() or '"saved"' not in record.read_text():  # the last change until training ends
             assert process.poll() is None, errors.read_text()
             assert time.monotonic() < end
             time.sleep(0.01)

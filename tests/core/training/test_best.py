@@ -93,8 +93,11 @@ def test_it_counts_after_resume(script: Script, plain: Path, tmp_path: Path) -> 
     chosen = callbacks(tmp_path / "own.yaml", ("top", "val/accuracy", "max"))
     done = script("train", *SHORT, chosen, f"folder={folder}", "trainer.max_epochs=4")
     assert done.returncode == 0, done.stderr
+    older = record(folder) | {"saved": True}  # as earlier versions have recorded it
+    (folder / "record.json").write_text(json.dumps(older))
     done = script("train", f"resume={folder}", "trainer.max_epochs=6", "optimizer.lr=1e-9")  # nothing gets better
     assert done.returncode == 0, done.stderr
+    assert "checkpoints" in record(folder)["saved"]
     by_step = accuracies(folder)
     best = max(by_step, key=lambda step: by_step[step])
     assert record(folder)["best"] == f"own/top-step={best}.ckpt"
