@@ -166,10 +166,13 @@ class _Scale:
         return cls(100.0, " points") if in_points else cls(1.0, f" in {metric}")
 
     def size(self, value: float) -> str:
-        return f"{abs(value) * self.factor:.2g}{self.unit}"
+        return f"{_rounded(abs(value) * self.factor, 2)}{self.unit}"
 
     def signed(self, value: float, interval: Interval | None = None) -> str:
-        return f"{value * self.factor:+.{self._digits(interval or (0.0, abs(value)))}f}{self.unit}"
+        digits = _two_digits(value * self.factor / 2)
+        if interval:  # whose digits are enough for a larger value; of a smaller one, rounding would leave nothing
+            digits = max(self._digits(interval), min(digits, self._digits(interval) + 2))
+        return f"{value * self.factor:+.{digits}f}{self.unit}"
 
     def interval(self, ends: Interval | None) -> str:
         return " to ".join(f"{end * self.factor:.{self._digits(ends)}f}" for end in ends) if ends else "–"
@@ -179,8 +182,17 @@ class _Scale:
         return f"{self.signed(difference, interval)}{shown}, {'p < 0.001' if p < 0.001 else f'p = {p:.2g}'}"
 
     def _digits(self, ends: Interval) -> int:
-        half = (ends[1] - ends[0]) / 2 * self.factor
-        return min(max(1 - math.floor(math.log10(half)), 0), 8) if half > 0 else 2
+        return _two_digits((ends[1] - ends[0]) / 2 * self.factor)
+
+
+def _rounded(value: float, digits: int) -> str:
+    """A number with so many significant digits; a larger one without decimals, not as 1e+02."""
+    return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
+
+
+def _two_digits(value: float) -> int:
+    """Decimals with which a number has at least two significant digits."""
+    return min(max(1 - math.floor(math.log10(abs(value))), 0), 8) if value else 2
 
 
 def as_dict(groups: Sequence[Group], found: Sequence[Comparison]) -> dict[str, Any]:
@@ -204,9 +216,11 @@ def _lines(groups: Sequence[Group], found: Sequence[Comparison], scale: _Scale) 
     yield from dict.fromkeys(f"warning: {warning}" for comparison in found for warning in comparison.warnings)
     rows = [["group", "runs", "mean ± std", "min", "max"]]
     for group in groups:
-        spread = f" ± {statistics.stdev(group.values):.2g}" if len(group.values) > 1 else ""
-        ends = [f"{end:.4g}" for end in (min(group.values), max(group.values))]
-        rows.append([group.label, str(len(group.values)), f"{statistics.fmean(group.values):.4g}{spread}", *ends])
+        spread = f" ± {_rounded(statistics.stdev(group.values), 2)}" if len(group.values) > 1 else ""
+        ends = [_rounded(end, 4) for end in (min(group.values), max(group.values))]
+        rows.append(
+            [group.label, str(len(group.values)), f"{_rounded(statistics.fmean(group.values), 4)}{spread}", *ends]
+        )
     yield from ("", *aligned(rows))
     rows = [["compared", "difference", "95% interval", "p", "effect size", "80% power from", "test"]]
     for c, e in ((c, c.estimate) for c in found if c.estimate):

@@ -187,8 +187,7 @@ def _last_row(folder: Path, step: int | None = None) -> dict[str, float]:
     if len(header) > MAX_NAMES:
         return {}
     if step is not None:
-        match = re.search(rb"^%d,.*\n" % step, rest, re.M)
-        rows = [match[0]] if match else []
+        rows = re.findall(rb"^%d,.*\n" % step, rest, re.M)  # several if a resumed run has logged it again
     else:
         rows = rest[: rest.rfind(b"\n") + 1].splitlines()[-MAX_ROWS:]
     last: dict[str, str] = {}

@@ -16,7 +16,7 @@ from boltcutter.project import display_path
 from boltcutter.run.folder import read_record
 from boltcutter_search.export import write_best
 from boltcutter_search.plan import Plan
-from boltcutter_search.report import Importances, write_report
+from boltcutter_search.report import Average, Importances, write_report
 from boltcutter_search.results import Metrics, Result, format_trials, format_value, rank
 from boltcutter_search.statistics import format_runs, format_statistics, summarize_runs
 
@@ -32,13 +32,14 @@ def write_outcome(plan: Plan, results: Sequence[Result], importances: Importance
     if averages:
         statistics = summarize_groups(results, plan.search.folds)
     print(statistics or format_trials(results, plan.metrics))
-    if averages and plan.space.parameters:
-        if best := best_on_average(results, plan.metrics):
-            means = ", ".join(f"mean {name} {format_value(mean)}" for name, mean in best.objectives.items())
-            print(f"best    {write_best(plan, best, means)}")
-    elif not averages and (ranked := rank(results, plan.metrics)):
-        print(f"best    {write_best(plan, ranked[0])}")
-    report = write_report(plan, results, statistics=statistics, importances=importances)
+    best = best_on_average(results, plan.metrics) if averages else next(iter(rank(results, plan.metrics)), None)
+    if best and averages and plan.space.parameters:
+        means = ", ".join(f"mean {name} {format_value(mean)}" for name, mean in best.objectives.items())
+        print(f"best    {write_best(plan, best, means)}")
+    elif best and not averages:
+        print(f"best    {write_best(plan, best)}")
+    repeated = average(plan, results, best) if averages else None
+    report = write_report(plan, results, average=repeated, statistics=statistics, importances=importances)
     print(f"report  {display_path(report)}")
 
 
@@ -47,10 +48,7 @@ def best_on_average(results: Sequence[Result], metrics: Metrics) -> Result | Non
 
     A group of which a trial has failed or is missing is left out: its mean is over other seeds and folds.
     """
-    groups: dict[str, list[Result]] = {}
-    for result in results:
-        values = {key: value for key, value in result.values.items() if key not in NOT_SEARCHED}
-        groups.setdefault(repr(values), []).append(replace(result, values=values))
+    groups = group_repeated(results)
     size = max(map(len, groups.values()), default=0)
     averages = [
         replace(group[0], objectives={name: fmean(r.objectives[name] for r in group) for name, _ in metrics})
@@ -58,6 +56,25 @@ def best_on_average(results: Sequence[Result], metrics: Metrics) -> Result | Non
         if len(rank(group, metrics)) == size
     ]
     return next(iter(rank(averages, metrics)), None)
+
+
+def group_repeated(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The runs that differ in seed or fold only, without these values."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        values = {key: value for key, value in result.values.items() if key not in NOT_SEARCHED}
+        groups.setdefault(repr(values), []).append(replace(result, values=values))
+    return groups
+
+
+def average(plan: Plan, results: Sequence[Result], best: Result | None) -> Average:
+    """The means over seeds and folds of the values that are best on average, or of the only ones that there are."""
+    groups = group_repeated(results)
+    group = groups[repr(best.values)] if best else next(iter(groups.values()), []) if len(groups) == 1 else []
+    scores = {str(run.number): run.objectives if run.state == "complete" else {} for run in group}
+    counts = {"fold": plan.search.folds, "seed": plan.search.seeds}
+    over = " × ".join(f"{count} {name}{'s' * (count > 1)}" for name, count in counts.items() if count)
+    return Average(summarize_runs(scores, plan.search.folds), over, len(group), group[0].values if group else {})
 
 
 def write_trials(path: Path, results: Sequence[Result], metrics: Metrics) -> None:

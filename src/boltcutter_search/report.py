@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -17,6 +17,7 @@ from boltcutter.report.html import downsample
 from boltcutter.report.template import load_template, redact_command
 from boltcutter_search.plan import Plan
 from boltcutter_search.results import Result, count_states, format_value, pareto_front, rank, shown_error
+from boltcutter_search.statistics import Statistics
 
 Importances = Sequence[tuple[str, dict[str, float]]]  # of each value, by metric
 
@@ -24,12 +25,35 @@ MAX_POINTS = 200_000  # of all learning curves together
 MIN_CURVE_POINTS = 20
 
 
+class Average(NamedTuple):
+    """The metrics of a search over folds or seeds, of which none is chosen."""
+
+    statistics: Mapping[str, Statistics]
+    over: str  # such as "5 folds"
+    runs: int  # also those without a value
+    values: Mapping[str, Any]  # that all these runs have, by key of the configuration
+
+
 def write_report(
-    plan: Plan, results: Sequence[Result], *, statistics: str | None = None, importances: Importances = ()
+    plan: Plan,
+    results: Sequence[Result],
+    *,
+    average: Average | None = None,
+    statistics: str | None = None,
+    importances: Importances = (),
 ) -> Path:
-    """Write ``report.html`` in the folder of a search, to which its links to the trials are relative."""
+    """Write ``report.html`` in the folder of a search, to which its links to the trials are relative.
+
+    Args:
+        plan: The search.
+        results: Its trials.
+        average: Of a search over folds or seeds: what stands in place of the best trial.
+        statistics: Text with the statistics of such a search.
+        importances: How strongly values decide whether a trial is good, by metric.
+    """
     path, data = plan.folder / "report.html", _collect(plan, results)
-    best = next(iter(rank(results, plan.metrics)), None)
+    best = None if average else next(iter(rank(results, plan.metrics)), None)
+    chosen: Mapping[str, Any] = average.values if average else best.values if best else {}
     page = load_template(Path(__file__).with_name("report.html")).render(
         title=plan.folder.name,
         folder=plan.folder,
@@ -38,7 +62,8 @@ def write_report(
         total=len(results),
         best=best,
         best_link=_link(plan.folder, best) if best else None,
-        best_values={key: format_value(value) for key, value in best.values.items()} if best else {},
+        best_values={key: format_value(value) for key, value in chosen.items()},
+        average=average,
         front=sum(data["front"]) if len(plan.metrics) > 1 else None,
         duration=sum(result.seconds for result in results),
         command=_redacted(plan.command),
@@ -46,7 +71,7 @@ def write_report(
         importances=importances,
         keys=data["keys"],
         has_curves=any(data["curves"]),
-        data=data,
+        data=data | {"repeated": average is not None},
     )
     write_text(path, page.encode(errors="replace").decode())  # values may hold bytes of file names
     return path

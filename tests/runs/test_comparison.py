@@ -76,7 +76,7 @@ def test_an_open_question_says_which_runs_answer_it(shell: Shell) -> None:
     for name, values in (("a", A), ("b", NOISY)):
         write_group(shell.runs, name, values)
     verdict, *commands = shell("model=a", "model=b", "--effect", "0.01").splitlines()
-    assert verdict.startswith("not decided whether model=b is better than model=a: +0.2 points, 95% interval -1.3 to")
+    assert verdict.startswith("not decided whether model=b is better than model=a: +0.22 points, 95% interval -1.3 to")
     assert verdict.endswith("run 9 more seeds:")
     for name, command in zip("ab", commands[:2], strict=True):  # reproduce, as nobody has signed these records
         expected = f"  boltcutter search search=seeds search.seeds=9 seed=5 reproduce=runs/{name}/{name}-4"
@@ -89,7 +89,19 @@ def test_a_difference_that_is_too_small_to_matter_is_a_result(shell: Shell) -> N
     for name, values in (("a", A), ("b", NOISY)):
         write_group(shell.runs, name, values)
     found = shell("model=a", "model=b", "--effect", "0.02")
-    assert found.startswith("model=b and model=a differ by less than 2 points: +0.2 points")
+    assert found.startswith("model=b and model=a differ by less than 2 points: +0.22 points, 95% interval -1.3 to")
+
+
+def test_a_small_difference_is_not_rounded_to_a_larger_one(shell: Shell) -> None:
+    for name, values in (("a", (0.5, 0.6, 0.7)), ("b", (0.7053, 0.4053, 0.7053))):
+        write_group(shell.runs, name, values)
+    assert "is better than model=a: +0.53 points, 95% interval -49 to 50" in shell("model=a", "model=b")
+
+
+def test_large_values_have_no_exponent(shell: Shell) -> None:
+    for name, values in (("a", (12_340.0, 12_740.0, 12_990.0)), ("b", (12_140.0, 12_040.0, 12_990.0))):
+        write_group(shell.runs, name, values, metric="test/loss")
+    assert "e+" not in shell("model=a", "model=b", metric="test/loss")
 
 
 def test_one_run_of_each_decides_nothing(shell: Shell) -> None:

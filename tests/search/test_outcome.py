@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from boltcutter_search.outcome import summarize_groups, test_metrics, write_outc
 from boltcutter_search.plan import Plan
 from boltcutter_search.results import Result
 from boltcutter_search.settings import Search
+from boltcutter_search.statistics import summarize
 
 PROJECT = Project.find(Path(__file__))
 test_metrics.__test__ = False  # type: ignore[attr-defined]
@@ -32,6 +34,11 @@ def write(folder: Path, results: list[Result], space: dict[str, str], *, average
     search = Search(space=space, seeds=4 if averages else None)
     metrics: list[tuple[str, Mode]] = [("val/loss", "min")]
     write_outcome(Plan(PROJECT, folder, {}, ["model=linear"], search, metrics, [{}], 1, 0.0), results)
+
+
+def text_of(page: Path) -> str:
+    """The text above the sections of a report."""
+    return re.sub(r"(<[^>]+>|\s)+", " ", page.read_text().split("<body>")[1].split("<main>")[0])
 
 
 def test_trials_csv(tmp_path: Path) -> None:
@@ -80,6 +87,22 @@ def test_repeated_runs_are_averaged(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not [row for row in rows if row and row[0].startswith(("train/", "lr-"))]
     assert "seed 3 (failed)" in out
     assert not (tmp_path / "best.yaml").exists()
+    page = text_of(tmp_path / "report.html")
+    assert "mean val/loss 2.000 95% interval -0.4841 … 4.484, 4 seeds, 3 of 4 runs" in page
+    assert "best val/loss" not in page
+
+
+def test_the_report_of_folds_has_the_mean_of_the_best_values(tmp_path: Path) -> None:
+    losses = {"sgd": (0.0, 4.0), "adamw": (1.0, 2.0)}  # the best single run is of the values that are worse on average
+    runs = [(name, fold, loss) for name, found in losses.items() for fold, loss in enumerate(found)]
+    results = [result(tmp_path, n, loss, optimizer=name, data__fold=fold) for n, (name, fold, loss) in enumerate(runs)]
+    search, metrics = Search(space={"optimizer": "choice(sgd, adamw)"}, folds=2), [("val/loss", "min")]
+    write_outcome(Plan(PROJECT, tmp_path, {}, ["model=linear"], search, metrics, [{}], 4, 0.0), results)
+    page = text_of(tmp_path / "report.html")
+    interval = summarize({"0": 1.0, "1": 2.0}, num_folds=2).corrected
+    assert interval
+    assert f"optimizer adamw mean val/loss 1.500 95% interval {interval[0]:#.4g} … {interval[1]:#.4g}, 2 folds" in page
+    assert "best trial" not in page
 
 
 def test_each_combination_is_averaged_on_its_own(tmp_path: Path) -> None:

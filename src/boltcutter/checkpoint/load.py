@@ -59,6 +59,21 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
         return _unpickle(path, file, map_location="meta")
 
 
+def read_steps(path: str | Path) -> int | None:
+    """Return after how many steps, as loggers count them, a checkpoint was saved; None if it is not of a training.
+
+    ``global_step`` counts the steps of all optimizers of manual optimization, loggers count batches.
+
+    Raises:
+        CheckpointError: As for ``load``.
+    """
+    metadata = read_metadata(path)
+    loops = metadata.get("loops", {}).get("fit_loop", {})
+    manual = loops.get("epoch_loop.manual_optimization.optim_step_progress", {}).get("total", {}).get("completed")
+    steps = loops["epoch_loop.batch_progress"]["total"]["processed"] if manual else metadata.get("global_step")
+    return None if steps is None else int(steps)
+
+
 def find_damage(path: str | Path) -> str | None:
     """Verify a file and its shards by size, format and checksums; return a description of the damage, or None."""
     with store_errors(path), open_file(path) as file:

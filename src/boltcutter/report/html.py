@@ -75,7 +75,7 @@ def render(folder: Path, home: str = "") -> str:
         command=reader.get("Command", "", redact_command, record.get("command") or ""),
         choices=config.get("choices") or {},
         sections=sections,
-        finals=_final_metrics(groups, modes, scores, record.get("metrics") or {}),
+        finals=_final_metrics(groups, modes, scores, record.get("metrics") or {}, record.get("best_after")),
         evaluations=reader.get("Evaluations", [], _read_evaluations, test.parent),
         tested=evaluations.describe(tests) if len(tests := evaluations.of_test(folder)) > 1 else "",
         **outcomes,
@@ -117,7 +117,7 @@ class Curve:
     name: str
     stage: str  # train, val or ""
     epoch_mean: bool
-    step: npt.NDArray[np.int64]
+    step: npt.NDArray[np.int64]  # number of optimizer steps after which each value was measured
     epoch: npt.NDArray[np.int64]
     value: npt.NDArray[np.float64]
     non_finite: int  # number of non-finite values
@@ -125,6 +125,11 @@ class Curve:
     def best(self, mode: Mode) -> int:
         """Index of the best value."""
         return int(self.value.argmin() if mode == "min" else self.value.argmax())
+
+    def after(self, steps: int) -> float | None:
+        """The value that was measured after a number of steps; of several the last, which a resumed run has logged."""
+        (found,) = np.nonzero(self.step == steps)
+        return float(self.value[found[-1]]) if found.size else None
 
 
 def _read_evaluations(folder: Path) -> list[dict[str, Any]]:
@@ -234,8 +239,12 @@ def _final_metrics(
     modes: Mapping[str, Mode],
     scores: Mapping[str, float],
     recorded: Mapping[str, float],
+    tested_after: int | None,
 ) -> list[dict[str, Any]]:
-    """One row per metric: last train and val value, best val value, test value; the loss comes last."""
+    """One row per metric: last train and val value, best val value, test value; the loss comes last.
+
+    ``chosen`` is the val value of the checkpoint that is tested, which was saved after ``tested_after`` steps.
+    """
     tests = {parse_name(name).group: value for name, value in scores.items()}
     rows: dict[str, dict[str, Any]] = {group: {"test": value} for group, value in tests.items()}
     for name, value in recorded.items():
@@ -246,6 +255,8 @@ def _final_metrics(
         for curve in sorted((curve for curve in curves if curve.stage), key=lambda curve: curve.epoch_mean):
             last = {curve.stage: float(curve.value[-1]), f"{curve.stage}_at": int(curve.step[-1])}
             rows.setdefault(group, {}).update(last)
+            if curve.stage == "val" and tested_after is not None and (chosen := curve.after(tested_after)) is not None:
+                rows[group] |= {"chosen": chosen, "chosen_at": tested_after}
             if curve.stage == "val" and group in modes:
                 index = curve.best(modes[group])
                 rows[group] |= {"best": float(curve.value[index]), "at": int(curve.step[index])}

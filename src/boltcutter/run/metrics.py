@@ -95,6 +95,8 @@ class MetricsReader:
     def read(self) -> Columns:
         """Return steps, epochs and values of each column where it has some.
 
+        Steps are those of the optimizer after which a value was measured; loggers count them from 0.
+
         Raises:
             OSError: It cannot be read.
             ValueError: It is empty, not an ordinary file, too large, or has too many columns.
@@ -130,7 +132,7 @@ class MetricsReader:
         self._names = [name for name, text in texts.items() if text]
         for name in self._names:
             steps, epochs, values = self._columns.setdefault(name, (array("q"), array("q"), array("d")))
-            steps.append(step)
+            steps.append(step + 1)
             epochs.append(epoch)
             values.append(_to_float(texts[name]))
 

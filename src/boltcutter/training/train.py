@@ -16,7 +16,7 @@ from boltcutter.assembly.assemble import Components, assemble, read_config
 from boltcutter.callback.monitors import MonitoredValues
 from boltcutter.callback.plan import PlanCheck
 from boltcutter.callback.weights import SameWeights
-from boltcutter.checkpoint.load import read_metadata
+from boltcutter.checkpoint.load import read_steps
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, one_line
 from boltcutter.config.values import name_missing_files, redacted
@@ -223,7 +223,7 @@ def record_metrics(cfg: DictConfig, trainer: L.Trainer, stopped_by: str | None) 
 def record_scores(cfg: DictConfig, trainer: L.Trainer, best: str | None, scores: dict[str, float]) -> None:
     """Record the best checkpoint, and its metrics of the test split."""
     if trainer.is_global_zero:
-        steps = read_metadata(best).get("global_step") if best else None
+        steps = read_steps(best) if best else None
         update_record(Path(cfg.folder), best=best and relative(cfg, best), best_after=steps, test=scores)
 
 

@@ -235,7 +235,21 @@ def test_a_run_without_a_test_shows_the_best_validation_metrics(tmp_path: Path) 
     (folder / "record.json").write_text(json.dumps(RECORD | {"test": {}}))
     page = report.write(folder).read_text()
     assert "best val accuracy" in page
-    assert "at step 300" in page
+    assert "at step 301" in page
+
+
+@pytest.mark.parametrize("tested", [True, False])
+def test_validation_metrics_are_those_of_the_checkpoint(tested: bool, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    test = RECORD["test"] if tested else {}
+    (folder / "record.json").write_text(json.dumps(RECORD | {"test": test, "best_after": 201}))
+    (folder / "evaluation" / "test" / "metrics.json").write_text(json.dumps(test))
+    values = pd.read_csv(folder / "metrics.csv").set_index("step").loc[200]  # the checkpoint was saved after 201 steps
+    page = re.sub(r"(<[^>]+>|\s)+", " ", report.write(folder).read_text().split("<main>")[0])
+    for name in ("accuracy", "loss"):
+        shown = f"{values[f'val/{name}']:.4g}"
+        end = f"val {shown} at this checkpoint" if tested else f"val {name} {shown} best checkpoint, step 201"
+        assert end in page
 
 
 def test_secrets_are_redacted(tmp_path: Path) -> None:
@@ -273,7 +287,7 @@ def test_non_finite_values_are_counted(tmp_path: Path) -> None:
     assert "NaN" not in page
 
 
-@pytest.mark.parametrize(("mode", "step"), [("min", 300), ("max", 100)])
+@pytest.mark.parametrize(("mode", "step"), [("min", 301), ("max", 101)])
 def test_the_best_value_follows_the_mode_of_the_callback(mode: str, step: int, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     (folder / "config.yaml").write_text(CONFIG.replace("mode: min", f"mode: {mode}"))
