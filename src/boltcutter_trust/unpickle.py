@@ -33,7 +33,7 @@ from typing import IO, Any
 
 import numpy as np
 import torch
-from torch import _weights_only_unpickler
+from torch import _weights_only_unpickler, nn
 
 from boltcutter.run import trust
 
@@ -101,6 +101,7 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
 
     stack: list[Any]
     memo: dict[int, Any]
+    repeated = 0  # elements of tensors that are not in the file, as of one that was expanded
     append: Callable[[Any], None]
     read: Callable[[int], bytes]
     pop_mark: Callable[[], list[Any]]
@@ -210,7 +211,7 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
         Raises:
             UnpicklingError: The call would execute code.
         """
-        _check_size(arguments)
+        _check_size(arguments, expands=True)
         if isinstance(function, Placeholder):
             module = function.name.rpartition(".")[0]
             known = module.partition(".")[0] in sys.stdlib_module_names
@@ -222,11 +223,33 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
             return Placeholder(function.name, built=True)
         if id(function) not in _callable():
             raise pickle.UnpicklingError(f"it calls a {type(function).__name__} that is not allowed")
-        if arguments and isinstance(arguments[0], int | range) and function in SIZED:
-            raise pickle.UnpicklingError(f"it creates a {function.__name__} of any size")
+        if function is bytearray and arguments and isinstance(arguments[0], int):
+            raise pickle.UnpicklingError("it creates a bytearray of any size")
         if _holds_placeholder(arguments) and function not in (_reconstruct, _scalar):
             return Placeholder(f"{function.__module__}.{function.__qualname__}", built=True)
-        return function(*arguments)
+        if function is torch._tensor._rebuild_from_type_v2:
+            inner, kind, given, state = arguments
+            return _with_type(self._call(inner, given), kind, state)
+        if function is torch._utils._rebuild_parameter_with_state:
+            data, requires_grad, _, state = arguments
+            return _with_type(nn.Parameter(data, requires_grad), nn.Parameter, state)
+        found = function(*arguments)
+        if isinstance(found, torch.Tensor):
+            self._check_tensor(found)
+        return found
+
+    def _check_tensor(self, tensor: torch.Tensor) -> None:
+        """Remove hooks, which would be called in training, and check the size, before the tensor is converted or copied.
+
+        Raises:
+            UnpicklingError: The tensor has many more elements than the file, as by strides of zero.
+        """
+        tensor._backward_hooks = None
+        if tensor.layout is torch.strided:
+            stored = tensor.untyped_storage().nbytes() // tensor.element_size()
+            self.repeated += max(0, tensor.numel() - stored)
+        if self.repeated > MAX_VALUES:
+            raise pickle.UnpicklingError("it has tensors that are much larger than the file")
 
 
 _INHERITED = (  # opcodes that only create or move numbers, strings and containers
@@ -331,8 +354,12 @@ def _holds_placeholder(value: Any, seen: set[int] | None = None) -> bool:
     return isinstance(value, Placeholder) or any(_holds_placeholder(part, seen) for part in _parts(value))
 
 
-def _check_size(value: Any) -> None:
+def _check_size(value: Any, *, expands: bool = False) -> None:
     """Check a value that will be hashed, shown in an error, or returned.
+
+    Args:
+        value: The value.
+        expands: Whether a range counts as its numbers, which a call may turn into a container.
 
     Raises:
         UnpicklingError: Its containers multiply, as 60 tuples of which each has the next one twice.
@@ -340,6 +367,8 @@ def _check_size(value: Any) -> None:
     sizes: dict[int, float] = {}
 
     def size(value: Any) -> float:
+        if expands and isinstance(value, range):
+            return len(value)
         if not (parts := _parts(value)):
             return 1
         if id(value) not in sizes:
@@ -379,6 +408,17 @@ def _encode(text: str, encoding: str) -> bytes:
 
 def _no_bytes() -> bytes:
     return b""  # non-empty bytes are pickled as a call to _codecs.encode
+
+
+def _with_type(tensor: Any, kind: Any, state: Any) -> Any:
+    """Give a tensor its type and its attributes, but none that would hide one of the class."""
+    if not isinstance(tensor, torch.Tensor) or kind not in (torch.Tensor, nn.Parameter):
+        raise pickle.UnpicklingError(f"it makes a {getattr(kind, '__name__', kind)} of a {type(tensor).__name__}")
+    tensor = tensor if type(tensor) is kind else tensor.as_subclass(kind)
+    for name, value in ((state[0] if isinstance(state, tuple) else state) or {}).items():
+        if not hasattr(kind, name):
+            setattr(tensor, name, value)
+    return tensor
 
 
 def _default_dict(factory: Any = None) -> Any:
@@ -434,7 +474,6 @@ def _array(state: Any) -> Any:
     return np.ndarray(shape, value, bytearray(raw), order="F" if fortran else "C")
 
 
-SIZED = (set, frozenset, Counter, deque, bytearray)
 CONSTRUCTORS: dict[str, Callable[..., Any]] = {
     "builtins.bytes": _no_bytes,
     "builtins.frozenset": frozenset,

@@ -1,4 +1,5 @@
 import argparse
+import copy
 import enum
 import functools
 import io
@@ -25,7 +26,7 @@ from torch import nn
 
 from boltcutter import extend
 from boltcutter.checkpoint.io import AtomicCheckpointIO
-from boltcutter.checkpoint.load import find_objects, load, read_metadata
+from boltcutter.checkpoint.load import find_damage, find_objects, load, read_metadata
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.run import trust
 from boltcutter_trust import unpickle
@@ -231,6 +232,20 @@ ATTACKS = {
     "endless array": raw(name("builtins", "bytearray"), b"\x8a\x05\x00\x00\x00\x00\x10\x85R"),
     "endless storage": raw(name("torch", "FloatStorage"), b"\x8a\x05\x00\x00\x00\x00\x10\x85R"),
     "endless tensor": raw(name("torch", "Tensor"), b"J\xff\xff\xff\x7f\x85R"),
+    **{
+        f"endless {what}, made into a tensor": raw(
+            name("torch._tensor", "_rebuild_from_type_v2"), b"(", function, name("torch", "Tensor"), given, b"}tR"
+        )
+        for what, function, given in (
+            ("array", name("builtins", "bytearray"), b"\x8a\x05\x00\x00\x00\x00\x10\x85"),
+            ("tensor", name("torch", "Tensor"), b"J\xff\xff\xff\x7f\x85"),
+            ("storage", name("torch", "FloatStorage"), b"J\xff\xff\xff\x7f\x85"),
+            ("list", name("builtins", "list"), RANGE + b"\x85"),
+            ("set", name("builtins", "set"), RANGE + b"\x85"),
+        )
+    },
+    "endless size": raw(name("torch", "Size"), RANGE, b"\x85R"),
+    "endless entry of an ordered dict": raw(name("collections", "OrderedDict"), b"]", RANGE, b"a\x85R"),
     "endless bytes": raw(b"\x96\x00\x00\x00\x00\x10\x00\x00\x00"),
     "another encoding": raw(name("_codecs", "encode"), b"X\x01\x00\x00\x00aX\x05\x00\x00\x00hex_c\x86R"),
     "endless key": raw(b"}", ENDLESS, b"K\x01s"),
@@ -378,6 +393,59 @@ def test_a_compressed_file_is_refused_before_it_is_expanded(path: Path) -> None:
     for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
         with pytest.raises(CheckpointError, match="it is compressed"):
             reading(path)
+
+
+def test_a_file_whose_records_overlap_is_refused_before_it_is_read(path: Path) -> None:
+    """Each name stands for the same bytes: a small file would take any memory and time."""
+    torch.save({"w": torch.zeros(1 << 16)}, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        largest = max(archive.infolist(), key=lambda record: record.file_size)
+        for number in range(2000):
+            record = copy.copy(largest)
+            record.filename = f"{largest.filename}{number}"
+            archive.filelist.append(record)
+        archive._didModify = True  # type: ignore[attr-defined]
+    for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
+        with pytest.raises(CheckpointError, match="its records overlap"):
+            reading(path)
+    assert "its records overlap" in str(find_damage(path))
+
+
+ONE = torch.ones(1)
+MANY = 1 << 28
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        ONE.expand(MANY),
+        [ONE.expand(1 << 24) for _ in range(8)],
+        Called(torch._utils._rebuild_device_tensor_from_cpu_tensor, ONE.expand(MANY), torch.float64, "cpu", False),
+    ],
+    ids=["one", "many", "converted"],
+)
+def test_tensors_that_are_larger_than_the_file_are_refused(path: Path, attack: Any) -> None:
+    torch.save({"hyper_parameters": attack}, path)
+    for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
+        with pytest.raises(CheckpointError, match="larger than the file"):
+            reading(path)
+    torch.save({"hyper_parameters": [ONE.expand(1000), torch.zeros(0, 5), ONE[0], torch.ones(4, 4).T]}, path)
+    assert load(path)["hyper_parameters"][0].shape == (1000,)
+
+
+def test_tensors_get_no_hooks_and_no_attributes_that_hide_their_own(path: Path) -> None:
+    weight: Any = nn.Parameter(torch.ones(2))
+    weight.is_shared = weight.detach = True
+    weight._backward_hooks = OrderedDict({0: list})
+    buffer: Any = torch.ones(3)
+    buffer.is_shared = buffer.names_of = "a"
+    torch.save({"state_dict": {"w": weight, "b": buffer}}, path)
+    found = load(path)["state_dict"]
+    assert isinstance(found["w"], nn.Parameter)
+    assert vars(found["w"]) == {}
+    assert vars(found["b"]) == {"names_of": "a"}
+    assert found["w"]._backward_hooks is None
+    assert torch.equal(found["w"].detach(), torch.ones(2))
 
 
 @pytest.mark.filterwarnings("ignore:.*")

@@ -98,9 +98,8 @@ def _unpickle(path: str | Path, source: Any, *, map_location: Any, mmap: bool = 
         if not zipfile.is_zipfile(source):
             raise pickle.UnpicklingError("it has a legacy format")
         with zipfile.ZipFile(source) as archive:
-            # torch compresses nothing
-            if any(record.compress_size < record.file_size for record in archive.infolist()):
-                raise pickle.UnpicklingError("it is compressed")
+            if fault := _find_expansion(archive):
+                raise pickle.UnpicklingError(fault)
         if not isinstance(source, str):
             source.seek(0)
         content = read(source, map_location=map_location, mmap=mmap)
@@ -132,10 +131,22 @@ def find_fault(file: IO[bytes] | None) -> str | None:
         return "the file is empty"
     try:
         with zipfile.ZipFile(file) as archive:
+            if fault := _find_expansion(archive):
+                return f"not loaded, because {fault}"
             broken = archive.testzip()
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, zlib.error):
         return f"not a checkpoint, or truncated ({size} bytes)"
     return f"record {broken} is damaged" if broken else None
+
+
+def _find_expansion(archive: zipfile.ZipFile) -> str | None:
+    """Return why reading an archive would take more memory or time than its size allows, or None."""
+    records = archive.infolist()
+    if any(record.compress_size < record.file_size for record in records):
+        return "it is compressed, and torch compresses nothing"
+    assert archive.fp is not None
+    size = archive.fp.seek(0, os.SEEK_END)
+    return "its records overlap" if sum(record.file_size for record in records) > size else None
 
 
 def restore(data: Any, model: Any, task: Any = None) -> None:
