@@ -1,4 +1,4 @@
-"""Whose a file is, and files of a run that are opened for writing: never through a link of somebody else."""
+"""Files of others: whose a file is, how files of a run are opened for writing, and which decoders read images."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+# Pillow opens an image with these decoders only, whatever its name: others, such as that of EPS, run other programs.
+IMAGE_FORMATS = {
+    "PNG": (".png",),
+    "JPEG": (".jpg", ".jpeg"),
+    "WEBP": (".webp",),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+}
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import gzip
 import hashlib
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,33 @@ import numpy.typing as npt
 
 PAGE_BYTES = 4096  # smallest unit that an operating system reads from a disk
 BLOCK_BYTES, NUM_BLOCKS = 4096, 16  # blocks of each file that are hashed into a fingerprint
+
+# A compressed file of any size may expand to a thousand times its size, and what repeats to much more. Texts and
+# images expand to less than 20 times, and a table of little information may be small in any case.
+MAX_EXPANSION, ALWAYS_EXPANDED = 100.0, 1 << 27  # in sizes of the file, and bytes
+
+
+class ExpansionError(Exception):
+    """A file expands to more than is allowed."""
+
+
+def expansion_limit(path: Path, max_expansion: float = MAX_EXPANSION) -> int:
+    """Bytes to which a file may expand."""
+    return max(ALWAYS_EXPANDED, int(max_expansion * path.stat().st_size))
+
+
+def read_gzip(path: Path, limit: int) -> bytes:
+    """Read a gzip file.
+
+    Raises:
+        ExpansionError: It has more bytes than the limit.
+        OSError, EOFError, zlib.error: It is damaged.
+    """
+    with gzip.open(path) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ExpansionError
+    return content
 
 
 def find_files(pattern: str, setting: str, suffixes: tuple[str, ...] = (".bin", ".npy")) -> list[Path]:

@@ -16,19 +16,10 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from boltcutter.files import IMAGE_FORMATS
 from boltcutter_data.files import ordinary
 
-# Pillow opens a file with these decoders only, whatever its name: others, such as that of EPS, run other programs.
-FORMATS = {
-    "PNG": (".png",),
-    "JPEG": (".jpg", ".jpeg"),
-    "WEBP": (".webp",),
-    "BMP": (".bmp",),
-    "GIF": (".gif",),
-    "TIFF": (".tif", ".tiff"),
-    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
-}
-SUFFIXES = tuple(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+SUFFIXES = tuple(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
 SEVERAL_FRAMES = "data: images with several frames or pages, of which the first is read; save each in its own file"
 SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*")
 
@@ -49,7 +40,7 @@ def read_image(path: Path, shape: tuple[int, int, int], contents: BinaryIO | Non
     is ignored, as torchvision does. Of several frames or pages, the first is read, with a warning.
 
     Args:
-        path: A file of one of ``FORMATS``.
+        path: A file of one of ``IMAGE_FORMATS``.
         shape: Channels (1 or 3), height, width.
         contents: The file's contents, if they are part of another file; ``path`` then only names it in errors.
 
@@ -97,7 +88,7 @@ def read_image_shape(path: Path, contents: BinaryIO | None = None) -> tuple[int,
 def _open(path: Path, contents: BinaryIO | None) -> Iterator[Any]:
     Image, _ = _import_pillow()
     try:
-        with Image.open(contents or ordinary(path), formats=list(FORMATS)) as image:
+        with Image.open(contents or ordinary(path), formats=list(IMAGE_FORMATS)) as image:
             yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = " ".join(str(error).split())
@@ -110,7 +101,7 @@ def is_image_file(path: Path) -> bool:
 
 
 def is_encoded_image(contents: bytes) -> bool:
-    """Whether bytes begin like a file of one of ``FORMATS``, except PPM, which begins as a text may."""
+    """Whether bytes begin like a file of one of ``IMAGE_FORMATS``, except PPM, which begins as a text may."""
     if contents.startswith((b"RIFF", b"BM")):  # short signatures, with more behind a size
         return contents[8:12] == b"WEBP" or (contents[:2] == b"BM" and contents[6:10] == bytes(4))
     return contents.startswith(SIGNATURES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import zlib
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits
 from boltcutter.data.splits import split_indices
 from boltcutter_data.augment import Augment
 from boltcutter_data.download import download_file
+from boltcutter_data.files import MAX_EXPANSION, ExpansionError, expansion_limit, read_gzip
 from boltcutter_data.image_io import read_images
 
 Prefix = Literal["train", "t10k"]  # of file names
@@ -136,7 +136,12 @@ def read_idx(path: Path, ndim: int) -> Tensor:
     raw = path.read_bytes()
     if raw[:2] == b"\x1f\x8b" or path.suffix == ".gz":
         try:
-            raw = gzip.decompress(raw)
+            raw = read_gzip(path, expansion_limit(path))
+        except ExpansionError:
+            raise ValueError(
+                f"{path}: expands to more than {MAX_EXPANSION:g} times its size; decompress it yourself if that "
+                "is right"
+            ) from None
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{path}: damaged gzip file ({error}); {remedy}") from None
     header = 4 + 4 * ndim

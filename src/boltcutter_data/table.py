@@ -7,6 +7,7 @@ depends on all cells of a column, so a column could be read in one way in traini
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 from pandas.api import types
 
-from boltcutter_data.files import ordinary
+from boltcutter_data.files import MAX_EXPANSION, ExpansionError, expansion_limit, ordinary, read_gzip
 
 Floats = npt.NDArray[np.float64]
 Type = Literal["number", "text"]
@@ -35,15 +36,20 @@ WRITTEN = re.compile(
     r"[-+\u2212\u2013\u2014(]?\s?[$\u20ac\u00a3\u00a5]?\s?[0-9]+(?:[.,'\u2019\s\u00a0\u202f\u2009][0-9]+)*[.,]?(?:[eE][-+]?[0-9]+)?\s?[%\u20ac$\u00a3)]?"
 )
 EXAMPLES = 3
+BATCH_ROWS = 1 << 16  # of a Parquet file
 
 
-def read_table(path: Path, *, encoding: str | None = None, separator: str | None = None) -> pd.DataFrame:
+def read_table(
+    path: Path, *, encoding: str | None = None, separator: str | None = None, max_expansion: float = MAX_EXPANSION
+) -> pd.DataFrame:
     """Read a CSV or Parquet file with at least one row.
 
     Args:
         path: A ``.csv``, ``.csv.gz`` or ``.parquet`` file.
         encoding: Encoding of a CSV file; None: by its byte order mark, else UTF-8.
         separator: Separator of a CSV file; None: comma, semicolon, tab or ``|``, by the first line.
+        max_expansion: Size of the content of a compressed or Parquet file, in sizes of the file, above which it is
+            refused; see ``expansion_limit``.
 
     Returns:
         The columns of a CSV file as text, without white space around cells; an empty cell is None. Those of a Parquet
@@ -56,7 +62,13 @@ def read_table(path: Path, *, encoding: str | None = None, separator: str | None
         raise ValueError(f"{path}: expected a file name that ends in .csv, .csv.gz or .parquet")
     ordinary(path, "give the path of a table")
     try:
-        table = pd.read_parquet(path) if path.suffix == ".parquet" else _read_csv(path, encoding, separator)
+        limit = expansion_limit(path, max_expansion)
+        table = _read_parquet(path, limit) if path.suffix == ".parquet" else _read_csv(path, encoding, separator, limit)
+    except ExpansionError:
+        raise ValueError(
+            f"{path}: has more than {limit >> 20} MiB when it is expanded, over data.max_expansion={max_expansion:g} "
+            "times its size; raise it if the file is what it should be"
+        ) from None
     except ImportError:  # pandas reads Parquet by pyarrow
         raise ValueError(f"{path}: pyarrow is not installed; pip install 'boltcutter[tabular]'") from None
     except UnicodeError:
@@ -73,18 +85,46 @@ def read_table(path: Path, *, encoding: str | None = None, separator: str | None
     return table
 
 
-def _read_csv(path: Path, encoding: str | None, separator: str | None) -> pd.DataFrame:
+def _read_parquet(path: Path, limit: int) -> pd.DataFrame:
+    """Read in batches, as a file of any size may repeat one value any number of times.
+
+    Raises:
+        ExpansionError: It has more bytes than the limit, in memory.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    batches, size = [], 0
+    with pq.ParquetFile(path) as file:
+        facts = file.metadata
+        chunks = (facts.row_group(g).column(c) for g in range(facts.num_row_groups) for c in range(facts.num_columns))
+        longest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)  # of a value
+        for batch in file.iter_batches(max(1, min(BATCH_ROWS, limit // max(1, longest)))):
+            size += batch.nbytes
+            if size > limit:
+                raise ExpansionError
+            batches.append(batch)
+        found: pd.DataFrame = pa.Table.from_batches(batches, file.schema_arrow).to_pandas()
+    return found
+
+
+def _read_csv(path: Path, encoding: str | None, separator: str | None, limit: int) -> pd.DataFrame:
+    content = read_gzip(path, limit) if path.suffix == ".gz" else b""
+
+    def source() -> Any:
+        return io.BytesIO(content) if content else path
+
     if encoding is None:
         with path.open("rb") as file:
-            begin = file.read(4)
+            begin = content[:4] or file.read(4)
         encoding = next((name for mark, name in BYTE_ORDER_MARKS.items() if begin.startswith(mark)), "utf-8")
     options: dict[str, Any] = {"header": None, "dtype": str, "na_filter": False, "encoding": encoding}
     # The header is read as a row: pandas would rename repeated names, and make an index of a column without a name.
     if separator is None:
-        first = pd.read_csv(path, sep="\x01", nrows=1, quoting=csv.QUOTE_NONE, **options)
+        first = pd.read_csv(source(), sep="\x01", nrows=1, quoting=csv.QUOTE_NONE, **options)
         line = str(first.iloc[0, 0])
         separator = max(SEPARATORS, key=lambda one: len(next(csv.reader([line], delimiter=one))))
-    cells = pd.read_csv(path, sep=separator, skip_blank_lines=True, **options)
+    cells = pd.read_csv(source(), sep=separator, skip_blank_lines=True, **options)
     cells = pd.DataFrame({place: to_texts(cells[place]) for place in cells})
     header = ["" if name is None else name for name in cells.iloc[0]]
     table = cells.iloc[1:].reset_index(drop=True).set_axis(header, axis="columns")

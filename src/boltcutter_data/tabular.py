@@ -17,6 +17,7 @@ from torch import Tensor
 
 from boltcutter.data.module import BatchedTensorDataset, DataModule, Kind, Splits
 from boltcutter.data.splits import Indices, check_split, split_indices
+from boltcutter_data.files import MAX_EXPANSION
 from boltcutter_data.table import Floats, Type, decide_types, read_table, to_numbers, to_texts
 
 
@@ -42,6 +43,8 @@ class Tabular(DataModule):
         encoding: Encoding of CSV files, such as ``latin-1``; None: UTF-8, or by the byte order mark.
         fill_missing: Whether to replace missing and infinite numbers by the median of their column.
         max_categories: Largest number of values of a text column, each of which becomes a feature.
+        max_expansion: Largest size of the content of a ``.csv.gz`` or ``.parquet`` file, in sizes of the file; up to
+            128 MiB are always read.
         shape: Shape of one sample; None: taken from the columns.
         num_classes: Number of classes; of target columns for regression. None: taken from the data.
         split: Fractions of train, val and test, stratified by class.
@@ -64,6 +67,7 @@ class Tabular(DataModule):
         encoding: str | None = None,
         fill_missing: bool = False,
         max_categories: int = 100,
+        max_expansion: float = MAX_EXPANSION,
         shape: tuple[int] | None = None,
         num_classes: int | None = None,
         split: tuple[float, float, float] = (0.7, 0.15, 0.15),
@@ -76,7 +80,7 @@ class Tabular(DataModule):
         self.path, self.targets = path, [target] if isinstance(target, str) else list(target or ["target"])
         self.given_kind, self.kind, self.ignore = kind, kind or "regression", list(ignore)
         self.columns, self.decimal, self.separator, self.encoding = dict(columns or {}), decimal, separator, encoding
-        self.max_categories = max_categories
+        self.max_categories, self.max_expansion = max_categories, max_expansion
         self.read_as: list[str] = []  # a line for each column of the table
         self.fill_missing, self.groups = fill_missing, [group] if group else []
         check_split(split)
@@ -144,7 +148,7 @@ class Tabular(DataModule):
             self.setup("predict")
         inputs, names = [], []
         for path in paths:
-            table = read_table(path, encoding=self.encoding, separator=self.separator)
+            table = self._read_table(path)
             self._check_finite(table, [name for name in self.statistics["numbers"] if name in table], str(path))
             inputs.append(encode_features(table, self.statistics, str(path), self.decimal))
             for column, known in self.statistics["categories"].items():
@@ -162,6 +166,9 @@ class Tabular(DataModule):
             names += [f"{path}:{row}" for row in range(1, len(table) + 1)]
         return torch.cat(inputs), names
 
+    def _read_table(self, path: Path) -> pd.DataFrame:
+        return read_table(path, encoding=self.encoding, separator=self.separator, max_expansion=self.max_expansion)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the position and the statistics of a checkpoint."""
         super().load_state_dict(state_dict)
@@ -175,11 +182,7 @@ class Tabular(DataModule):
     def _table(self) -> pd.DataFrame:
         # Unscaled, because scikit-learn scales by statistics that include the test rows.
         try:
-            table = (
-                read_table(self.path, encoding=self.encoding, separator=self.separator)
-                if self.path
-                else load_diabetes(as_frame=True, scaled=False).frame
-            )
+            table = self._read_table(self.path) if self.path else load_diabetes(as_frame=True, scaled=False).frame
         except ValueError as error:
             raise ValueError(f"data.path={error}") from None
         for setting, columns in (("target", self.targets), ("ignore", self.ignore), ("group", self.groups)):

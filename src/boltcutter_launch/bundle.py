@@ -19,6 +19,7 @@ from boltcutter_launch.snapshot import list_files
 BUNDLE = "job.tar.gz"  # in the folder of the run
 CODE = "code"
 RECORD = ("record.json", "config.yaml", "code.patch", "library.patch", "search.json", "study.log")
+MIN_LIMIT, MAX_EXPANSION = 1 << 30, 100  # bytes that a bundle may expand to, and in sizes of its file
 MAX_SHOWN = 3  # files listed in a message
 
 
@@ -73,9 +74,14 @@ def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 def unpack(bundle: Path, folder: Path) -> None:
     """Unpack a bundle, by gzip or xz, into a folder; entries that lead out of it are refused."""
     try:
-        packed = bundle.read_bytes()
-        compression = lzma if packed.startswith(b"\xfd7zXZ") else gzip
-        content = compression.decompress(packed)  # as a whole, since tarfile overlooks that the end is missing
+        with bundle.open("rb") as packed:
+            is_xz = packed.read(5) == b"\xfd7zXZ"
+        # As a whole, since tarfile overlooks that the end is missing.
+        with lzma.open(bundle) if is_xz else gzip.open(bundle) as stream:
+            limit = max(MIN_LIMIT, MAX_EXPANSION * bundle.stat().st_size)
+            content = stream.read(limit + 1)
+        if len(content) > limit:
+            raise tarfile.TarError(f"it has more than {limit >> 20} MiB")
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             if hasattr(tarfile, "data_filter"):
                 archive.extractall(folder, filter="data")

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from boltcutter.files import IMAGE_FORMATS
+
 Pixels = npt.NDArray[np.uint8]  # (C, H, W)
 COLOR_TYPES = {1: 0, 3: 2, 4: 6}  # of PNG: grey, RGB, RGBA
 MAX_PIXELS = 128  # side of an image in a table of the report; larger ones are downscaled
@@ -61,7 +63,7 @@ def _to_array(image: Any) -> npt.NDArray[Any]:
     if isinstance(image, str | Path):
         from PIL import Image  # only needed for files
 
-        with Image.open(image) as file:
+        with Image.open(image, formats=list(IMAGE_FORMATS)) as file:
             return _to_array(file)
     if hasattr(image, "detach"):  # a tensor
         image = image.detach().cpu()

@@ -239,7 +239,7 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
         return found
 
     def _check_tensor(self, tensor: torch.Tensor) -> None:
-        """Remove hooks, which would be called in training, and check the size, before the tensor is converted or copied.
+        """Remove hooks, which training would call, and check the size before the tensor is converted or copied.
 
         Raises:
             UnpicklingError: The tensor has many more elements than the file, as by strides of zero.

@@ -1,14 +1,18 @@
+import gzip
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from boltcutter_data import files
 from boltcutter_data.files import BLOCK_BYTES, find_files, map_npy, sampled_hash
 from boltcutter_data.image_io import read_image
-from boltcutter_data.tabular import read_table
+from boltcutter_data.tabular import Tabular, read_table
 
 
 def test_files_are_found_by_path_folder_and_pattern(tmp_path: Path) -> None:
@@ -36,6 +40,52 @@ def test_what_is_no_ordinary_file_is_not_opened(name: str, is_fifo: bool, tmp_pa
     if name == "a.npy":
         with pytest.raises(ValueError, match=rf"{name}: not an ordinary file; remove or replace it"):
             find_files(str(tmp_path), "data.path")
+
+
+def _write_gzip(path: Path) -> None:
+    with gzip.open(path, "wb") as file:
+        file.write(b"a,b\n" + b"1,2\n" * 100_000)
+
+
+def _write_texts(path: Path) -> None:
+    rows = np.zeros(300_000, np.int32)  # of one text that is stored once
+    texts = pa.DictionaryArray.from_arrays(pa.array(rows), pa.array(["x" * 1000]))
+    pq.write_table(pa.table({"a": texts, "b": rows}), path)
+
+
+def _write_numbers(path: Path) -> None:
+    pq.write_table(pa.table({"a": np.zeros(300_000), "b": np.zeros(300_000)}), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("a.csv.gz", _write_gzip), ("a.parquet", _write_texts), ("b.parquet", _write_numbers)]
+)
+def test_a_table_that_expands_to_any_size_is_refused(
+    name: str, write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / name
+    write(path)
+    assert read_table(path).shape[1] == 2  # a small one in any case
+    monkeypatch.setattr(files, "ALWAYS_EXPANDED", 1 << 16)
+    with pytest.raises(ValueError, match=rf"{name}: .*data\.max_expansion=40 .*raise it") as error:
+        read_table(path, max_expansion=40)
+    assert "\n" not in str(error.value)
+    assert read_table(path, max_expansion=1e6).shape[1] == 2
+    with pytest.raises(ValueError, match="max_expansion"):
+        Tabular(path=path, target="b", max_expansion=40).setup("fit")
+
+
+def test_no_memory_is_taken_for_what_a_parquet_file_claims(tmp_path: Path) -> None:
+    """A text of a megabyte, a million times: without limits, 1 TB."""
+    path, rows = tmp_path / "a.parquet", np.zeros(1_000_000, np.int32)
+    texts = pa.DictionaryArray.from_arrays(pa.array(rows), pa.array(["x" * 1_000_000]))
+    pq.write_table(pa.table({"a": texts}), path)
+    assert path.stat().st_size < 1 << 20
+    before = pa.total_allocated_bytes()
+    with pytest.raises(ValueError, match="max_expansion"):
+        read_table(path)
+    assert pa.total_allocated_bytes() == before
+    assert pa.default_memory_pool().max_memory() - before < 1 << 30
 
 
 @pytest.mark.parametrize("value", [np.array(3), np.array(["a", "b"]), np.zeros(2, "i4,f4")])

@@ -1,6 +1,7 @@
 import functools
 import gzip
 import hashlib
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,7 @@ import torch
 from omegaconf import OmegaConf
 
 from boltcutter.config.instantiate import build
+from boltcutter_data import files
 from boltcutter_data.augment import Augment
 from boltcutter_data.mnist import MNIST, read_idx
 
@@ -214,3 +216,15 @@ def test_folds_divide_the_training_files(folder: Path, test: Any, size: int) -> 
         assert (len(train), numbers(rest)) == (size * 3 // 4, tested)
         vals += sorted(numbers(val))
     assert len(set(vals)) == len(vals) == size
+
+
+def test_a_gzip_file_that_expands_to_any_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, size = tmp_path / "train-images-idx3-ubyte.gz", 1 << 20
+    raw = bytes((0, 0, 8, 3)) + struct.pack(">III", size, 1, 1) + bytes(size)
+    path.write_bytes(gzip.compress(raw))
+    assert len(read_idx(path, 3)) == size
+    monkeypatch.setattr(files, "ALWAYS_EXPANDED", 1 << 16)
+    with pytest.raises(ValueError, match="expands to more than 100 times its size; decompress it yourself"):
+        read_idx(path, 3)
+    path.with_suffix("").write_bytes(raw)
+    assert len(read_idx(path.with_suffix(""), 3)) == size

@@ -4,9 +4,11 @@ import lzma
 import os
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from boltcutter_launch import bundle
 from boltcutter_launch.bundle import check_size, pack, unpack
 
 from .test_library import git
@@ -116,3 +118,14 @@ def test_a_bundle_has_only_files_folders_and_links(
         archive.addfile(info)
     with pytest.raises(ValueError, match="cannot be unpacked"):
         unpack(tmp_path / "evil.tar.gz", tmp_path / "there")
+
+
+@pytest.mark.parametrize("module", [gzip, lzma])
+def test_a_bundle_that_expands_to_any_size_is_refused(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "MIN_LIMIT", 1 << 16)
+    (tmp_path / "job.tar.gz").write_bytes(module.compress(bytes(1 << 22)))
+    with pytest.raises(ValueError, match="it has more than 0 MiB"):
+        unpack(tmp_path / "job.tar.gz", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -116,3 +116,15 @@ def test_png_is_lossless(channels: int) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (channels, 6, 9), dtype=np.uint8)
     with Image.open(io.BytesIO(encode_png(pixels))) as image:
         assert (np.moveaxis(np.atleast_3d(np.asarray(image)), -1, 0) == pixels).all()
+
+
+def test_a_file_is_not_opened_by_decoders_that_run_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decoder of EPS would start Ghostscript, whatever the name of the file."""
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/touched\n")
+    (tmp_path / "gs").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.eps")
+    (tmp_path / "a.eps").rename(tmp_path / "a.png")
+    with pytest.raises(OSError, match="cannot identify"):
+        to_pixels(tmp_path / "a.png")
+    assert not (tmp_path / "touched").exists()
