@@ -19,8 +19,8 @@ from boltcutter.assembly.assemble import Config
 from boltcutter.config.annotations import is_subclass
 from boltcutter.config.compose import read_option
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.instantiate import SPECIAL
 from boltcutter.config.locate import locate, parameters
+from boltcutter.config.values import SPECIAL, without_texts
 from boltcutter.project import Project, display_path
 from boltcutter_machine.describe import argument_texts
 
@@ -251,4 +251,5 @@ def _targets(content: Any) -> Iterator[str]:
 
 def _read(file: Path) -> dict[str, Any]:
     content, defaults = read_option(file)
+    content = dict(without_texts(content))
     return content | ({} if defaults is None else {"defaults": defaults})

@@ -11,8 +11,9 @@ from typing import Any
 
 import yaml
 
+from boltcutter.assembly.overrides import read_overrides
 from boltcutter.checkpoint.atomic import write_text
-from boltcutter.config.compose import OVERRIDE, PATH_KEY, DictConfig, compose, default_options
+from boltcutter.config.compose import OVERRIDE, PATH_KEY, DictConfig, default_options
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import last_of_each, parse, plain, resolve_reference
 from boltcutter.project import Project, command, display_path
@@ -64,7 +65,7 @@ def write_best(plan: Plan, result: Result, scores: str | None = None) -> str:
 def _is_same(project: Project, overrides: Sequence[str], expected: Sequence[str]) -> bool:
     """Whether two lists of overrides lead to the same configuration, apart from the names of options."""
     try:
-        ours, theirs = (plain(compose(project, given)) for given in (overrides, expected))
+        ours, theirs = (plain(read_overrides(project, given)) for given in (overrides, expected))
     except ConfigError:
         return False
     for cfg in (ours, theirs):
@@ -84,7 +85,7 @@ def as_experiment(project: Project, overrides: Sequence[str]) -> tuple[dict[str,
     The experiment inherits from the one that the overrides, or else the project's ``train.yaml``, select: it is given
     in place of that one. A file can neither remove a key nor select an option of ``debug``.
     """
-    cfg, content, others = compose(project, overrides), dict[str, Any](), list[str]()
+    cfg, content, others = read_overrides(project, overrides), dict[str, Any](), list[str]()
     defaults: dict[str, Any] = {"experiment": default_options(project).get("experiment")}
     values = plain(cfg)
     for override in overrides:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
@@ -26,7 +25,7 @@ from boltcutter.assembly.checks import (
     check_world_size,
 )
 from boltcutter.assembly.hooks import check_hooks
-from boltcutter.assembly.overrides import read_overrides
+from boltcutter.assembly.overrides import PlainSettings, read_overrides
 from boltcutter.assembly.pixels import accept_pixels
 from boltcutter.assembly.precision import (
     FLOAT8,
@@ -59,8 +58,8 @@ SET_ELSEWHERE = {"callbacks": "callback", "logger": "logger", "default_root_dir"
 METRICS_FILE = "boltcutter.logger.csv.CSVLogger"
 
 
-@dataclass
-class Config:
+@dataclass(kw_only=True)
+class Config(PlainSettings):
     """The top level of ``configs/train.yaml``, which explains the other settings.
 
     Args:
@@ -71,29 +70,12 @@ class Config:
     data: L.LightningDataModule | None
     task: L.LightningModule
     trainer: L.Trainer
-    name: str
-    choices: dict[str, str]
     model: nn.Module | None = None
     optimizer: Callable[..., Any] | None = None
     scheduler: Callable[..., Any] | None = None
     callback: dict[str, Callback | None] | None = None
     logger: dict[str, Logger | None] | None = None
-    tags: list[str] = field(default_factory=list)
-    seed: int = 0
-    runs: Path = Path("runs")
-    folder: Path | None = None
-    checkpoints: str | None = None
     checkpoint_io: CheckpointIO | None = None
-    timeout: float = 1800.0
-    matmul_precision: Literal["highest", "high", "medium"] = "highest"
-    init_from: Path | None = None
-    test: bool = True
-    final_validation: bool = True
-    report: bool = True
-    resume: Path | None = None
-    ckpt: str | None = None
-    resume_exact: bool = True
-    reproduce: Path | None = None
 
 
 @dataclass

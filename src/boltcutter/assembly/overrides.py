@@ -7,16 +7,46 @@ somebody else's: ``read_run_config`` checks it before anything is composed from 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from boltcutter.config.compose import DictConfig, changed, compose
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import is_map, plain, raw_node, split_overrides
+from boltcutter.config.values import has_written, is_map, plain, raw_node, split_overrides
 from boltcutter.project import Project
 from boltcutter.run import trust
 from boltcutter.run.folder import moved_to, read_run_config, recorded_config
 from boltcutter.run.store import run_store
 from boltcutter.topology import ONE_DEVICE
+
+
+@dataclass(kw_only=True)
+class PlainSettings:
+    """The settings of the top level that are no components, so that their types are known without torch.
+
+    Args:
+        choices: The selected option of each config group.
+        ckpt: Checkpoint to resume from: best, last, its name or path.
+    """
+
+    name: str
+    choices: dict[str, str]
+    tags: list[str] = field(default_factory=list)
+    seed: int = 0
+    runs: Path = Path("runs")
+    folder: Path | None = None
+    checkpoints: str | None = None
+    timeout: float = 1800.0
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    init_from: Path | None = None
+    test: bool = True
+    final_validation: bool = True
+    report: bool = True
+    resume: Path | None = None
+    ckpt: str | None = None
+    resume_exact: bool = True
+    reproduce: Path | None = None
 
 
 def read_overrides(project: Project, overrides: Sequence[str]) -> DictConfig:
@@ -34,7 +64,7 @@ def read_overrides(project: Project, overrides: Sequence[str]) -> DictConfig:
     if not special:
         cfg = compose(project, rest)
         trust.check_arguments(rest, plain(cfg), project)
-        return cfg
+        return _typed(cfg)
     ((verb, text),) = special.items()
     if verb == "resume":
         check_resume(Path(text), rest)
@@ -89,7 +119,16 @@ def load_run_config(project: Project, folder: Path, overrides: Sequence[str] = (
     # Only what the arguments have changed: classes of a record that the user has signed are allowed.
     changes = {key: value for key, value in plain(cfg).items() if value != plain(base).get(key)}
     trust.check_arguments(overrides, changes, project)
-    return moved_to(folder, cfg, setting)
+    return moved_to(folder, _typed(cfg), setting)
+
+
+def _typed(cfg: DictConfig) -> DictConfig:
+    """Return the configuration, in which texts that look like numbers are kept where annotations say so."""
+    if has_written(cfg):
+        from boltcutter.config.annotations import follow_annotations  # imports pydantic, and classes of components
+
+        follow_annotations(cfg, PlainSettings)
+    return cfg
 
 
 def load_evaluation_config(

@@ -6,30 +6,37 @@ import inspect
 import re
 import types
 import warnings
-from collections.abc import Collection, Iterator
-from functools import lru_cache, partial, reduce
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from functools import cache, lru_cache, partial, reduce
 from operator import or_
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import BeforeValidator, ConfigDict, StrictBool, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.locate import adapter, is_left_out, locate, parameters
+from boltcutter.config.nested import as_settings, fields, make, takes_mapping
+from boltcutter.config.values import SPECIAL, Written, children, has_written, read_scalar
 
 UNKNOWN = object()
 
 
-def matches(value: Any, wanted: Any) -> bool:
-    """Whether ``value``, once instantiated, matches the annotation ``wanted``."""
+def matches(value: Any, wanted: Any, *, numbers_as_text: bool = True) -> bool:
+    """Whether ``value``, once instantiated, matches the annotation ``wanted``; text is also given as a number."""
     placeholder = _placeholder(value)
     if placeholder is UNKNOWN:
         return True
+    if takes_mapping(wanted):  # whose fields are checked one by one
+        return isinstance(placeholder, wanted) or isinstance(value, dict)
     try:
         try:
-            adapted = _strict_adapter(wanted)
+            adapted = _strict_adapter(wanted, numbers_as_text)
         except TypeError:  # it cannot be hashed
-            adapted = _strict_adapter.__wrapped__(wanted)
+            adapted = _strict_adapter.__wrapped__(wanted, numbers_as_text)
         adapted.validate_python(placeholder)
     except ValidationError:
         return False
@@ -118,8 +125,40 @@ class _PartialCall(partial[Any]):
         return self.func
 
 
+def nested_class(wanted: Any) -> type | None:
+    """The class in an annotation that a mapping is converted to; None if it stays a mapping."""
+    if get_origin(wanted) in (Union, types.UnionType):
+        return next((found for member in get_args(wanted) if (found := nested_class(member))), None)
+    origin = get_origin(wanted) or wanted
+    return origin if takes_mapping(origin) else None
+
+
+def holds_nested(wanted: Any) -> bool:
+    """Whether an annotation has a class that a mapping is converted to, also in a container."""
+    return nested_class(wanted) is not None or any(holds_nested(inner) for inner in get_args(wanted))
+
+
 def coerce(value: Any, wanted: Any) -> Any:
-    """Convert plain data to the annotated type, such as a Path, tuple or float; unchanged if it cannot be converted."""
+    """Convert plain data to the annotated type, such as a Path, tuple or float; unchanged if it cannot be converted.
+
+    A mapping becomes an object of an annotated class of settings, and has its keys as attributes without an annotation.
+
+    Raises:
+        ValueError: A class of settings refuses a value.
+    """
+    if wanted is Any:
+        return as_settings(value)
+    if not isinstance(value, dict | list | str | int | float | None):
+        return value  # an object
+    if isinstance(value, dict | list):
+        kind = nested_class(wanted) if isinstance(value, dict) else None
+        receiver: Any = kind or wanted
+        if isinstance(value, dict):
+            value = {key: _inner(inner, element(receiver, key)) for key, inner in value.items()}
+        else:
+            value = [_inner(inner, element(receiver, index)) for index, inner in enumerate(value)]
+        if kind:
+            return make(kind, value)
     try:
         typed = _adapter(wanted).validate_python(value)
     except (ValidationError, PydanticUserError):
@@ -127,21 +166,119 @@ def coerce(value: Any, wanted: Any) -> Any:
     return value if isinstance(typed, Iterator) else typed
 
 
-def _adapter(wanted: Any) -> TypeAdapter[Any]:
+def _inner(value: Any, wanted: Any) -> Any:
+    return value if wanted is Any else coerce(value, wanted)
+
+
+def _adapter(wanted: Any, numbers_as_text: bool = True) -> TypeAdapter[Any]:
     with warnings.catch_warnings():
         # It warns about an annotation that is no type, such as the module torch.optim.lr_scheduler.
         warnings.filterwarnings("ignore", "(?s).* is not a Python type", UserWarning)
-        return TypeAdapter(wanted, config=ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True))
+        config = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=numbers_as_text)
+        return TypeAdapter(wanted, config=config)
 
 
 @lru_cache(1000)
-def _strict_adapter(wanted: Any) -> TypeAdapter[Any]:
-    return _adapter(_strictly(wanted))
+def _strict_adapter(wanted: Any, numbers_as_text: bool) -> TypeAdapter[Any]:
+    return _adapter(_strictly(wanted), numbers_as_text)
 
 
 def is_subclass(origin: Any, base: type) -> bool:
     """Whether ``origin`` is a class and a subclass of ``base``."""
     return inspect.isclass(origin) and issubclass(origin, base)
+
+
+def follow_annotations(cfg: DictConfig, root: Callable[..., Any]) -> None:
+    """Replace values by their texts, such as 1.1 by 1.10, wherever the annotation takes text and not the value.
+
+    Args:
+        cfg: Configuration, which is changed.
+        root: Callable whose parameters are the top-level keys.
+    """
+    if not has_written(cfg):
+        return
+    known = parameters(root)
+    references = list[tuple[Any, Any]]()
+    for key in cfg:
+        _follow(cfg._get_node(key), known[key].annotation if key in known else Any, references)
+    for node, wanted in references:  # now that the values themselves follow their own annotations
+        with suppress(OmegaConfBaseException, RecursionError):  # reported when the reference is resolved
+            found = node._dereference_node()
+            if isinstance(found, Written) and (meant := _meant(found, wanted)) != found._value():
+                node._set_value(meant)
+
+
+def _follow(node: Any, wanted: Any, references: list[tuple[Any, Any]]) -> None:
+    if isinstance(node, Written):
+        node._set_value(_meant(node, wanted))
+        return
+    if node is not None and node._is_interpolation() and wanted is not Any:
+        references.append((node, wanted))
+    if isinstance(node, DictConfig):
+        _follow_keys(node, wanted)
+    receiver: Callable[[Any], Any] = partial(element, wanted)
+    for key, inner in children(node):
+        if key == "_target_" and isinstance(target := inner._value(), str):
+            receiver = _receiver(target)
+    for key, inner in children(node):
+        _follow(inner, receiver(key), references)
+
+
+def _receiver(target: str) -> Callable[[Any], Any]:
+    """What tells the annotation of each argument of a call."""
+    try:
+        known = parameters(locate(target))
+    except Exception:  # an import can raise anything; it is reported when values are checked
+        return lambda key: Any
+    rest = next((p.annotation for p in known.values() if p.kind is p.VAR_KEYWORD), Any)
+    each = [p.annotation for p in known.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    annotations = {name: p.annotation for name, p in known.items()} | {
+        "_args_": tuple.__class_getitem__((*each,)) if each else Any
+    }
+    return lambda key: Any if key in SPECIAL[:-1] else annotations.get(key, rest)
+
+
+def _meant(written: Written, wanted: Any) -> Any:
+    """The first of the value, the text and the other readings that an annotation takes; the value if none is."""
+    value = written._value()
+    is_unset = value is None and written.text == "null"
+    readings = (value, *([] if is_unset else [written.text]), *written.readings)
+    return next((reading for reading in readings if _takes(wanted, reading)), value)
+
+
+def _takes(wanted: Any, value: Any) -> bool:
+    """Whether an annotation takes a plain value as it is: no number for text."""
+    return matches(value, wanted, numbers_as_text=False)
+
+
+def _follow_keys(node: DictConfig, wanted: Any) -> None:
+    """Convert keys such as 1e-3 to numbers where the annotation of a mapping says so."""
+    maps = [a for a in (wanted, *get_args(wanted)) if is_subclass(get_origin(a), Mapping)]
+    for key, _ in list(children(node)) if maps else ():
+        value = read_scalar(key) if isinstance(key, str) else key
+        value = value._value() if isinstance(value, Written) else value
+        if not isinstance(value, str) and not _takes(get_args(maps[0])[0], key) and _takes(get_args(maps[0])[0], value):
+            inner = node._get_node(key)
+            del node[key]
+            node[value] = inner
+
+
+@cache
+def element(wanted: Any, key: Any) -> Any:
+    """The annotation of an element of a container, or of a field of a class, at an index or key; ``Any`` if unknown."""
+    origin, args = get_origin(wanted), get_args(wanted)
+    if origin is Annotated:
+        return element(args[0], key)
+    if origin in (Union, types.UnionType):
+        found = [inner for member in args if (inner := element(member, key)) is not Any]
+        return reduce(or_, found) if found else Any
+    if origin is tuple and args[1:] != (...,):
+        return args[key] if isinstance(key, int) and key < len(args) else Any
+    if is_subclass(origin, Mapping):
+        return args[1] if len(args) > 1 else Any
+    if is_subclass(origin, Collection):
+        return args[0] if isinstance(key, int) else Any
+    return fields(wanted).get(key, (Any, False))[0] if takes_mapping(wanted) else Any
 
 
 def literal_values(wanted: Any) -> list[Any]:

@@ -12,7 +12,6 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,19 @@ from boltcutter.config import redaction
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.foreign import foreign
 from boltcutter.config.locate import keeps_arguments
-from boltcutter.config.values import is_map, leaves, parse, paths, plain, resolve_reference
-from boltcutter.project import Project
+from boltcutter.config.values import (
+    is_map,
+    leaves,
+    paths,
+    plain,
+    read_value,
+    read_yaml,
+    resolve_reference,
+    texts_as_typed,
+    with_texts,
+    without_texts,
+)
+from boltcutter.project import BUILTIN_CONFIGS, Project
 
 KEY = r"[^\s=+~.-][^\s=.]*(?:\.[^\s=.]+)*"
 
@@ -49,7 +59,7 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
     Raises:
         ConfigError: An override or a file is wrong.
     """
-    values, defaults, local = _read_train(project) if base is None else (plain(base), {}, {})
+    values, defaults, local = _read_train(project) if base is None else (with_texts(base), {}, {})
     picks, settings = _sort(project, overrides)
     given = {**defaults, **picks}
     overlay, chosen, named = dict[str, Any](), dict[str, Any](), dict[str, str]()
@@ -71,7 +81,7 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
                 raise ConfigError(f"{group}={_label(option)}: only an experiment's defaults can pick {listed}")
     values = merge(merge(values, _of_selected_loggers(project, values, overlay)), local)
     if given.get("debug") and (name := values.get("name")) is not None:
-        values["name"] = f"{name}-{_label(given['debug']).replace('+', '-')}"
+        values["name"] = f"{texts_as_typed(name)}-{_label(given['debug']).replace('+', '-')}"
     recorded = values.get("choices", {})
     if not isinstance(recorded, dict) or not all(isinstance(label, str) for label in recorded.values()):
         raise ConfigError("choices: not the names of options by group; restore the configuration from a copy")
@@ -175,7 +185,7 @@ def _sort(project: Project, overrides: Iterable[str]) -> tuple[dict[str, Any], l
             raise ConfigError(f"{override or repr(override)}: not a valid override; {remedy}")
         sign, key, text = found[1] or found[4] or "", found[2] or found[5], found[3] or ""
         if project.has_group(key):
-            picks[key] = None if sign == "~" else parse(key, text)
+            picks[key] = None if sign == "~" else texts_as_typed(read_value(key, text))
         else:
             values.append((sign + key, text))
     return picks, sorted(values, key=lambda value: not value[0].endswith("._target_"))
@@ -243,6 +253,8 @@ def read_option(path: Path) -> tuple[dict[str, Any], Any]:
     """
     try:
         content = _parse(path.read_text("utf-8"))
+        if path.resolve().is_relative_to(BUILTIN_CONFIGS.resolve()):
+            content = without_texts(content)  # as there is no text that looks like a number
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         reason = one_line(error.problem or error)
@@ -251,7 +263,8 @@ def read_option(path: Path) -> tuple[dict[str, Any], Any]:
         raise ConfigError(f"{path}: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected keys with values, found a list; write key: value")
-    values, defaults = {key: value for key, value in content.items() if key != "defaults"}, content.get("defaults")
+    values = {key: value for key, value in content.items() if key != "defaults"}
+    defaults = texts_as_typed(content.get("defaults"))
     values = foreign().with_targets(values) or values
     if remedy := foreign().defaults_remedy(defaults):
         raise ConfigError(f"{path}: {remedy}")
@@ -260,8 +273,8 @@ def read_option(path: Path) -> tuple[dict[str, Any], Any]:
 
 @lru_cache(1000)
 def _parse(text: str) -> Any:
-    """The contents of a YAML file as plain values, which nobody may change."""
-    return OmegaConf.to_container(OmegaConf.load(StringIO(text)))
+    """The contents of a YAML file as plain values and ``Written``, which nobody may change."""
+    return read_yaml(text)
 
 
 def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
@@ -293,7 +306,7 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
     if key[0] == "~":
         del node[int(leaf) if isinstance(node, ListConfig) else leaf]
         return
-    value = parse(path, text)
+    value = read_value(path, text)
     if is_call and leaf == "_target_" and not keeps_arguments(node._target_, value):
         for argument in [k for k in node if k not in ("_target_", "_partial_")]:
             del node[argument]

@@ -20,17 +20,36 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from boltcutter import extend
-from boltcutter.config.annotations import coerce, is_subclass, is_too_large, literal_values, matches, type_name
+from boltcutter.config.annotations import (
+    coerce,
+    element,
+    follow_annotations,
+    holds_nested,
+    is_subclass,
+    is_too_large,
+    literal_values,
+    matches,
+    nested_class,
+    type_name,
+)
 from boltcutter.config.compose import ALWAYS_BUILT
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.foreign import foreign
 from boltcutter.config.locate import adapter, is_left_out, locate, origin, package, parameters
-from boltcutter.config.values import REFERENCE, format_unresolved, format_value, parse, paths, resolve_reference
+from boltcutter.config.nested import fields, invalid_fields, is_pydantic, takes_other_keys
+from boltcutter.config.values import (
+    REFERENCE,
+    SPECIAL,
+    format_unresolved,
+    format_value,
+    parse,
+    paths,
+    resolve_reference,
+)
 from boltcutter.project import install_command, is_own_package
 
 TRUTH = {"yes": True, "on": True, "1": True, "no": False, "off": False, "0": False}  # of YAML 1.1 and shells
 GIVEN = ("params", "optimizer")  # arguments of optimizers and schedulers that a task gives
-SPECIAL = ("_target_", "_partial_", "_args_", "_check_", "_optional_")
 
 
 def build(node: Any, path: str = "", **extra: Any) -> Any:
@@ -104,7 +123,15 @@ def _typed(value: Any, parameter: inspect.Parameter | None, path: str) -> Any:
     made = build(value, path)
     if (other := adapter(type(made))) and not (parameter and adapter(parameter.annotation)):
         return build({"_target_": extend.target(other, path), "model": made}, path)
-    return made if parameter is None or made is None or _has_target(value) else coerce(made, parameter.annotation)
+    if parameter is None or made is None:
+        return made
+    wanted = parameter.annotation
+    if _has_target(value) and not (wanted is Any or nested_class(wanted)):
+        return made
+    try:
+        return coerce(made, wanted)
+    except Exception as error:  # the class of nested settings can raise anything
+        raise ConfigError(f"{path.lstrip('.')}: {type_name(wanted)}: {one_line(error)}; correct it") from error
 
 
 def _has_target(value: Any) -> bool:
@@ -113,7 +140,11 @@ def _has_target(value: Any) -> bool:
 
 
 def find_mistakes(cfg: DictConfig, root: Callable[..., Any]) -> list[str]:
-    """List the mistakes in ``cfg``, one line each; its top-level keys are arguments of ``root``, or other groups."""
+    """List the mistakes in ``cfg``, one line each; its top-level keys are arguments of ``root``, or other groups.
+
+    Texts that look like numbers are kept in ``cfg`` where annotations say so, see ``follow_annotations``.
+    """
+    follow_annotations(cfg, root)
     try:
         resolved: Any = OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
@@ -216,6 +247,14 @@ def _check_positional(
 
 def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yield what does not match the type ``wanted``: ``value`` as a whole, or entries of a mapping."""
+    if isinstance(value, dict) and "_target_" not in value and (kind := nested_class(wanted)):
+        yield from _nested_mistakes(value, kind, path)
+        return
+    for key, inner in dict(
+        value if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ())
+    ).items():
+        if holds_nested(within := element(wanted, key)):
+            yield from _mismatches(inner, within, f"{path}.{key}")
     if matches(value, wanted):
         return
     maps = [a for a in (wanted, *get_args(wanted)) if is_subclass(get_origin(a), Mapping)]
@@ -234,6 +273,31 @@ def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]
     if isinstance(value, dict) and "_target_" not in value:
         near = f"; add {path}._target_, the path of a class"
     yield path, f"={shown}: expected {type_name(wanted)}{near}"
+
+
+def _nested_mistakes(value: dict[str, Any], kind: type, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the mistakes in a mapping that becomes an object of a class: unknown and missing keys, wrong values."""
+    known, found = fields(kind), False
+    for key, inner in value.items():
+        if inner == "???":
+            problems = [(f"{path}.{key}", f": not set; give {path}.{key}=…")]
+        elif key in known:
+            problems = list(_mismatches(inner, known[key][0], f"{path}.{key}"))
+        else:
+            near = hint(key, known) or "; remove it"
+            problems = (
+                [] if takes_other_keys(kind) else [(f"{path}.{key}", f": {kind.__qualname__} has no such field{near}")]
+            )
+        found |= bool(problems)
+        yield from problems
+    for key, (wanted, is_required) in known.items():
+        if is_required and key not in value:
+            found = True
+            yield f"{path}.{key}", f": missing; {kind.__qualname__} needs it ({type_name(wanted)})"
+    if is_pydantic(kind) and not found and not _has_target(value):
+        for place, problem in invalid_fields(kind, value):
+            key = ".".join([path, *place])
+            yield key, f": {kind.__qualname__}: {problem}; correct it"
 
 
 def _readings(value: Any, path: str) -> Iterator[Any]:

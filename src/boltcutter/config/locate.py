@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -128,7 +129,9 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     except (TypeError, ValueError):  # it may take anything
         kinds = {"args": inspect.Parameter.VAR_POSITIONAL, "kwargs": inspect.Parameter.VAR_KEYWORD}
         return {name: inspect.Parameter(name, kind, annotation=Any) for name, kind in kinds.items()}
-    call = target.__init__ if inspect.isclass(target) else target
+    # Each class of dataclasses that inherit may be in a module of its own, where its annotations have a meaning.
+    is_generated = inspect.isclass(target) and is_dataclass(target) and "__init__" in vars(target)
+    call: Any = target if is_generated else target.__init__ if inspect.isclass(target) else target
     try:
         hints = get_type_hints(inspect.unwrap(call))
     except Exception:  # evaluating annotations can raise anything

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException as OmegaConfBaseException  # re-exported
 
 from boltcutter.config import redaction
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.foreign import foreign
 
+SPECIAL = ("_target_", "_partial_", "_check_", "_optional_", "_args_")  # keys of a call that are no arguments
 INTEGER = re.compile(r"[-+]?(0|[1-9](_?[0-9]){0,4000})")  # Python limits the digits of integers in text
 NUMBER = re.compile(r"[-+]?(?!0[0-9])(([0-9]+\.[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[0-9]+e[-+]?[0-9]+)", re.I)
 UNREADABLE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EISDIR)
 RESERVED = {"true": True, "false": False, "null": None}
+UNSET = ("null", "~", "")  # how YAML writes that there is no value
+YAML_TRUTH = {"yes": True, "on": True, "no": False, "off": False}  # also booleans in YAML 1.1
+BASED = re.compile(r"[-+]?0[xbo]_?[0-9a-f][0-9a-f_]*", re.I)
 NOT_FINITE = {".inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
 WRITTEN = {str(value): text for text, value in (RESERVED | NOT_FINITE).items()}
 QUOTING = ("[", "{", "'", '"')
@@ -40,32 +46,199 @@ def is_map(node: Any) -> bool:
     return isinstance(node, DictConfig) and not (node._is_none() or node._is_missing() or node._is_interpolation())
 
 
-def parse(key: str, text: str) -> Any:
-    """Parse numbers, true, false, null, [lists], {maps} and "quoted text" as YAML; anything else is text."""
+class Written(AnyNode):
+    """A value whose text is not how the value is formatted, such as 1.10, 1e5 or yes.
+
+    Which of the two is meant depends on the annotation of what receives it: ``instantiate.follow_annotations``.
+
+    Args:
+        value: What the text is read as where nothing else is known.
+        text: The text as typed.
+        readings: What the text may also be read as, if the annotation takes neither value nor text.
+    """
+
+    text: str
+    readings: tuple[Any, ...]
+
+    def __init__(self, value: Any = None, text: str = "", readings: tuple[Any, ...] = ()) -> None:
+        super().__init__(value)
+        self.__dict__.update(text=text, readings=readings)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Written:
+        copied = Written(text=self.text, readings=self.readings)
+        self._deepcopy_impl(copied, memo)
+        return copied
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads scalars without quotes as ``read_scalar`` does, and keeps their text."""
+
+    is_file = True
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """Return the tag of a node; one of our own for scalars without quotes."""
+        is_plain = kind is yaml.ScalarNode and implicit[0] and value != "<<"
+        return "!plain" if is_plain else super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+
+    def construct_plain(self, node: Any) -> Any:
+        """Read a scalar without quotes."""
+        return read_scalar(node.value, yaml_words=True, is_file=self.is_file)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """Build a mapping; its keys are texts as typed, unless they are numbers that are formatted in the same way.
+
+        Raises:
+            yaml.constructor.ConstructorError: A key is there twice.
+        """
+        seen = set()
+        for at, (key, value) in enumerate(node.value):
+            if key.tag != "!plain":
+                continue
+            if key.value in seen:
+                problem = f"found duplicate key {key.value}"
+                raise yaml.constructor.ConstructorError("in a mapping", node.start_mark, problem, key.start_mark)
+            seen.add(key.value)
+            if not isinstance(read_scalar(key.value), int | float):
+                node.value[at] = (yaml.ScalarNode("tag:yaml.org,2002:str", key.value, key.start_mark), value)
+        return super().construct_mapping(node, deep=deep)
+
+
+class _ArgumentLoader(_Loader):
+    is_file = False
+
+
+_Loader.add_constructor("!plain", _Loader.construct_plain)
+
+
+def read_scalar(text: str, *, yaml_words: bool = False, is_file: bool = False) -> Any:
+    """Read a text without quotes: decimal numbers, true, false and null as such, anything else as text.
+
+    Args:
+        text: The text.
+        yaml_words: Whether it may also be a boolean or number of YAML 1.1 where the annotation takes no text.
+        is_file: Whether it is in a YAML file, where these are read as such if the annotation is unknown.
+
+    Returns:
+        The value; ``Written`` with the text if the value is formatted otherwise, or may be meant otherwise.
+    """
+    value: Any = text
+    readings: tuple[Any, ...] = ()
     if text.lower() in RESERVED:
-        return RESERVED[text.lower()]
-    if INTEGER.fullmatch(text):
-        return int(text)
-    if NUMBER.fullmatch(text) or text in NOT_FINITE:
-        return NOT_FINITE.get(text) or float(text)
-    if text[:1] in QUOTING:
-        try:
-            return OmegaConf.create(f"v: {text}").v
-        except (yaml.YAMLError, OmegaConfBaseException, RecursionError, ValueError):
-            raise ConfigError(f"{key}: cannot read {text}; quote it for the shell, as in '{key}=[1,2]'") from None
-    return text
+        value = RESERVED[text.lower()]
+    elif yaml_words and text in UNSET:
+        return None
+    elif INTEGER.fullmatch(text):
+        value = int(text)
+    elif text.lower() in NOT_FINITE:
+        value = NOT_FINITE[text.lower()]
+    elif NUMBER.fullmatch(text):
+        value = number if math.isfinite(number := float(text)) else text  # 12e4567 is none
+    elif yaml_words and (text.lower() in YAML_TRUTH or BASED.fullmatch(text)):
+        other = YAML_TRUTH[text.lower()] if text.lower() in YAML_TRUTH else int(text.replace("_", ""), 0)
+        value, readings = (other if is_file else text), (other,)
+    is_as_formatted = isinstance(value, str) or (not isinstance(value, bool) and format_value(value) == text)
+    return value if is_as_formatted and not readings else Written(value, text, readings)
+
+
+def read_yaml(text: str, *, is_file: bool = True) -> Any:
+    """Read YAML; scalars whose text is not how their value is formatted are ``Written``.
+
+    Raises:
+        yaml.YAMLError: It is no YAML.
+        OmegaConfBaseException: A reference in it cannot be read.
+    """
+    loader = _Loader if is_file else _ArgumentLoader
+    content = yaml.load(text, loader)  # noqa: S506 - a SafeLoader
+    if isinstance(content, str | Written):
+        return {texts_as_typed(content): None}
+    OmegaConf.create(content)  # which reads the references
+    return {} if content is None else content
+
+
+def read_value(key: str, text: str) -> Any:
+    """Read numbers, true, false, null, [lists], {maps} and "quoted text" as YAML; anything else is text.
+
+    Values whose text is not how they are formatted are ``Written``.
+
+    Raises:
+        ConfigError: Brackets or quotes do not match.
+    """
+    if text[:1] not in QUOTING:
+        return read_scalar(text)
+    try:
+        return read_yaml(f"v: {text}", is_file=False)["v"]
+    except (yaml.YAMLError, OmegaConfBaseException, RecursionError, ValueError):
+        raise ConfigError(f"{key}: cannot read {text}; quote it for the shell, as in '{key}=[1,2]'") from None
+
+
+def parse(key: str, text: str) -> Any:
+    """Read a value as ``read_value`` does, without the texts: for one whose annotation is not known."""
+    return without_texts(read_value(key, text))
+
+
+def without_texts(value: Any) -> Any:
+    """Return plain values, in which each ``Written`` is replaced by its value."""
+    return _replace_written(value, lambda written: written._value())
+
+
+def texts_as_typed(value: Any) -> Any:
+    """Return plain values, in which each ``Written`` that is not null is replaced by its text."""
+    return _replace_written(value, lambda written: None if written._value() is None else written.text)
+
+
+def _replace_written(value: Any, replacement: Callable[[Written], Any]) -> Any:
+    if isinstance(value, Written):
+        return replacement(value)
+    if isinstance(value, dict):
+        return {key: _replace_written(inner, replacement) for key, inner in value.items()}
+    return [_replace_written(inner, replacement) for inner in value] if isinstance(value, list) else value
+
+
+def children(node: Any) -> Iterator[tuple[Any, Any]]:
+    """The keys or indices of a node of the configuration, and what is there; nothing for a reference or a value."""
+    if not isinstance(node, DictConfig | ListConfig):
+        return
+    if node._is_none() or node._is_missing() or node._is_interpolation():
+        return
+    for key in list(node) if isinstance(node, DictConfig) else range(len(node)):
+        yield key, node._get_node(key)
+
+
+def has_written(node: Any) -> bool:
+    """Whether a value in a node of the configuration is ``Written``."""
+    return isinstance(node, Written) or any(has_written(inner) for _, inner in children(node))
+
+
+def with_texts(node: Any) -> Any:
+    """Convert to plain types with references unresolved, where each ``Written`` stays as it is."""
+    if not (is_map(node) or isinstance(node, ListConfig)) or node._is_interpolation():
+        return node if isinstance(node, Written) else node._value()
+    inner = {key: with_texts(value) for key, value in children(node)}
+    return inner if isinstance(node, DictConfig) else list(inner.values())
 
 
 def format_value(value: Any) -> str:
     """Format a value such that ``parse`` reads it back."""
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(format_value, value))}]"
+        return f"[{','.join(map(_format_inner, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {format_value(inner)}' for key, inner in value.items())}}}"
+        return f"{{{', '.join(f'{_format_inner(key)}: {_format_inner(inner)}' for key, inner in value.items())}}}"
     if not isinstance(value, str):
         return WRITTEN.get(str(value), str(value))
-    plain = value[:1] not in QUOTING and isinstance(parse("", value), str)
-    return value if plain else repr(value)
+    return value if value[:1] not in QUOTING and isinstance(parse("", value), str) else _quote(value)
+
+
+def _format_inner(value: Any) -> str:
+    """Format a value in brackets, where more characters have a meaning."""
+    if not isinstance(value, str):
+        return format_value(value)
+    is_plain = value and not re.search(r"""[][{},:#'"\\\n]|^[\s&*!|>%@`?-]|\s$""", value) and value != "<<"
+    return value if is_plain and isinstance(read_scalar(value, yaml_words=True), str) else _quote(value)
+
+
+def _quote(text: str) -> str:
+    """Quote a text for YAML."""
+    return f"'{text}'" if "'" not in text and text.isprintable() else json.dumps(text, ensure_ascii=False)
 
 
 def format_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> str:

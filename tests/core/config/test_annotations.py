@@ -6,10 +6,12 @@ from types import ModuleType
 from typing import Any, Literal, Optional
 
 import pytest
+from omegaconf import DictConfig
 from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
-from boltcutter.config.annotations import coerce, matches, type_name
+from boltcutter.config.annotations import coerce, follow_annotations, matches, type_name
+from boltcutter.config.values import as_yaml, plain, read_value, read_yaml
 
 
 class Tool: ...
@@ -113,3 +115,53 @@ def test_type_name(wanted: Any, text: str) -> None:
 def test_coerce(made: Any, wanted: Any, expected: Any) -> None:
     assert coerce(made, wanted) == expected
     assert type(coerce(made, wanted)) is type(expected)
+
+
+def component(
+    name: str,
+    tags: list[str],
+    rate: float,
+    both: str | float,
+    maybe: str | None,
+    by_name: dict[str, str],
+    by_rate: dict[float, int],
+    flag: bool,
+    place: Path,
+    anything: Any,
+) -> None:
+    """Takes values of several types."""
+
+
+@pytest.mark.parametrize(
+    "text", ["1.10", "1e5", "007", "12:30", "0x1F", "1_000", "no", "on", "12e4567", "true", "NULL"]
+)
+def test_text_is_kept_as_typed_where_text_is_annotated(text: str) -> None:
+    arguments = {"name": text, "tags": f"[{text}]", "by_name": f"{{{text}: {text}}}", "place": text}
+    for source in (
+        {key: read_value(key, value) for key, value in arguments.items()},
+        read_yaml("\n".join(f"{key}: {value}" for key, value in arguments.items())),
+    ):
+        cfg = DictConfig(source)
+        follow_annotations(cfg, component)
+        assert plain(cfg) == {"name": text, "tags": [text], "by_name": {text: text}, "place": text}
+        assert read_yaml(as_yaml(plain(cfg))) == plain(cfg)
+
+
+def test_numbers_and_booleans_stay_where_annotated() -> None:
+    cfg = DictConfig(read_yaml("rate: 1e-3\nboth: 1e-3\nmaybe: NULL\nby_rate: {1e-3: 1}\nflag: off\nanything: 1.10"))
+    follow_annotations(cfg, component)
+    found = plain(cfg)
+    assert found == {
+        "rate": 0.001,
+        "both": 0.001,
+        "maybe": None,
+        "by_rate": {0.001: 1},
+        "flag": False,
+        "anything": 1.1,
+    }
+
+
+def test_a_reference_gives_the_text_of_its_target() -> None:
+    cfg = DictConfig({"other": read_value("other", "1.10"), "name": "${other}", "rate": "${other}"})
+    follow_annotations(cfg, component)
+    assert (cfg.name, cfg.rate) == ("1.10", 1.1)

@@ -87,7 +87,7 @@ def test_a_formatted_value_parses_to_itself(text: str, value: Any) -> None:
     assert (OmegaConf.to_container(again) if OmegaConf.is_config(again) else again) == value
 
 
-@pytest.mark.parametrize("text", ["[1", "[" * 1500, "{a: " * 1500, f"[{'9' * 5000}]", "[*a]", "[&a [*a]]"])
+@pytest.mark.parametrize("text", ["[1", "[" * 1500, "{a: " * 1500, "[*a]", "[&a [*a]]"])
 def test_a_list_that_cannot_be_read_is_one_line(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^x: cannot read [^\n]*; quote it for the shell, as in 'x=\[1,2\]'$"):
         parse("x", text)

@@ -1,0 +1,90 @@
+import argparse
+import copy
+import pickle
+import re
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Optional, TypedDict
+
+import pytest
+from omegaconf import DictConfig
+from pydantic import BaseModel, Field
+
+from boltcutter.config.annotations import coerce
+from boltcutter.config.instantiate import build, find_mistakes
+from boltcutter.config.nested import Settings
+
+
+@dataclass
+class Block:
+    width: int = 8
+    name: str = "b"
+
+
+@dataclass
+class Config:
+    size: int
+    block: Block = field(default_factory=Block)
+    blocks: list[Block] = field(default_factory=list)
+
+
+class Typed(TypedDict):
+    size: int
+
+
+class Model(BaseModel):
+    size: int = Field(gt=0)
+
+
+class Network:
+    def __init__(self, cfg: Optional[Config] = None, model: Optional[Model] = None) -> None:  # noqa: UP045
+        self.cfg, self.model = cfg, model
+
+
+def root(net: Network) -> None:
+    """Takes a network."""
+
+
+@pytest.mark.parametrize("kind", [Model, DictConfig, argparse.Namespace, SimpleNamespace, Any])
+def test_a_mapping_becomes_what_is_annotated(kind: Any) -> None:
+    made = coerce({"size": 3}, kind)
+    assert made.size == 3
+    assert kind is Any or isinstance(made, kind)
+
+
+def test_nested_dataclasses() -> None:
+    made = coerce({"size": 3, "block": {"width": 2}, "blocks": [{"name": "c"}]}, Config | None)
+    assert made == Config(3, Block(2), [Block(name="c")])
+    assert coerce({"size": 3}, Typed) == {"size": 3}
+
+
+def test_settings_have_attributes_at_any_depth() -> None:
+    made = coerce({"a": {"b": 1}, "c": [{"d": 2}]}, Any)
+    assert (made.a.b, made["a"]["b"], made.c[0].d) == (1, 1, 2)
+    assert pickle.loads(pickle.dumps(made)) == copy.deepcopy(made) == made
+    assert isinstance(copy.deepcopy(made).a, Settings)
+    with pytest.raises(AttributeError, match=r"^bb is not set"):
+        _ = made.bb
+
+
+@pytest.mark.parametrize(
+    ("given", "mistake"),
+    [
+        ({"cfg": {}}, r"net\.cfg\.size: missing"),
+        ({"cfg": {"size": "x"}}, r"net\.cfg\.size=x: expected int"),
+        ({"cfg": {"size": 1, "block": {"widht": 1}}}, r"net\.cfg\.block\.widht: .*width"),
+        ({"cfg": {"size": 1, "blocks": [{}, {"width": "x"}]}}, r"net\.cfg\.blocks\.1\.width=x: expected int"),
+        ({"model": {"size": -1}}, r"net\.model\.size: .*greater than 0"),
+        ({"cfg": 5}, r"net\.cfg=5: expected Config"),
+    ],
+)
+def test_a_mistake_inside_has_its_full_path(given: dict[str, Any], mistake: str) -> None:
+    net = {"_target_": f"{__name__}.Network", **given}
+    found = find_mistakes(DictConfig({"net": net}), root)
+    assert found
+    assert re.match(mistake, found[0])
+
+
+def test_build() -> None:
+    net = build({"_target_": f"{__name__}.Network", "cfg": {"size": 1}, "model": {"size": 2}})
+    assert (net.cfg, net.model) == (Config(1), Model(size=2))
