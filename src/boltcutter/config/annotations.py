@@ -20,7 +20,7 @@ from pydantic.errors import PydanticUserError
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.locate import adapter, is_left_out, locate, parameters
 from boltcutter.config.nested import as_settings, fields, make, takes_mapping
-from boltcutter.config.values import SPECIAL, Written, children, has_written, read_scalar
+from boltcutter.config.values import SPECIAL, Written, children, has_written, is_map, raw_node, read_scalar
 
 UNKNOWN = object()
 
@@ -199,8 +199,9 @@ def follow_annotations(cfg: DictConfig, root: Callable[..., Any]) -> None:
         return
     known = parameters(root)
     references = list[tuple[Any, Any]]()
-    for key in cfg:
-        _follow(cfg._get_node(key), known[key].annotation if key in known else Any, references)
+    for key, inner in sorted(children(cfg), key=lambda child: child[0] not in known or is_map(child[1])):
+        if has_written(inner):  # values first, which components refer to
+            _follow(inner, known[key].annotation if key in known else Any, references)
     for node, wanted in references:  # now that the values themselves follow their own annotations
         with suppress(OmegaConfBaseException, RecursionError):  # reported when the reference is resolved
             found = node._dereference_node()
@@ -210,17 +211,19 @@ def follow_annotations(cfg: DictConfig, root: Callable[..., Any]) -> None:
 
 def _follow(node: Any, wanted: Any, references: list[tuple[Any, Any]]) -> None:
     if isinstance(node, Written):
-        node._set_value(_meant(node, wanted))
+        node.decide(_meant(node, wanted))
         return
     if node is not None and node._is_interpolation() and wanted is not Any:
         references.append((node, wanted))
     if isinstance(node, DictConfig):
         _follow_keys(node, wanted)
+    # Only what is ambiguous needs its annotation: a class may import torch, which ``--print`` is too fast for.
+    ambiguous = [(key, inner) for key, inner in children(node) if has_written(inner)]
     receiver: Callable[[Any], Any] = partial(element, wanted)
-    for key, inner in children(node):
-        if key == "_target_" and isinstance(target := inner._value(), str):
-            receiver = _receiver(target)
-    for key, inner in children(node):
+    target = raw_node(node, "_target_") if ambiguous else None
+    if target is not None and isinstance(target._value(), str):
+        receiver = _receiver(target._value())
+    for key, inner in ambiguous:
         _follow(inner, receiver(key), references)
 
 

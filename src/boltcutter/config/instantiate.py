@@ -36,7 +36,7 @@ from boltcutter.config.compose import ALWAYS_BUILT
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.foreign import foreign
 from boltcutter.config.locate import adapter, is_left_out, locate, origin, package, parameters
-from boltcutter.config.nested import fields, invalid_fields, is_pydantic, takes_other_keys
+from boltcutter.config.nested import MissingSettingError, fields, invalid_fields, is_pydantic, takes_other_keys
 from boltcutter.config.values import (
     REFERENCE,
     SPECIAL,
@@ -83,6 +83,11 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
         raise ConfigError(f"{path.lstrip('.')}._target_={node['_target_']}: {methods}: not defined; add to the class")
     try:
         return target(*positional, **arguments)
+    except MissingSettingError as error:
+        found = filter(None, (error.key_in(value, f"{path}.{name}") for name, value in arguments.items()))
+        key = next(found, f"{path}.{error.name}").lstrip(".")
+        remedy = error.near or f"; give +{key}=…"
+        raise ConfigError(f"{key}: not set, but {node['_target_']} reads it{remedy}") from error
     except Exception as error:
         # In classes of the library and the project, other built-in exceptions are bugs rather than wrong values.
         own = is_own_package(package(target))
@@ -250,12 +255,15 @@ def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]
     if isinstance(value, dict) and "_target_" not in value and (kind := nested_class(wanted)):
         yield from _nested_mistakes(value, kind, path)
         return
+    found = False
     for key, inner in dict(
         value if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ())
     ).items():
         if holds_nested(within := element(wanted, key)):
-            yield from _mismatches(inner, within, f"{path}.{key}")
-    if matches(value, wanted):
+            for problem in _mismatches(inner, within, f"{path}.{key}"):
+                found = True
+                yield problem
+    if found or matches(value, wanted):
         return
     maps = [a for a in (wanted, *get_args(wanted)) if is_subclass(get_origin(a), Mapping)]
     if maps and isinstance(value, dict) and "_target_" not in value:

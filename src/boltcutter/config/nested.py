@@ -20,6 +20,34 @@ from boltcutter.config.locate import parameters
 NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
 
 
+class MissingSettingError(AttributeError, KeyError):
+    """A key that nested settings do not have was read.
+
+    Args:
+        settings: The mapping without the key.
+        key: The key.
+    """
+
+    def __init__(self, settings: Settings, key: str) -> None:
+        super().__init__(f"{key} is not set", name=key, obj=settings)
+        self.near = hint(key, settings)
+
+    def __str__(self) -> str:
+        return f"{self.name} is not set{self.near}"
+
+    def __reduce__(self) -> Any:
+        return MissingSettingError, (self.obj, self.name)
+
+    def key_in(self, value: Any, path: str) -> str | None:
+        """The dotted key that is missing, if the mapping without it is in ``value``, which is at ``path``."""
+        if value is self.obj:
+            return f"{path}.{self.name}"
+        if not isinstance(value, dict | list):
+            return None
+        inner = value.items() if isinstance(value, dict) else enumerate(value)
+        return next(filter(None, (self.key_in(inside, f"{path}.{key}") for key, inside in inner)), None)
+
+
 class Settings(dict[str, Any]):
     """A mapping whose keys are attributes as well, at any depth."""
 
@@ -30,10 +58,10 @@ class Settings(dict[str, Any]):
         return Settings, (dict(self),)
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"{name} is not set{hint(name, self)}") from None
+        return self[name]
+
+    def __missing__(self, key: str) -> Any:
+        raise MissingSettingError(self, key)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value

@@ -64,6 +64,17 @@ class Written(AnyNode):
         super().__init__(value)
         self.__dict__.update(text=text, readings=readings)
 
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether another reading than the value is possible: until an annotation has decided for the text."""
+        return bool(self.readings) or self._value() != self.text
+
+    def decide(self, value: Any) -> None:
+        """Set the reading that is meant."""
+        self._set_value(value)
+        if value == self.text:
+            self.__dict__["readings"] = ()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Written:
         copied = Written(text=self.text, readings=self.readings)
         self._deepcopy_impl(copied, memo)
@@ -205,8 +216,20 @@ def children(node: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def has_written(node: Any) -> bool:
-    """Whether a value in a node of the configuration is ``Written``."""
-    return isinstance(node, Written) or any(has_written(inner) for _, inner in children(node))
+    """Whether something in a node of the configuration is ambiguous: a value, what a reference refers to, or a key."""
+    if node is not None and node._is_interpolation():
+        with suppress(OmegaConfBaseException, RecursionError):  # reported when the reference is resolved
+            node = node._dereference_node()
+            return isinstance(node, Written) and node.is_ambiguous
+        return False
+    if isinstance(node, Written):
+        return node.is_ambiguous
+    return any(is_ambiguous(key) or has_written(inner) for key, inner in children(node))
+
+
+def is_ambiguous(key: Any) -> bool:
+    """Whether a key of a mapping is a text that may stand for a number or boolean."""
+    return isinstance(key, str) and not isinstance(read_scalar(key), str)
 
 
 def with_texts(node: Any) -> Any:

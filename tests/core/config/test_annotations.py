@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
 from boltcutter.config.annotations import coerce, follow_annotations, matches, type_name
-from boltcutter.config.values import as_yaml, plain, read_value, read_yaml
+from boltcutter.config.values import as_yaml, has_written, plain, read_value, read_yaml
 
 
 class Tool: ...
@@ -165,3 +165,17 @@ def test_a_reference_gives_the_text_of_its_target() -> None:
     cfg = DictConfig({"other": read_value("other", "1.10"), "name": "${other}", "rate": "${other}"})
     follow_annotations(cfg, component)
     assert (cfg.name, cfg.rate) == ("1.10", 1.1)
+
+
+def test_keys_are_read_as_annotated_where_no_value_is_ambiguous() -> None:
+    cfg = DictConfig({"by_rate": {"1e-3": 1}})
+    follow_annotations(cfg, component)
+    assert plain(cfg) == {"by_rate": {0.001: 1}}
+
+
+def test_a_class_is_imported_only_for_what_is_ambiguous() -> None:
+    unknown = {"_target_": "no_such_package.Thing", "rate": 0.1, "name": "${name}"}
+    cfg = DictConfig({"name": read_value("name", "plain"), "tags": read_value("tags", "[1.10]"), "other": unknown})
+    assert not has_written(cfg._get_node("other"))
+    follow_annotations(cfg, component)
+    assert plain(cfg)["tags"] == ["1.10"]

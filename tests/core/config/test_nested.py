@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from pydantic import BaseModel, Field
 
 from boltcutter.config.annotations import coerce
+from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.nested import Settings
 
@@ -65,6 +66,10 @@ def test_settings_have_attributes_at_any_depth() -> None:
     assert isinstance(copy.deepcopy(made).a, Settings)
     with pytest.raises(AttributeError, match=r"^bb is not set"):
         _ = made.bb
+    with pytest.raises(KeyError, match=r"^bb is not set"):
+        _ = made.a["bb"]
+    assert not hasattr(made, "bb")
+    assert made.get("bb") is None
 
 
 @pytest.mark.parametrize(
@@ -81,10 +86,29 @@ def test_settings_have_attributes_at_any_depth() -> None:
 def test_a_mistake_inside_has_its_full_path(given: dict[str, Any], mistake: str) -> None:
     net = {"_target_": f"{__name__}.Network", **given}
     found = find_mistakes(DictConfig({"net": net}), root)
-    assert found
+    assert len(found) == 1
     assert re.match(mistake, found[0])
 
 
 def test_build() -> None:
     net = build({"_target_": f"{__name__}.Network", "cfg": {"size": 1}, "model": {"size": 2}})
     assert (net.cfg, net.model) == (Config(1), Model(size=2))
+
+
+class Reader:
+    def __init__(self, cfg) -> None:  # type: ignore[no-untyped-def]
+        self.rate = cfg.optimizer.rate
+        self.sizes = [block["size"] for block in cfg.blocks]
+
+
+@pytest.mark.parametrize(
+    ("cfg", "mistake"),
+    [
+        ({"optimizer": {"rates": 1}}, r"net\.cfg\.optimizer\.rate: not set.*rates"),
+        ({}, r"net\.cfg\.optimizer: not set.*\+net\.cfg\.optimizer="),
+        ({"optimizer": {"rate": 1}, "blocks": [{"size": 1}, {}]}, r"net\.cfg\.blocks\.1\.size: not set"),
+    ],
+)
+def test_a_key_that_is_read_but_not_set(cfg: dict[str, Any], mistake: str) -> None:
+    with pytest.raises(ConfigError, match=mistake):
+        build({"_target_": f"{__name__}.Reader", "cfg": cfg}, "net")
