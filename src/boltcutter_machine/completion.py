@@ -11,12 +11,14 @@ from pathlib import Path
 
 from boltcutter import extend
 from boltcutter.config.compose import compose
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, one_line, printable
 from boltcutter.config.values import paths
 from boltcutter.extend import RUNS
 from boltcutter.project import Project
 from boltcutter_machine.own_arguments import own_arguments
 
+# Candidates are inserted as they are: in the name of a run or option of somebody else, a shell would execute the rest.
+PLAIN = re.compile(r"[\w.,:/@%+=~\[\]-]*")
 COMPLETION = Path(__file__).with_name("completion.sh")
 
 
@@ -24,7 +26,8 @@ def print_candidates(project: Project, usage: str, arguments: Sequence[str], fla
     """Print the candidates of ``complete`` with their descriptions, for the shell code."""
     current, *given = arguments or [""]
     found = complete(project, usage, current, *given, flags=flags)
-    print("".join(f"{argument}\t{text}\n" for argument, text in found.items()), end="")
+    shown = ((argument, one_line(printable(text))) for argument, text in found.items() if PLAIN.fullmatch(argument))
+    print("".join(f"{argument}\t{text}\n" for argument, text in shown), end="")
 
 
 def completion(scripts: Path) -> str:

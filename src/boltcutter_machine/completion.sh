@@ -4,6 +4,9 @@
 # argcomplete and shtab complete what an argparse parser declares. Here the keys depend on the options given so far,
 # and completion continues after a dot, after = and after a comma in [a,b]. shtab's static lists cannot do so, and
 # argcomplete completes `python scripts/train.py` only with a hook for all programs and a marker in each script.
+# Not by -m, which would import modules of the working directory, whoever has put them there.
+_boltcutter_start='import sys; sys.path = [path for path in sys.path if path]
+from boltcutter.cli.commands import main; main()'
 _boltcutter_find() {  # sets python, if this is one of these scripts; no other program is ever started
     local entry
     for entry in "${_boltcutter_scripts[@]}"; do
@@ -16,7 +19,7 @@ _boltcutter_parse() {  # sets program, which completes, and given, its arguments
     local word python
     program=() given=()
     if [[ "${1##*/}" == boltcutter ]]; then
-        program=("$_boltcutter_python" -m boltcutter ${2:+"$2"})
+        program=("$_boltcutter_python" -c "$_boltcutter_start" ${2:+"$2"})
         shift $(($# < 2 ? $# : 2))
     else
         while (($#)) && [[ "$1" != *.py ]]; do shift; done

@@ -15,7 +15,8 @@ from conftest import require
 from boltcutter.cli.commands import commands
 from boltcutter.cli.main import FLAGS
 from boltcutter.project import Project
-from boltcutter_machine.completion import complete
+from boltcutter_machine import completion
+from boltcutter_machine.completion import complete, print_candidates
 
 ROOT = Path(__file__).parents[2]
 PROJECT = Project.find(__file__)
@@ -190,3 +191,37 @@ def test_names_of_runs_are_completed_in_a_shell(name: str, tmp_path: Path) -> No
             "boltcutter runs sta": "status=",
         }.items():
             assert after_tab(line).rstrip() == f"{line.rpartition(' ')[0]} {ending}", line
+
+
+@pytest.mark.parametrize("name", ["bash", pytest.param("zsh", marks=pytest.mark.slow)])
+def test_a_tab_executes_and_inserts_no_name_of_somebody_else(name: str, tmp_path: Path) -> None:
+    """Neither modules of the working directory nor commands in the names of runs and folders."""
+    for run in ("x$(touch touched)", "y`touch touched`", "z;touch touched"):
+        write_run(tmp_path / "runs" / "digits" / run, 0.9)
+    (tmp_path / "a$(touch touched)" / "inner").mkdir(parents=True)
+    for module in ("boltcutter", "json", "torch"):
+        (tmp_path / f"{module}.py").write_text("from pathlib import Path; Path('touched').touch()\n")
+    train = f"{ROOT}/scripts/train.py"
+    with shell(name, tmp_path) as after_tab:
+        assert after_tab("boltcutter eva") == "boltcutter evaluate "
+        for command in (f"python {train}", "boltcutter evaluate"):
+            for run in "xyz":
+                assert "touched" not in after_tab(f"{command} run={run}\t")
+        assert after_tab(f"python {train} resume=a\t").endswith(r"resume=a\$\(touch\ touched\)/inner/")  # by the shell
+    assert not (tmp_path / "touched").exists()
+
+
+def test_only_plain_candidates_are_offered(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {
+        "a-1.b:c[d],é": "text\x1b[31m\nb",
+        "a b": "",
+        "a$(b)": "",
+        "a`b`": "",
+        "a;b": "",
+        "a\x1b": "",
+        "a|b": "",
+        "a'": "",
+    }
+    monkeypatch.setattr(completion, "complete", lambda *_, **__: names)
+    print_candidates(PROJECT, TRAIN, ["a"], {})
+    assert capsys.readouterr().out == "a-1.b:c[d],é\ttext\\x1b[31m b\n"
