@@ -66,7 +66,7 @@ def main(template: Path) -> None:
             "install the project; push the template's commit and create the project again, or change pyproject.toml",
             file=sys.stderr,
         )
-    text = file.read_text().replace('"boltcutter"', json.dumps(requirement), 1)
+    text = file.read_text().replace('"boltcutter"', json.dumps(requirement, ensure_ascii=False), 1)
     if ANSWERS["license"] == "none":
         text = re.sub(r"^license.*\n", "", text, flags=re.M)
         Path("LICENSE").unlink()

@@ -33,6 +33,9 @@ def main(project: Project, arguments: list[str]) -> Path:
     if unknown := sorted(answers.keys() - OPTIONS):
         near = hint(unknown[0], OPTIONS)
         raise ConfigError(f"{unknown[0]}: no such argument{near} (there are: {', '.join(OPTIONS)})")
+    for name, text in ("name", names[0]), *answers.items():
+        if not text.isprintable() or re.search(r"\{[{%#]", text):  # cookiecutter would execute it
+            raise ConfigError(f"{name}={text}: has control characters, {{{{, {{% or {{#; leave them out")
     try:
         from cookiecutter.exceptions import CookiecutterException
         from cookiecutter.main import cookiecutter

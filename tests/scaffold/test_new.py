@@ -244,12 +244,36 @@ def test_mistakes(arguments: list[str], tmp_path: Path) -> None:
     [
         ("license=GPL", r"^license=GPL: .*'MIT'.*; give another value$"),
         ("vendor=maybe", r"^vendor=maybe: .* boolean; give another value$"),
-        ("author='''", r"^new a: refused, as the line before says; give another name or template$"),
+        ("author={{ cycler.__init__.__globals__.os.mkdir('touched') }}", r"^author=.*: has control characters, {{"),
+        ("author={% raw %}", r"^author=.*leave them out$"),
+        ("author=a\x1b[31m", r"^author=.*leave them out$"),
+        ("author=a\nb", r"^author=.*leave them out$"),
     ],
 )
 def test_wrong_answers_are_named(argument: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         create(["a", argument, f"folder={tmp_path}"])
+
+
+@pytest.mark.parametrize(
+    "author",
+    [
+        '"""+__import__(\'os\').mkdir(\'touched\')+r"""',
+        "''' }]\\n[tool.other]",
+        'O\'Brien "Bob" \\',
+        "$(mkdir touched) `mkdir touched`",
+        "é 漢字 \U0001f600",
+    ],
+)
+def test_no_answer_is_executed_or_ends_the_text_around_it(
+    author: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    project = create(["a", f"author={author}"])
+    found = tomllib.loads((project / "pyproject.toml").read_text())
+    assert found["project"]["authors"] == [{"name": author}]
+    assert author in (project / "LICENSE").read_text()
+    assert not list(tmp_path.rglob("touched"))
 
 
 def test_versions_of_a_project_are_tested_versions() -> None:
