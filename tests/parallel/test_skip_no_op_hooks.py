@@ -1,7 +1,11 @@
+import functools
 import pickle
 import sys
+from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
+from unittest.mock import Mock
 
 import lightning as L
 import pytest
@@ -9,15 +13,17 @@ import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.profilers import SimpleProfiler
-from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.data.digits import Digits
 from boltcutter.model.linear import Linear
 from boltcutter.task.classification import Classification
-from boltcutter_parallel.internals import CALLING
-from boltcutter_parallel.skip_no_op_hooks import SkipNoOpHooks
+from boltcutter_parallel import skip_no_op_hooks
+from boltcutter_parallel.skip_no_op_hooks import REPLACED, SkipNoOpHooks
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:.*{text}")
@@ -70,7 +76,7 @@ def fit(
 
 
 def is_restored() -> bool:
-    return {vars(call)[name].__module__ for name in CALLING} == {call.__name__}
+    return not any(getattr(owner, name) is function for owner, name, function in REPLACED)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -243,6 +249,90 @@ def test_validation_that_is_turned_on_and_off_during_training(tmp_path: Path) ->
         fit(tmp_path / str(len(found)), *direct, changes, max_epochs=6)
         found.append(changes.epochs)
     assert found[0] == found[1] == [0, 3, 5]
+
+
+def with_attribute(hook: Any) -> Any:
+    @functools.wraps(hook)
+    def wrapper(*args: Any, **options: Any) -> Any:
+        return hook(*args, **options)
+
+    return wrapper
+
+
+class Transfers(L.LightningModule):
+    """Has its own hook in the forms that Lightning knows, and others."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+    on_before_batch_transfer = with_attribute(L.LightningModule.on_before_batch_transfer)
+
+    def training_step(self, batch: Any, *more: Any) -> None:  # type: ignore[override]
+        pass
+
+
+def set_on_instance(name: str, hook: Any) -> L.LightningModule:
+    module = L.LightningModule()
+    setattr(module, name, hook)
+    return module
+
+
+@pytest.mark.parametrize("name", ["on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        L.LightningModule,
+        L.LightningDataModule,
+        Digits,
+        Transfers,
+        lambda: set_on_instance("on_after_batch_transfer", lambda batch, index: batch),
+        lambda: set_on_instance("on_after_batch_transfer", None),
+        lambda: set_on_instance("on_after_batch_transfer", Mock(wraps=L.LightningModule().on_after_batch_transfer)),
+        lambda: set_on_instance("on_before_batch_transfer", partial(Transfers().on_after_batch_transfer)),
+    ],
+)
+def test_hooks_of_the_data_are_overridden_as_lightning_finds(make: Any, name: str) -> None:
+    owner = make()
+    assert skip_no_op_hooks._is_overridden(name, owner) == is_overridden(name, owner)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Module().training_step,
+        Transfers().training_step,
+        lambda batch: None,
+        lambda self, batch, batch_idx: None,
+        partial(Module().training_step),
+        MethodType(lambda self, batch: None, object()),
+        MethodType(lambda self, batch, *, batch_idx: None, object()),
+        MethodType(lambda self, *batch: None, object()),
+        MethodType(lambda self, batch, /, number: None, object()),
+        MethodType(with_attribute(lambda self, batch: None), object()),
+    ],
+)
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize("least", [None, 2])
+def test_a_step_takes_what_lightning_finds(step: Any, explicit: bool, least: int | None) -> None:
+    found = skip_no_op_hooks._takes(step, "batch_idx", explicit, least)
+    assert found == is_param_in_hook_signature(step, "batch_idx", explicit, least)
+
+
+def test_stages_are_compared_as_lightning_does(tmp_path: Path) -> None:
+    others = [*RunningStage, *TrainerFn, "train", "TRAIN", "validate", None, 3, object()]
+    pairs = [(stage, other) for stage in (*RunningStage, *TrainerFn) for other in others]
+    expected = [(stage == other, other == stage) for stage, other in pairs]
+
+    class Compares(L.Callback):
+        found: Any = None
+
+        def on_train_start(self, *_: Any) -> None:
+            self.found = [(stage == other, other == stage) for stage, other in pairs]
+            assert {RunningStage.TRAINING: 1}[RunningStage.TRAINING] == 1
+
+    compares = Compares()
+    fit(tmp_path, SkipNoOpHooks(), compares)
+    assert compares.found == expected
 
 
 def test_the_loss_of_outputs_shares_no_memory_with_that_of_the_module(tmp_path: Path) -> None:

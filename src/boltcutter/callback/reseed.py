@@ -8,13 +8,14 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from boltcutter.data.seeding import seed_generators
 from boltcutter.data.streams import Purpose, stream
 
 TRANSFER_HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer")
+_BEFORE, _AFTER = (getattr(DataHooks, name) for name in TRANSFER_HOOKS)
 
 
 class Reseed(Callback):
@@ -30,14 +31,9 @@ class Reseed(Callback):
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
-        self._draws_at_transfer = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Seed what is drawn before the first epoch, or the rest of one."""
-        owners = (pl_module, getattr(trainer, "datamodule", None))
-        self._draws_at_transfer = any(
-            is_overridden(name, owner) for owner in owners if owner is not None for name in TRANSFER_HOOKS
-        )
         progress = trainer.fit_loop.epoch_loop.batch_progress
         if progress.is_last_batch:  # resumed between two epochs, where Lightning may call no on_train_epoch_start
             self._seed(pl_module, Purpose.EPOCH_START, trainer)
@@ -63,12 +59,22 @@ class Reseed(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Seed what is drawn where the next batch is moved to the device, for which there is no hook of callbacks."""
-        if self._draws_at_transfer:
+        if _may_draw_at_transfer(pl_module) or _may_draw_at_transfer(getattr(trainer, "datamodule", None)):
             self._seed(pl_module, Purpose.TRANSFER, trainer, batch_idx + 1)
 
     def _seed(self, pl_module: L.LightningModule, purpose: Purpose, trainer: L.Trainer, position: int = 0) -> None:
         epoch, rank = trainer.current_epoch, trainer.global_rank
         seed_all(pl_module, stream(purpose, self.seed, epoch=epoch, position=position, rank=rank))
+
+
+def _may_draw_at_transfer(owner: Any) -> bool:
+    """Whether a task or data module has its own hook around the transfer of a batch, which may be set at any time."""
+    if owner is None:
+        return False
+    before, after = TRANSFER_HOOKS
+    kind = type(owner)
+    is_inherited = getattr(kind, before) is _BEFORE and getattr(kind, after) is _AFTER
+    return not is_inherited or before in vars(owner) or after in vars(owner)
 
 
 class EvaluationSeeds(Callback):

@@ -6,6 +6,7 @@ Nothing is imported here, as commands that need no torch draw random numbers too
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import lru_cache, reduce
 
 MASK = (1 << 64) - 1
 
@@ -73,7 +74,7 @@ def stream(
     if purpose is Purpose.INITIALIZATION:
         return seed
     use = purpose | STAGES[stage] << 8 | loader << 16 | generator << 40
-    return hash64(seed, use, rank | worker << 32, epoch, position)
+    return _mix(_hash_of_epoch(seed, use, rank | worker << 32, epoch), position)
 
 
 def seed32(stream: int) -> int:
@@ -86,10 +87,14 @@ def hash64(*numbers: int) -> int:
 
     Source: Steele et al., Fast Splittable Pseudorandom Number Generators, 2014 (SplitMix64's finaliser).
     """
-    key = 0x9E3779B97F4A7C15
-    for number in numbers:
-        key = ((key ^ number) * 0xBF58476D1CE4E5B9) & MASK
-        key ^= key >> 27
-        key = (key * 0x94D049BB133111EB) & MASK
-        key ^= key >> 31
-    return key
+    return reduce(_mix, numbers, 0x9E3779B97F4A7C15)
+
+
+def _mix(key: int, number: int) -> int:
+    key = ((key ^ number) * 0xBF58476D1CE4E5B9) & MASK
+    key ^= key >> 27
+    key = (key * 0x94D049BB133111EB) & MASK
+    return key ^ key >> 31
+
+
+_hash_of_epoch = lru_cache(256)(hash64)  # each step, and each sample, differs in the last number only

@@ -1,7 +1,7 @@
 import random
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import lightning as L
 import numpy as np
@@ -124,3 +124,23 @@ def test_the_generator_of_the_accelerator_is_seeded(monkeypatch: pytest.MonkeyPa
     on_cuda = SimpleNamespace(device=torch.device("cuda", 0))
     Reseed(0).on_train_batch_start(cast(L.Trainer, at), cast(L.LightningModule, on_cuda), None, 0)
     assert seeds == [stream(Purpose.STEP, 0) >> 1]
+
+
+def test_a_hook_of_the_transfer_that_is_set_during_training_draws_its_own_numbers(tmp_path: Path) -> None:
+    class Sets(WithDropout):
+        at_transfer: ClassVar[list[float]] = []
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 0:
+                self.on_after_batch_transfer = self.augment  # type: ignore[method-assign]
+
+        def augment(self, batch: Any, dataloader_idx: int) -> Any:
+            self.at_transfer.append(random.random())
+            return batch
+
+    task = Sets()
+    options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = L.Trainer(accelerator="cpu", max_epochs=1, enable_model_summary=False, callbacks=[Reseed(3)], **options)
+    trainer.fit(task, DataLoader(TensorDataset(torch.randn(12, 4)), 4))
+    expected = [random.Random(stream(Purpose.TRANSFER, 3, position=batch)).random() for batch in (1, 2)]
+    assert task.at_transfer == expected
