@@ -17,7 +17,6 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors import data_connector
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from lightning.pytorch.utilities.enums import LightningEnum
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
@@ -62,6 +61,7 @@ def _no_op() -> None:
     """An empty function, such as the hooks of Lightning's base class."""
 
 
+_compare = RunningStage.__eq__  # that of all enumerations of Lightning
 by_lightning = {name: getattr(call, name) for name in CALLING}
 _EMPTY = {
     name: hook
@@ -144,7 +144,7 @@ def _takes(hook: Any, parameter: str, explicit: bool = False, min_args: int | No
 
 def _is_same_member(self: Any, other: object) -> bool:
     """Compare members of an enumeration, whose values Lightning lowers and compares, for each batch twenty times."""
-    return self is other or (type(other) is not type(self) and LightningEnum.__eq__(self, other))
+    return self is other or (type(other) is not type(self) and _compare(self, other))
 
 
 REPLACED = (
