@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +19,7 @@ IMAGE_FORMATS = {
     "TIFF": (".tif", ".tiff"),
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
 }
+RECORD, MAX_LEVELS = "record.json", 5  # of a run, and how deep files are in its folder
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -92,12 +93,8 @@ def open_within(folder: str | Path, path: str | Path, flags: int) -> int:
     *inner, name = Path(os.path.relpath(path, folder)).parts
     if name == ".." or ".." in inner:
         raise OSError(errno.EPERM, "is not in the folder of the run", str(path))
-    place = os.open(folder, FOLDER)
+    place = _open_folders(folder, inner)
     try:
-        for part in inner:
-            below = _open_folder(part, place)
-            os.close(place)
-            place = below
         wanted = flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         number = os.open(name, wanted, 0o666, dir_fd=place)
     finally:
@@ -112,6 +109,29 @@ def open_within(folder: str | Path, path: str | Path, flags: int) -> int:
     if flags & os.O_TRUNC:
         os.ftruncate(number, 0)
     return number
+
+
+def open_parent(path: Path) -> int:
+    """Open the folder of a file; return its descriptor, from which the file is written.
+
+    Within the folder of a run, links are followed as by ``open_within``: whoever may change that folder could otherwise
+    exchange another folder for a link before the file is written.
+    """
+    path = Path(os.path.abspath(path))
+    root = next((place for place in list(path.parents)[:MAX_LEVELS] if (place / RECORD).exists()), path.parent)
+    return _open_folders(root, path.parent.relative_to(root).parts)
+
+
+def _open_folders(folder: str | Path, inner: Iterable[str]) -> int:
+    """Open a folder, then the folders below, each from the descriptor of the one before; return that of the last."""
+    place = os.open(folder, FOLDER)
+    for part in inner:
+        try:
+            below = _open_folder(part, place)
+        finally:
+            os.close(place)
+        place = below
+    return place
 
 
 def _open_folder(name: str, place: int) -> int:

@@ -6,8 +6,11 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO
+
+from boltcutter import files
 
 
 def temporary_path(path: Path) -> Path:
@@ -28,20 +31,33 @@ def write(path: Path, dump: Callable[[IO[bytes]], object], verify: Callable[[IO[
         dump: Writes the contents to a file that is open for reading and writing.
         verify: Reads the contents before they replace an existing file, and raises an error if they are damaged.
     """
-    # In the same folder: moving a file between file systems copies it, which is not atomic.
-    temporary = temporary_path(path)
+    # In the same folder: moving a file between file systems copies it, which is not atomic. The folder is held open, so
+    # that nobody who may change a folder above can lead the file elsewhere.
+    place = files.open_parent(path)
+    temporary = temporary_path(path).name
     try:
-        with open(temporary, "w+b") as file:
+        with open(temporary, "w+b", opener=partial(os.open, mode=0o666, dir_fd=place)) as file:
             dump(file)
             file.flush()
             os.fsync(file.fileno())
-        if verify and path.exists():
-            with open(temporary, "rb") as file:
+        if verify and _exists(path.name, place):
+            with open(temporary, "rb", opener=partial(os.open, dir_fd=place)) as file:
                 verify(file)
-        temporary.replace(path)
+        os.replace(temporary, path.name, src_dir_fd=place, dst_dir_fd=place)
+        with suppress(OSError):  # file systems that do not support it
+            os.fsync(place)
     finally:
-        temporary.unlink(missing_ok=True)
-    fsync_folder(path.parent)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=place)
+        os.close(place)
+
+
+def _exists(name: str, place: int) -> bool:
+    try:
+        os.stat(name, dir_fd=place)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def fsync_folder(folder: Path) -> None:

@@ -1,5 +1,6 @@
 import errno
 import os
+import secrets
 import stat
 from pathlib import Path
 from typing import IO
@@ -76,3 +77,46 @@ def test_a_file_system_that_cannot_flush_folders_is_accepted(tmp_path: Path, mon
     write_text(tmp_path / "a", "text")
     assert (tmp_path / "a").read_text() == "text"
     assert len(flushed) == 1
+
+
+@pytest.mark.parametrize("when", ["before the file is opened", "while it is written"])
+def test_a_folder_that_is_exchanged_meanwhile_does_not_lead_the_file_elsewhere(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by somebody who waits for the check of a run folder of theirs, and then changes it."""
+    folder, elsewhere = tmp_path / "run" / "evaluation", tmp_path / "elsewhere"
+    folder.mkdir(parents=True)
+    elsewhere.mkdir()
+    (tmp_path / "run" / "record.json").write_text("{}")
+
+    def exchange(_: object) -> str:
+        if not folder.is_symlink():
+            folder.rename(tmp_path / "run" / "before")
+            folder.symlink_to(elsewhere)
+        return "1"
+
+    if when == "while it is written":
+        write(folder / "metrics.json", exchange)
+    else:
+        monkeypatch.setattr(secrets, "token_hex", exchange)
+        write_text(folder / "metrics.json", "text")
+    assert not list(elsewhere.iterdir())
+    assert [path.name for path in (tmp_path / "run" / "before").iterdir()] == ["metrics.json"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a link of another user")
+def test_no_link_of_another_user_in_the_folder_of_a_run_is_followed(tmp_path: Path) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    (run / "evaluation").mkdir(parents=True)
+    elsewhere.mkdir()
+    (run / "record.json").write_text("{}")
+    (run / "evaluation" / "test").symlink_to(elsewhere)
+    write_text(run / "evaluation" / "test" / "metrics.json", "by a link of this user")
+    os.lchown(run / "evaluation" / "test", 54321, 54321)
+    with pytest.raises(OSError, match="link of another user"):
+        write_text(run / "evaluation" / "test" / "metrics.json", "text")
+    assert (elsewhere / "metrics.json").read_text() == "by a link of this user"
+    opened = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="link of another user"):
+        write_text(run / "evaluation" / "test" / "metrics.json", "text")
+    assert len(os.listdir("/proc/self/fd")) == opened
