@@ -22,6 +22,7 @@ LEARNED = {  # metric, sign of what is better, and what no model has that was tr
     "lora": ("test/accuracy", 1, 0.4),
     "segmentation": ("test/iou", 1, 0.15),
     "forecast": ("test/skill", 1, 0.5),
+    "ragged": ("test/accuracy", 1, 0.9),
     "graph": ("test/accuracy", 1, 0.85),
     "cartpole": ("val/return", 1, 80.0),
     "folds": ("val/accuracy", 1, 0.9),

@@ -134,9 +134,6 @@ class Predictor(Protocol):
     def __call__(self, tokens: Tensor, cache: list[Any] | None = None) -> Tensor:
         """Return the logits, shape (N, T, V), of tokens, shape (N, T), that follow those in the cache."""
 
-    def predict(self, inputs: Tensor, batch_size: int) -> Tensor:
-        """Return the first output, shape (N, …), for inputs as the data module reads them."""
-
     def predict_batches(self, batches: Any) -> Iterator[Any]:
         """Yield the outputs for batches of a loader, as ``predict_step`` would return them."""
 

@@ -104,7 +104,7 @@ class NativeData(Protocol):
     def loader(self, split: Any, *, shuffle: bool = False, drop_last: bool = False) -> Any:
         """Loader of this rank's batches of a split: ``train``, ``val`` or ``test``."""
 
-    def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
+    def read(self, paths: Sequence[Path]) -> tuple[Any, list[str]]:
         """Read new inputs for prediction, with a name for each."""
 
 

@@ -22,8 +22,9 @@ def stratified(
     """
     pool, classes, size = list[Tensor](), list[int](), 1
     for inputs, targets in batches:
-        if targets is None or targets.ndim != 1 or targets.is_floating_point() or len(inputs) != 1:
-            yield tuple(tensor[:samples] for tensor in inputs)
+        is_varied = bool(pool) and pool[0].shape != inputs[0].shape[1:]
+        if targets is None or targets.ndim != 1 or targets.is_floating_point() or len(inputs) != 1 or is_varied:
+            yield tuple(tensor[:samples] for tensor in inputs) if len({*map(len, inputs)}) == 1 else inputs
             if (samples := samples - len(inputs[0])) <= 0:
                 return
             continue

@@ -43,8 +43,13 @@ def write_card(
         "takes": program.takes,
         "leaves": len(program.leaves),
         "inputs": [
-            {**_describe(name, tensor, program), "leaf": leaf}
-            for name, tensor, leaf in zip(program.inputs, program.example, program.used, strict=True)
+            {
+                **_describe(name, tensor, [axes.get(at, size) for at, size in enumerate(tensor.shape)], program),
+                "leaf": leaf,
+            }
+            for name, tensor, axes, leaf in zip(
+                program.inputs, program.example, program.dimensions, program.used, strict=True
+            )
         ],
         "outputs": _outputs(program),
         "cache": [
@@ -82,12 +87,31 @@ def _classes(data: Any) -> list[str]:
     return [str(name) for name in names] if isinstance(names, list | tuple) else []
 
 
-def _describe(name: str, tensor: torch.Tensor, program: Program) -> dict[str, Any]:
-    shape = [program.dimensions.get(at, size) for at, size in enumerate(tensor.shape)]
+def _describe(name: str, tensor: torch.Tensor, shape: list[int | str], program: Program) -> dict[str, Any]:
     found: dict[str, Any] = {"name": name, "shape": shape, "dtype": str(tensor.dtype).removeprefix("torch.")}
     return {**found, "max_length": program.max_length} if program.max_length else found
 
 
 def _outputs(program: Program) -> list[dict[str, Any]]:
+    """Outputs with their shapes, in which dynamic dimensions have the names that they have in those of the inputs."""
+    captured = program.capture()
+    shapes = {
+        node.name: value.shape for node in captured.graph.nodes if hasattr(value := node.meta.get("val"), "shape")
+    }
+    inputs, outputs = captured.graph_signature.user_inputs, captured.graph_signature.user_outputs
+    names = {
+        str(shapes[name][axis]): label
+        for name, axes in zip(inputs, program.dimensions, strict=False)  # without those of a cache
+        for axis, label in axes.items()
+    }
     with torch.inference_mode():
-        return [_describe(*named, program) for named in zip(program.outputs, program(*program.example), strict=True)]
+        examples = program(*program.example)
+    return [
+        _describe(name, tensor, [names.get(str(size)) or as_size(size) for size in shapes[node]], program)
+        for name, tensor, node in zip(program.outputs, examples, outputs, strict=False)
+    ]
+
+
+def as_size(size: Any) -> int | str:
+    """The size of a dimension, or an expression of dynamic ones."""
+    return int(size) if str(size).isdecimal() else str(size)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
 
 from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
@@ -38,6 +41,7 @@ from boltcutter_export.settings import Export, ExportError, Format
 from boltcutter_export.verify import Reference, Result, verify
 
 RESULTS = "export.json"
+PROBES = 8  # batches that show which sizes vary
 CALIBRATION = 256  # samples from which ranges of activations are found
 
 
@@ -97,7 +101,7 @@ def export(project: Project, settings: Export, cfg: DictConfig, folder: Path, ch
             f"run={folder}: {type(components.data or components.task).__name__} has no samples; add a test_dataloader"
         )
     with quiet():
-        program = make_program(components, next(iter(batches(components, split))))
+        program = make_program(components, next(iter(batches(components, split))), probes(components, split))
         program.capture()
         reference = Reference(program, lambda: batches(components, split))
         results = {"fp32": reference.result(sum(weight.numel() * 4 for weight in program.core.parameters()))}
@@ -173,12 +177,31 @@ def has_split(components: Components, split: str) -> bool:
     return is_given and next(iter(batches(components, split)), None) is not None
 
 
-def make_program(components: Components, batch: Any) -> Program:
-    """Wrap the task with its pre- and post-processing."""
+def make_program(components: Components, batch: Any, others: Iterable[Any] = ()) -> Program:
+    """Wrap the task with its pre- and post-processing; ``others`` are batches that show which sizes vary."""
     task, data = components.task, components.data
     if isinstance(task, NativeTask):
-        return TaskProgram(task, batch, getattr(data, "statistics", {}))
-    return ModuleProgram(task, batch)
+        return TaskProgram(task, batch, getattr(data, "statistics", {}), others)
+    return ModuleProgram(task, batch, others)
+
+
+def probes(components: Components, split: str) -> list[Any]:
+    """A few small batches, as samples of different lengths may all be in one large batch."""
+    data: Any = components.data
+    if isinstance(data, NativeData):
+        size, data.batch_size = data.batch_size, 2
+        try:
+            return [*islice(batches(components, split), PROBES)]
+        finally:
+            data.batch_size = size
+    owner: Any = loader_owner(data, components.task, split)
+    loaders = getattr(owner, f"{split}_dataloader")()
+    loader = loaders[0] if isinstance(loaders, list | tuple) else loaders
+    dataset: Any = getattr(loader, "dataset", None)
+    if type(loader) is DataLoader and loader.batch_size and not isinstance(dataset, IterableDataset):
+        pairs = [range(at, at + 2) for at in range(0, min(len(dataset) - 1, 2 * PROBES), 2)]
+        return [loader.collate_fn([dataset[index] for index in pair]) for pair in pairs]
+    return [*islice(batches(components, split), PROBES)]
 
 
 def batches(components: Components, split: str) -> Iterator[Any]:

@@ -20,7 +20,7 @@ from boltcutter.project import Project
 from boltcutter.run import trust
 from boltcutter_data.files import ordinary
 from boltcutter_export.card import PREPROCESSING
-from boltcutter_export.program import select_inputs
+from boltcutter_export.program import Inputs, select_inputs
 from boltcutter_export.runner import CARD, Runner, read_card, read_once
 from boltcutter_export.tabular import TableEncoder, describes_table
 
@@ -75,19 +75,25 @@ class ExportedModel(nn.Module):
         padded = F.pad(tokens, (0, (self.length or max(2, length)) - length))  # which earlier positions do not see
         return self._compute(padded)[0][:, :length]
 
-    def predict(self, inputs: Tensor, batch_size: int) -> Tensor:
-        """Return the first output for inputs as the data module reads them."""
-        batches = torch.split(inputs, batch_size)
-        return torch.cat([self._compute(self.encoder.invert(b) if self.encoder else b)[0] for b in batches])
-
     def predict_batches(self, batches: Any) -> Iterator[Any]:
         """Yield the outputs for batches of a loader, as ``predict_step`` would return them."""
-        outputs = self.runner.card["outputs"]
         for batch in batches:
             with self._one_line_errors():
-                tensors = self._compute(*select_inputs(batch, self.runner.card))
-                found = dict(zip((facts["name"] for facts in outputs), tensors, strict=True))
-            yield tensors[0] if [*found] == ["output"] else found
+                tensors = self._compute(*self._inputs(batch))
+                names = [facts["name"] for facts in self.runner.card["outputs"]]
+                found = dict(zip(names, tensors, strict=True))
+            yield tensors[0] if names == ["output"] or self.runner.card["takes"] == "task" else found
+
+    def _inputs(self, batch: Any) -> Inputs:
+        """The inputs of the export in a batch, as its card describes them: numbers in JSON may have another type."""
+        inputs = select_inputs(batch, self.runner.card)
+        if self.encoder:
+            return (self.encoder.invert(inputs[0]),)
+        types = (getattr(torch, str(facts.get("dtype")), None) for facts in self.runner.card["inputs"])
+        return tuple(
+            tensor.to(dtype) if isinstance(dtype, torch.dtype) and dtype.is_floating_point else tensor
+            for tensor, dtype in zip(inputs, types, strict=True)
+        )
 
     def _compute(self, *inputs: Tensor, **options: Any) -> list[Tensor]:
         """Return the outputs, one or more."""

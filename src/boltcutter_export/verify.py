@@ -109,11 +109,13 @@ class Reference:
         rows = 0
         for batch in self.batches():
             whole, targets = self.program.split(batch)
+            count = self.program.count(whole)
             if not rows:
-                one = self.call(*(tensor[:1] for tensor in whole))
+                one = self.call(*self.program.select([0], whole))
                 rows = max(1, MAX_ELEMENTS // max(1, *(tensor.numel() for tensor in one)))
-            for at in range(0, len(whole[0]), rows):
-                inputs = tuple(tensor[at : at + rows] for tensor in whole)
+            for at in range(0, count, rows):
+                chosen = [*range(at, min(at + rows, count))]
+                inputs = whole if len(chosen) == count else self.program.select(chosen, whole)
                 begin = time.perf_counter()
                 outputs = self.call(*inputs)
                 yield inputs, None if targets is None else targets[at : at + rows], outputs, time.perf_counter() - begin
@@ -128,15 +130,17 @@ class Reference:
         metric, seconds, count = Metric(self.program.kind), 0.0, 0
         for inputs, targets, outputs, took in self:
             metric.update(outputs[0], targets, outputs[0])
-            seconds, count = seconds + took, count + len(inputs[0])
+            seconds, count = seconds + took, count + self.program.count(inputs)
         latency = {rows: runner.measure(partial(self.call, *inputs)) for rows, inputs in self.latency_inputs().items()}
         return Result(size, metric.name, metric.value, latency=latency, throughput=count / seconds)
 
     def latency_inputs(self) -> dict[int, Inputs]:
         """Inputs of the batch sizes whose latency is measured."""
         example = self.program.example
-        copies = {size: -(-size // len(example[0])) for size in LATENCY_BATCHES}
-        return {size: tuple(torch.cat([tensor] * copies[size])[:size] for tensor in example) for size in copies}
+        count = self.program.count(example)
+        return {
+            size: self.program.select([sample % count for sample in range(size)], example) for size in LATENCY_BATCHES
+        }
 
 
 def verify(reference: Reference, original: Result, folder: Path, own: Collection[str]) -> Result:
@@ -162,7 +166,7 @@ def verify(reference: Reference, original: Result, folder: Path, own: Collection
             for output, wanted in zip(outputs, expected, strict=True):
                 difference = max(difference, largest_difference(output, wanted))
             metric.update(outputs[0], targets, expected[0])
-            seconds, count = seconds + took, count + len(inputs[0])
+            seconds, count = seconds + took, count + reference.program.count(inputs)
         latency = {rows: process.measure(inputs) for rows, inputs in reference.latency_inputs().items()}
         if reference.program.cache:
             check_cache(reference.program, process)

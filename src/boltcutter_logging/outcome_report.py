@@ -17,12 +17,13 @@ from boltcutter.report.html import ReportReader
 from boltcutter.report.template import format_number, shorten
 from boltcutter.run import trust
 from boltcutter.run.metrics import MAX_TABLE
-from boltcutter_logging.pixels import encode_image
+from boltcutter_logging.pixels import encode_image, to_pixels
 
 MAX_SCATTER_POINTS = 2000
 MAX_MATRIX_CLASSES = 150  # above which a confusion matrix is unreadable
 MAX_TARGETS = 6  # of a regression with plots
 MAX_CSV, MAX_ROWS = 1 << 24, 1 << 16  # bytes and rows of classes.csv and confusion.csv: a cell takes 50 bytes of memory
+MIN_SIDE = 6  # pixels of a picture; smaller arrays are shown as numbers
 MAX_WORST, MAX_INPUTS = 1 << 29, 1000  # bytes and number of the inputs with the worst errors, decompressed
 
 
@@ -127,10 +128,13 @@ def _read_worst(path: Path, classes: Sequence[Mapping[str, Any]]) -> list[dict[s
     inputs = arrays["inputs"]
     if len(inputs) > MAX_INPUTS:
         raise ValueError(f"more than {MAX_INPUTS} inputs")
-    is_image = inputs.dtype == np.uint8 and inputs.ndim == 4 and inputs.shape[1] in (1, 3)
+    shapes = arrays.get("shapes", np.broadcast_to(inputs.shape[1:], (len(inputs), inputs.ndim - 1)))
+    if shapes.shape != (len(inputs), inputs.ndim - 1) or not (shapes.min(initial=0) >= 0):
+        raise ValueError("shapes that the inputs cannot have")
+    is_image = inputs.ndim == 4 and inputs.shape[1] in (1, 3) and min(inputs.shape[2:]) >= MIN_SIDE
     return [
         {
-            "image": encode_image(values) if is_image else None,
+            "image": encode_image(to_pixels(values)[0]) if is_image else None,
             "text": str(arrays["text"][index]) if "text" in arrays else None,
             "values": [] if is_image else [float(value) for value in values.ravel()[:8]],
             "shape": " × ".join(map(str, values.shape)),
@@ -138,7 +142,9 @@ def _read_worst(path: Path, classes: Sequence[Mapping[str, Any]]) -> list[dict[s
             "prediction": _format_answer(arrays, "prediction", index, names),
             **{key: arrays[key][index].item() for key in ("index", "loss", "confidence") if key in arrays},
         }
-        for index, values in enumerate(inputs)
+        for index, values in enumerate(
+            padded[tuple(map(slice, shape))] for padded, shape in zip(inputs, shapes.tolist(), strict=True)
+        )
     ]
 
 

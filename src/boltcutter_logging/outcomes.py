@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from boltcutter.checkpoint.atomic import write, write_text
 from boltcutter.evaluation.table import Table, count_rows, write_csv
 from boltcutter.formatting import csv_text
 from boltcutter.protocols import data_parallel, gather_objects
-from boltcutter_logging.batches import count_samples, first_tensor
+from boltcutter.structure import count_samples, inputs_of, targets_of, tensors
 from boltcutter_logging.columns import concatenate, select_rows, to_columns, to_numpy
 from boltcutter_logging.plots import draw_confusion, draw_targets
 
@@ -47,7 +48,7 @@ class PredictionWriter(Callback):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.batches: list[BatchResult] = []
-        self.worst: list[tuple[float, int, npt.NDArray[Any]]] = []  # loss, position on this rank, input
+        self.worst: list[tuple[float, int, npt.NDArray[Any]]] = []  # loss, position on this rank, input to show
         self.skipped: dict[str, str] = {}  # output, and reason
 
     def on_test_batch_end(
@@ -64,15 +65,14 @@ class PredictionWriter(Callback):
         if count is None:
             self.skipped[type(batch).__name__] = "has an unknown number of samples"
             return
-        pair = isinstance(batch, list | tuple) and len(batch) == 2
-        found, skipped = to_columns(outputs, batch[1] if pair else None, count)
+        found, skipped = to_columns(outputs, targets_of(batch), count)
         self.skipped |= skipped
         if not found:
             return
         begin = sum(batch.samples for batch in self.batches)
         self.batches.append(BatchResult(dataloader_idx, count, found))
-        inputs = first_tensor(batch[0] if pair else batch)
-        if "loss" in found and inputs is not None and len(inputs) == count:
+        inputs = find_shown(inputs_of(batch), count) if "loss" in found else None
+        if inputs is not None:
             losses = torch.from_numpy(found["loss"])
             for place in losses.topk(min(WORST, count)).indices.tolist():
                 self.worst.append((float(losses[place]), begin + place, to_numpy(inputs[place])))
@@ -127,6 +127,20 @@ class PredictionWriter(Callback):
         return first | {name: column for name, column in table.items() if name not in first}
 
 
+def find_shown(inputs: Any, count: int) -> Any:
+    """Return what a report shows of each sample: its picture if it has one, else its first tensor; None without any.
+
+    Args:
+        inputs: Of a batch, of any structure.
+        count: Number of samples.
+    """
+    if isinstance(inputs, list) and len(inputs) == count and all(isinstance(part, Tensor) for part in inputs):
+        return inputs  # a tensor for each sample
+    found = [part for part in tensors(inputs) if part.ndim and len(part) == count]
+    pictures = [part for part in found if part.ndim == 4 and part.size(1) in (1, 3)]
+    return next(iter(pictures or found), None)
+
+
 def _indices(loader: Any, length: int) -> list[int]:
     """Indices of the samples of this rank, in order; -1 if unknown."""
     sampler = getattr(loader, "batch_sampler", None)
@@ -137,9 +151,9 @@ def _indices(loader: Any, length: int) -> list[int]:
 
 
 def _write_worst(folder: Path, ranks: Sequence[tuple[Table, list[npt.NDArray[Any]]]], data: Any) -> None:
-    """Write the inputs with the largest loss, if they have the same shape."""
+    """Write the inputs with the largest loss; those of different shapes are padded, and ``shapes`` has their own."""
     inputs = [values for _, some in ranks for values in some]
-    if len({values.shape for values in inputs}) != 1:
+    if len({(values.ndim, values.dtype) for values in inputs}) != 1:
         return
     rows = concatenate([table for table, _ in ranks if count_rows(table)])
     if "loss" not in rows:  # not returned for each batch
@@ -147,6 +161,11 @@ def _write_worst(folder: Path, ranks: Sequence[tuple[Table, list[npt.NDArray[Any
     places = np.lexsort([rows["index"], -rows["loss"]])[:WORST]
     chosen = [inputs[place] for place in places]
     facts = {**select_rows(rows, places), **_texts(data, chosen)}
+    if len({values.shape for values in chosen}) > 1:
+        facts["shapes"] = np.array([values.shape for values in chosen])
+        largest = facts["shapes"].max(axis=0)
+        pads = [[(0, end - size) for size, end in zip(values.shape, largest, strict=True)] for values in chosen]
+        chosen = [np.pad(values, pad) for values, pad in zip(chosen, pads, strict=True)]
     stacked = np.stack(chosen)
     write(
         folder / "worst.npz",

@@ -20,7 +20,7 @@ from boltcutter.extend import Predictor
 from boltcutter.protocols import NativeData
 from boltcutter.run.best import find_checkpoint
 from boltcutter.run.store import run_store
-from boltcutter_logging.batches import count_samples
+from boltcutter.structure import count_samples
 from boltcutter_logging.columns import concatenate, to_columns
 
 

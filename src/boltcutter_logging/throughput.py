@@ -14,8 +14,8 @@ from torch import nn
 
 from boltcutter import extend
 from boltcutter.protocols import data_parallel, find_model
+from boltcutter.structure import count_samples, first_tensor
 from boltcutter.topology import Topology
-from boltcutter_logging.batches import count_samples, first_tensor
 
 WINDOW = 10.0  # seconds of training over which the time spent waiting for data is averaged
 MAX_DATA_WAIT = 0.2  # fraction of time spent waiting for data above which a warning is issued

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from boltcutter.internals import BatchNorm, foreach_norm
 from boltcutter.protocols import NativeTask, SplitsIntoStages, gather_objects
 from boltcutter.strategy.errors import StrategyError
+from boltcutter.structure import BatchError, split_batch
 from boltcutter_parallel.ema import FULL_MODEL, averages_full_model
 from boltcutter_parallel.internals import move_some
 
@@ -82,7 +83,9 @@ class PipelineStrategy(strategies.DDPStrategy):
     def training_step(self, batch: Any, *rest: Any, **kwargs: Any) -> Any:
         """Run the forward and backward passes of all stages, and then the task's step on the outputs."""
         stage = self._stage
-        inputs, targets = batch
+        inputs, targets = split_batch(batch)
+        if not isinstance(inputs, Tensor):
+            raise BatchError("trainer=pipeline: the stages take one tensor, not several inputs; use trainer=fsdp2")
         self._samples = len(inputs)
         before = [weight.grad for weight in stage.weights]
         for weight in stage.weights:

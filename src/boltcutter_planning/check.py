@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import lightning as L
 import torch
@@ -29,6 +30,7 @@ from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.splits import skip_reason
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData, NativeTask, handles_signals
+from boltcutter.structure import split_batch, tensors, with_tensors
 from boltcutter.topology import ONE_DEVICE
 from boltcutter.training.train import explain_errors
 from boltcutter_planning.failure import LAUNCH_BLOCKING
@@ -97,9 +99,11 @@ def apply_model(components: Components, cfg: DictConfig) -> None:
         if not isinstance(data, NativeData) or not isinstance(task, NativeTask):
             return
         data.num_workers = 0  # type: ignore[attr-defined]
+        data.batch_size = min(data.batch_size, NUM_SAMPLES)
         device = trainer.strategy.root_device
         task.to(device).eval()
-        inputs, targets = (part[:NUM_SAMPLES].to(device) for part in next(iter(data.loader("train"))))
+        batch = next(iter(data.loader("train")))
+        inputs, targets = split_batch(task.transfer_batch_to_device(batch, device, 0))
         with torch.no_grad(), broadcasting_refused():
             outputs = task(inputs)
             if losses := getattr(task, "losses", None):
@@ -108,18 +112,20 @@ def apply_model(components: Components, cfg: DictConfig) -> None:
                 print(f"warning: model: {text}", file=sys.stderr)
 
 
-def suspicious_outputs(task: L.LightningModule, inputs: Tensor, outputs: Tensor) -> Iterator[str]:
+def suspicious_outputs(task: L.LightningModule, inputs: Any, outputs: Any) -> Iterator[str]:
     """What is rarely meant: samples that affect each other in evaluation, and probabilities in place of logits.
 
     Args:
         task: In evaluation mode.
-        inputs: Some samples, shape (N, …).
+        inputs: Some samples: a tensor of shape (N, …), or a structure of several.
         outputs: Of the task for these, shape (N, …).
     """
-    if not isinstance(outputs, Tensor) or outputs.shape[:1] != inputs.shape[:1] or not outputs.is_floating_point():
+    if not isinstance(outputs, Tensor) or not outputs.ndim or not outputs.is_floating_point():
         return
-    if half := len(inputs) // 2:  # the whole is repeated only to tell this from random outputs
-        error = (task(inputs[:half]) - outputs[:half]).abs().max()
+    half, parts = len(outputs) // 2, tensors(inputs)
+    if half and parts and all(part.ndim and len(part) == len(outputs) for part in parts):
+        # The whole is repeated only to tell this from random outputs.
+        error = (task(with_tensors(inputs, [part[:half] for part in parts])) - outputs[:half]).abs().max()
         if error > 0.02 * outputs.abs().max() and torch.equal(task(inputs), outputs):
             yield (
                 "the output for a sample depends on the other samples of its batch, also in evaluation, so metrics "

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from boltcutter.config.compose import DictConfig
 from boltcutter_planning.estimate import EstimationError, Memory, estimate_step
 
@@ -28,7 +26,7 @@ class StrategyEstimate:
         return self.overrides.split()[0].partition("=")[2]
 
 
-def estimate_strategies(cfg: DictConfig, like: Sequence[Tensor], devices: int) -> Iterator[StrategyEstimate]:
+def estimate_strategies(cfg: DictConfig, like: Any, devices: int) -> Iterator[StrategyEstimate]:
     """Estimate the memory of each strategy for a batch like ``like``, the simplest strategy first.
 
     Yields:

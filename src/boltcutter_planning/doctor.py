@@ -14,7 +14,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
 
 from boltcutter.assembly.assemble import assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config, read_overrides
@@ -70,7 +69,7 @@ def main(project: Project, overrides: list[str]) -> list[dict[str, str]] | None:
         load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, rest)
     )
     size = (cfg.data or {}).get("batch_size")
-    batch: Sequence[Tensor] | None = None
+    batch: Any = None
     if size:
         data = build(cfg.data, "data")
         check_kind(cfg, locate(cfg.task["_target_"]), data)

@@ -31,6 +31,7 @@ from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.config.instantiate import build
 from boltcutter.environment.platform import disable_mpi_detection
 from boltcutter.protocols import NativeTask, ShardsWeights, SplitsIntoStages
+from boltcutter.structure import split_batch, tensors, with_tensors
 
 if TYPE_CHECKING:
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -61,19 +62,23 @@ class Memory:
     peak: int
 
 
-def read_batch(data: L.LightningDataModule) -> Sequence[Tensor]:
+def read_batch(data: L.LightningDataModule) -> Any:
     """Read a batch of the training split, of whose tensors memory depends on shapes and dtypes only."""
     data.prepare_data()
     data.setup(stage="fit")
     batch = next(iter(data.train_dataloader()))
-    if not isinstance(batch, list | tuple) or not all(isinstance(tensor, Tensor) for tensor in batch):
-        raise ConfigError("data: memory can be estimated only for batches that are tuples of tensors")
+    parts = [part for part in tensors(batch) if part.ndim]
+    if not parts or len({len(part) for part in parts}) > 1:
+        raise ConfigError(
+            "data: memory can be estimated only for batches whose tensors have the samples in their first dimension; "
+            "pad samples of different lengths in collate_fn"
+        )
     return batch
 
 
 def estimate_step(
     cfg: DictConfig,
-    like: Sequence[Tensor],
+    like: Any,
     size: int,
     *,
     data_ranks: int = 1,
@@ -85,7 +90,7 @@ def estimate_step(
 
     Args:
         cfg: Checked configuration.
-        like: A batch of any size.
+        like: A batch of any size and structure.
         size: Samples in the batch of one rank.
         data_ranks: Ranks of FSDP, if ``tensor_ranks`` is set.
         tensor_ranks: Ranks of tensor parallelism; 0: the model is not sharded.
@@ -120,9 +125,10 @@ def estimate_step(
             if mesh:
                 _shard(task.model, mesh)  # outside the fake mode, since it reads the mesh
             with fake_mode:
-                batch = tuple(torch.zeros((size, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in like)
+                parts = [torch.zeros((size, *t.shape[1:]) if t.ndim else (), dtype=t.dtype) for t in tensors(like)]
                 if dtype and not mixed:
-                    batch = tuple(x.to(dtype) if x.is_floating_point() else x for x in batch)
+                    parts = [part.to(dtype) if part.is_floating_point() else part for part in parts]
+                batch = with_tensors(like, parts)
                 cast = torch.autocast("cpu", dtype) if dtype and mixed else nullcontext()
                 if stages > 1:
                     return _pipeline(task, batch, stages, cast)
@@ -136,7 +142,7 @@ def estimate_step(
 def _step(
     task: L.LightningModule,
     optimizers: list[Optimizer],
-    batch: tuple[Tensor, ...],
+    batch: Any,
     batches: int,
     cast: Any,
     keep_gradients: bool,
@@ -148,7 +154,7 @@ def _step(
     _optimizer_step(optimizers, keep_gradients)
     # The first step with DTensors also allocates full tensors for sharding propagation, so measure the second.
     for _ in range(2 if any(isinstance(parameter, DTensor) for parameter in trainable) else 1):
-        with _make_tracker(task, *optimizers, *batch) as tracker:
+        with _make_tracker(task, *optimizers, *tensors(batch)) as tracker:
             for number in range(batches):
                 before = _total(tracker)
                 with cast:
@@ -162,17 +168,20 @@ def _step(
     return Memory(weights, _bytes(trainable), _bytes(states), activations, _total(tracker, "peak"))
 
 
-def _pipeline(task: Any, batch: tuple[Tensor, ...], stages: int, cast: Any) -> Memory:
+def _pipeline(task: Any, batch: Any, stages: int, cast: Any) -> Memory:
     """Estimate the stage that needs most: earlier ones keep more microbatches, the last has outputs and loss."""
     if not isinstance(task.model, SplitsIntoStages):
         raise EstimationError(f"{type(task.model).__name__} has no pipeline stages; add a method stages(count)")
+    inputs, targets = split_batch(batch)
+    if not isinstance(inputs, Tensor):
+        raise EstimationError("the stages of a pipeline take one tensor, not several inputs")
     count = max(4, stages)
     optimizers = _optimizers(task.configure_optimizers())
     for parameter in task.parameters():
         parameter.grad = torch.zeros_like(parameter)
     _optimizer_step(optimizers, keep_gradients=False)
     state_of: dict[Any, Any] = {p: state for optimizer in optimizers for p, state in optimizer.state.items()}
-    x = batch[0][: len(batch[0]) // count]
+    x = inputs[: len(inputs) // count]
     found: list[Memory] = []
     with _make_tracker(task) as tracker:
         for number, stage in enumerate(task.model.stages(stages)):
@@ -187,8 +196,8 @@ def _pipeline(task: Any, batch: tuple[Tensor, ...], stages: int, cast: Any) -> M
             x = outputs.detach().requires_grad_()
         before = _total(tracker)
         with cast:
-            outputs = torch.zeros((len(batch[0]), *x.shape[1:]), dtype=x.dtype, requires_grad=True)
-            loss = task.losses(outputs, batch[1]).mean()
+            outputs = torch.zeros((len(inputs), *x.shape[1:]), dtype=x.dtype, requires_grad=True)
+            loss = task.losses(outputs, targets).mean()
         after = _total(tracker) - before  # on each rank, after its microbatches
         del loss
     peaks = [max(m.peak, m.peak - m.activations + after) for m in found]

@@ -1,5 +1,7 @@
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import pytest
@@ -51,7 +53,7 @@ def test_the_length_of_a_text_is_dynamic(position: Any) -> None:
     tokens = torch.randint(0, 16, (3, 8), dtype=torch.int32)
     program = TaskProgram(task, (tokens, tokens), {})
     captured: Any = program.capture().module()
-    assert program.dimensions == {0: "batch", 1: "length"}
+    assert program.dimensions == [{0: "batch", 1: "length"}]
     assert program.graph_outputs == ["logits", "present.0.key", "present.0.value"]
     for length in (1, 5, 8):
         found, *cache = captured(*program.with_cache((tokens[:1, :length].long(),)))
@@ -152,3 +154,68 @@ def test_code_that_cannot_be_captured_is_named() -> None:
     assert message.startswith("export: Branch cannot be captured by torch.export: ")
     assert "test_program.py:" in message
     assert "\n" not in message
+
+
+class Padded(NamedTuple):
+    audio: Tensor
+    mask: Tensor
+
+
+@dataclass
+class Clip:
+    audio: Tensor
+    mask: Tensor
+
+
+class Mean(nn.Module):
+    """The mean over the steps that are no padding, of inputs of any structure."""
+
+    def __init__(self, read: Callable[[Any], tuple[Tensor, Tensor]]) -> None:
+        super().__init__()
+        self.read, self.layer = read, nn.Linear(1, 3)
+
+    def forward(self, inputs: Any) -> Tensor:
+        audio, mask = self.read(inputs)
+        return self.layer((audio * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True))  # (B, 3)
+
+
+def pad(count: int, length: int) -> tuple[Tensor, Tensor]:
+    lengths = torch.arange(count) % length + 1
+    return torch.rand(count, length), (torch.arange(length) < lengths[:, None]).float()
+
+
+STRUCTURES: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], tuple[Tensor, Tensor]]]] = {
+    "dict": (lambda audio, mask: {"audio": audio, "mask": mask}, lambda x: (x["audio"], x["mask"])),
+    "tuple": (lambda audio, mask: (audio, mask), tuple),
+    "list": (lambda audio, mask: [audio, mask], tuple),
+    "named tuple": (Padded, tuple),
+    "dataclass": (Clip, lambda x: (x.audio, x.mask)),
+    "nested": (lambda audio, mask: {"a": [audio, {"b": mask, "c": "text"}]}, lambda x: (x["a"][0], x["a"][1]["b"])),
+    "steps first": (lambda audio, mask: (audio.T, mask.T), lambda x: (x[0].T, x[1].T)),
+}
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_inputs_of_any_structure_and_length(structure: str) -> None:
+    make, read = STRUCTURES[structure]
+    batches: list[Any] = [(make(*pad(*size)), torch.zeros(size[0])) for size in ((5, 11), (2, 4), (2, 6))]
+    task = Classification(Mean(read), optimizer=ADAM).eval()
+    program = TaskProgram(task, batches[0], {}, batches[1:])
+    first, second = ("length", "batch") if structure == "steps first" else ("batch", "length")
+    assert program.dimensions == [{0: first, 1: second}] * 2
+    captured: Any = program.capture().module()
+    for size in ((1, 2), (5, 11), (3, 200)):
+        batch = make(*pad(*size)), torch.zeros(size[0])
+        inputs, targets = program.split(batch)
+        assert targets is batch[1]
+        assert program.count(inputs) == size[0]
+        expected = task.predict_step(batch, 0)
+        assert torch.allclose(captured(*inputs)[0], expected, atol=1e-6)
+        assert torch.allclose(captured(*program.select([0], inputs))[0], expected[:1], atol=1e-6)
+
+
+def test_a_list_with_a_tensor_for_each_sample_has_no_fixed_number_of_inputs() -> None:
+    batches = [([torch.rand(length) for length in range(1, count)], torch.zeros(count - 1)) for count in (5, 3)]
+    task = Classification(Mean(tuple), optimizer=ADAM)
+    with pytest.raises(ExportError, match=r"2 tensors as inputs, and another one 4, .*; pad and stack the samples"):
+        TaskProgram(task, batches[0], {}, batches[1:])

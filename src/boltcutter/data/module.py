@@ -130,11 +130,13 @@ class DataModule(L.LightningDataModule, ABC):
     def load(self) -> Splits:
         """Read and split the data. Called once in each process."""
 
-    def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
+    def read(self, paths: Sequence[Path]) -> tuple[Any, list[str]]:
         """Read new inputs for prediction, as ``boltcutter predict input=<files>`` does; optional.
 
         Returns:
-            Inputs (N, …), preprocessed like the training inputs, and a name for each.
+            Inputs, preprocessed like the training inputs, and a name for each: a tensor (N, …), a dictionary or tuple
+            of several; or a list of N samples like those of a split, which ``collate_fn`` collates. A target in such a
+            sample is not used.
         """
         raise ValueError(f"input={paths[0]}: {type(self).__name__} reads no files; define its method read")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
@@ -24,6 +25,7 @@ from boltcutter.project import Project
 from boltcutter.protocols import GeneratesTokens, NativeData
 from boltcutter.run.best import find_checkpoint
 from boltcutter.run.store import run_store
+from boltcutter.structure import make_batch
 
 SAMPLING = ("tokens", "temperature", "top_k", "seed")
 
@@ -94,11 +96,16 @@ def predict(components: Components, model: str | Predictor, inputs: list[Path]) 
     restore(data, model)
     with as_config_error():
         inputs_read, names = data.read(inputs)
+    rows: Any = range(len(names))
+    collate = partial(make_batch, inputs_read, collate=getattr(data, "collate_fn", None))
+    loader = DataLoader(rows, batch_size=data.batch_size, collate_fn=collate)
     if not isinstance(model, str):
-        return _table(model.predict(inputs_read, data.batch_size), names, list(data.classes), data.kind)
-    loader = DataLoader(TensorDataset(inputs_read), batch_size=data.batch_size)
-    with explain_mismatch(model):
-        found: Any = components.trainer.predict(components.task, loader, ckpt_path=model, weights_only=True)
+        found: Any = [*model.predict_batches(loader)]
+    else:
+        with explain_mismatch(model):
+            found = components.trainer.predict(components.task, loader, ckpt_path=model, weights_only=True)
+    if not all(isinstance(part, Tensor) and part.ndim == 2 and part.shape[1:] == found[0].shape[1:] for part in found):
+        return [{"input": names, "prediction": found}]  # such as one of each element of a sequence
     return _table(torch.cat(found).float(), names, list(data.classes), data.kind)
 
 

@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -32,6 +33,7 @@ from boltcutter.internals import (
     scale_outside_step,
 )
 from boltcutter.protocols import data_parallel, gather_objects
+from boltcutter.structure import inputs_of, split_batch
 from boltcutter.task.compiler import Inductor
 from boltcutter.task.errors import TotalStepsError, call_with_batch
 from boltcutter.task.metric_states import get_state, merge_states, plain_tensor, set_state
@@ -50,7 +52,7 @@ class Task(L.LightningModule, ABC):
     synchronizes neither with the host nor with other ranks, except on CUDA for metrics that call ``torch.bincount``.
 
     Args:
-        model: Maps inputs (N, …) to outputs (N, …).
+        model: Maps inputs (N, …), or a dictionary, tuple or dataclass of several, to outputs (N, …).
         optimizer: Called with the parameters; returns the optimizer.
         scheduler: Called with the optimizer, and with ``total_steps`` in units of ``interval`` if it has that argument.
         interval: Whether the scheduler is stepped after each optimizer step or each epoch.
@@ -175,10 +177,10 @@ class Task(L.LightningModule, ABC):
         reasons: list[str] = self._compiler.recompile_reasons() if self._compiler else []
         return reasons
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the model's outputs, from the compiled model while training."""
-        if self.channels_last and inputs.ndim == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+    def forward(self, inputs: Any) -> Tensor:
+        """Return the model's outputs, from the compiled model while training; inputs may have any structure."""
+        if self.channels_last:
+            inputs = apply_to_collection(inputs, Tensor, _to_channels_last)
         outputs: Tensor
         if self._compiler and self.training:
             outputs = self._compiler(inputs)
@@ -187,7 +189,7 @@ class Task(L.LightningModule, ABC):
             outputs = self.model(inputs)
         return outputs
 
-    def training_step(self, batch: Pair, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the mean loss of the batch, with penalties."""
         loss = self._training_loss(batch)
         if self.l1 or self.l2:
@@ -209,18 +211,18 @@ class Task(L.LightningModule, ABC):
         if connector.should_update_logs:
             connector.log_metrics(values)
 
-    def validation_step(self, batch: Pair, batch_idx: int) -> None:
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Update losses and metrics."""
         self._evaluate("val", batch)
 
-    def test_step(self, batch: Pair, batch_idx: int) -> dict[str, Tensor]:
+    def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         """Update losses and metrics, and return the loss and prediction of each sample."""
         losses, outputs = self._evaluate("test", batch)
         return {"losses": losses, "predictions": self.predictions(outputs)}
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return predictions for a batch of inputs, or of (inputs, targets)."""
-        return self.predictions(self(batch[0] if isinstance(batch, list | tuple) else batch))
+        """Return predictions for a batch of inputs, or of inputs and targets."""
+        return self.predictions(self(inputs_of(batch)))
 
     def on_train_epoch_end(self) -> None:
         """Log the epoch's metrics; keep their state if training stops within it, for a resumed run."""
@@ -342,15 +344,15 @@ class Task(L.LightningModule, ABC):
             steps = math.ceil(steps / math.ceil(batches / self.trainer.accumulate_grad_batches))
         return {"total_steps": int(steps)}
 
-    def _evaluate(self, stage: str, batch: Pair) -> Pair:
-        inputs, targets = batch
+    def _evaluate(self, stage: str, batch: Any) -> Pair:
+        inputs, targets = split_batch(batch)
         outputs = self(inputs)
         losses = call_with_batch(self.losses, outputs, targets)
         self._accumulate(stage, (losses.detach(), outputs.detach(), targets))
         return losses, outputs
 
-    def _training_loss(self, batch: Pair) -> Tensor:
-        inputs, targets = batch
+    def _training_loss(self, batch: Any) -> Tensor:
+        inputs, targets = split_batch(batch)
         outputs = self(inputs)
         loss: Tensor = call_with_batch(self.mean_loss, outputs, targets)
         self._accumulate("train", (loss.detach().expand(len(outputs)), outputs.detach(), targets))
@@ -386,6 +388,10 @@ class Task(L.LightningModule, ABC):
         if reset:
             mean.reset()  # type: ignore[operator]
             metrics.reset()  # type: ignore[operator]
+
+
+def _to_channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
 def _needs_metric(scheduler: Callable[..., LRScheduler] | None) -> bool:

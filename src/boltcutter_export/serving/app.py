@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from boltcutter.report.template import load_template
 from boltcutter_export.serving.access import AccessMiddleware
-from boltcutter_export.serving.batching import Array, Batcher, OverloadedError
+from boltcutter_export.serving.batching import Batcher, OverloadedError, Samples
 from boltcutter_export.serving.predictor import Predictor
 
 PAGE = Path(__file__).with_name("page.html")
@@ -122,7 +122,7 @@ class Service:
             kinds = (() if predictor.form == "row" else (NUMPY,)) + (IMAGES if predictor.form == "image" else ())
             self.bodies = {JSON: Inputs.model_json_schema()} | dict.fromkeys(kinds, file)
 
-    def _compute(self, inputs: Array) -> Array:
+    def _compute(self, inputs: Samples) -> Any:
         self.metrics.batches.observe(len(inputs))
         return self.predictor.predict(inputs)
 
@@ -281,7 +281,7 @@ def overload(reason: str) -> HTTPException:
     return HTTPException(503, f"{reason}; try again later", {"Retry-After": "1"})
 
 
-def decode(predictor: Predictor, kind: str, body: bytearray, limits: Limits) -> Array:
+def decode(predictor: Predictor, kind: str, body: bytearray, limits: Limits) -> Samples:
     """Convert the body of a request to inputs of the model.
 
     Raises:
@@ -299,7 +299,8 @@ def decode(predictor: Predictor, kind: str, body: bytearray, limits: Limits) -> 
             raise ValueError("expected one array of samples" if predictor.form != "row" else "rows are sent as JSON")
     elif kind == JSON:
         values = parse_json(Inputs, body).inputs
-        if predictor.form != "row" and body.count(b'"') > 2:  # NumPy would pad all elements to the longest text
+        is_object = predictor.form in ("row", "samples") or (predictor.form == "array" and not predictor.shape)
+        if not is_object and body.count(b'"') > 2:  # NumPy would pad all elements to the longest text
             raise ValueError("inputs: not numbers")
     else:
         expected = ", ".join((JSON, NUMPY, *(IMAGES if predictor.form == "image" else ())))
@@ -312,7 +313,7 @@ def decode(predictor: Predictor, kind: str, body: bytearray, limits: Limits) -> 
         if not all(isinstance(row, dict) for row in values):
             raise ValueError("inputs: expected a list of objects with a value for each column")
         return predictor.rows(values)
-    return predictor.array(values)
+    return predictor.samples(values) if predictor.form == "samples" else predictor.array(values)
 
 
 def parse_json(kind: type[Body], body: bytearray) -> Body:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,11 +15,22 @@ import numpy.typing as npt
 GATHERING = 0.002  # seconds for the next samples, if fewer wait than the last batch had
 
 Array = npt.NDArray[Any]
+Samples = Array | list[Any]
 
 
 def begin() -> None:
     """Let the threads of torch sleep while they wait, as they share the cores with HTTP; call it before the import."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def join(inputs: Sequence[Samples]) -> Samples:
+    """Join the samples of requests: arrays of one shape and type, or lists, which are collated later."""
+    return np.concatenate(inputs) if isinstance(inputs[0], np.ndarray) else [one for some in inputs for one in some]
+
+
+def describe(inputs: Samples) -> Any:
+    """What samples must have in common to be joined."""
+    return (inputs.shape[1:], inputs.dtype) if isinstance(inputs, np.ndarray) else list
 
 
 class OverloadedError(RuntimeError):
@@ -30,7 +41,7 @@ class OverloadedError(RuntimeError):
 class Waiting:
     """Samples of a request, at most as many as a batch has, that wait for one."""
 
-    inputs: Array
+    inputs: Samples
     result: asyncio.Future[Array] = field(repr=False)
 
 
@@ -46,9 +57,7 @@ class Batcher:
         max_waiting: Largest number of samples that wait; further ones are refused.
     """
 
-    def __init__(
-        self, function: Callable[[Array], Array], *, max_batch: int, max_wait: float, max_waiting: int
-    ) -> None:
+    def __init__(self, function: Callable[[Any], Array], *, max_batch: int, max_wait: float, max_waiting: int) -> None:
         self.function, self.max_batch, self.max_wait, self.max_waiting = function, max_batch, max_wait, max_waiting
         self.waiting: list[Waiting] = []
         self._count = 0  # samples of the requests that wait
@@ -68,11 +77,11 @@ class Batcher:
             await asyncio.gather(self._task, return_exceptions=True)
         self._thread.shutdown()
 
-    async def __call__(self, inputs: Array) -> Array:
+    async def __call__(self, inputs: Samples) -> Array:
         """Compute the outputs of one request, in several batches if it has more samples than ``max_batch``.
 
         Args:
-            inputs: Samples (N, …).
+            inputs: Samples (N, …), or a list of N samples.
 
         Raises:
             OverloadedError: Too many samples wait.
@@ -102,7 +111,7 @@ class Batcher:
             if not batch:
                 continue
             try:
-                inputs = np.concatenate([request.inputs for request in batch])
+                inputs = join([request.inputs for request in batch])
                 outputs = await loop.run_in_executor(self._thread, self.function, inputs)
             except Exception as error:
                 for request in batch:
@@ -123,7 +132,7 @@ class Batcher:
             if request.result.done():  # the client has gone
                 continue
             first = batch[0].inputs if batch else request.inputs
-            same = (request.inputs.shape[1:], request.inputs.dtype) == (first.shape[1:], first.dtype)
+            same = describe(request.inputs) == describe(first)
             if same and size + len(request.inputs) <= self.max_batch:
                 batch.append(request)
                 size += len(request.inputs)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+from lightning.fabric.utilities import move_data_to_device
 
 from boltcutter.assembly.assemble import assemble, complete_config
 from boltcutter.assembly.precision import apply_precision
@@ -18,11 +19,12 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.protocols import GeneratesTokens, NativeData, find_model
 from boltcutter.run.best import find_checkpoint
+from boltcutter.structure import make_batch, tensors, with_tensors
 from boltcutter_data.image_io import read_image, read_image_shape
 from boltcutter_export.exported import ExportedModel
 
 Array = npt.NDArray[Any]
-Form = Literal["image", "row", "text", "array"]
+Form = Literal["image", "row", "text", "array", "samples"]
 IMAGE = Path("the image")  # what messages call it
 SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # of PNG and JPEG; other decoders are not exposed
 MAX_PIXELS = 1 << 24  # of an image, decoded or resized: a small file may contain far more
@@ -65,6 +67,7 @@ class Predictor:
         self.shape = tuple(cfg.data.get("shape") or ())
         self.classes = [str(name) for name in getattr(self.data, "classes", ())]
         self.is_regression = getattr(self.data, "kind", None) == "regression"
+        self.collate = getattr(self.data, "collate_fn", None)
         self.form: Form = self._form()
 
     def _form(self) -> Form:
@@ -72,6 +75,8 @@ class Predictor:
             return "text"
         if "columns" in getattr(self.data, "statistics", ()):
             return "row"
+        if self.collate is not None:
+            return "samples"  # which may have any structure and length
         return "image" if len(self.shape) == 3 and self.shape[0] in (1, 3) else "array"
 
     def describe(self) -> dict[str, Any]:
@@ -84,7 +89,7 @@ class Predictor:
                 for column in statistics["columns"]
             }
             facts["fill_missing"] = self.data.fill_missing
-        elif self.form != "text":
+        elif self.form not in ("text", "samples"):
             facts["shape"] = list(self.shape)
         return facts
 
@@ -132,12 +137,14 @@ class Predictor:
             raise ValueError(f"column {missing[0]} has a missing value; give a number")
         return inputs
 
-    def array(self, values: Any) -> Array:
+    def array(self, values: Any) -> Array | list[Any]:
         """Convert nested lists or an array of samples to (N, …); raw samples, if the data module has ``preprocess``.
 
         Raises:
             ValueError: It is not numeric, not finite, or of another shape.
         """
+        if not self.shape and isinstance(values, list) and isinstance(values[0], dict):
+            return self.samples(values)
         try:
             found = np.asarray(values)
         except (ValueError, TypeError):
@@ -155,6 +162,25 @@ class Predictor:
             raise ValueError("inputs: the export takes integers, pixels between 0 and 255")
         found = found.astype(np.float32)
         if not np.isfinite(found).all():
+            raise ValueError("inputs: not all values are finite")
+        return found
+
+    def samples(self, values: Any) -> list[Any]:
+        """Convert samples in JSON to those that ``collate_fn`` takes, by ``preprocess`` if the data module has it.
+
+        Raises:
+            ValueError: They are not numbers in lists and objects, or ``preprocess`` refuses them.
+        """
+        try:
+            if hasattr(self.data, "preprocess"):
+                found = self.data.preprocess([*values])
+                found = found if isinstance(found, list) else _rows(found, len(values))
+            else:
+                found = [_to_tensors(value) for value in values]
+            batch = make_batch(found, range(len(found)), self.collate)  # so that it fails alone, not joined with others
+        except Exception as error:  # of the user's code, for samples of another structure
+            raise ValueError(f"inputs: samples cannot be converted and collated ({one_line(error)[:200]})") from None
+        if not all(bool(part.isfinite().all()) for part in tensors(batch)):
             raise ValueError("inputs: not all values are finite")
         return found
 
@@ -178,13 +204,15 @@ class Predictor:
         return found
 
     @torch.inference_mode()
-    def predict(self, inputs: Array) -> Array:
-        """Return probabilities (N, C), or values (N, T), of inputs (N, …)."""
-        given = torch.from_numpy(inputs)
+    def predict(self, inputs: Array | list[Any]) -> Array:
+        """Return probabilities (N, C), or values (N, T), of inputs (N, …), or of a list of samples."""
+        given = inputs if isinstance(inputs, list) else torch.from_numpy(inputs)
+        batch = make_batch(given, range(len(inputs)), self.collate)
         if self.export:
-            return np.asarray(self.export.predict(given, len(given)))
-        outputs: torch.Tensor = self.task.predict_step(given.to(self.device), 0)
-        return outputs.float().cpu().numpy()
+            (outputs,) = self.export.predict_batches([batch])
+        else:
+            outputs = self.task.predict_step(move_data_to_device(batch, self.device), 0)
+        return np.asarray(outputs.float().cpu().numpy())
 
     def format(self, outputs: Array) -> list[dict[str, Any]]:
         """Convert outputs to what is sent to clients."""
@@ -219,3 +247,16 @@ class Predictor:
                 shown = text
         if (rest := str(self.data.tokenizer.decode(found))) != shown:
             yield rest[len(shown) :]
+
+
+def _to_tensors(value: Any) -> Any:
+    """Numbers and nested lists of numbers as tensors, also in objects."""
+    if isinstance(value, dict):
+        return {str(key): _to_tensors(inner) for key, inner in value.items()}
+    return torch.tensor(value)
+
+
+def _rows(stacked: Any, count: int) -> list[Any]:
+    """The samples of a tensor, or of a structure of tensors with the samples in their first dimension."""
+    parts = tensors(stacked)
+    return [with_tensors(stacked, [part[row] for part in parts]) for row in range(count)]
