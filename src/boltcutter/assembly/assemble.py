@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, LearningRateMonitor, ProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
 
 from boltcutter import extend
@@ -48,8 +49,11 @@ from boltcutter.environment.process import is_rank_zero
 from boltcutter.environment.threads import limit_threads
 from boltcutter.formatting import format_limit, parse_duration
 from boltcutter.internals import launches_processes, set_launcher, set_timeout
+from boltcutter.logger.csv import CSVLogger
+from boltcutter.logger.recorded import RecordedLogger, describe, within
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData, find_model
+from boltcutter.run.folder import read_record
 from boltcutter.task.results import reduce_results
 from boltcutter.topology import Topology
 
@@ -199,7 +203,7 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     callbacks = build_each(cfg, "callback", Callback) if with_callbacks else {}
     media_logging = extend.call("media_logging", cfg.folder) if with_callbacks else None
     added = [*extra_callbacks, *([media_logging] if media_logging else [])]
-    loggers: list[Logger] = build_loggers(cfg) if with_callbacks else [DummyLogger()]  # takes the calls of modules
+    loggers: list[Logger] = build_loggers(cfg) if with_callbacks else recorded_loggers(cfg)
     if cfg.trainer.get("barebones"):
         cfg, callbacks, loggers = _without_features(cfg, callbacks), _plain_callbacks(callbacks), []
     trainer = _build_trainer(cfg, callbacks, added, loggers)
@@ -222,6 +226,21 @@ def build_loggers(cfg: DictConfig) -> list[Logger]:
     """Instantiate the loggers of the configuration, and the one that always writes metrics.csv."""
     metrics = build({"_target_": METRICS_FILE, "path": f"{cfg.folder}/metrics.csv"})
     return [*build_each(cfg, "logger", Logger).values(), metrics]
+
+
+def recorded_loggers(cfg: DictConfig) -> list[Logger]:
+    """What stands for the loggers of the training in an evaluation, so that modules find the same folders."""
+    folder, recorded = Path(cfg.folder or "."), None
+    with suppress(ConfigError):  # no run is evaluated, such as by doctor
+        recorded = read_record(folder).get("loggers")
+    configured = [node for node in (cfg.get("logger") or {}).values() if node and not is_left_out(plain(node))]
+    own = describe([CSVLogger(folder / "metrics.csv")], folder)
+    values: list[Any] = list(recorded) if isinstance(recorded, list) else [*({} for _ in configured), *own]
+    values += [{}] * (len(configured) + 1 - len(values))
+    # A record may be of somebody else: of other folders only those that the configuration, which was checked, names.
+    places = [*((node._target_, (folder, node.get("save_dir"))) for node in configured), (METRICS_FILE, (folder,))]
+    pairs = zip(places, values, strict=False)
+    return [RecordedLogger(target, within(known, folder, roots)) for (target, roots), known in pairs]
 
 
 def _build_trainer(

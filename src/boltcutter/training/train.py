@@ -26,6 +26,7 @@ from boltcutter.environment.identity import isolate_attempts, job_id, run_id
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.splits import NoLoaderError, prediction_argument, skip_reason
+from boltcutter.logger.recorded import describe
 from boltcutter.project import Project, command
 from boltcutter.protocols import BuffersMetrics, ClosesWithExitCode, NativeData, PlannedExit, handles_signals
 from boltcutter.report import terminal as summary
@@ -317,6 +318,7 @@ class Recorder(Callback):
             logger.log_hyperparams(hyperparameters)
             if isinstance(location := getattr(logger, "location", None), str):
                 update_record(folder, wandb={"id": logger.version, "location": location})
+        update_record(folder, loggers=describe(trainer.loggers, folder))
         summary.print_start(folder, trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -4,11 +4,11 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
-from lightning.pytorch.loggers.logger import DummyLogger
 from third_party.gallery import DATA, HERE, overrides
 
 from boltcutter.assembly.assemble import Components, assemble, complete_config, read_config
 from boltcutter.config.errors import ConfigError
+from boltcutter.logger.csv import CSVLogger
 from boltcutter.project import Project
 
 PROJECT = Project.find(__file__)
@@ -88,7 +88,11 @@ def test_without_the_part_of_the_progress_bar_there_is_that_of_lightning(tmp_pat
 
 def test_evaluation_has_no_callbacks_and_a_logger_that_takes_all_calls(tmp_path: Path) -> None:
     trainer = assembled(tmp_path, with_callbacks=False).trainer
-    assert [type(logger) for logger in trainer.loggers] == [DummyLogger]
+    assert [isinstance(logger, CSVLogger) for logger in trainer.loggers] == [True]
+    trainer.loggers[0].log_image("key", [])  # type: ignore[attr-defined]
+    trainer.loggers[0].experiment.add_image("key")
+    assert trainer.log_dir == trainer.loggers[0].save_dir == str(tmp_path)
+    assert not list(tmp_path.iterdir())
     assert trainer.checkpoint_callback is None  # type: ignore[attr-defined]
 
 
