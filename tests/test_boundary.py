@@ -61,7 +61,7 @@ LOADERS = {
     "onnxruntime.InferenceSession": {"boltcutter_export/runner.py"},
     "load_model": {"boltcutter_export/exported.py"},  # safetensors
     "JournalFileBackend": {"boltcutter_search/study.py"},  # JSON
-    "ast.literal_eval": {"boltcutter_scaffold/port_cli.py"},
+    "ast.literal_eval": {"boltcutter_scaffold/source_code.py"},
     "runpy.run_path": {"boltcutter_scaffold/proof.py"},  # boltcutter import trains the original
     "OmegaConf.load": {"boltcutter/config/compose.py"},
     "np.load": {

@@ -46,11 +46,14 @@ class Project:
         root: Folder with ``pyproject.toml``.
         package: Python package of the project's own code, in ``src`` or in the root; None if it has none.
         config_dirs: Folders in which options are searched, in this order.
+        resolvers: Module of the project that registers resolvers of OmegaConf, such as ``${eval:…}``; None if there is
+            none. It is imported before a configuration is composed.
     """
 
     root: Path
     package: str | None = None
     config_dirs: tuple[Path, ...] = (BUILTIN_CONFIGS,)
+    resolvers: str | None = None
 
     @classmethod
     def find(cls, start: Path | str | None = None) -> Project:
@@ -77,20 +80,20 @@ class Project:
             settings = _read_settings(folder / "pyproject.toml")
             if settings is not None:
                 _check_owner(folder, owners, folder, folder / "pyproject.toml")
-                return cls.at(folder, settings.get("package"))
+                return cls.at(folder, settings.get("package"), settings.get("resolvers"))
         _check_owner(place, owners, place)
         return cls.at(place)
 
     @classmethod
-    def at(cls, root: Path, package: str | None = None) -> Project:
+    def at(cls, root: Path, package: str | None = None, resolvers: str | None = None) -> Project:
         """The project with this root folder; its ``configs/``, if any, comes before the built-in options."""
         if os.path.lexists(root / "record.json"):  # of anybody, as may be its code and its .env
             raise ProjectError(f"{root}: a run folder is no project; change to the folder of your project")
         own, others = root / "configs", _part_configs()
         if not own.is_dir():
-            return cls(root, package, (BUILTIN_CONFIGS, *others))
+            return cls(root, package, (BUILTIN_CONFIGS, *others), resolvers)
         is_builtin = own.resolve() == BUILTIN_CONFIGS.resolve()  # in the library's own repository
-        return cls(root, package, (own, *others) if is_builtin else (own, BUILTIN_CONFIGS, *others))
+        return cls(root, package, (own, *others) if is_builtin else (own, BUILTIN_CONFIGS, *others), resolvers)
 
     def activate(self) -> None:
         """Make the project's own modules importable, and have its package treated as the user's own code."""
@@ -313,8 +316,11 @@ def _read_settings(file: Path) -> dict[str, Any] | None:
     if settings is None:
         return None
     package = settings.get("package", LIBRARY) if isinstance(settings, dict) else None
-    if not (isinstance(package, str) and package.isidentifier()) or settings.keys() - {"package"}:
+    resolvers = settings.get("resolvers", LIBRARY) if isinstance(settings, dict) else None
+    are_names = isinstance(package, str) and package.isidentifier() and isinstance(resolvers, str)
+    if not are_names or not resolvers.replace(".", "_").isidentifier() or settings.keys() - {"package", "resolvers"}:
         raise ProjectError(
-            f'{file}: {TABLE} takes the name of a package only, as in package = "my_project"; correct {settings!r}'
+            f'{file}: {TABLE} takes the name of a package only, as in package = "my_project", and of a module, as in '
+            f'resolvers = "my_project.resolvers"; correct {settings!r}'
         )
     return dict(settings)

@@ -94,7 +94,10 @@ def test_the_library_repository_is_a_project() -> None:
     assert Project.find(__file__) == Project(ROOT, "boltcutter", (ROOT / "configs",))
 
 
-@pytest.mark.parametrize("text", ["[tool.boltcutter", "[tool]\nboltcutter = 3", '[tool.boltcutter]\npackage = "a-b"\n'])
+WRONG = ["[tool.boltcutter", "[tool]\nboltcutter = 3", '[tool.boltcutter]\npackage = "a-b"\n']
+
+
+@pytest.mark.parametrize("text", [*WRONG, "[tool.boltcutter]\nresolvers = 3", '[tool.boltcutter]\nresolvers = "a b"'])
 def test_mistakes_in_pyproject(tmp_path: Path, text: str) -> None:
     (tmp_path / "pyproject.toml").write_text(f"{text}\n")
     with pytest.raises(ProjectError, match=r"pyproject\.toml: "):

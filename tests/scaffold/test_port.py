@@ -18,7 +18,7 @@ from boltcutter_scaffold import port_lht
 from boltcutter_scaffold.port import _ignored, first_difference
 from boltcutter_scaffold.port import main as port
 from boltcutter_scaffold.port_cli import config_files, entry_script
-from boltcutter_scaffold.port_lht import parse
+from boltcutter_scaffold.yaml_text import parse
 
 PARTS = """
 import lightning as L
@@ -275,6 +275,7 @@ def test_a_template_project_trains_alike(make: Make, capsys: pytest.CaptureFixtu
     assert (debugged["trainer"]["fast_dev_run"], debugged["trainer"]["max_epochs"]) == (True, 1)
     assert (debugged["callback"], debugged["logger"], "extras" in debugged) == (None, None, False)
     assert "| configs/hparams_search/own.yaml | – | left out: " in out
+    assert "| configs/callbacks/default.yaml: bar | – | left out; " in out
 
 
 @pytest.mark.slow
@@ -294,12 +295,12 @@ def test_configurations_of_lightning_cli_train_alike(make: Make, capsys: pytest.
     out = capsys.readouterr().out
     for name in ("plain", "callbacks", "optimizer"):
         assert f"{name}.yaml: the same losses in 20 steps from the same seed" in out
-    assert "link_arguments to model.batch_size: set it by hand" in out
+    assert "| main.py:26 | – | link_arguments to model.net.init_args.size: set task.net.size by hand |" in out
     configs = Path(f"{source}-boltcutter") / "configs" / "experiment"
     plain, callbacks, optimizer = (
         yaml.safe_load((configs / f"{name}.yaml").read_text()) for name in ("plain", "callbacks", "optimizer")
     )
-    assert plain["seed"] == 3
+    assert (plain["seed"], plain["task"]["batch_size"]) == (3, "${data.batch_size}")
     assert callbacks["callback"].keys() == {"best", "early_stopping"}
     assert optimizer["task"]["optimizer"] == {"_target_": "torch.optim.AdamW", "lr": 0.01, "_partial_": True}
 
@@ -407,7 +408,8 @@ def test_fifos_devices_and_loops_of_links_are_not_copied(tmp_path: Path) -> None
     assert ignored == [{"a", "a.py"}, {"a.yaml", "zero", "self", "loop", "up"}]
     assert (entry_script(place.parent), config_files(place.parent)) == (None, [])
     (place / "train.yaml").write_text("seed: 1\n")
-    assert [file for file, _, _ in port_lht.convert(place, tmp_path / "target")] == ["configs/train.yaml"]
+    layout = port_lht.Layout(place, place / "train.yaml")
+    assert [file for file, _, _ in port_lht.convert(layout, tmp_path / "target")] == ["configs/train.yaml"]
 
 
 def test_first_difference() -> None:

@@ -1,26 +1,137 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from boltcutter.config.errors import ConfigError
-from boltcutter_scaffold.port_cli import convert_file, read_script, unnested
+from boltcutter_scaffold.port_cli import (
+    Cli,
+    Converter,
+    Experiment,
+    Link,
+    combine,
+    config_files,
+    convert,
+    documented_sets,
+    read_script,
+    renamed,
+    unnested,
+)
+from boltcutter_scaffold.yaml_text import Rows
 
 SCRIPT = """
 from lightning.pytorch import cli
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+import torch
 import pkg.models as models
 from pkg.data import Own as Data
-class Local: ...
-cli.LightningCLI(models.Net, datamodule_class=Data)
-parser.link_arguments("a.b", "model.c")
-parser.link_arguments(("a", "b"), "model.d", compute_fn=f)
+
+class OwnCLI(cli.LightningCLI):
+    def add_arguments_to_parser(self, parser):
+        parser.add_lightning_class_args(EarlyStopping, "stop")
+        parser.set_defaults({"stop.monitor": "val/loss", "trainer.max_epochs": 7, "model.lr": compute()})
+        parser.add_optimizer_args(torch.optim.AdamW)
+        parser.add_argument("--project")
+        parser.link_arguments("data.size", "model.width")
+        parser.link_arguments("data.batch_size", "model.batch_size")
+        parser.link_arguments("trainer.max_epochs", "model.init_args.steps")
+        parser.link_arguments("data.classes", "model.classes", apply_on="instantiate")
+        parser.link_arguments(("a", "b"), "model.d", compute_fn=f)
+
+OwnCLI(
+    models.Net,
+    datamodule_class=Data,
+    seed_everything_default=4,
+    run=False,
+    trainer_defaults={"callbacks": [ModelCheckpoint(monitor="val/acc", mode="max")], "precision": 32},
+    parser_kwargs={"default_config_files": ["base.yaml"]},
+)
 """
+FILES = {
+    "main.py": SCRIPT,
+    "pkg/models.py": "class Net: ...\nclass Small: ...\n",
+    "pkg/data.py": "class Own:\n    def __init__(self, size: int = 3, batch_size=8): ...\n",
+    "base.yaml": "optimizer: {lr: 0.1}\ndata: {size: 5}\nproject: x\n",
+    "configs/a.yaml": "model: {act: {class_path: ReLU}, part: {class_path: Small, k: 1}}\n",
+    "configs/b.yaml": "trainer: {max_epochs: 3, gpus: 1, weights_summary: top, process_position: null}\n",
+    "README.md": "python main.py --config configs/a.yaml \\\n   --config=configs/b.yaml --x 3\n",
+}
 
 
-def test_classes_and_links_of_a_script(tmp_path: Path) -> None:
-    (tmp_path / "main.py").write_text(SCRIPT)
-    classes, links = read_script(tmp_path / "main.py", tmp_path)
-    assert classes == {"model": "pkg.models.Net", "data": "pkg.data.Own"}
-    assert links == ["model.c"]
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def experiment_of(
+    source: Path, values: dict[str, Any], cli: Cli | None = None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    file = source / "x.yaml"
+    file.write_text(yaml.safe_dump(values))
+    experiment, notes = Converter(source, cli or Cli(), (file,)).convert()
+    return experiment, {place.rpartition(": ")[2]: note for place, note in notes}
+
+
+def test_what_a_script_says(source: Path) -> None:
+    cli = read_script(source)
+    assert cli.classes == {"model": "pkg.models.Net", "data": "pkg.data.Own", "optimizer": "torch.optim.AdamW"}
+    assert cli.files == [source / "base.yaml"]
+    assert (cli.has_subcommands, cli.defaults["seed_everything"], list(cli.unread)) == (False, 4, ["project"])
+    assert cli.defaults["trainer"]["max_epochs"] == 7
+    assert cli.unknown == [("main.py:11", "model.lr")]
+    assert [(link.target, link.is_plain) for link in cli.links] == [
+        ("model.width", True), ("model.batch_size", True), ("model.init_args.steps", True), ("model.classes", False),
+        ("model.d", False),
+    ]  # fmt: skip
+
+
+def test_layers_defaults_links_and_short_names(source: Path) -> None:
+    rows = Rows()
+    (made,) = convert(source, source / "new", rows)
+    assert made == Experiment("a-b", (source / "configs/a.yaml", source / "configs/b.yaml"), (), has_optimizer=True)
+    experiment = yaml.safe_load((source / "new/experiment/a-b.yaml").read_text())
+    assert experiment["seed"] == 4
+    assert experiment["task"]["module"] == {
+        "_target_": "pkg.models.Net",
+        "act": {"_target_": "torch.nn.ReLU"},
+        "part": {"_target_": "pkg.models.Small", "k": 1},
+        "width": "${data.size}",
+        "batch_size": "${data.batch_size}",
+        "steps": "${trainer.max_epochs}",
+    }
+    assert experiment["task"]["optimizer"] == {"_target_": "torch.optim.AdamW", "lr": 0.1, "_partial_": True}
+    assert experiment["data"] == {"_target_": "pkg.data.Own", "size": 5, "batch_size": 8}
+    assert experiment["trainer"] == {"precision": 32, "max_epochs": 3, "devices": 1}
+    assert experiment["callback"] == {
+        "best": {"monitor": "val/acc", "mode": "max"},
+        "early_stopping": {"_target_": "lightning.pytorch.callbacks.EarlyStopping", "monitor": "val/loss"},
+    }
+    places = "\n".join(f"{place} | {note}" for place, _, note in rows)
+    expected = ["trainer.weights_summary | left out", "project | left out", "main.py:11 | model.lr"]
+    expected += ["main.py:17 | link_arguments to model.classes: set task.module.classes by hand"]
+    expected += ["main.py:18 | link_arguments to model.d: set task.module.d by hand"]
+    assert [text for text in expected if text not in places] == []
+    assert "process_position" not in places
+
+
+def test_given_files_are_one_experiment(source: Path) -> None:
+    (source / "README.md").unlink()
+    rows = Rows()
+    made = convert(source, source / "new", rows, [source / "configs/b.yaml", source / "configs/a.yaml"])
+    assert [each.name for each in made] == ["b-a"]
+    assert documented_sets(source, config_files(source)) == []
+
+
+def test_merging() -> None:
+    below = {"a": {"class_path": "A", "init_args": {"x": 1}}, "l": [1], "c": {"class_path": "C", "init_args": {"x": 1}}}
+    above = {"a": {"class_path": "B"}, "l+": 2, "c": {"init_args": {"y": 2}}}
+    assert combine(below, above) == {
+        "a": {"class_path": "B"}, "l": [1, 2], "c": {"class_path": "C", "init_args": {"x": 1, "y": 2}}
+    }  # fmt: skip
 
 
 def test_settings_below_a_subcommand() -> None:
@@ -28,15 +139,55 @@ def test_settings_below_a_subcommand() -> None:
     assert unnested({"model": 1}) == {"model": 1}
 
 
-def test_a_model_without_a_class_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"x\.yaml: model has no class_path"):
-        convert_file({"model": {"lr": 1}}, {}, [], Path("x.yaml"))
+def test_a_section_may_be_the_path_of_a_file(source: Path) -> None:
+    (source / "net.yaml").write_text("class_path: m.Net\ninit_args: {w: 1}\n")
+    experiment, _ = experiment_of(source, {"model": "net.yaml"})
+    assert experiment["task"] == {"_target_": "m.Net", "w": 1}
 
 
-def test_an_optimizer_beside_the_module() -> None:
-    values = {"model": {"class_path": "m.Net"}, "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 1}}}
-    experiment, note = convert_file(values | {"ckpt_path": "x.ckpt"}, {}, [], Path("x.yaml"))
+def test_references_between_settings(source: Path) -> None:
+    values = {
+        "model": {"class_path": "m.Net", "init_args": {"n": "${trainer.max_epochs}", "m": "${model.init_args.n}"}}
+    }
+    experiment, _ = experiment_of(source, {**values, "seed_everything": True, "trainer": {"max_epochs": 2}})
+    assert (experiment["task"]["n"], experiment["task"]["m"]) == ("${trainer.max_epochs}", "${task.n}")
+    assert "seed" not in experiment
+
+
+def test_a_model_without_a_class_is_refused(source: Path) -> None:
+    with pytest.raises(ConfigError, match=r"x\.yaml: model has no class_path.*--config"):
+        experiment_of(source, {"model": {"lr": 1}})
+
+
+def test_an_optimizer_beside_the_module(source: Path) -> None:
+    values = {
+        "model": {"class_path": "m.Net"},
+        "optimizer": {"class_path": "SGD", "init_args": {"lr": 1}},
+        "lr_scheduler": {"class_path": "ReduceLROnPlateau", "init_args": {"monitor": "val/loss"}},
+        "trainer": {"callbacks": {"class_path": "EarlyStopping"}, "logger": "CSVLogger", "enable_checkpointing": False},
+        "ckpt_path": "x.ckpt",
+    }
+    experiment, notes = experiment_of(source, values)
     assert experiment["task"]["module"] == {"_target_": "m.Net"}
-    assert experiment["task"]["optimizer"]["_partial_"]
+    assert experiment["task"]["optimizer"] == {"_target_": "torch.optim.SGD", "lr": 1, "_partial_": True}
+    assert experiment["task"]["scheduler"]["_target_"] == "lightning.pytorch.cli.ReduceLROnPlateau"
     assert experiment["defaults"]["data"] is None
-    assert "resume=" in note
+    assert experiment["callback"]["early_stopping"] == {"_target_": "lightning.pytorch.callbacks.EarlyStopping"}
+    assert experiment["logger"] == {"csvlogger": {"_target_": "lightning.pytorch.loggers.CSVLogger"}}
+    assert "resume=" in notes["ckpt_path"]
+    assert "callback.best=null" in notes["trainer.enable_checkpointing"]
+
+
+def test_links_of_unknown_values_are_noted(source: Path) -> None:
+    cli = Cli(links=[Link("data.n", "model.n", "main.py:3", True)])
+    values = {"model": {"class_path": "m.Net"}, "data": {"class_path": "m.Data"}}
+    experiment, notes = experiment_of(source, values, cli)
+    assert "n" not in experiment["task"]
+    assert "set task.n by hand" in notes["main.py:3"]
+
+
+def test_overrides_are_renamed() -> None:
+    made = Experiment("x", (), has_optimizer=True)
+    assert renamed("model.init_args.lr=1", made) == "task.module.lr=1"
+    assert renamed("optimizer.lr=1", made) == "task.optimizer.lr=1"
+    assert renamed("model.lr=1", Experiment("x", ())) == "task.lr=1"

@@ -1,26 +1,164 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
 import yaml
 
-from boltcutter_scaffold.port_lht import callback_file, entries, with_references, without
+from boltcutter.config.errors import ConfigError
+from boltcutter_scaffold.port_lht import Conversion, Layout, callbacks, convert, find_layout
+
+CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"
+TRAIN = """
+import hydra
+import torch
+from lightning import Trainer
+
+@hydra.main(version_base=None, config_path="../conf", config_name="main.yaml")
+def main(cfg):
+    dm = hydra.utils.instantiate(cfg.dataset)
+    net: object = hydra.utils.instantiate(cfg["system"], _recursive_=False)
+    net = torch.compile(net)
+    trainer: Trainer = hydra.utils.instantiate(cfg.trainer)
+    trainer.fit(net, datamodule=dm)
+"""
+FILES = {
+    "src/train.py": TRAIN,
+    "conf/main.yaml": """defaults:
+  - _self_
+  - dataset: toy
+  - system: small
+  - loss: mse
+  - cbs: null
+  - trainer: default
+  - optional local: default
+  - experiment: null
+width: 4
+unused: 5
+hydra: {job: {chdir: true}}
+system: {lr: 0.5}
+""",
+    "conf/dataset/toy.yaml": "_target_: p.Data\nsize: ${width}\ndir: ${oc.env:PROJECT_ROOT,x}/data\n",
+    "conf/system/small.yaml": """defaults:
+  - net: mlp
+_target_: p.Lit
+_convert_: all
+lr: 0.1
+loss: ${loss}
+out: ${hydra:runtime.output_dir}
+""",
+    "conf/system/net/mlp.yaml": "_target_: p.Mlp\nwidth: ${width}\nof: ${system.lr}\n",
+    "conf/system/net/wide.yaml": "_target_: p.Wide\n",
+    "conf/loss/mse.yaml": "_target_: torch.nn.MSELoss\n",
+    "conf/trainer/default.yaml": "max_epochs: 2\ngpus: 1\nauto_lr_find: true\n",
+    "conf/hydra/launcher/x.yaml": "a: 1\n",
+    "conf/experiment/one.yaml": """# @package _global_
+defaults:
+  - override /system/net: wide
+  - override /loss: mse
+system: {net: {depth: 2}}
+width: 9
+""",
+}
 
 
-def test_references() -> None:
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def converted(source: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The files that are written, and the notes by place."""
+    layout = find_layout(source)
+    assert layout is not None
+    rows = convert(layout, source / "new")
+    files = (source / "new").rglob("*.yaml")
+    made = {file.relative_to(source / "new").as_posix(): yaml.safe_load(file.read_text()) for file in files}
+    return made, {place: f"{became} {note}".strip() for place, became, note in rows}
+
+
+def test_groups_are_what_the_script_gives_to_fit(source: Path) -> None:
+    layout = find_layout(source)
+    assert layout is not None
+    assert (layout.configs, layout.main.name, layout.script) == (source / "conf", "main.yaml", source / "src/train.py")
+    assert layout.groups == {"dataset": "data", "system": "task", "trainer": "trainer"}
+    assert layout.not_recursive == {"system"}
+
+
+def test_nested_groups_own_groups_and_inline_settings(source: Path) -> None:
+    made, _ = converted(source)
+    assert made["train.yaml"]["defaults"] == {
+        "logger": None, "data": "toy", "task": "imported", "loss": "mse", "trainer": "default", "constants": "default"
+    }  # fmt: skip
+    assert made["task/imported.yaml"] == {"defaults": ["small"], "lr": 0.5}
+    net = {"_target_": "p.Mlp", "width": "${constants.width}", "of": "${task.lr}"}
+    assert made["task/small.yaml"] == {
+        "net": net, "_target_": "p.Lit", "lr": 0.1, "loss": "${loss}", "out": "${folder}", "_recursive_": False
+    }  # fmt: skip
+    assert made["data/toy.yaml"] == {"_target_": "p.Data", "size": "${constants.width}", "dir": "./data"}
+    assert made["loss/mse.yaml"] == {"_target_": "torch.nn.MSELoss"}
+    assert made["constants/default.yaml"] == {"width": 4}
+    experiment = made["experiment/one.yaml"]
+    assert experiment["task"] == {"net": {"_target_": "p.Wide", "depth": 2}}
+    assert (experiment["constants"], experiment["defaults"]) == ({"width": 9}, {"loss": "mse"})
+    assert made["trainer/default.yaml"]["devices"] == 1
+    assert made["trainer/default.yaml"]["_target_"] == "lightning.pytorch.Trainer"
+
+
+def test_each_thing_that_is_left_out_is_a_row(source: Path) -> None:
+    _, notes = converted(source)
+    for place in ("main.yaml: unused", "main.yaml: hydra", "trainer/default.yaml: auto_lr_find"):
+        assert notes[f"conf/{place}"].startswith("– left out"), place
+    assert notes["conf/system/net/mlp.yaml"].startswith("– merged into")
+    assert notes["conf/hydra/launcher/x.yaml"].startswith("– left out")
+
+
+@pytest.mark.parametrize(
+    ("call", "role"),
+    [
+        ("trainer.fit(Lit(cfg), datamodule=dm)", "model"),
+        ("trainer.fit(net, train_dataloaders=loader(cfg))", "datamodule"),
+        ("trainer.fit(net, loader(cfg))", "datamodule"),
+    ],
+)
+def test_what_a_script_builds_itself_is_named_with_its_place(source: Path, call: str, role: str) -> None:
+    (source / "src/train.py").write_text(TRAIN.replace("trainer.fit(net, datamodule=dm)", call))
+    with pytest.raises(ConfigError, match=rf"src/train.py:12: {role} of fit is not instantiated .* configs/"):
+        find_layout(source)
+
+
+def test_references(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text("k: 1\nm: ${model.x} ${k}\n")
+    layout = Layout(tmp_path, tmp_path / "train.yaml", groups={"model": "task"})
     text = "# @package _global_\na: ${model.net}\nb: ${hydra:runtime.output_dir}/x\nc: ${models.x}\nd: ${k}${k2}\n"
-    assert with_references(text, ["k"]) == "a: ${task.net}\nb: ${folder}/x\nc: ${models.x}\nd: ${constants.k}${k2}\n"
+    text += "e: ${hydra.runtime.cwd} ${len:${model}} ${.model}\n"
+    expected = "a: ${task.net}\nb: ${folder}/x\nc: ${models.x}\nd: ${constants.k}${k2}\n"
+    assert Conversion(layout, tmp_path).with_references(text) == expected + "e: . ${len:${task}} ${.model}\n"
 
 
-def test_a_removed_key_takes_what_is_below_it() -> None:
-    text = "a: 1\nb:\n  c: 2\n\n  d: 3  # kept with b\ne:\n- 1\n- 2\nf: 4\n"
-    assert without(text, "b", "e") == "a: 1\nf: 4\n"
+def test_checkpoint_callbacks() -> None:
+    settings = {"monitor": "epoch", "mode": "max", "every_n_epochs": 2, "filename": "{epoch}", "dirpath": "x"}
+    given = {
+        "model_checkpoint": {"_target_": CHECKPOINT, **settings, "verbose": True, "save_last": True},
+        "regular": {"_target_": CHECKPOINT, "every_n_train_steps": 5, "monitor": None},
+        "bar": {"_target_": "lightning.pytorch.callbacks.RichProgressBar"},
+    }
+    found, notes = callbacks(given, {"model_checkpoint": "best", "regular": "regular"})
+    assert found == {
+        "best": {"monitor": "epoch", "mode": "max", "every_n_epochs": 2, "filename": "{epoch}"},
+        "regular": {"_target_": CHECKPOINT, "every_n_train_steps": 5, "dirpath": "${checkpoints}"},
+    }
+    assert [note.partition(":")[0] for note in notes if "left out" in note] == ["model_checkpoint.dirpath", "bar"]
 
 
-def test_entries_of_a_defaults_list() -> None:
-    values = yaml.safe_load(
-        "defaults: [base.yaml, _self_, {override /model: x}, {optional local: y}, {/hydra/launcher: z}, {logger: null}]"
-    )
-    assert entries(values, "experiment") == [("base", ""), ("task", "x"), ("logger", "null")]
-
-
-def test_callbacks_that_others_include_do_not_repeat_the_built_in_ones() -> None:
-    text = "swa:\n  _target_: lightning.pytorch.callbacks.StochasticWeightAveraging\n"
-    assert "defaults" not in yaml.safe_load(callback_file(text, "swa", {"swa"}))
-    assert yaml.safe_load(callback_file(text, "swa", set()))["defaults"] == ["default"]
+def test_callbacks_that_others_include_do_not_repeat_the_built_in_ones(source: Path) -> None:
+    swa = "swa:\n  _target_: lightning.pytorch.callbacks.StochasticWeightAveraging\n"
+    for name, text in {"swa": swa, "both": "defaults: [swa]\n", "alone": swa}.items():
+        (source / "conf/callbacks").mkdir(exist_ok=True)
+        (source / "conf/callbacks" / f"{name}.yaml").write_text(text)
+    made, _ = converted(source)
+    assert "defaults" not in made["callback/swa.yaml"]
+    assert made["callback/both.yaml"]["defaults"] == ["default", "swa"]
+    assert made["callback/alone.yaml"]["defaults"] == ["default"]

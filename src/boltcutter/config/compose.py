@@ -12,6 +12,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
     Raises:
         ConfigError: An override or a file is wrong.
     """
+    register_resolvers(project)
     values, defaults, local = _read_train(project) if base is None else (with_texts(base), {}, {})
     picks, settings = _sort(project, overrides)
     given = {**defaults, **picks}
@@ -100,6 +102,23 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
     named |= {group: f"{group}={_label(option)}" for group, option in (chosen | picks).items() if option is not None}
     _drop_unused(cfg, named)
     return cfg
+
+
+def register_resolvers(project: Project) -> None:
+    """Import the module of a project that registers resolvers of OmegaConf, if it names one.
+
+    Raises:
+        ConfigError: It cannot be imported.
+    """
+    if not project.resolvers:
+        return
+    try:
+        import_module(project.resolvers)
+    except Exception as error:  # it is the project's own code
+        raise ConfigError(
+            f"{project.root / 'pyproject.toml'}: resolvers={project.resolvers} cannot be imported "
+            f"({type(error).__name__}: {one_line(error, 200)}); correct the module, or remove the line"
+        ) from error
 
 
 def default_options(project: Project) -> dict[str, Any]:

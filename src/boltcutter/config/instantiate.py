@@ -3,7 +3,8 @@
 A mapping with a ``_target_`` is a call of that class or function with the other keys as keyword arguments and the list
 ``_args_`` as positional arguments; ``_partial_: true`` makes a ``functools.partial`` (optimizers, schedulers, metrics);
 ``_check_: false`` accepts any keyword, for a class whose signature is incomplete; ``_optional_: true`` leaves the entry
-of a mapping out if the part of the library that has the class is not installed.
+of a mapping out if the part of the library that has the class is not installed; ``_recursive_: false`` passes mappings
+with a ``_target_`` as they are, for a class that instantiates them itself.
 """
 
 from __future__ import annotations
@@ -73,7 +74,12 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
         return {key: build(value, f"{path}.{key}") for key, value in node.items() if not is_left_out(value)} | extra
     target = locate(node["_target_"])
     known = parameters(target)
-    arguments = {k: _typed(v, known.get(k), f"{path}.{k}") for k, v in node.items() if k not in SPECIAL} | extra
+    given = {k: v for k, v in node.items() if k not in SPECIAL}
+    if node.get("_recursive_") is False:  # as from Hydra, which gives its own containers
+        arguments = {k: OmegaConf.create(v) if isinstance(v, dict | list) else v for k, v in given.items()}
+    else:
+        arguments = {k: _typed(v, known.get(k), f"{path}.{k}") for k, v in given.items()}
+    arguments |= extra
     each = zip_longest(node.get("_args_") or (), _positional(node, known))
     positional = [_typed(v, p, f"{path}._args_.{i}") for i, (v, p) in enumerate(each)]
     if node.get("_partial_"):
@@ -210,6 +216,8 @@ def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> I
             continue
         if value == "???":
             yield f"{dot}{key}", f": not set; give {dot}{key}=…"
+        elif key in known and isinstance(value, dict | list) and node.get("_recursive_") is False:
+            continue  # the class instantiates and checks it itself
         elif key in named:
             problems = list(_check(value, raw[key], f"{dot}{key}"))
             yield from problems or _mismatches(value, named[key].annotation, f"{dot}{key}")

@@ -19,7 +19,14 @@ from boltcutter.config import redaction
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.foreign import foreign
 
-SPECIAL = ("_target_", "_partial_", "_check_", "_optional_", "_args_")  # keys of a call that are no arguments
+SPECIAL = (
+    "_target_",
+    "_partial_",
+    "_check_",
+    "_optional_",
+    "_recursive_",
+    "_args_",
+)  # keys of a call that are no arguments
 INTEGER = re.compile(r"[-+]?(0|[1-9](_?[0-9]){0,4000})")  # Python limits the digits of integers in text
 NUMBER = re.compile(r"[-+]?(?!0[0-9])(([0-9]+\.[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[0-9]+e[-+]?[0-9]+)", re.I)
 UNREADABLE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EISDIR)
@@ -279,8 +286,10 @@ def format_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> str:
         near = hint(name, (path for path in paths(cfg) if path != where), 0.75)
         return f"{where}: ${{{name}}} refers to nothing{near or f'; set {where}=…, or add {name}'}"
     remedies = (foreign().reference_remedy(name) for name in RESOLVER.findall(str(OmegaConf.to_container(cfg))))
-    is_resolver = "nterpolation type" in text
-    return f"{where}: {text}; {next(filter(None, remedies if is_resolver else ()), 'correct the reference')}"
+    if unknown := re.search(r"nterpolation type (\S+)", text):
+        register = f"register {unknown[1]} in the module that resolvers of [tool.boltcutter] in pyproject.toml names"
+        return f"{where}: {text}; {next(filter(None, remedies), register)}"
+    return f"{where}: {text}; correct the reference"
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:

@@ -431,3 +431,30 @@ def test_an_option_with_class_path_is_converted_where_a_part_can(
     assert plain(compose(project, ["m=own"]))["m"] == {"_target_": "torch.nn.ReLU"}
     monkeypatch.setattr(extend, "find", lambda offer: None)
     assert plain(compose(project, ["m=own"]))["m"] == own
+
+
+@pytest.fixture
+def with_resolvers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A project whose ``own_resolvers`` registers ``twice``."""
+    (tmp_path / "pyproject.toml").write_text('[tool.boltcutter]\nresolvers = "own_resolvers"\n')
+    text = "from omegaconf import OmegaConf\nOmegaConf.register_new_resolver('twice', lambda x: 2 * x, replace=True)\n"
+    (tmp_path / "own_resolvers.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_resolvers", raising=False)
+    return Project.find(tmp_path)
+
+
+def test_resolvers_of_the_project_are_registered(with_resolvers: Project) -> None:
+    try:
+        cfg = compose(
+            with_resolvers, ["model=mlp", "model.hidden_sizes=['${twice:4}']", "model.num_classes=${twice:5}"]
+        )
+        assert (cfg.model.hidden_sizes[0], cfg.model.num_classes) == (8, 10)
+    finally:
+        OmegaConf.clear_resolver("twice")
+
+
+def test_resolvers_that_cannot_be_imported_are_named(with_resolvers: Project) -> None:
+    (with_resolvers.root / "own_resolvers.py").write_text("import no_such_module\n")
+    with pytest.raises(ConfigError, match=r"pyproject\.toml: resolvers=own_resolvers .*no_such_module"):
+        compose(with_resolvers)

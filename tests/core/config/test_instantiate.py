@@ -320,7 +320,10 @@ def test_a_fault_in_own_code_is_no_mistake_of_the_user(how: str) -> None:
         ({"n": "${boxx.pair}", "box": {"pair": [1, 2]}}, "n: ${boxx.pair} refers to nothing; did you mean box.pair?"),
         ({"n": "${n}"}, "n: Recursive interpolation detected; correct the reference"),
         ({"n": "${oc.env:NO_SUCH}"}, "n: environment variable NO_SUCH is not set; export NO_SUCH=…"),
-        ({"n": "${oc.nope:X}"}, "n: Unsupported interpolation type oc.nope; correct the reference"),
+        (
+            {"n": "${oc.nope:X}"},
+            "n: Unsupported interpolation type oc.nope; register oc.nope in the module that resolvers of",
+        ),
         ({"tool": {"size": "${n}"}, "n": "???"}, "n: not set; give n=…"),
         ({"tool": {"size": "${n}"}, "n": "x"}, "n=x: expected int"),
     ],
@@ -396,3 +399,22 @@ def test_an_optional_entry_is_left_out_without_its_part(entry: dict[str, Any], i
 def test_an_optional_entry_is_checked_with_its_part(entry: dict[str, Any], mistake: str) -> None:
     cfg = DictConfig({"box": {"_target_": f"{TOOLS}.Box", "tool": "x", "tools": {"own": entry}}})
     assert any(line.startswith(mistake) for line in find_mistakes(cfg, root))
+
+
+class KeepsSettings:
+    """Instantiates a part of its own settings, as classes that are made for Hydra do."""
+
+    def __init__(self, net: Any, layers: list[Any], lr: float = 0.1) -> None:
+        self.net, self.layers, self.lr = net, layers, lr
+
+
+def test_settings_that_a_class_instantiates_itself_are_passed_as_they_are() -> None:
+    own = f"{__name__}.KeepsSettings"
+    settings = {"net": {"_target_": "no.such.Net", "size": 2}, "layers": [{"_target_": "x"}], "lr": "${seed}"}
+    cfg = OmegaConf.create({"seed": 3, "task": {"_target_": own, "_recursive_": False, **settings}})
+    made = build(cfg.task, "task")
+    assert (made.net._target_, made.net.size, made.layers[0]["_target_"], made.lr) == ("no.such.Net", 2, "x", 3)
+    root = lambda task, seed: None  # noqa: E731
+    assert find_mistakes(cfg, root) == []
+    cfg.task._recursive_ = True
+    assert any("no.such.Net" in mistake for mistake in find_mistakes(cfg, root))
