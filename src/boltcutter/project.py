@@ -315,10 +315,9 @@ def _read_settings(file: Path) -> dict[str, Any] | None:
         raise ProjectError(f"{file}: not valid TOML: {error}; correct it") from error
     if settings is None:
         return None
-    package = settings.get("package", LIBRARY) if isinstance(settings, dict) else None
-    resolvers = settings.get("resolvers", LIBRARY) if isinstance(settings, dict) else None
-    are_names = isinstance(package, str) and package.isidentifier() and isinstance(resolvers, str)
-    if not are_names or not resolvers.replace(".", "_").isidentifier() or settings.keys() - {"package", "resolvers"}:
+    names = {"package": LIBRARY, "resolvers": LIBRARY} | settings if isinstance(settings, dict) else {"": None}
+    parts = [str(names.get("package")), *str(names.get("resolvers")).split(".")]
+    if names.keys() != {"package", "resolvers"} or not all(part.isidentifier() for part in parts):
         raise ProjectError(
             f'{file}: {TABLE} takes the name of a package only, as in package = "my_project", and of a module, as in '
             f'resolvers = "my_project.resolvers"; correct {settings!r}'

@@ -184,12 +184,12 @@ def _read_parser(source: SourceFile, cli: Cli) -> None:
                     for key, value in zip(node.keys, node.values, strict=True):
                         if isinstance(key, ast.Constant):
                             _set(cli, str(key.value), value, source)
-            for key, value in given.items():
-                _set(cli, key, value, source)
+            for argument, expression in given.items():
+                _set(cli, argument, expression, source)
         elif name == "add_lightning_class_args" and call.args and (target := source.path(call.args[0])):
-            node = call.args[1] if len(call.args) > 1 else given.get("nested_key")
-            key = str(node.value) if isinstance(node, ast.Constant) else ""
-            (cli.classes if key in SECTIONS else cli.callbacks)[key] = target
+            nested = call.args[1] if len(call.args) > 1 else given.get("nested_key")
+            section = str(nested.value) if isinstance(nested, ast.Constant) else ""
+            (cli.classes if section in SECTIONS else cli.callbacks)[section] = target
         elif name in ("add_optimizer_args", "add_lr_scheduler_args") and call.args:
             section = "optimizer" if name == "add_optimizer_args" else "lr_scheduler"
             if "link_to" in given or "nested_key" in given:
@@ -205,7 +205,7 @@ def _set(cli: Cli, key: str, node: ast.expr, source: SourceFile) -> None:
     if isinstance(node, ast.Dict):
         for name, value in zip(node.keys, node.values, strict=True):
             if isinstance(name, ast.Constant):
-                _set(cli, f"{key}.{name.value}", value, source)
+                _set(cli, f"{key}.{name.value!s}", value, source)
         return
     try:
         nested: Any = source.value(node)
@@ -272,8 +272,7 @@ def convert(source: Path, target: Path, rows: Rows, layers: list[Path] | None = 
         made.append(Experiment(name, each or tuple(cli.files), subcommand, is_beside))
     if not made and problems:
         raise problems[0][1]
-    for parts, error in problems:
-        rows.append((_joined(parts, source), "–", f"left out: {error}"))
+    rows += [(_joined(parts, source), "–", f"left out: {problem}") for parts, problem in problems]
     write(target / "train.yaml", dump({"defaults": {"callback": "default", "logger": "csv"}}))
     for name in ("data", "task"):
         write(target / name / "imported.yaml", f"# Set by an experiment: {name} of Lightning CLI.\n")

@@ -200,7 +200,7 @@ def resolvers(root: Path) -> tuple[str, list[tuple[str, str]]]:
         found = list[ast.stmt]()
         for name, call in source.calls():
             if name == RESOLVERS and call.args and isinstance(call.args[0], ast.Constant):
-                resolver = call.args[0].value
+                resolver = str(call.args[0].value)
                 if missing := source.unknown_names(call):
                     note = (
                         f"the resolver {resolver} needs {', '.join(missing)} of a function; register it there by hand"

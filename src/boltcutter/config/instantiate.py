@@ -76,10 +76,11 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
     known = parameters(target)
     given = {k: v for k, v in node.items() if k not in SPECIAL}
     if node.get("_recursive_") is False:  # as from Hydra, which gives its own containers
-        arguments = {k: OmegaConf.create(v) if isinstance(v, dict | list) else v for k, v in given.items()}
+        kept = {k: OmegaConf.create(v) for k, v in given.items() if isinstance(v, dict | list)}
     else:
-        arguments = {k: _typed(v, known.get(k), f"{path}.{k}") for k, v in given.items()}
-    arguments |= extra
+        kept = {}
+    typed = {k: _typed(v, known.get(k), f"{path}.{k}") for k, v in given.items() if k not in kept}
+    arguments = typed | kept | extra
     each = zip_longest(node.get("_args_") or (), _positional(node, known))
     positional = [_typed(v, p, f"{path}._args_.{i}") for i, (v, p) in enumerate(each)]
     if node.get("_partial_"):

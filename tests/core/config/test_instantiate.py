@@ -322,7 +322,7 @@ def test_a_fault_in_own_code_is_no_mistake_of_the_user(how: str) -> None:
         ({"n": "${oc.env:NO_SUCH}"}, "n: environment variable NO_SUCH is not set; export NO_SUCH=…"),
         (
             {"n": "${oc.nope:X}"},
-            "n: Unsupported interpolation type oc.nope; register oc.nope in the module that resolvers of",
+            "n: Unsupported interpolation type oc.nope; register oc.nope in the module",
         ),
         ({"tool": {"size": "${n}"}, "n": "???"}, "n: not set; give n=…"),
         ({"tool": {"size": "${n}"}, "n": "x"}, "n=x: expected int"),
