@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
 from boltcutter.callback.reseed import EvaluationSeeds, evaluated_split
-from boltcutter.data.draws import draw_groups, draws_at_once
+from boltcutter.data.draws import SamplerChanges, draw_groups, draws_at_once
 from boltcutter.data.generators import can_be_seeded, find_generators
 from boltcutter.data.sampler import EpochState
 from boltcutter.data.seeding import SampleSeeds, Seeded, SeedWorker
@@ -309,6 +309,7 @@ class RankBatches(EpochState, Sampler[Any]):
         self.follows_epochs = self.training
         self._recorded: deque[tuple[int, list[Any]]] = deque(maxlen=self.ahead + 2)
         self._saved: dict[str, Any] = {}
+        self.changes = SamplerChanges(self.source)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("source", "batches"):  # not yet set while this object is copied
@@ -349,11 +350,13 @@ class RankBatches(EpochState, Sampler[Any]):
         if first and self.repeats() and sized_len(self):
             first %= len(self)
         self._recorded.clear()
+        self.changes.begin()
         place = self.place | {"shared": self.shared, "sampler_epoch": self.sampler_epoch}
         groups = draw_groups(self.source, size * self.world_size, seed=self.seed, **place)
         rank = self.rank if self.own_rank is None else self.own_rank
         drawn_before = dict(saved.get("drawn", ()))
         for number, group in enumerate(groups):
+            self.changes.end()
             if number < first:
                 continue
             if self.training and not draws_at_once(self.source):
@@ -375,9 +378,10 @@ class RankBatches(EpochState, Sampler[Any]):
         return group[self.rank :: self.world_size]
 
     def state_dict(self) -> dict[str, Any]:
-        """The batch size of the epoch, and what a sampler that follows training has drawn in advance."""
+        """The batch size of the epoch, and what a sampler that follows training has drawn in advance, or draws with."""
         drawn = [(number, group) for number, group in self._recorded if _is_plain(group)]
-        return {"loader": self.loader_number, "entries": getattr(self, "_size", self.entries_per_batch), "drawn": drawn}
+        size = getattr(self, "_size", self.entries_per_batch)
+        return {"loader": self.loader_number, "entries": size, "drawn": drawn, "changes": self.changes.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Do nothing: ``restore`` does it before, as Lightning forgets the states of loaders that it has asked for."""
@@ -385,8 +389,10 @@ class RankBatches(EpochState, Sampler[Any]):
     def restore(self, states: Sequence[Any]) -> None:
         """Continue the epoch of a checkpoint."""
         found = (s for s in states if isinstance(s, dict) and s.get("loader") == self.loader_number and "drawn" in s)
+        saved = next(found, {})
+        self.changes.restore(saved.get("changes"), within_epoch=bool(self.start))
         if self.start:
-            self._saved = next(found, {})
+            self._saved = saved
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,4 +1,5 @@
 import collections
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,14 @@ from conftest import ROOT, Script, max_difference
 from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from boltcutter.data.hooks import shard_loaders
 from boltcutter_data.foreign_loader import RankBatches, shard_loader
@@ -184,6 +192,52 @@ def test_a_sampler_keeps_its_own_generator() -> None:
         orders.add(tuple(sampler))
     assert len(orders) == 2
     assert torch.equal(generator.get_state(), before)
+
+
+def changing(kind: str) -> tuple[Any, list[Any]]:
+    """A sampler, and what training sets after each epoch."""
+    later = [list(range(first, 24, 2)) * 2 for first in (0, 1)]
+    if kind == "indices":
+        return SubsetRandomSampler(range(24)), later
+    weights = [torch.zeros(24).index_fill_(0, torch.tensor(chosen), 1.0) for chosen in later]
+    return WeightedRandomSampler([1.0] * 24, 24), weights
+
+
+@pytest.mark.parametrize("kind", ["weights", "indices"])
+@pytest.mark.parametrize("done", [5, 0])
+def test_what_training_changes_of_a_sampler_is_resumed(kind: str, done: int) -> None:
+    sampler, later = changing(kind)
+    whole = RankBatches(sampler, seed=0, rank=0, world_size=1, training=True)
+    assert whole.state_dict()["changes"] is None
+    list(whole)
+    assert whole.state_dict()["changes"] is None
+    setattr(sampler, kind, later[0])
+    whole.set_epoch(1)
+    batches = iter(whole)
+    for _ in range(done or 24):
+        next(batches)
+    setattr(sampler, kind, later[1])  # of the next epoch
+    saved, rest = whole.state_dict(), list(batches)
+    whole.set_epoch(2)
+    following = list(whole)
+    assert set(following) <= set(range(1, 24, 2))
+
+    fresh, _ = changing(kind)
+    resumed = RankBatches(fresh, seed=0, rank=0, world_size=1, training=True)
+    resumed.epoch, resumed.start = 1 if done else 2, done
+    resumed.restore([torch.load(as_file(saved), weights_only=True)])
+    if done:
+        assert list(resumed) == rest
+        assert resumed.state_dict()["changes"] is not None
+        resumed.set_epoch(2)
+    assert list(resumed) == following
+
+
+def as_file(state: Any) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return file
 
 
 def notes(folder: Path, rank: int, stage: str) -> list[list[str]]:

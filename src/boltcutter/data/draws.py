@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from lightning.fabric.utilities.data import sized_len
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -27,6 +28,54 @@ from boltcutter.data.streams import STAGES, Purpose, hash64, stream
 ALL_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 MAX_SEED = 1 << 64  # one that nobody has given has 128 bits
 _given: WeakKeyDictionary[torch.Generator, tuple[int | None, int]] = WeakKeyDictionary()  # seeds: a user's, ours
+
+
+CHANGEABLE = {WeightedRandomSampler: "weights", SubsetRandomSampler: "indices"}  # by training, between epochs
+
+
+class SamplerChanges:
+    """What training changes of a sampler of torch, such as its weights, so that a resumed run draws the same.
+
+    An epoch that is resumed draws with what the sampler had when it began, later ones with what was changed meanwhile.
+
+    Args:
+        sampler: The sampler; those of other kinds have no changes.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler, self.name = sampler, CHANGEABLE.get(type(sampler))
+        self.initial = self.drawn = self._current()
+        self._later: Any = None
+
+    def _current(self) -> Any:
+        value = getattr(self.sampler, self.name) if self.name else None
+        return value.clone() if isinstance(value, Tensor) else None if value is None else list(value)
+
+    def begin(self) -> None:
+        """Store with what an epoch is drawn, right before that."""
+        self.drawn = self._current()
+
+    def end(self) -> None:
+        """The epoch is drawn."""
+        if self._later is not None:
+            setattr(self.sampler, str(self.name), self._later)
+            self._later = None
+
+    def state(self) -> list[Any] | None:
+        """What this epoch is drawn with, and the next one; None if it is as in the beginning."""
+        values = [self.drawn, self._current() if self._later is None else self._later]
+        return values if any(not _is_same(value, self.initial) for value in values) else None
+
+    def restore(self, state: list[Any] | None, *, within_epoch: bool) -> None:
+        """Set what another process has saved."""
+        if state and self.name:
+            drawn, later = state
+            setattr(self.sampler, self.name, drawn if within_epoch else later)
+            self._later = later if within_epoch else None
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    return torch.equal(value, other) if isinstance(value, Tensor) and isinstance(other, Tensor) else value == other
 
 
 def draws_at_once(sampler: Any) -> bool:

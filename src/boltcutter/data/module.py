@@ -195,6 +195,8 @@ class DataModule(L.LightningDataModule, ABC):
             sampler = self._loader.epoch_sampler
             sampler.epoch, sampler.start = self._resume["epoch"], self._position(self._resume, sampler)
             sampler.recorded = dict(self._resume.get("drawn", {}))
+            if changes := getattr(sampler, "changes", None):
+                changes.restore(self._resume.get("sampler"), within_epoch=bool(sampler.start))
             sampler.seed_workers()
             self._loader.num_yielded = sampler.start
             if hasattr(sampler, "state_after"):  # a stream; Lightning fetches a batch before it sets the epoch
@@ -265,6 +267,8 @@ class DataModule(L.LightningDataModule, ABC):
                 state["position"]["stream"] = stream
             if hasattr(sampler, "drawn_after") and (drawn := sampler.drawn_after(done)):
                 state["position"]["drawn"] = drawn
+            if (changes := getattr(sampler, "changes", None)) and (changed := changes.state()):
+                state["position"]["sampler"] = changed
         elif self._resume:  # restored, but not trained on yet
             state["position"] = self._resume
         return state

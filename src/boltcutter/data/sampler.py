@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Sampler
 
 from boltcutter import extend
-from boltcutter.data.draws import draw_groups, draw_indices, draws_at_once
+from boltcutter.data.draws import SamplerChanges, draw_groups, draw_indices, draws_at_once
 from boltcutter.data.seeding import Seeded
 from boltcutter.data.streams import Purpose, stream
 from boltcutter.topology import check_batch_size
@@ -162,6 +162,7 @@ class BatchSampler(EpochState, Sampler[Batch]):
         self.rank, self.world_size = rank, world_size
         self.shuffle, self.drop_last = shuffle, drop_last
         self.index_sampler, self.stage, self.in_process = index_sampler, stage, True
+        self.changes = SamplerChanges(index_sampler)
         self._drawn: tuple[int, npt.NDArray[np.int64]] | None = None  # epoch, and the indices of index_sampler
         self._recorded: deque[tuple[int, list[int]]] = deque(maxlen=MAX_RECORDED)
         self.recorded: dict[int, list[int]] = {}  # batches that were drawn before training was interrupted, once
@@ -172,7 +173,9 @@ class BatchSampler(EpochState, Sampler[Batch]):
         if self.index_sampler is not None:
             if self._drawn is None or self._drawn[0] != epoch:
                 place = self.place | {"epoch": epoch}
+                self.changes.begin()
                 drawn = draw_indices(self.index_sampler, self.batch_size, seed=self.seed, **place)
+                self.changes.end()
                 self._drawn = epoch, np.asarray(drawn, np.int64)
             return self._drawn[1][first:last]
         if not self.shuffle:

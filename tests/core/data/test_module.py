@@ -310,6 +310,26 @@ def test_torch_data_sets_are_resumed_at_the_next_sample(kind: str, num_workers: 
         assert first.fingerprint() == after.fingerprint()
 
 
+@pytest.mark.parametrize("done", [2, 10])
+def test_weights_that_training_changes_are_resumed(done: int) -> None:
+    first, after = (Ordinary(Plain(), weighted=True) for _ in range(2))
+    loader = first.train_dataloader()
+    sampler: Any = loader.epoch_sampler
+    batches = iter(loader)
+    for _ in range(done):
+        next(batches)
+    sampler.index_sampler.weights = torch.eye(23)[7]  # for the next epoch
+    state, rest = saved(first), [batch[0].tolist() for batch in batches]
+    sampler.set_epoch(1)
+    following = seen(loader)
+    after.load_state_dict(state)
+    resumed: Any = after.train_dataloader()
+    if done < 10:
+        assert seen(resumed) == rest
+    resumed.epoch_sampler.set_epoch(1)
+    assert seen(resumed) == following
+
+
 @pytest.mark.parametrize("kind", ["plain", "weighted", "stream"])
 def test_torch_data_sets_are_sharded_over_ranks(kind: str) -> None:
     whole = [seen(SPLITS[kind](0).train_dataloader()), seen(SPLITS[kind](0).val_dataloader())]
