@@ -19,6 +19,8 @@ from boltcutter.protocols import GeneratesTokens
 # Raised by torch on damaged files.
 READ_ERRORS = (EOFError, LookupError, TypeError, ValueError, AttributeError, NotImplementedError, zipfile.BadZipFile)
 
+LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files of torch before 1.6 begin
+
 
 def load(path: str | Path, map_location: Any = "cpu", *, lazy: bool = False) -> dict[str, Any]:
     """Load a checkpoint of tensors and plain values, after verifying that the file is complete.
@@ -129,6 +131,12 @@ def find_fault(file: IO[bytes] | None) -> str | None:
     size = file.seek(0, os.SEEK_END)
     if size == 0:
         return "the file is empty"
+    file.seek(0)
+    if file.read(len(LEGACY)) == LEGACY:  # read by an unpickler of torch whose limits are wider
+        return (
+            "has the legacy format of torch before 1.6, which is not loaded; convert it by python -c \"import torch; "
+            "torch.save(torch.load('<old file>', weights_only=True), '<new file>')\""
+        )
     try:
         with zipfile.ZipFile(file) as archive:
             if fault := _find_expansion(archive):

@@ -16,7 +16,9 @@ from torch.nn.parameter import is_lazy
 
 from boltcutter import extend
 from boltcutter.checkpoint.load import find_objects, load
-from boltcutter.checkpoint.storage import CheckpointError
+from boltcutter.checkpoint.storage import CheckpointError, open_file, store_errors
+from boltcutter.config.errors import one_line
+from boltcutter.project import install_command
 from boltcutter.protocols import NativeTask
 
 LATE_HOOKS = ("setup", "configure_model", "on_load_checkpoint")  # may change the parameters of a user's module
@@ -64,7 +66,8 @@ def load_weights(model: nn.Module, path: str | Path) -> list[str]:
     if str(path).endswith((".keras", ".weights.h5")):
         unmatched: list[str] = extend.require("keras_weights", f"init_from={path}")(model, path)
         return unmatched
-    found, own = load(path), model.state_dict()
+    found = _read_safetensors(path) if str(path).endswith(".safetensors") else load(path)
+    own = model.state_dict()
     stripped = extract_weights(found)
     candidates = [stripped, _named(found), {f"model.{key}": value for key, value in stripped.items()}]
     given = max(candidates, key=lambda names: len(names.keys() & own.keys()))
@@ -80,6 +83,27 @@ def load_weights(model: nn.Module, path: str | Path) -> list[str]:
         "of another shape": reshaped,
     }
     return [f"{len(keys)} {kind}: {first_names(keys)}" for kind, keys in kinds.items() if keys]
+
+
+def _read_safetensors(path: str | Path) -> dict[str, Any]:
+    """Read a file of safetensors, which holds only tensors.
+
+    Raises:
+        CheckpointError: It cannot be read, or the package is not installed.
+    """
+    try:
+        from safetensors import torch as safetensors
+    except ModuleNotFoundError:
+        remedy = install_command("safetensors")
+        raise CheckpointError(f"init_from={path}: the package safetensors is not installed; {remedy}") from None
+    with store_errors(path), open_file(path) as file:
+        if file is None:
+            raise CheckpointError(f"init_from={path}: no such file; use another checkpoint")
+        content = file.read()
+    try:
+        return dict(safetensors.load(content))
+    except Exception as error:  # of the library's own kind
+        raise CheckpointError(f"init_from={path}: not a safetensors file ({one_line(error)}); use another file") from None
 
 
 def incompatibility(content: Mapping[str, Any], task: nn.Module) -> str | None:

@@ -104,6 +104,9 @@ def test_a_legacy_file_is_refused(saved: Path) -> None:
     for read in readers:
         with pytest.raises(CheckpointError, match=r"not loaded, .* \(it has a legacy format\)$"):
             read(saved)
+    for find in (load, find_damage):
+        with pytest.raises(CheckpointError, match=r"legacy format of torch before 1\.6.*convert it by python"):
+            raise CheckpointError(find(saved))
 
 
 ERRORS = [(kind(), kind.__name__) for kind in (EOFError, TypeError, ValueError, AttributeError, zipfile.BadZipFile)]

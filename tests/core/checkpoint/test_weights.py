@@ -203,3 +203,17 @@ def test_a_pickled_model_in_a_checkpoint_is_ignored(tmp_path: Path) -> None:
     torch.save({"model": given, "state_dict": given.state_dict()}, tmp_path / "model.pt")
     assert load_weights(model, tmp_path / "model.pt") == []
     assert torch.equal(model.weight, given.weight)
+
+
+def test_a_file_of_safetensors_is_loaded(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    path, model = tmp_path / "a.safetensors", nn.Linear(2, 3)
+    save_file({"weight": torch.ones(3, 2), "other": torch.ones(1)}, path)
+    assert load_weights(model, path) == ["1 missing: bias", "1 unexpected: other"]
+    assert torch.equal(model.weight, torch.ones(3, 2))
+    path.write_bytes(path.read_bytes()[:-4])
+    for bad in (path, tmp_path / "missing.safetensors"):
+        with pytest.raises(CheckpointError, match=rf"^init_from={bad}: .*; use another") as error:
+            load_weights(model, bad)
+        assert "\n" not in str(error.value)
