@@ -5,8 +5,13 @@ them, but training and evaluation do not. Nothing in a file is imported or calle
 ``torch.load(weights_only=True)`` allows and the plain types listed below.
 
 Modules also save objects of their own in ``on_save_checkpoint``. Files that hold some are sealed when they are written:
-signed with the key of this user, over all that loading them would import and call. Sealed files, and all with
-``trust=true``, are loaded with their objects.
+signed with the key of this user, over the whole pickle, and so over all that loading them would import and call, but
+not over the numbers in tensors. Sealed files, and all with ``trust=true``, are loaded with their objects. A seal says
+who has written a pickle, not in which file: a copy of it executes what this user has saved once, and nothing else.
+
+torch's own unpickler, with ``torch.serialization.safe_globals`` for placeholders, is no replacement: when it was tried
+in 2026-11, it passed 98 of 135 tests of this module. Of the 63 attacks that are pickles it refuses 60; three take any
+memory or time, as do sizes made of ranges, tensors that are expanded, and records that overlap, which are also tested.
 """
 
 from __future__ import annotations
@@ -286,11 +291,25 @@ def read(source: Any, *, map_location: Any = None, mmap: bool = False) -> Any:
     memory = torch.UntypedStorage.from_file(source, False, os.path.getsize(source)) if mmap else None
     with torch.serialization._open_zipfile_reader(source) as reader:
         load: Any = torch.serialization._load
+        reader = _ReadOnce(reader)
         if _is_trusted(reader):
             with suppress(ImportError, AttributeError):  # a class has moved: it is left out as any other
                 return load(reader, map_location, pickle, overall_storage=memory, encoding="utf-8")
         module = SimpleNamespace(Unpickler=Unpickler)  # in place of pickle
         return load(reader, map_location, module, overall_storage=memory, encoding="utf-8")
+
+
+class _ReadOnce:
+    """torch's reader of an archive, with the pickle as it was read first: in a shared folder, it may be exchanged."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader, self._program = reader, reader.get_record(PROGRAM)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def get_record(self, name: str) -> Any:
+        return self._program if name == PROGRAM else self._reader.get_record(name)
 
 
 def seal(file: IO[bytes]) -> None:

@@ -551,6 +551,71 @@ def test_a_seal_of_another_file_executes_nothing(tmp_path: Path, key: Path) -> N
     assert not (tmp_path / "executed").exists()
 
 
+def rewritten(path: Path, change: Callable[[str, bytes], bytes | None]) -> Path:
+    """A copy of an archive whose records are changed, or left out."""
+    copied = path.with_name("copy.ckpt")
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(copied, "w") as target:
+        for record in source.namelist():
+            if (content := change(record, source.read(record))) is not None:
+                target.writestr(record, content)
+    return copied
+
+
+def test_a_file_without_its_seal_or_with_another_pickle_gives_placeholders(tmp_path: Path, key: Path) -> None:
+    path = write(tmp_path / "a.ckpt", Normalization(0.5))
+    write(tmp_path / "b.ckpt", Normalization(0.25))
+    with zipfile.ZipFile(tmp_path / "b.ckpt") as archive:
+        other = archive.read(f"archive/{unpickle.SEAL}")
+    unpickle._written.clear()
+    changes: dict[str, Callable[[str, bytes], bytes | None]] = {
+        "none": lambda _, content: content,
+        "no seal": lambda record, content: None if record.endswith(unpickle.SEAL) else content,
+        "empty seal": lambda record, content: b"" if record.endswith(unpickle.SEAL) else content,
+        "seal of another file": lambda record, content: other if record.endswith(unpickle.SEAL) else content,
+        "another number": lambda record, content: content.replace(b"mean", b"MEAN"),
+    }
+    for name, change in changes.items():
+        own = load(rewritten(path, change))["own"]
+        assert isinstance(own, Normalization if name == "none" else Placeholder), name
+
+
+def test_a_signature_of_something_else_is_no_seal(tmp_path: Path, key: Path) -> None:
+    """Somebody else's text that this user signs, such as an override in a record, never has the form of a seal."""
+    path = write(tmp_path / "a.ckpt", Normalization(0.5))
+    unpickle._written.clear()
+    with zipfile.ZipFile(path) as archive:
+        sealed = unpickle._sealed(archive.read("archive/data.pkl"))
+    for signed in ({"config": sealed}, [sealed], sealed["checkpoint"], sealed | {"name": "a"}):
+        seal = str(trust.sign(signed)).encode()
+        own = load(rewritten(path, lambda r, c, seal=seal: seal if r.endswith(unpickle.SEAL) else c))["own"]  # type: ignore[misc]
+        assert isinstance(own, Placeholder)
+
+
+def test_a_pickle_that_is_exchanged_after_its_seal_was_verified_is_not_loaded(
+    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a colleague who may write to the folder of a shared project."""
+    path = write(tmp_path / "a.ckpt", Normalization(0.5))
+    with zipfile.ZipFile(path) as archive:
+        record = archive.getinfo("archive/data.pkl")
+        program = archive.read(record)
+    evil = raw(name("os", "mkdir"), b"U\x08executed\x85R").ljust(len(program), b"\0")
+    verify = unpickle._is_trusted
+
+    def exchange(reader: Any) -> bool:
+        found = verify(reader)
+        with path.open("r+b") as file:
+            content = file.read()
+            file.seek(content.index(program))
+            file.write(evil)
+        return found
+
+    monkeypatch.setattr(unpickle, "_is_trusted", exchange)
+    monkeypatch.chdir(tmp_path)
+    assert load(path)["own"].mean == 0.5
+    assert not (tmp_path / "executed").exists()
+
+
 def test_a_checkpoint_of_plain_values_has_no_seal(tmp_path: Path, key: Path) -> None:
     with zipfile.ZipFile(write(tmp_path / "a.ckpt", {"a": [1.0, Path("b")]})) as archive:
         assert not [name for name in archive.namelist() if name.endswith(unpickle.SEAL)]

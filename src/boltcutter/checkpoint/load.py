@@ -134,7 +134,7 @@ def find_fault(file: IO[bytes] | None) -> str | None:
     file.seek(0)
     if file.read(len(LEGACY)) == LEGACY:  # read by an unpickler of torch whose limits are wider
         return (
-            "has the legacy format of torch before 1.6, which is not loaded; convert it by python -c \"import torch; "
+            'has the legacy format of torch before 1.6, which is not loaded; convert it by python -c "import torch; '
             "torch.save(torch.load('<old file>', weights_only=True), '<new file>')\""
         )
     try:

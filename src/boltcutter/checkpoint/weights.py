@@ -103,7 +103,9 @@ def _read_safetensors(path: str | Path) -> dict[str, Any]:
     try:
         return dict(safetensors.load(content))
     except Exception as error:  # of the library's own kind
-        raise CheckpointError(f"init_from={path}: not a safetensors file ({one_line(error)}); use another file") from None
+        raise CheckpointError(
+            f"init_from={path}: not a safetensors file ({one_line(error)}); use another file"
+        ) from None
 
 
 def incompatibility(content: Mapping[str, Any], task: nn.Module) -> str | None:
