@@ -26,7 +26,7 @@ from boltcutter.run.store import run_store
 from boltcutter_machine.file_fix import locate
 from boltcutter_machine.mistake import Mistake, explain
 
-RECORD = ("stopped_by", "metrics", "test")  # what a program wants to know of a run at its end
+RECORD = ("stopped_by", "metrics", "test", "findings")  # what a program wants to know of a run at its end
 FLAG = "--json"
 
 

@@ -72,6 +72,7 @@ def render(folder: Path, home: str = "") -> str:
         home=home,
         place=run_store().show(folder),
         record=record,
+        findings=[each for each in record.get("findings") or [] if isinstance(each, dict)],
         command=reader.get("Command", "", redact_command, record.get("command") or ""),
         choices=config.get("choices") or {},
         sections=sections,

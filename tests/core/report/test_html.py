@@ -55,6 +55,19 @@ def test_all_parts_of_a_regression_are_drawn(browse: Browse, tmp_path: Path) -> 
     assert "Missing from this report" not in seen.dom
 
 
+def test_findings_are_listed_and_notes_apart(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    found = [
+        {"check": "double-softmax", "level": "certain", "text": "probabilities <b>", "step": 0},
+        {"check": "no-gradient", "level": "note", "text": "head got no gradient", "step": 60},
+    ]
+    record = json.loads((folder / "record.json").read_text())
+    (folder / "record.json").write_text(json.dumps(record | {"findings": found}))
+    page = report.render(folder)
+    assert page.index("double-softmax") < page.index("Notes") < page.index("head got no gradient")
+    assert "probabilities &lt;b&gt;" in page
+
+
 def test_repeated_evaluations_of_the_test_split_are_counted(tmp_path: Path) -> None:
     folder = write_classification(tmp_path / "run")
     evaluations.append(folder, {"split": "test", "checkpoint": "best.ckpt"})

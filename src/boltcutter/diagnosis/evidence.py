@@ -1,0 +1,190 @@
+"""What has been seen of a training so far: all that checks decide on."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from boltcutter.diagnosis.graph import Graph
+from boltcutter.internals import foreach_norm, tree_leaves
+
+SAMPLE = 512  # elements of each parameter that are compared
+
+
+@dataclass
+class Update:
+    """One step of an optimizer.
+
+    Args:
+        optimizer: Which one.
+        number: Of its steps.
+        parameters: Of the optimizer, by name.
+        with_gradient: Names of those with a gradient.
+        nonzero: Names of those whose gradient is not 0 everywhere.
+        moved: By how much the sampled elements of each changed, as a norm; None if that is unknown.
+        size: Norm of these elements before the step.
+        rate: The largest learning rate.
+        stuck: Share of the elements with a gradient that did not change; only of half precision.
+        cleared: Whether all gradients were 0 at some backward pass since the last step.
+        had_gradient: Whether a gradient was not 0 after the last backward pass.
+    """
+
+    optimizer: Optimizer
+    number: int
+    parameters: dict[str, Tensor]
+    with_gradient: set[str]
+    nonzero: set[str]
+    moved: dict[str, float] | None
+    size: dict[str, float]
+    rate: float
+    stuck: float
+    cleared: bool
+    had_gradient: bool
+
+
+@dataclass
+class Steps:
+    """What is kept of the steps of one optimizer that were looked at."""
+
+    count: int = 0  # all steps, also those that were not looked at
+    uncleared: int = 0
+    emptied: int = 0
+    ratios: list[tuple[float, float]] = field(default_factory=list)  # relative change, learning rate
+    jumps: list[float] = field(default_factory=list)  # changes larger than the weights, of the median matrix
+    stuck: list[float] = field(default_factory=list)
+
+
+class Evidence:
+    """What has been seen of a training.
+
+    Args:
+        trainer: The trainer.
+        module: The module that it trains.
+    """
+
+    def __init__(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.trainer, self.module = trainer, module
+        self.made = {id(p) for p in module.parameters()}  # when the optimizers were made
+        self.step = 0  # optimizer steps since training began or was resumed
+        self.looks = 0
+        self.ended = False
+        self.optimizers: list[Optimizer] = []
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.names: dict[int, str] = {}  # of parameters by identity
+        self.owned: set[int] = set()  # identities of parameters that an optimizer has
+        self.sharded = self.compiled = False
+        # of the step that is looked at
+        self.batch: Any = None
+        self.loss: Any = None  # as training_step returned it
+        self.graph: Graph | None = None
+        self.update: Update | None = None
+        # of all steps that were looked at
+        self.steps: dict[int, Steps] = {}  # by identity of the optimizer
+        self.start: dict[str, Tensor] = {}  # sampled elements of the weights
+        self.versions: dict[str, int] = {}
+        self.got_gradient: set[str] = set()
+        self.got_nonzero: set[str] = set()
+        self.looks_with_hooks = 0
+        self.ran_without_gradient: Counter[str] = Counter()
+        self.dead: Counter[str] = Counter()  # activations that were 0 everywhere, looks in a row
+        self.forward_passes = self.without_loss = 0
+        self.constant = 0
+        self.hashes: list[int] = []  # of training batches
+        self.labels: list[Tensor] = []
+        self.train_classes: set[int] = set()
+        self.num_classes = 0
+        self.scale: dict[str, tuple[float, float]] = {}  # mean and deviation of inputs
+        # of validation
+        self.validations = 0
+        self.validation_batch: Any = None
+        self.validation_batches = 0
+        self.validation_labels: list[Tensor] = []
+        self.active_dropout: list[str] = []
+        self.metrics: dict[str, tuple[Any, int]] = {}  # computed in the last validation and not reset: updates
+        self.stale_metrics: list[tuple[str, int]] = []
+
+    def begin(self) -> None:
+        """Read what is known when training starts."""
+        trainer, module = self.trainer, self.module
+        found = [getattr(optimizer, "optimizer", optimizer) for optimizer in trainer.optimizers]
+        self.optimizers = [o for o in found if isinstance(o, Optimizer) and any(g["params"] for g in o.param_groups)]
+        self.parameters = dict(module.named_parameters())
+        self.names = {id(p): name for name, p in self.parameters.items()}
+        self.owned = self.optimized()
+        self.sharded = any(hasattr(p, "full_tensor") for p in self.parameters.values()) or is_sharded(trainer)
+        self.compiled = any(
+            hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in module.modules()
+        )
+        self.steps = defaultdict(Steps)
+        if not self.sharded:
+            self.start = {name: sampled(p).clone() for name, p in self.parameters.items()}
+        self.versions = {name: p._version for name, p in self.parameters.items()}
+
+    def optimized(self) -> set[int]:
+        """Identities of the parameters that an optimizer has now."""
+        return {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
+
+    @property
+    def total_steps(self) -> float:
+        """Optimizer steps of the whole training; infinite if it has no end."""
+        total = self.trainer.estimated_stepping_batches
+        return float(total) if total > 0 else math.inf
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples of the training batch; 0 if it has no tensors."""
+        return next((len(t) for t in tensors_of(self.batch) if t.ndim), 0)
+
+    @property
+    def trained(self) -> list[str]:
+        """Names of parameters that are to be trained."""
+        return [n for n, p in self.parameters.items() if p.requires_grad and id(p) in self.owned]
+
+    def has_moved(self) -> bool:
+        """Whether the weights differ by more than 1% from those at the start."""
+        now = {n: p for n, p in self.parameters.items() if p.requires_grad and n in self.start}
+        if not now:
+            return False
+        change = [sampled(p).float() - self.start[n].float() for n, p in now.items()]
+        sizes = [self.start[n].float() for n in now]
+        moved, size = (float(torch.stack(foreach_norm(each)).norm()) for each in (change, sizes))
+        return moved > 0.01 * size
+
+
+def is_sharded(trainer: L.Trainer) -> bool:
+    """Whether each rank holds only a part of the weights, or swaps them for others while it computes."""
+    return any(word in type(trainer.strategy).__name__ for word in ("FSDP", "ModelParallel", "DeepSpeed", "Pipeline"))
+
+
+def tensors_of(batch: Any) -> list[Tensor]:
+    """The tensors of a batch."""
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and not leaf.is_sparse]
+
+
+def values(tensor: Tensor) -> Tensor:
+    """The elements of a tensor; of a sparse one, those that it stores."""
+    tensor = tensor.detach()
+    return tensor.coalesce().values() if tensor.is_sparse else tensor
+
+
+def sampled(tensor: Tensor) -> Tensor:
+    """Up to SAMPLE elements, evenly spread; a view where that is possible."""
+    flat = values(tensor).reshape(-1)
+    return flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE]
+
+
+def nonzero(tensors: list[Tensor]) -> list[bool]:
+    """Which tensors are not 0 everywhere; waits once for the device."""
+    some = [values(t) for t in tensors]
+    filled = [t for t in some if t.numel()]
+    if not filled:
+        return [False] * len(some)
+    found = iter(torch.stack([norm.float() for norm in foreach_norm(filled, float("inf"))]).tolist())
+    return [bool(t.numel()) and next(found) != 0 for t in some]

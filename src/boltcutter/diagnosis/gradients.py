@@ -1,0 +1,215 @@
+"""Checks of gradients and weights: what backward and step did, against what they should do."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from lightning.pytorch.callbacks import BaseFinetuning
+
+from boltcutter.diagnosis.checks import Line, Lines, check, some
+from boltcutter.diagnosis.evidence import Evidence, Update, sampled
+from boltcutter.diagnosis.source import depends_on_time, is_mentioned
+from boltcutter.internals import foreach_norm
+
+EARLY = 8  # optimizer steps, all of which are looked at
+NO_EFFECT = 1e-4  # relative change of the weights in the whole training that cannot matter
+HUGE = 2.0  # change of a matrix in one step, relative to its size, and to 1 / sqrt(fan-in)
+COLLAPSED = 0.02  # size of the weights, relative to the start
+
+
+def _name(update: Update) -> str:
+    return type(update.optimizer).__name__
+
+
+@check("cleared-before-step", "certain", at="step")
+def cleared_before_step(seen: Evidence) -> Lines:
+    """At three looks, gradients were not 0 after the last backward pass, but all were after the step."""
+    assert seen.update is not None
+    update, steps = seen.update, seen.steps[id(seen.update.optimizer)]
+    if update.had_gradient and not update.nonzero:
+        steps.emptied += 1
+        if steps.emptied >= 3:
+            yield (
+                f"all gradients of {_name(update)} are cleared between backward and step, so it trains nothing; call "
+                "zero_grad before backward"
+            )
+
+
+@check("not-cleared", "certain", at="step")
+def not_cleared(seen: Evidence) -> Lines:
+    """At three looks, gradients were 0 at no backward pass between two steps."""
+    assert seen.update is not None
+    update, steps = seen.update, seen.steps[id(seen.update.optimizer)]
+    if not update.cleared and update.nonzero and update.number > 1:
+        steps.uncleared += 1
+        if steps.uncleared >= 3:
+            yield (
+                f"gradients of {_name(update)} are never cleared, so each step uses the sum of all earlier ones; call "
+                "optimizer.zero_grad()"
+            )
+
+
+@check("frozen-changes", "certain", at="step")
+def frozen_changes(seen: Evidence) -> Lines:
+    """An optimizer changes a parameter that does not require a gradient."""
+    assert seen.update is not None
+    update = seen.update
+    changed = [n for n, moved in (update.moved or {}).items() if moved and not update.parameters[n].requires_grad]
+    if changed:
+        yield (
+            f"{some(changed)} is frozen (requires_grad=False), but {_name(update)} changes it, by momentum or weight "
+            "decay of an old gradient; set its grad to None, or give the optimizer only what is trained"
+        )
+
+
+@check("huge-update", "likely", at="step")
+def huge_update(seen: Evidence) -> Lines:
+    """At three looks, the median matrix changed in one step by twice its size, or twice 1 / sqrt(fan-in)."""
+    assert seen.update is not None
+    update, steps = seen.update, seen.steps[id(seen.update.optimizer)]
+    jumps = []
+    for name, moved in (update.moved or {}).items():
+        p = update.parameters[name]
+        if p.ndim > 1 and p.numel() and p.requires_grad:
+            count = min(p.numel(), 512)
+            scale = max(update.size[name] / math.sqrt(count), (p.numel() / len(p)) ** -0.5)
+            jumps.append(moved / math.sqrt(count) / scale)
+    middle = sorted(jumps)[len(jumps) // 2] if jumps else 0.0
+    if middle > HUGE:
+        steps.jumps.append(middle)
+        if len(steps.jumps) >= 3:
+            yield (
+                f"{_name(update)} changes the weights by {max(steps.jumps):.1f} times their size in a step, so it "
+                f"forgets what was learned; lower the learning rate ({update.rate:g}), or clip gradients"
+            )
+
+
+def _rises(seen: Evidence, ratios: list[tuple[float, float]]) -> bool:
+    """Whether the learning rate may still be low on purpose."""
+    return ratios[-1][1] > 2 * min(rate for _, rate in ratios) or bool(
+        seen.trainer.lr_scheduler_configs and not seen.ended
+    )
+
+
+@check("no-update", "certain", at="summary")
+def no_update(seen: Evidence) -> Lines:
+    """With gradients and a rate above 0, no sampled weight changed at any look."""
+    for optimizer in seen.optimizers:
+        ratios = seen.steps[id(optimizer)].ratios
+        if len(ratios) >= 4 and not max(ratio for ratio, _ in ratios) and not _rises(seen, ratios):
+            yield Line(
+                f"{type(optimizer).__name__} does not change the weights, although they have gradients and the "
+                f"learning rate is {ratios[-1][1]:g}; raise it",
+                subject=str(seen.optimizers.index(optimizer)),
+            )
+
+
+@check("tiny-update", "likely", at="summary")
+def tiny_update(seen: Evidence) -> Lines:
+    """The largest change per step, times the steps of the training, is below 1/10,000 of the weights."""
+    for optimizer in seen.optimizers:
+        ratios = seen.steps[id(optimizer)].ratios
+        if len(ratios) < 4 or _rises(seen, ratios):
+            continue
+        largest, total = max(ratio for ratio, _ in ratios), max(seen.total_steps, 1000)  # a short trial is no training
+        if 0 < largest * total < NO_EFFECT:
+            yield (
+                f"{type(optimizer).__name__} changes the weights by {largest:.0e} of their size per step, which is "
+                f"nothing in the whole training; raise the learning rate ({ratios[-1][1]:g}), or the limit of the "
+                "gradient norm"
+            )
+
+
+@check("rounded-away", "likely", at="summary")
+def rounded_away(seen: Evidence) -> Lines:
+    """With weights in half precision, over 80% of those with a gradient do not change in a step."""
+    for optimizer in seen.optimizers:
+        steps = seen.steps[id(optimizer)]
+        stuck = sorted(steps.stuck)
+        if len(stuck) >= 4 and stuck[len(stuck) // 2] > 0.8 and not _rises(seen, steps.ratios):
+            yield (
+                f"{stuck[len(stuck) // 2]:.0%} of the weights do not change in a step, because the update is below the "
+                "precision of their dtype; keep the weights in float32 (precision=bf16-mixed)"
+            )
+
+
+@check("collapse", "likely", at="summary")
+def collapse(seen: Evidence) -> Lines:
+    """The matrices have shrunk to less than 2% of their initial size."""
+    names = [n for n in seen.trained if n in seen.start and seen.parameters[n].ndim > 1]
+    if len(names) < 2:
+        return
+    each = ([seen.start[n] for n in names], [sampled(seen.parameters[n]) for n in names])
+    first, last = (float(torch.stack([norm.float() for norm in foreach_norm(part)]).norm()) for part in each)
+    if last < COLLAPSED * first:
+        yield f"the weights have shrunk to {last / first:.1%} of their initial size; lower weight decay or penalties"
+
+
+def never_trained(seen: Evidence) -> list[str]:
+    """Parameters without a gradient at any look, that nothing else has changed either."""
+    changed = {n for n, p in seen.parameters.items() if p._version != seen.versions.get(n)}
+    never = [n for n in seen.trained if n not in seen.got_gradient and n not in changed]
+    return never if seen.step >= 3 and len(never) < len(seen.trained) and not seen.sharded else []
+
+
+def computed_in_each_step(seen: Evidence, names: list[str]) -> list[str]:
+    """Those of which the layer was computed at each look with hooks, of which there were enough."""
+    count = seen.looks_with_hooks
+    return [n for n in names if seen.ran_without_gradient[n] == count >= max(1, min(seen.step, EARLY) - 3)]
+
+
+@check("unused-parameter", "likely", at="summary")
+def unused_parameter(seen: Evidence) -> Lines:
+    """A parameter never got a gradient, and no code but __init__ mentions it."""
+    unused = [n for n in never_trained(seen) if not is_mentioned(seen.module, n, seen.trainer)]
+    if unused:
+        yield f"{some(unused)} is never used: no method but __init__ mentions it; use it in forward, or remove it"
+
+
+@check("cut-gradient", "likely", at="summary")
+def cut_gradient(seen: Evidence) -> Lines:
+    """A layer is computed in each step, but its parameters never get a gradient, and no code depends on time."""
+    never = [n for n in never_trained(seen) if is_mentioned(seen.module, n, seen.trainer)]
+    if cut := computed_in_each_step(seen, never):
+        timed = depends_on_time(seen.module) or any(isinstance(c, BaseFinetuning) for c in callbacks(seen))
+        yield Line(
+            f"{some(cut)} is computed in each step, but never gets a gradient: detach(), no_grad(), .data, .item() or "
+            "NumPy cuts the graph behind it; remove that, or freeze the layer",
+            "note" if timed else None,
+        )
+
+
+@check("no-gradient", "note", at="summary")
+def no_gradient(seen: Evidence) -> Lines:
+    """A parameter never got a gradient."""
+    if seen.ended and (never := never_trained(seen)):
+        yield f"{some(never)} got no gradient at {seen.looks} of {seen.step} steps that were looked at"
+
+
+@check("zero-gradient", "note", at="summary")
+def zero_gradient(seen: Evidence) -> Lines:
+    """The gradient of a parameter was exactly 0 at all looks."""
+    zero = [n for n in seen.trained if n in seen.got_gradient and n not in seen.got_nonzero]
+    if not seen.ended or seen.step < 3 or not zero or any(steps.emptied for steps in seen.steps.values()):
+        return
+    if len(zero) == len(seen.trained):
+        yield Line("all gradients were exactly 0 at all steps: the loss does not depend on the weights", "likely")
+    else:
+        yield f"the gradient of {some(zero)} was exactly 0 at all {seen.looks} steps that were looked at"
+
+
+@check("skipped-steps", "likely", at="summary")
+def skipped_steps(seen: Evidence) -> Lines:
+    """training_step returned None for over 20% of the batches that were looked at, and for five or more of them."""
+    known = seen.module.automatic_optimization and seen.forward_passes >= 5
+    if known and seen.without_loss / seen.forward_passes > 0.2:
+        yield (
+            f"training_step returned None for {seen.without_loss} of {seen.forward_passes} batches that were "
+            "looked at, which are not trained on; find out why"
+        )
+
+
+def callbacks(seen: Evidence) -> list[object]:
+    """The callbacks of the trainer."""
+    return list(seen.trainer.callbacks)  # type: ignore[attr-defined]

@@ -1,0 +1,191 @@
+"""What the autograd graph of the real loss says: loss functions, what feeds them, and which leaves it reaches.
+
+Reading it needs no wrapper of the user's code, and works for ``training_step`` of any module. A compiled model is one
+opaque node: nothing is found there, so nothing is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+MAX_NODES = 20_000
+# Operations that only move values: what feeds a loss is looked for behind them.
+MOVES = frozenset(
+    f"{name}Backward{i}"
+    for name in (
+        *("View", "UnsafeView", "ReshapeAlias", "Permute", "Transpose", "Squeeze", "Unsqueeze", "Clone", "Select"),
+        *("Slice", "Index", "Narrow", "Split", "Unbind", "ToCopy", "Alias", "Expand", "T", "Movedim", "Contiguous"),
+    )
+    for i in range(3)
+)
+LOSSES = {
+    "NllLossBackward0": "nll_loss",
+    "NllLoss2DBackward0": "nll_loss",
+    "MseLossBackward0": "mse_loss",
+    "L1LossBackward0": "l1_loss",
+    "SmoothL1LossBackward0": "smooth_l1_loss",
+    "HuberLossBackward0": "huber_loss",
+    "BinaryCrossEntropyBackward0": "binary_cross_entropy",
+    "BinaryCrossEntropyWithLogitsBackward0": "binary_cross_entropy_with_logits",
+    "KlDivBackward0": "kl_div",
+}
+REGRESSIONS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+COMPUTES = frozenset(
+    ("AddmmBackward0", "MmBackward0", "BmmBackward0", "ConvolutionBackward0", "EmbeddingBackward0"),
+)
+
+
+class Loss(NamedTuple):
+    """A call of a loss function.
+
+    Args:
+        kind: Its name in ``torch.nn.functional``.
+        node: Of the graph.
+        source: Name of the operation that computed its input, without ``Backward0``.
+        before: For cross-entropy, the operation that computed the logits.
+        prediction: Its first argument; for ``nll_loss`` the log-probabilities. None if it is not kept.
+        target: Its second argument.
+    """
+
+    kind: str
+    node: Any
+    source: str
+    source_node: Any
+    before: str
+    prediction: Tensor | None
+    target: Tensor | None
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes of ``nll_loss``."""
+        if self.kind != "nll_loss" or self.prediction is None or not self.prediction.ndim:
+            return None
+        return self.prediction.shape[min(1, self.prediction.ndim - 1)]
+
+    def mean_nll(self) -> float | None:
+        """The mean of ``nll_loss`` over valid targets, of a batch of single labels."""
+        log_p, target = self.prediction, self.target
+        if self.kind != "nll_loss" or log_p is None or target is None or log_p.ndim != 2 or target.ndim != 1:
+            return None
+        valid = (target >= 0) & (target < log_p.shape[1])
+        chosen = log_p[valid].gather(1, target[valid, None])
+        return -float(chosen.float().mean()) if chosen.numel() else None
+
+    def mean(self) -> float | None:
+        """The mean that the loss function returns, computed again."""
+        if self.kind == "mse_loss" and self.prediction is not None and self.target is not None:
+            return float((self.prediction - self.target).square().mean())
+        return self.mean_nll()
+
+    def same_for_all(self) -> bool:
+        """Whether the prediction is the same for all samples, of which there are at least four."""
+        p = self.prediction
+        if p is None or p.ndim == 0 or len(p) < 4 or not p.is_floating_point():
+            return False
+        return torch.allclose(p, p[:1].expand_as(p), rtol=1e-6, atol=1e-9)
+
+
+class Graph(NamedTuple):
+    """The graph behind a loss."""
+
+    leaves: list[Tensor]
+    losses: list[Loss]
+    replaced: list[Any]  # nodes of nan_to_num
+    softmaxes: list[Any]
+    counts: Counter[str]
+
+
+class NoComputation(TorchFunctionMode):
+    """Refuses to compute: a tensor that is recomputed or fetched when it is read is left alone."""
+
+    def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Raise."""
+        raise RuntimeError("not kept")
+
+
+def read_graph(loss: Tensor) -> Graph:
+    """Walk the graph behind a loss."""
+    seen: set[Any] = set()
+    stack: list[Any] = [loss.grad_fn]
+    leaves, losses, replaced, softmaxes, counts = [], [], [], [], Counter[str]()
+    while stack and len(seen) < MAX_NODES:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        name = node.name()
+        counts[name] += 1
+        if name in LOSSES:
+            losses.append(node)
+        elif name == "NanToNumBackward0":
+            replaced.append(node)
+        elif name == "SoftmaxBackward0":
+            softmaxes.append(node)
+        elif name == "torch::autograd::AccumulateGrad":
+            leaves.append(node.variable)
+        stack.extend(parent for parent, _ in node.next_functions)
+    return Graph(leaves, [_loss(node) for node in losses], replaced, softmaxes, counts)
+
+
+def saved(node: Any, name: str) -> Any:
+    """A value that a node keeps for the backward pass; None if there is none, or reading it would compute it."""
+    try:
+        with NoComputation():
+            value = getattr(node, f"_saved_{name}")
+    except (AttributeError, RuntimeError):
+        return None
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def operation_behind(node: Any) -> Any:
+    """The operation that computed the first input of a node, behind those that only move values."""
+    while node is not None and node.next_functions:
+        node = node.next_functions[0][0]
+        if node is None or node.name() not in MOVES:
+            return node
+    return None
+
+
+def _name(node: Any) -> str:
+    return node.name().partition("Backward")[0] if node is not None else ""
+
+
+def _loss(node: Any) -> Loss:
+    source = operation_behind(node)
+    before = operation_behind(source) if _name(source) == "LogSoftmax" else None
+    return Loss(
+        LOSSES[node.name()], node, _name(source), source, _name(before), saved(node, "self"), saved(node, "target")
+    )
+
+
+def extremes(tensor: Tensor | None) -> tuple[float, float]:
+    """The lowest and the highest value; NaN if there is none."""
+    if tensor is None or not tensor.numel():
+        return math.nan, math.nan
+    return float(tensor.min()), float(tensor.max())
+
+
+def find_holder(module: nn.Module, leaf: Tensor) -> str | None:
+    """The attribute, a list or dict, in which a module lies that is not registered."""
+    for name, part in module.named_modules():
+        for attribute, value in vars(part).items():
+            if attribute in ("_modules", "_parameters", "_buffers", "_trainer"):
+                continue
+            inner = value if isinstance(value, list | tuple) else value.values() if isinstance(value, dict) else ()
+            if any(p is leaf for item in inner for p in _parameters(item)):
+                return f"{name}.{attribute}".lstrip(".")
+    return None
+
+
+def _parameters(item: Any) -> Iterator[Tensor]:
+    if isinstance(item, nn.Module):
+        yield from item.parameters()
+    elif isinstance(item, Tensor):
+        yield item

@@ -1,0 +1,558 @@
+"""A callback that looks closely at a few steps of a training, and says what is silently wrong."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics import MaxMetric, Metric, MinMetric
+from torchmetrics.metric import CompositionalMetric
+
+from boltcutter.diagnosis import data, gradients, layers, losses, optimizers, schedules  # noqa: F401  registers them
+from boltcutter.diagnosis.checks import CHECKS, Check, Finding, FindingError, Line, Moment
+from boltcutter.diagnosis.evidence import Evidence, Update, nonzero, sampled
+from boltcutter.diagnosis.graph import read_graph
+from boltcutter.diagnosis.seam import ActiveDropout
+from boltcutter.internals import foreach_norm
+from boltcutter.run.folder import read_record, update_record
+
+FIRST = 8  # optimizer steps, all of which are looked at
+FOLLOW_UPS = 8  # further looks in a training, right after one at which gradients are missing or 0
+PATIENCE = 64  # batches without an optimizer step, after which it no longer looks
+
+
+class Invariants(Callback):
+    """Say what is silently wrong, from what the real training computes.
+
+    It looks at steps 1 to 8, 16, 32, 64, …, and at the last one. Between them, one hook of each optimizer counts. It
+    changes no weight, draws no random number, and stores nothing in checkpoints. Where it cannot see, as within a
+    compiled model, it says nothing. ``boltcutter.diagnosis.CHECKS`` lists the checks and their rules.
+
+    Args:
+        ignore: Names of checks that are not asked.
+        on_finding: ``warn`` prints certain and likely findings; ``error`` also stops training at the first one.
+        folder: Folder of the run, in whose ``record.json`` findings are stored; None: they are only in ``findings``.
+
+    Attributes:
+        findings: All findings, also notes, which are true but often meant, and not printed.
+
+    Raises:
+        ValueError: ``ignore`` names no check, or ``on_finding`` is neither.
+    """
+
+    def __init__(
+        self,
+        *,
+        ignore: Sequence[str] = (),
+        on_finding: Literal["warn", "error"] = "warn",
+        folder: Path | None = None,
+    ) -> None:
+        if unknown := [name for name in ignore if name not in CHECKS]:
+            raise ValueError(
+                f"callback.invariants.ignore={unknown[0]}: no check; there are {', '.join(sorted(CHECKS))}"
+            )
+        if on_finding not in ("warn", "error"):
+            raise ValueError(f"callback.invariants.on_finding={on_finding}: must be warn or error; try warn")
+        self.on_finding, self.folder = on_finding, folder and Path(folder)
+        chosen = [each for name, group in CHECKS.items() if name not in ignore for each in group]
+        self._checks: dict[Moment, list[Check]] = {}
+        for each in chosen:
+            self._checks.setdefault(each.at, []).append(each)
+        self.findings: list[Finding] = []
+        self._said: set[tuple[str, str]] = set()
+        self._seen: Evidence | None = None
+        self._handles: list[Any] = []  # of hooks that count steps
+        self._watch: Watch | None = None  # while it looks
+        self._next = 1
+        self._last = -1
+        self._follow_ups = FOLLOW_UPS
+        self._hooked = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy sees nothing: a trainer or a callback may be pickled while it trains."""
+        state = vars(self).copy()
+        return state | {"_seen": None, "_handles": [], "_watch": None, "_checks": {}}
+
+    # Life cycle
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Remember which parameters there are when optimizers are made; validation, which may create some, is later."""
+        self._close()
+        self._seen = Evidence(trainer, pl_module)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Check what is known before the first step, and look at it."""
+        seen = self._seen
+        if seen is None:
+            return
+        with Guarded(self):
+            seen.begin()
+            total = seen.total_steps - trainer.global_step / max(1, len(seen.optimizers))
+            self._last = int(total) if math.isfinite(total) else -1
+            self._next, self._follow_ups = 1, FOLLOW_UPS
+            self._ask("start")
+            self._handles = [o.register_step_post_hook(StepHook(self, seen.steps[id(o)])) for o in seen.optimizers]
+            self._look()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Conclude."""
+        if self._seen is not None and self._handles:
+            with Guarded(self):
+                self._stop_looking()
+                self._seen.ended = True
+                self._ask("summary")
+        self._close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Leave."""
+        self._close()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Leave."""
+        self._close()
+
+    def _close(self) -> None:
+        self._stop_looking()
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._seen = [], None
+
+    # When it looks
+
+    def _look(self) -> None:
+        """Look at the next step."""
+        if self._watch is None and self._seen is not None:
+            self._watch = Watch(self, self._seen, with_hooks=self._hooked)
+
+    def _stop_looking(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def count(self, optimizer: Any, steps: Any) -> None:
+        """Called after each step of an optimizer."""
+        if self._watch is None:
+            if steps.count + 1 >= self._next and self._seen is not None:
+                self._seen.step = max(self._seen.step, steps.count)
+                self._look()
+            return
+        with Guarded(self):
+            seen, watch = self._seen, self._watch
+            assert seen is not None
+            seen.step = max(seen.step, steps.count)
+            suspicious = watch.after_step(optimizer, steps.count)
+            if steps.count < self._next:
+                return  # another optimizer is ahead
+            seen.looks += 1
+            summarizes = seen.step >= FIRST and math.log(seen.step, 8) % 1 < 1e-9
+            if summarizes:
+                self._ask("summary")
+            follow = suspicious and self._follow_ups > 0 and seen.step >= FIRST
+            self._follow_ups -= follow
+            self._hooked = suspicious
+            self._next = next_look(seen.step, self._last) if not follow else seen.step + 1
+            self._stop_looking()
+            if self._next == seen.step + 1:
+                self._look()
+
+    # What it says
+
+    def _ask(self, moment: Moment) -> None:
+        """Ask all checks of a moment."""
+        for each in self._checks.get(moment, ()):
+            try:
+                for line in each.decide(self._seen):  # type: ignore[arg-type]
+                    self._say(each, line if isinstance(line, Line) else Line(line))
+            except FindingError:
+                raise
+            except Exception as error:  # a check that fails must not end a training
+                self._note(each.name, f"could not be decided: {type(error).__name__}: {str(error)[:200]}")
+
+    def _say(self, asked: Check, line: Line) -> None:
+        if (asked.name, line.subject) in self._said or self._seen is None:
+            return
+        self._said.add((asked.name, line.subject))
+        finding = Finding(asked.name, line.level or asked.level, line.text, self._seen.step)
+        self.findings.append(finding)
+        if self._seen.trainer.is_global_zero:
+            self._record()
+            if finding.level != "note":
+                print(f"warning: {finding}", file=sys.stderr)
+        if finding.level != "note" and self.on_finding == "error":
+            raise FindingError(f"{finding}; callback.invariants.ignore=[{finding.check}] leaves it out")
+
+    def _note(self, name: str, text: str) -> None:
+        if (name, "failed") not in self._said:
+            self._said.add((name, "failed"))
+            self.findings.append(Finding(name, "note", text, self._seen.step if self._seen else 0))
+
+    def _record(self) -> None:
+        if self.folder is not None:
+            file = self.folder / "record.json"
+            earlier = read_record(self.folder).get("findings", []) if file.is_file() else []
+            now = [{"check": f.check, "level": f.level, "text": f.text, "step": f.step} for f in self.findings]
+            known = {each["check"] for each in now}
+            update_record(self.folder, findings=[*(each for each in earlier if each["check"] not in known), *now])
+
+    # Validation
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """See which metrics still have their updates, and watch the first validations."""
+        seen = self._seen
+        if seen is None:
+            return
+        with Guarded(self):
+            seen.validation_batches = 0
+            if not trainer.sanity_checking:
+                still = [(n, m._update_count) for n, (m, count) in seen.metrics.items() if m._update_count >= count]
+                seen.stale_metrics = still
+                self._ask("validated")
+
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Watch for dropout in the first two batches of the first validations."""
+        seen = self._seen
+        if seen is None or seen.validations > 1:
+            return
+        with Guarded(self):
+            seen.validation_batch = batch
+            seen.validation_batches += 1
+            if not trainer.sanity_checking:
+                data.remember_validation(seen)
+            if seen.validation_batches <= 2 and not self._is_compiled(seen):
+                seen.active_dropout = []
+                Around(trainer.strategy, "validation_step", ActiveDropout(seen.active_dropout))
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Ask about the first two batches."""
+        seen = self._seen
+        if seen is None or seen.validations > 1 or seen.validation_batches > 2:
+            return
+        with Guarded(self):
+            Around.remove(trainer.strategy, "validation_step")
+            self._ask("validation")
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Remember which metrics were computed in this validation, and not reset."""
+        seen = self._seen
+        if seen is None:
+            return
+        with Guarded(self):
+            seen.validations += 1
+            seen.validation_batch = None
+            if not trainer.sanity_checking:
+                seen.metrics = {
+                    name: (m, m._update_count)
+                    for name, m in pl_module.named_modules()
+                    if isinstance(m, Metric) and m._update_count and m._computed is not None and not _keeps_state(m)
+                }
+
+    def _is_compiled(self, seen: Evidence) -> bool:
+        return seen.compiled or any(
+            hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) for m in seen.module.modules()
+        )
+
+
+def next_look(step: int, last: int) -> int:
+    """The step after this one that is looked at: 1 to 8, powers of 2, and the last one."""
+    upcoming = step + 1 if step < FIRST else 1 << step.bit_length()
+    return last if step < last < upcoming else upcoming
+
+
+def _keeps_state(metric: Metric) -> bool:
+    """Whether a metric is over several epochs on purpose."""
+    kinds = (MaxMetric, MinMetric, CompositionalMetric)
+    return isinstance(metric, kinds) or ".wrappers" in type(metric).__module__
+
+
+class Guarded:
+    """A failure of what only looks ends the looking, not the training; a finding that is an error does end it.
+
+    Tensors that are computed meanwhile have no gradient.
+    """
+
+    def __init__(self, owner: Invariants) -> None:
+        self.owner, self.no_grad = owner, torch.no_grad()
+
+    def __enter__(self) -> None:
+        self.no_grad.__enter__()
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        self.no_grad.__exit__(kind, error, traceback)
+        if isinstance(error, Exception) and not getattr(error, "hide_traceback", False):
+            self.owner._note("invariants", f"no longer looks: {type(error).__name__}: {str(error)[:200]}")
+            self.owner._close()
+            return True
+        return False
+
+
+class StepHook:
+    """Counts the steps of an optimizer; a copy of the optimizer does not have it."""
+
+    __slots__ = ("owner", "steps")
+
+    def __init__(self, owner: Invariants, steps: Any) -> None:
+        self.owner, self.steps = owner, steps
+
+    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Count."""
+        steps = self.steps
+        steps.count += 1
+        owner = self.owner
+        if owner._watch is not None or steps.count + 1 >= owner._next:
+            owner.count(optimizer, steps)
+
+
+class Around:
+    """Stands for a method of an object, and calls a function around it.
+
+    A copy of the object, also by pickle, has the method itself.
+
+    Args:
+        owner: The object.
+        name: Of its method.
+        call: Called with the method, its arguments and options.
+    """
+
+    def __init__(self, owner: Any, name: str, call: Callable[[Callable[..., Any], Any, Any], Any]) -> None:
+        self.owner, self.name, self.call = owner, name, call
+        self.replaced = vars(owner).get(name)  # what somebody else has set
+        self.method = getattr(owner, name)
+        vars(owner)[name] = self
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Call the function."""
+        return self.call(self.method, args, options)
+
+    def __reduce__(self) -> Any:
+        return _method, (self.owner, self.name)
+
+    @staticmethod
+    def remove(owner: Any, name: str) -> None:
+        """Restore the method, unless somebody else has replaced it since."""
+        found = vars(owner).get(name)
+        if isinstance(found, Around):
+            del vars(owner)[name]
+            if found.replaced is not None:
+                vars(owner)[name] = found.replaced
+
+
+def _method(owner: Any, name: str) -> Any:
+    return getattr(type(owner), name).__get__(owner)
+
+
+class Watch:
+    """What surrounds a step that is looked at: the forward pass, the backward passes, and the optimizer.
+
+    Args:
+        callback: Which asks the checks.
+        seen: Where evidence is kept.
+        with_hooks: Whether it also sees which layers are computed.
+    """
+
+    def __init__(self, callback: Invariants, seen: Evidence, *, with_hooks: bool) -> None:
+        self.callback, self.seen = callback, seen
+        self.before: dict[int, dict[str, Tensor]] = {}  # sampled weights, by optimizer
+        self.cleared: dict[int, bool] = {}
+        self.had_gradient: dict[int, bool] = {}
+        self.backward_passes = self.forward_passes = 0
+        self.ran: set[str] = set()
+        self.strategy, self.precision = seen.trainer.strategy, seen.trainer.precision_plugin
+        Around(self.strategy, "training_step", self.around_training_step)
+        Around(self.precision, "backward", self.around_backward)
+        self.handles: list[Any] = []
+        if not seen.module.automatic_optimization and not seen.sharded:
+            self.handles = [o.register_step_pre_hook(self.before_step) for o in seen.optimizers]
+        self.with_hooks = with_hooks and not seen.compiled
+        if self.with_hooks:
+            for name, part in seen.module.named_modules():
+                if part is not seen.module and not isinstance(part, Metric | torch.jit.ScriptModule):
+                    self.handles.append(part.register_forward_hook(ForwardHook(self, name)))
+
+    def close(self) -> None:
+        """Restore all."""
+        Around.remove(self.strategy, "training_step")
+        Around.remove(self.precision, "backward")
+        for handle in self.handles:
+            handle.remove()
+
+    def around_training_step(self, step: Callable[..., Any], args: Any, options: Any) -> Any:
+        """Keep the batch, and read the graph."""
+        seen, callback = self.seen, self.callback
+        with Guarded(callback):
+            seen.batch = args[0] if args else next(iter(options.values()), None)
+            data.remember(seen)
+            callback._ask("batch")
+        output = step(*args, **options)
+        with Guarded(callback):
+            self.forward_passes += 1
+            seen.forward_passes += 1
+            seen.loss = output.get("loss") if isinstance(output, Mapping) else output
+            if seen.module.automatic_optimization:
+                seen.without_loss += seen.loss is None
+                self.look_at_loss()
+            seen.batch = seen.loss = None
+            if self.forward_passes > PATIENCE * seen.trainer.accumulate_grad_batches:
+                callback._close()  # no optimizer of which it knows makes steps
+        return output
+
+    def look_at_loss(self) -> None:
+        """Ask the checks of the graph."""
+        seen, loss = self.seen, self.seen.loss
+        seen.graph = read_graph(loss) if isinstance(loss, Tensor) and loss.grad_fn is not None else None
+        losses.classes_of(seen)
+        self.callback._ask("graph")
+        seen.graph = None  # it keeps the activations
+
+    def around_backward(self, backward: Callable[..., Any], args: Any, options: Any) -> Any:
+        """See which gradients there are before and after it."""
+        seen = self.seen
+        parameters = {id(o): [p for g in o.param_groups for p in g["params"]] for o in seen.optimizers}
+        with Guarded(self.callback):
+            if not seen.module.automatic_optimization and args:
+                seen.loss = args[0]
+                self.look_at_loss()
+                seen.loss = None
+            for key, group in parameters.items():
+                self.cleared[key] = self.cleared.get(key, False) or not any(
+                    nonzero([p.grad for p in group if p.grad is not None])
+                )
+        result = backward(*args, **options)
+        with Guarded(self.callback):
+            self.backward_passes += 1
+            for optimizer in seen.optimizers:
+                key = id(optimizer)
+                self.had_gradient[key] = any(nonzero([p.grad for p in parameters[key] if p.grad is not None]))
+                if seen.module.automatic_optimization:
+                    self.keep_weights(optimizer)
+            seen.got_gradient.update(n for n, p in seen.parameters.items() if p.grad is not None)
+        return result
+
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Keep the weights; not with automatic optimization, which makes the forward pass within the step."""
+        with Guarded(self.callback):
+            self.keep_weights(optimizer)
+
+    def keep_weights(self, optimizer: Optimizer) -> None:
+        """Keep a sample of the weights."""
+        if not self.seen.sharded:
+            named = self._named(optimizer)
+            self.before[id(optimizer)] = {name: sampled(p).clone() for name, p in named.items()}
+
+    def _named(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        found = [p for group in optimizer.param_groups for p in group["params"]]
+        return {self.seen.names.get(id(p), f"tensor {i}"): p for i, p in enumerate(found)}
+
+    def after_step(self, optimizer: Optimizer, number: int) -> bool:
+        """Ask the checks of a step; returns whether gradients are missing or 0, which the next look may explain."""
+        seen, key = self.seen, id(optimizer)
+        named = self._named(optimizer)
+        with_gradient = [n for n, p in named.items() if p.grad is not None]
+        flags = nonzero([named[n].grad for n in with_gradient])  # type: ignore[misc]
+        live = {n for n, flag in zip(with_gradient, flags, strict=True) if flag}
+        seen.got_gradient.update(with_gradient)
+        seen.got_nonzero |= live
+        if not live or len(live) == len(with_gradient):
+            seen.dead.clear()  # no parameter is behind it: a margin of the loss that all samples keep
+        if self.with_hooks:
+            self.count_unreached(named)
+        known = self.backward_passes > 0
+        cleared = self.cleared.pop(key, not known) if known else True
+        update = Update(
+            optimizer, number, named, set(with_gradient), live, None, {}, learning_rate(optimizer), 0.0, cleared,
+            self.had_gradient.pop(key, False),
+        )  # fmt: skip
+        self.compare(update)
+        seen.update = update
+        self.callback._ask("step")
+        seen.update = None
+        missing = any(p.requires_grad and p.grad is None for p in named.values())
+        return bool(live) and (missing or len(live) < len(with_gradient))
+
+    def count_unreached(self, named: dict[str, Tensor]) -> None:
+        """Count layers that were computed in this step, but whose parameters got no gradient in it."""
+        seen = self.seen
+        seen.looks_with_hooks += bool(self.ran)
+        for name, p in named.items():
+            if p.requires_grad and p.grad is None and name.rpartition(".")[0] in self.ran:
+                seen.ran_without_gradient[name] += 1
+        self.ran = set()
+
+    def compare(self, update: Update) -> None:
+        """Measure how far the weights have moved."""
+        before = self.before.pop(id(update.optimizer), None)
+        # A fused optimizer skips a step on the device.
+        if before is None or getattr(update.optimizer, "found_inf", None) is not None:
+            return
+        after = {n: sampled(p) for n, p in update.parameters.items() if n in before}
+        names = [n for n, value in after.items() if value.shape == before[n].shape and value.numel()]
+        if not names:
+            return
+        change = [after[n].float() - before[n].float() for n in names]
+        norms = [foreach_norm(change), foreach_norm([before[n].float() for n in names])]
+        moved, size = torch.stack([torch.stack(each) for each in norms]).tolist()
+        update.moved, update.size = dict(zip(names, moved, strict=True)), dict(zip(names, size, strict=True))
+        frozen = {n for n in names if not update.parameters[n].requires_grad}
+        steps = self.seen.steps[id(update.optimizer)]
+        if update.rate > 0 and update.nonzero:
+            total = math.hypot(*(s for n, s in update.size.items() if n not in frozen))
+            ratio = math.hypot(*(m for n, m in update.moved.items() if n not in frozen)) / (total + 1e-12)
+            steps.ratios.append((ratio if total else math.inf, update.rate))
+            half = [n for n in names if update.parameters[n].dtype in (torch.bfloat16, torch.float16)]
+            if half:
+                steps.stuck.append(stuck(update, half, dict(zip(names, change, strict=True))))
+
+
+def stuck(update: Update, names: list[str], change: Mapping[str, Tensor]) -> float:
+    """The share of elements with a gradient that did not change."""
+    with_gradient = unchanged = 0.0
+    for name in names:
+        gradient = update.parameters[name].grad
+        if name in update.nonzero and gradient is not None and not gradient.is_sparse:
+            live = sampled(gradient) != 0
+            with_gradient += float(live.sum())
+            unchanged += float((live & (change[name] == 0)).sum())
+    return unchanged / max(with_gradient, 1.0)
+
+
+def learning_rate(optimizer: Optimizer) -> float:
+    """The largest of its groups."""
+    return max((float(group.get("lr", 1.0)) for group in optimizer.param_groups), default=1.0)
+
+
+class ForwardHook:
+    """Sees which layers are computed, and whether activations are 0; a copy of the module does not have it."""
+
+    def __init__(self, watch: Watch | None = None, name: str = "") -> None:
+        self.watch, self.name = watch, name
+
+    def __call__(self, part: nn.Module, inputs: Any, output: Any) -> None:
+        """Keep the name."""
+        if self.watch is None:
+            return
+        seen = self.watch.seen
+        if part.training or seen.module.training:
+            self.watch.ran.add(self.name)
+        is_activation = isinstance(part, nn.ReLU | nn.ReLU6) and isinstance(output, Tensor)
+        if is_activation and output.ndim > 1 and len(output) >= 8:  # an expert may get few samples
+            seen.dead[self.name] = 0 if bool(output.detach().any()) else seen.dead[self.name] + 1
+
+    def __reduce__(self) -> Any:
+        return ForwardHook, ()

@@ -1,0 +1,249 @@
+"""Checks of the graph behind the loss: pairs of an output and a loss function that do not fit, and where it ends."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from boltcutter.diagnosis.checks import Line, Lines, check, some
+from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.graph import COMPUTES, REGRESSIONS, Loss, extremes, find_holder, saved
+
+# What an operation can return.
+RANGES = {
+    "Sigmoid": (0.0, 1.0),
+    "Tanh": (-1.0, 1.0),
+    "Relu": (0.0, math.inf),
+    "Softplus": (0.0, math.inf),
+    "Exp": (0.0, math.inf),
+    "Softmax": (0.0, 1.0),
+}
+SURPRISING = 8.0  # nats above those of equal probabilities: logits with a deviation above 4
+
+
+def losses(seen: Evidence, *kinds: str) -> list[Loss]:
+    """The calls of some loss functions in this step."""
+    return [loss for loss in seen.graph.losses if loss.kind in kinds] if seen.graph else []
+
+
+@check("double-softmax", "certain", at="graph")
+def double_softmax(seen: Evidence) -> Lines:
+    """The logits of cross-entropy are the output of a softmax."""
+    if any(loss.before == "Softmax" for loss in losses(seen, "nll_loss")):
+        yield "cross-entropy gets probabilities, where it expects logits, so that learning is slow; remove the softmax"
+
+
+@check("squashed-logits", "likely", at="graph")
+def squashed_logits(seen: Evidence) -> Lines:
+    """The logits of cross-entropy are the output of a sigmoid or tanh."""
+    for loss in losses(seen, "nll_loss"):
+        if loss.before in ("Sigmoid", "Tanh"):
+            yield f"cross-entropy gets the output of {loss.before.lower()}, so no class can become certain; remove it"
+
+
+@check("relu-logits", "likely", at="graph")
+def relu_logits(seen: Evidence) -> Lines:
+    """The logits of cross-entropy are the output of a ReLU."""
+    if any(loss.before in ("Relu", "Threshold") for loss in losses(seen, "nll_loss")):
+        yield "the logits come from a ReLU, so none is below 0, and those at 0 get no gradient; remove the last ReLU"
+
+
+@check("one-class", "certain", at="graph")
+def one_class(seen: Evidence) -> Lines:
+    """Cross-entropy has a single class."""
+    if any(loss.num_classes == 1 for loss in losses(seen, "nll_loss")):
+        yield "cross-entropy of one class is always 0; use two outputs, or binary_cross_entropy_with_logits"
+
+
+@check("not-log", "certain", at="graph")
+def not_log(seen: Evidence) -> Lines:
+    """What must be log-probabilities is above 0."""
+    for loss in losses(seen, "nll_loss", "kl_div"):
+        _, high = extremes(loss.prediction)
+        low, _ = extremes(loss.target)
+        if high > 1e-4:
+            remedy = "cross_entropy, or log_softmax before it" if loss.kind == "nll_loss" else "log_softmax before it"
+            yield f"{loss.kind} gets values up to {high:.3g}, but log-probabilities are never above 0; use {remedy}"
+        elif loss.kind == "kl_div" and low < -1e-4 and not saved(loss.node, "log_target"):
+            yield f"kl_div gets targets down to {low:.3g}, which are no probabilities; pass log_target=True"
+
+
+@check("softmax-of-one", "certain", at="graph")
+def softmax_of_one(seen: Evidence) -> Lines:
+    """The input of a loss function is a softmax over a dimension of size 1."""
+    for loss in seen.graph.losses if seen.graph else ():
+        if loss.source != "Softmax":
+            continue
+        result, dim = saved(loss.source_node, "result"), saved(loss.source_node, "dim")
+        dim = dim - (1 << 64) if dim is not None and dim >= 1 << 63 else dim  # it is read as an unsigned number
+        if isinstance(result, Tensor) and result.ndim and result.shape[dim] == 1 < result.numel():
+            yield (
+                f"a softmax over a dimension of size 1, of {tuple(result.shape)}, is always 1; use a sigmoid, or "
+                "another dim"
+            )
+
+
+@check("double-sigmoid", "certain", at="graph")
+def double_sigmoid(seen: Evidence) -> Lines:
+    """The logits of binary cross-entropy are the output of a sigmoid."""
+    if any(loss.source == "Sigmoid" for loss in losses(seen, "binary_cross_entropy_with_logits")):
+        yield "binary_cross_entropy_with_logits gets the output of a sigmoid, and applies another; remove the sigmoid"
+
+
+@check("bce-target", "certain", at="graph")
+def bce_target(seen: Evidence) -> Lines:
+    """A target of binary cross-entropy is below 0 or above 1."""
+    for loss in losses(seen, "binary_cross_entropy_with_logits"):
+        low, high = extremes(loss.target)
+        if low < -1e-3 or high > 1 + 1e-3:
+            yield f"targets of binary cross-entropy are {low:g} to {high:g}, so its minimum is -Inf; scale them to 0–1"
+
+
+@check("range", "certain", at="graph")
+def out_of_range(seen: Evidence) -> Lines:
+    """Over 5% of the targets are values that the last activation cannot return."""
+    for loss in losses(seen, *REGRESSIONS):
+        low, high = RANGES.get(loss.source, (-math.inf, math.inf))
+        if loss.target is None or not loss.target.numel():
+            continue
+        outside = float(((loss.target < low - 1e-3) | (loss.target > high + 1e-3)).float().mean())
+        if outside > 0.05:
+            least, most = extremes(loss.target)
+            yield (
+                f"targets are {least:.3g} to {most:.3g}, but the output of {loss.source.lower()} is {low:g} to "
+                f"{high:g}, so {outside:.0%} of them are out of reach; scale the targets, or remove the last activation"
+            )
+
+
+@check("broadcasting", "certain", at="graph")
+def broadcasting(seen: Evidence) -> Lines:
+    """A loss function has broadcast prediction and target against each other."""
+    for loss in losses(seen, *REGRESSIONS):
+        p, t = loss.prediction, loss.target
+        if p is None or t is None or p.shape != t.shape:
+            continue
+        repeated = [
+            {d for d in range(p.ndim) if each.shape[d] > 1 and each.stride(d) == 0} for each in (p, t)
+        ]  # dimensions along which a tensor has one value only
+        if repeated[0] - repeated[1] and repeated[1] - repeated[0]:
+            yield (
+                f"{loss.kind} compares each prediction with each target, {tuple(p.shape)} pairs of values, so it "
+                "learns the mean; give prediction and target the same shape"
+            )
+
+
+@check("nan-hidden", "likely", at="graph")
+def nan_hidden(seen: Evidence) -> Lines:
+    """A value that nan_to_num replaces within the graph is not finite."""
+    for node in seen.graph.replaced if seen.graph else ():
+        value = saved(node, "self")
+        if isinstance(value, Tensor) and value.numel() and not bool(value.isfinite().all()):
+            share = float((~value.isfinite()).float().mean())
+            yield (
+                f"nan_to_num hides that {share:.0%} of the values of {tuple(value.shape)} in the loss are not finite; "
+                "find where they come from"
+            )
+
+
+@check("leaf-loss", "certain", at="graph")
+def leaf_loss(seen: Evidence) -> Lines:
+    """The loss is a leaf, which depends on nothing."""
+    loss = seen.loss
+    is_leaf = isinstance(loss, Tensor) and loss.requires_grad and loss.grad_fn is None
+    if is_leaf and not any(loss is p for p in seen.module.parameters()):
+        yield (
+            "training_step returns a tensor that was created from the value of the loss, so nothing is trained; "
+            "return the loss itself"
+        )
+
+
+@check("unregistered", "likely", at="graph")
+def unregistered(seen: Evidence) -> Lines:
+    """The graph reaches an nn.Parameter that the module does not have."""
+    if seen.graph is None or seen.sharded:  # FSDP2 swaps the parameters for others while it computes
+        return
+    registered = {id(p) for p in seen.module.parameters()}
+    for leaf in seen.graph.leaves:
+        if isinstance(leaf, nn.Parameter) and id(leaf) not in registered:
+            where = f" ({holder})" if (holder := find_holder(seen.module, leaf)) else ""
+            result = "in no checkpoint" if id(leaf) in seen.owned else "never trained, and in no checkpoint"
+            yield (
+                f"the loss depends on a parameter of shape {tuple(leaf.shape)} that the module does not know{where}; "
+                f"it is {result}: use nn.ModuleList, nn.ModuleDict or register_parameter"
+            )
+
+
+@check("late-parameter", "certain", at="graph")
+def late_parameter(seen: Evidence) -> Lines:
+    """The graph reaches a parameter that was made after the optimizers, and is in none."""
+    if seen.graph is None or seen.sharded:
+        return
+    reached, owned = {id(leaf) for leaf in seen.graph.leaves}, seen.optimized()
+    late = [
+        name
+        for name, p in seen.module.named_parameters()
+        if id(p) not in seen.made and id(p) not in owned and id(p) in reached
+    ]
+    if late:
+        yield (
+            f"{some(late)} was created after configure_optimizers, so no optimizer trains it; create it in __init__, "
+            "setup or configure_model"
+        )
+
+
+@check("initial-loss", "likely", at="graph")
+def initial_loss(seen: Evidence) -> Lines:
+    """The first cross-entropy is more than 8 nats above that of equal probabilities."""
+    if seen.step or seen.trainer.global_step:
+        return
+    for loss in losses(seen, "nll_loss"):
+        value, count = loss.mean_nll(), loss.num_classes or 1
+        if count > 1 and value is not None and value > math.log(count) + SURPRISING:
+            embeddings = [m for m in seen.module.modules() if isinstance(m, nn.Embedding) and len(m.weight) == count]
+            yield Line(
+                f"the first cross-entropy is {value:.1f}, while equal probabilities have ln({count}) = "
+                f"{math.log(count):.2f}: the logits have a deviation above 4; scale the initial weights of the last "
+                "layer, or the inputs",
+                "note" if embeddings else None,  # a default embedding that is tied to the output has a loss of 18
+            )
+
+
+@check("same-output", "certain", at="graph")
+def same_output(seen: Evidence) -> Lines:
+    """At three looks, the prediction is equal for all samples, although the weights have moved by over 1%."""
+    graph = seen.graph
+    if seen.step < 3 or graph is None or len(graph.losses) != 1 or not COMPUTES & graph.counts.keys():
+        return
+    loss = graph.losses[0]
+    if loss.source and loss.prediction is not None and loss.same_for_all() and seen.has_moved():
+        seen.constant += 1
+        if seen.constant >= 3:
+            yield (
+                f"the output is the same for all {len(loss.prediction)} samples of a batch; the inputs do not reach "
+                "it: correct dead units, constant inputs, or a wrong variable"
+            )
+
+
+@check("divided-twice", "likely", at="graph")
+def divided_twice(seen: Evidence) -> Lines:
+    """The loss is the value of its only loss function, divided by the number of accumulated batches."""
+    count, loss = seen.trainer.accumulate_grad_batches, seen.loss
+    if count == 1 or seen.graph is None or len(seen.graph.losses) != 1 or not seen.module.automatic_optimization:
+        return
+    value = seen.graph.losses[0].mean()
+    if value and isinstance(loss, Tensor) and math.isclose(float(loss) * count, value, rel_tol=1e-4):
+        yield (
+            f"training_step divides the loss by accumulate_grad_batches={count}, as Lightning does, too, so the "
+            "gradient is too small; return the loss as it is"
+        )
+
+
+def classes_of(seen: Evidence) -> None:
+    """Keep which classes cross-entropy was trained on."""
+    for loss in losses(seen, "nll_loss"):
+        if loss.num_classes and loss.num_classes > 1 and loss.target is not None:
+            seen.num_classes = max(seen.num_classes, loss.num_classes)
+            if loss.target.ndim == 1 and loss.target.numel() < 1_000_000:
+                seen.train_classes.update(torch.unique(loss.target).tolist())

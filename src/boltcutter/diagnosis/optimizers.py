@@ -1,0 +1,92 @@
+"""Checks of which parameters the optimizers have, before the first step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from torch.optim import SGD
+
+from boltcutter.diagnosis.checks import Lines, check, some
+from boltcutter.diagnosis.evidence import Evidence
+
+
+def missing(seen: Evidence) -> list[str]:
+    """Names of parameters that require a gradient, and are in no optimizer."""
+    return [n for n, p in seen.parameters.items() if p.requires_grad and id(p) not in seen.owned]
+
+
+@check("foreign-optimizer", "certain", at="start")
+def foreign_optimizer(seen: Evidence) -> Lines:
+    """An optimizer has tensors that are not in the module, and lacks parameters of it."""
+    foreign = seen.owned - seen.names.keys()
+    lacking = missing(seen)
+    if foreign and lacking and not seen.sharded:
+        yield (
+            f"the optimizer has {len(foreign)} tensors that are not in the module, but lacks {some(lacking)}, which is "
+            "not trained; create it in configure_optimizers, after layers were replaced"
+        )
+
+
+@check("two-optimizers", "certain", at="start")
+def two_optimizers(seen: Evidence) -> Lines:
+    """A parameter is in two optimizers, while another is in none."""
+    holders = defaultdict(set)
+    for number, optimizer in enumerate(seen.optimizers):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                holders[id(p)].add(number)
+    shared = [seen.names.get(key, "a tensor") for key, numbers in holders.items() if len(numbers) > 1]
+    lacking = missing(seen)
+    if shared and lacking and not seen.sharded:
+        yield f"{some(shared)} is in two optimizers, while {some(lacking)} is in none; correct configure_optimizers"
+
+
+@check("split-layer", "likely", at="start")
+def split_layer(seen: Evidence) -> Lines:
+    """A layer has one parameter in an optimizer and another in none, and so have fewer than half of the parameters."""
+    lacking = missing(seen)
+    if seen.sharded or len(lacking) >= len(seen.parameters) - len(lacking):
+        return  # training biases alone is meant
+    trained = {n.rpartition(".")[0] for n, p in seen.parameters.items() if id(p) in seen.owned}
+    split = [n for n in lacking if n.rpartition(".")[0] in trained]
+    if split:
+        yield (
+            f"{some(split)} is in no optimizer, although other parameters of the same layer are; check the filters of "
+            "the parameter groups"
+        )
+
+
+@check("in-no-optimizer", "note", at="start")
+def in_no_optimizer(seen: Evidence) -> Lines:
+    """A layer that requires gradients is in no optimizer."""
+    trained = {n.rpartition(".")[0] for n, p in seen.parameters.items() if id(p) in seen.owned}
+    alone = [n for n in missing(seen) if n.rpartition(".")[0] not in trained]
+    if alone and seen.optimizers and not seen.sharded:
+        yield f"{some(alone)} is in no optimizer; freeze it with requires_grad_(False), or add it"
+
+
+@check("decay", "likely", at="start")
+def decay(seen: Evidence) -> Lines:
+    """Learning rate times decoupled weight decay is 5% or more."""
+    for optimizer in seen.optimizers:
+        for group in optimizer.param_groups:
+            kind = type(optimizer).__name__
+            coupled = "betas" in group and not (group.get("decoupled_weight_decay") or "W" in kind)
+            rate, amount = float(group.get("lr", 0.0)), float(group.get("weight_decay") or 0.0)
+            if not coupled and rate * amount >= 0.05:
+                yield (
+                    f"{kind} with lr={rate:g} and weight_decay={amount:g} takes {rate * amount:.0%} of the weights "
+                    "away in each step, so they keep nothing of what was learned a few steps before; lower weight_decay"
+                )
+
+
+@check("optimizer-state-lost", "likely", at="start")
+def optimizer_state_lost(seen: Evidence) -> Lines:
+    """Training is resumed, but an optimizer that keeps a state has none."""
+    for optimizer in seen.optimizers:
+        keeps = not isinstance(optimizer, SGD) or any(group.get("momentum") for group in optimizer.param_groups)
+        if seen.trainer.global_step > 0 and keeps and not optimizer.state:
+            yield (
+                f"{type(optimizer).__name__} has no state at step {seen.trainer.global_step}, so the resumed run "
+                "forgets momentum and step sizes; keep optimizer_states of the checkpoint"
+            )

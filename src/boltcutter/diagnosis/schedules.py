@@ -1,0 +1,146 @@
+"""Checks of learning-rate schedules and monitored metrics: both are known before the first step."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.evidence import Evidence
+
+MAX_CALLS = 20_000  # of a schedule, which are computed ahead
+GONE = 1e-4  # of the peak
+BEFORE, AFTER = r"(^|[/_\-. ])(", r")($|[/_\-. \d@])"
+HIGHER = re.compile(
+    f"{BEFORE}acc|accuracy|f1|auc|auroc|iou|miou|dice|bleu|rouge|r2|map|ap|recall|precision|psnr|ssim|return|reward"
+    f"{AFTER}",
+    re.IGNORECASE,
+)
+LOWER = re.compile(f"{BEFORE}loss|error|err|mse|mae|rmse|nll|perplexity|ppl|wer|cer|fid|distance{AFTER}", re.IGNORECASE)
+
+
+def schedules(seen: Evidence) -> Iterator[tuple[Any, bool, int]]:
+    """Each schedule, whether it is called per step, and how often in the training, if that is known and long enough."""
+    trainer = seen.trainer
+    batches, epochs = trainer.num_training_batches, trainer.max_epochs
+    if not math.isfinite(batches) or not batches or epochs is None or epochs < 2:
+        return
+    steps = seen.total_steps
+    if not math.isfinite(steps) or steps < 4 * epochs:
+        return
+    for config in trainer.lr_scheduler_configs:
+        if not isinstance(config.scheduler, ReduceLROnPlateau):
+            per_step = config.interval == "step"
+            yield config.scheduler, per_step, int((steps if per_step else epochs) // max(1, config.frequency))
+
+
+@check("schedule-unit", "certain", at="start")
+def schedule_unit(seen: Evidence) -> Lines:
+    """A schedule has the length of the training in steps (to 5%), but is called per epoch, or the reverse."""
+    for scheduler, per_step, calls in schedules(seen):
+        name = type(scheduler).__name__
+        for length in _lengths(scheduler):
+            if not per_step and length >= 4 * calls and 0.95 <= length / seen.total_steps <= 1.05:
+                yield (
+                    f"{name} is made for {length} steps, but is called once per epoch, {calls} times, so the rate "
+                    'hardly changes; return {"scheduler": …, "interval": "step"}'
+                )
+            if per_step and 10 * length <= calls and length == seen.trainer.max_epochs:
+                yield (
+                    f"{name} is made for {length} epochs, but is called at each of {calls} steps; return "
+                    '{"scheduler": …, "interval": "epoch"}'
+                )
+
+
+@check("schedule-dead", "likely", at="start")
+def schedule_dead(seen: Evidence) -> Lines:
+    """Computed ahead on a copy, the rate stays below 1/10,000 of its peak from before half of the training."""
+    for scheduler, per_step, calls in schedules(seen):
+        rates = _rates(scheduler, calls) if calls <= MAX_CALLS else []
+        last = max((i for i, rate in enumerate(rates) if rate >= GONE * max(rates)), default=0) + 1
+        if rates and max(rates) > 0 and last < 0.5 * calls:
+            unit = "step" if per_step else "epoch"
+            yield (
+                f"{type(scheduler).__name__} lowers the learning rate to below 1/10,000 of its peak after "
+                f"{last / calls:.0%} of the training ({last} {unit}s), for good; is it meant per "
+                f"{'epoch' if per_step else 'step'}?"
+            )
+
+
+@check("monitor-mode", "certain", at="start")
+def monitor_mode(seen: Evidence) -> Lines:
+    """The name of a monitored metric says the opposite of its mode."""
+    owners = [c for c in seen.trainer.callbacks if getattr(c, "monitor", None)]  # type: ignore[attr-defined]
+    monitored = [(type(c).__name__, str(c.monitor), getattr(c, "mode", None)) for c in owners]
+    for config in seen.trainer.lr_scheduler_configs:
+        if isinstance(config.scheduler, ReduceLROnPlateau) and config.monitor:
+            monitored.append(("ReduceLROnPlateau", config.monitor, config.scheduler.mode))
+    for owner, monitor, mode in monitored:
+        higher, lower = bool(HIGHER.search(monitor)), bool(LOWER.search(monitor))
+        if higher != lower and mode == ("min" if higher else "max"):
+            yield Line(
+                f"{owner} takes the {'lowest' if mode == 'min' else 'highest'} {monitor} for the best; set "
+                f"mode={'max' if higher else 'min'}",
+                subject=owner,
+            )
+
+
+def _lengths(scheduler: Any) -> list[int]:
+    """Numbers of calls for which a schedule is made."""
+    found = [vars(scheduler).get(name) for name in ("T_max", "total_steps", "total_iters")]
+    for function in vars(scheduler).get("lr_lambdas") or []:  # of transformers: partial(…, num_training_steps=…)
+        named = getattr(function, "keywords", None) or {}
+        found += [value for name, value in named.items() if "training_steps" in name or "total" in name]
+    for inner in vars(scheduler).get("_schedulers") or []:
+        found += _lengths(inner)
+    return [int(v) for v in found if isinstance(v, int | float) and math.isfinite(v) and v > 1]
+
+
+def _rates(scheduler: Any, calls: int) -> list[float]:
+    """The rate after each call, of a copy without weights; empty if it cannot be computed."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the optimizer has made no step
+            twin = _twin(scheduler)
+            rates = [max(float(group["lr"]) for group in twin.optimizer.param_groups)]
+            for _ in range(calls - 1):
+                twin.step()
+                rates.append(max(float(group["lr"]) for group in twin.optimizer.param_groups))
+            return rates
+    except Exception:  # of somebody else's scheduler, which may need anything
+        return []
+
+
+def _twin(scheduler: Any, optimizer: Any = None) -> Any:
+    """A copy of a scheduler, for an optimizer without parameters."""
+    if optimizer is None:
+        original = scheduler.optimizer
+        groups = [
+            {key: list(value) if isinstance(value, list) else value for key, value in group.items()} | {"params": []}
+            for group in original.param_groups
+        ]
+
+        def step() -> None: ...
+
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else it warns of the order of calls
+        optimizer = SimpleNamespace(
+            step=step, param_groups=groups, state={}, defaults=dict(original.defaults), _opt_called=True
+        )
+    twin = object.__new__(type(scheduler))
+    for key, value in vars(scheduler).items():
+        if key == "optimizer":
+            value = optimizer
+        elif key == "_schedulers":
+            value = [_twin(inner, optimizer) for inner in value]
+        elif isinstance(value, list | dict):
+            value = value.copy()
+        elif key == "step":
+            continue  # of the instance: a wrapper that holds the original
+        vars(twin)[key] = value
+    return twin

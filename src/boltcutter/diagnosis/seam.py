@@ -1,0 +1,59 @@
+"""What the user's own step passes to functions of torch, while it runs."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+DROPOUT = frozenset(
+    ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "dropout_")
+)
+
+
+class ActiveDropout:
+    """Calls a step, and finds functional dropout that is active in it.
+
+    A dropout module is left out: that it is in training mode was somebody's decision. So is a place that is passed
+    several times, as by Monte Carlo dropout.
+
+    Args:
+        places: Where they are appended, as ``Class.method:line``.
+    """
+
+    def __init__(self, places: list[str]) -> None:
+        self.places = places
+
+    def __call__(self, step: Callable[..., Any], args: Any, options: Any) -> Any:
+        """Call the step."""
+        mode = _DropoutMode()
+        with mode:
+            output = step(*args, **options)
+        self.places += sorted({place for (place, _), count in mode.places.items() if count == 1})
+        return output
+
+
+class _DropoutMode(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: Counter[tuple[str, int]] = Counter()  # by the object that calls it
+
+    def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at calls of dropout."""
+        kwargs = kwargs or {}
+        if getattr(function, "__name__", "") in DROPOUT:
+            active = kwargs.get("training", args[2] if len(args) > 2 else True)
+            share = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+            frame, by_layer = sys._getframe(1), False
+            while frame.f_back is not None and "/torch/" in frame.f_code.co_filename:
+                by_layer |= isinstance(frame.f_locals.get("self"), nn.Module)
+                frame = frame.f_back
+            owner = frame.f_locals.get("self")
+            if active and share and not by_layer:
+                place = f"{type(owner).__name__}.{frame.f_code.co_name}:{frame.f_lineno}"
+                self.places[place, id(owner)] += 1
+        return function(*args, **kwargs)

@@ -1,0 +1,107 @@
+"""What the user's code mentions: read from the bytecode of its classes, not executed."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from functools import cache, partial, partialmethod
+from typing import Any
+
+import lightning as L
+from torch import nn
+
+LIBRARIES = ("torch.", "lightning.", "pytorch_lightning.", "torchmetrics.", "builtins", "typing", "abc")
+SKIPPED = ("__init__", "configure_optimizers")
+# Code with one of these names may take hold of any module.
+DYNAMIC = frozenset(
+    ("children", "_modules", "named_children", "getattr", "modules", "get_submodule", "attrgetter", "vars")
+)
+# Code with one of these names may change what is trained later.
+TIMED = frozenset(
+    (
+        *("current_epoch", "global_step", "batch_idx", "requires_grad_", "requires_grad", "unfreeze", "freeze"),
+        *("set_grad_enabled", "max_epochs", "estimated_stepping_batches", "step_count", "num_updates"),
+        *("steps", "n_steps", "iteration", "epoch"),
+    )
+)
+UNKNOWN = compile("getattr", "unknown", "exec")  # stands for code that cannot be read
+
+
+def is_mentioned(module: L.LightningModule, parameter: str, trainer: L.Trainer | None = None) -> bool:
+    """Whether any code but ``__init__`` mentions a parameter, or a module that it is in.
+
+    Every class on the path is searched, with its bases up to those of torch and Lightning, the classes of the module
+    and of callbacks, and functions beside them. A layer of torch uses its parameters.
+    """
+    parts, owner = parameter.split("."), module
+    of_users = [c for c in getattr(trainer, "callbacks", []) if not type(c).__module__.startswith("boltcutter")]
+    others = [*_classes(type(module)), *(cls for each in of_users for cls in _classes(type(each)))]
+    shared = {code for cls in others for code in (*codes(cls), *_functions_beside(cls))}
+    for name in parts:
+        classes = _classes(type(owner))
+        if not classes and not name.isdigit():
+            return True
+        if not name.isdigit():
+            found = shared.union(*(codes(cls) for cls in classes), *(_functions_beside(cls) for cls in classes))
+            if not any(name in c.co_names or name in c.co_consts or DYNAMIC & {*c.co_names} for c in found):
+                return False
+        owner = owner._modules.get(name) if isinstance(owner, nn.Module) else None  # type: ignore[assignment]
+        if owner is None:
+            break
+    return True
+
+
+def depends_on_time(module: L.LightningModule) -> bool:
+    """Whether code of the module may change what is trained later."""
+    found = {code for part in module.modules() for cls in _classes(type(part)) for code in codes(cls)}
+    return any(TIMED & {*code.co_names, *code.co_varnames[code.co_argcount :]} or code is UNKNOWN for code in found)
+
+
+def _classes(cls: type) -> list[type]:
+    """A class and its bases, without those of torch and Lightning."""
+    return [c for c in cls.__mro__ if not f"{c.__module__}.".startswith(LIBRARIES)]
+
+
+@cache
+def codes(cls: type) -> tuple[types.CodeType, ...]:
+    """The code of all methods of a class, but of those that create its modules and optimizers."""
+    return tuple(code for name, value in vars(cls).items() if name not in SKIPPED for code in _codes(value))
+
+
+@cache
+def _functions_beside(cls: type) -> tuple[types.CodeType, ...]:
+    """The code of functions in the same file."""
+    beside = vars(sys.modules.get(cls.__module__, types)).values()
+    functions = [v for v in beside if isinstance(v, types.FunctionType) and v.__module__ == cls.__module__]
+    return tuple(code for function in functions for code in _codes(function, with_classes=False))
+
+
+def _codes(value: Any, *, with_classes: bool = True) -> Iterator[types.CodeType]:
+    if isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    if isinstance(value, property):
+        for function in (value.fget, value.fset):
+            yield from _codes(function)
+    elif isinstance(value, partial | partialmethod):
+        yield from _codes(value.func)
+    elif isinstance(value, types.FunctionType):
+        stack: list[types.CodeType] = [value.__code__]
+        while stack:
+            code = stack.pop()
+            yield code
+            inner = [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+            stack += [c for c in inner if with_classes or "__qualname__" not in c.co_names]  # of a class in a function
+        functions = [getattr(value, "__wrapped__", None), *(_content(cell) for cell in value.__closure__ or ())]
+        for function in functions:  # of a decorator
+            if isinstance(function, types.FunctionType) and function.__code__ is not value.__code__:
+                yield from _codes(function)
+    elif hasattr(value, "__get__") and callable(value) and not isinstance(value, type):
+        yield UNKNOWN  # a compiled or scripted method
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet assigned
+        return None

@@ -1,0 +1,20 @@
+import torch
+
+from boltcutter.diagnosis.evidence import nonzero, sampled, tensors_of
+
+
+def test_few_elements_are_sampled_and_those_of_a_sparse_tensor_are_its_values() -> None:
+    assert len(sampled(torch.arange(100_000.0))) == 512
+    assert sampled(torch.eye(3).to_sparse()).tolist() == [1, 1, 1]
+    assert sampled(torch.zeros(3, 4).T).shape == (12,)
+
+
+def test_tensors_that_are_not_zero_are_found() -> None:
+    tiny = torch.tensor([1e-30], dtype=torch.float32)  # whose square is 0
+    assert nonzero([torch.zeros(2), tiny, torch.zeros(0), torch.eye(2).to_sparse()]) == [False, True, False, True]
+    assert nonzero([]) == []
+
+
+def test_the_tensors_of_a_nested_batch_are_found() -> None:
+    batch = {"a": [torch.zeros(1), "text"], "b": (None, torch.zeros(2))}
+    assert [len(t) for t in tensors_of(batch)] == [1, 2]

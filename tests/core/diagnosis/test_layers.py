@@ -1,0 +1,13 @@
+"""Planted bugs of layers and their modes are named."""
+
+from pathlib import Path
+
+import pytest
+from programs import Program
+from programs.running import assert_named, bugs_of
+
+
+@pytest.mark.filterwarnings("ignore")  # of Lightning and torch, about the small programs
+@pytest.mark.parametrize("program", bugs_of("layers"))
+def test_a_planted_bug_is_named(program: Program, tmp_path: Path) -> None:
+    assert_named(program, tmp_path)

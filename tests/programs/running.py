@@ -1,0 +1,83 @@
+"""Trains the programs with the callback."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+
+from boltcutter.diagnosis import CHECKS, Finding, Invariants
+from programs import BUGS, Program, load_programs
+
+load_programs()
+# Those that no look at the real training can know, only an altered batch or the data.
+UNKNOWN = {name for name, program in BUGS.items() if not set(program.expect) & CHECKS.keys()} | {"kl_of_probabilities"}
+UNKNOWN |= {"broadcast_by_hand"}
+# One program for each check, and the correct ones that are nearest to an alarm.
+QUICK = {
+    *("layers_in_list", "layer_made_late", "no_grad_backbone", "wrong_branch", "leaf_loss", "zero_init", "temperature"),
+    *("dying_relu", "nll_of_logits", "double_sigmoid", "softmax_permuted", "softmax_of_one", "labels_one_two"),
+    *("broadcast_mse", "sigmoid_of_large", "functional_dropout", "zero_grad_overridden", "manual_not_cleared"),
+    *("cleared_in_hook", "optimizer_of_other", "cosine_per_epoch", "divided_twice", "bf16_weights", "rate_in_percent"),
+    *("frozen_decays", "eval_after_samples", "train_in_validation", "bn_momentum_zero", "sorted_not_shuffled"),
+    *("val_not_scaled", "metric_not_reset", "stops_at_worst", "nan_batches_skipped", "nan_to_num"),
+    *("plain_mlp", "convnet", "byol", "experts", "linear_probe", "bitfit", "mc_dropout", "tied_weights", "lbfgs"),
+    *(
+        "head_from_epoch_9",
+        "thaw_later",
+        "finetuning_callback",
+        "manual_accumulation",
+        "gan",
+        "wgan_gp",
+        "warm_up_long",
+    ),
+    *("sharpness_aware", "lora", "compiled", "bf16_true", "small_rate", "metrics", "gumbel", "parameter_list"),
+    *("zero_init_residual", "schedules", "attention_pooling", "rare_expert", "class_incremental", "val_interval"),
+}
+
+
+def cases(programs: dict[str, Program]) -> list[Any]:
+    """The programs, most of which are slow together."""
+    return [pytest.param(p, id=n, marks=() if n in QUICK else pytest.mark.slow) for n, p in programs.items()]
+
+
+def trainer_of(folder: Path, *callbacks: Any, **options: Any) -> L.Trainer:
+    return L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        callbacks=list(callbacks),
+        **{"max_epochs": 3, **options},
+    )
+
+
+def find(program: Program, folder: Path) -> list[Finding]:
+    """Train the program with the callback."""
+    watch = Invariants()
+    L.seed_everything(0, verbose=False)
+    module, train, val = program.make()
+    path = None
+    if program.resume:
+        first = trainer_of(folder, max_epochs=1)
+        first.fit(module, train, val)
+        first.save_checkpoint(path := folder / "a.ckpt")
+        module, train, val = program.make()
+    trainer_of(folder, *program.callbacks(), watch, **program.trainer).fit(module, train, val, ckpt_path=path)
+    assert not [f for f in watch.findings if "could not be decided" in f.text or "no longer looks" in f.text]
+    return watch.findings
+
+
+def bugs_of(module: str) -> list[Any]:
+    """The programs whose bug a check of one module of ``diagnosis`` names, of those that it can see."""
+    own = {name for name, group in CHECKS.items() if group[0].decide.__module__ == f"boltcutter.diagnosis.{module}"}
+    return cases({name: p for name, p in BUGS.items() if own & {*p.expect} and name not in UNKNOWN})
+
+
+def assert_named(program: Program, folder: Path) -> None:
+    """One of the right checks names the bug."""
+    found = [f.check for f in find(program, folder) if f.level != "note"]
+    assert set(found) & set(program.expect), found
