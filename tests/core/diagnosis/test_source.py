@@ -25,7 +25,7 @@ class Module(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([Block()])
-        self.outside, self.unused = nn.Linear(1, 1), nn.Linear(1, 1)
+        self.outside, self.spare = nn.Linear(1, 1), nn.Linear(1, 1)
         self.net = nn.Sequential(nn.Linear(1, 1))
 
     def training_step(self, batch: Any) -> Any:
@@ -40,7 +40,7 @@ class Timed(Module):
 def test_what_no_code_mentions_is_found() -> None:
     module = Module()
     unused = [name for name, _ in module.named_parameters() if not is_mentioned(module, name) and "weight" in name]
-    assert unused == ["blocks.0.forgotten.weight", "unused.weight"]
+    assert unused == ["blocks.0.forgotten.weight", "spare.weight"]
 
 
 def test_code_that_depends_on_time_is_found() -> None:
