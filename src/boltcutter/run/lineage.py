@@ -17,7 +17,7 @@ from typing import Any
 
 from boltcutter import files
 from boltcutter.config.errors import printable
-from boltcutter.config.redaction import SECRET_TEXT, is_secret_file, without_credentials
+from boltcutter.config.redaction import SECRET_TEXT, holds_value, is_secret_file, without_credentials
 from boltcutter.project import LIBRARY, SOURCE
 
 GIT_OPTIONS = (
@@ -219,7 +219,10 @@ def holds_secret(file: Path) -> bool:
     if not file.is_file() or file.stat().st_size > MAX_UNTRACKED_BYTES:
         return False
     # A file that this user cannot read may be secret as well, and would make git fail.
-    return not os.access(file, os.R_OK) or bool(SECRET_TEXT.search(file.read_text(errors="replace")))
+    if not os.access(file, os.R_OK):
+        return True
+    text = file.read_text(errors="replace")
+    return bool(SECRET_TEXT.search(text)) or holds_value(text)
 
 
 def list_files(root: Path, *options: str) -> list[str] | None:

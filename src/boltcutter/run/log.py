@@ -40,15 +40,20 @@ def capture_output(folder: Path, rank: int) -> Iterator[None]:
 
 
 class _Tee:
-    """A stream that also writes to a log file, and ignores errors of the latter, such as a full disk."""
+    """A stream that also writes to a log file, and ignores errors of the latter, such as a full disk.
+
+    In both, values of secret variables are masked: what is printed goes to logs of launchers and of W&B, too.
+    """
 
     def __init__(self, stream: TextIO, log: TextIO) -> None:
         self.stream, self.log = stream, log
 
     def write(self, text: str) -> int:
+        hidden = hide_variables(text)
         with suppress(OSError):
-            self.log.write(text)
-        return self.stream.write(text)
+            self.log.write(hidden)
+        self.stream.write(hidden)
+        return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

@@ -212,3 +212,18 @@ def test_values_of_the_project_variables_are_masked_in_errors(monkeypatch: pytes
         monkeypatch.setenv(name, value)
         monkeypatch.setattr(redaction, "private_variables", {"PLAIN", "PLACE", "TEAM", "API_KEY"})
     assert hide_variables("refused hunter2 in /tmp of digits: secret") == "refused *** in /tmp of digits: ***"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"sk_live_{'a1B2' * 6}",
+        f"npm_{'a1B2' * 9}",
+        f"SG.{'a' * 22}.{'b' * 43}",
+        f"AccountName=a;AccountKey={'aB3d' * 21}Eg==;EndpointSuffix=core.windows.net",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIiwibiI6MX0.dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk",
+    ],
+)
+def test_keys_of_services_are_found_by_their_form(text: str) -> None:
+    assert next(find_secrets({"note": f"see {text}"}))
+    assert not next(find_secrets({"note": f"sha256:{'0123456789abcdef' * 4} eyJ.eyJ.a sk_live npm_ SG.a.b"}), None)

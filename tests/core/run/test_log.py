@@ -32,3 +32,24 @@ def test_a_fifo_in_place_of_the_log_does_not_block(tmp_path: Path) -> None:
         capture_output(tmp_path, 0),
     ):
         pass
+
+
+def test_values_of_secret_variables_are_masked_in_the_log_and_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever prints them, such as a library that quotes its request in a warning."""
+    monkeypatch.setenv("CANARY", "hunter2-canary")
+    monkeypatch.setattr("boltcutter.config.redaction.private_variables", {"CANARY"})
+
+    def go() -> None:
+        with capture_output(tmp_path, 0):
+            print("refused hunter2-canary")
+            print("for", "hunter2-canary", file=sys.stderr)
+            raise RuntimeError("hunter2-canary")
+
+    with pytest.raises(RuntimeError):
+        go()
+    shown = capsys.readouterr()
+    for text in ((tmp_path / "logs" / "rank-0.log").read_text(), shown.out, shown.err):
+        assert "hunter2" not in text
+        assert "***" in text
