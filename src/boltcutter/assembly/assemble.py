@@ -42,7 +42,8 @@ from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.locate import is_left_out, locate
-from boltcutter.config.values import format_value, plain, resolve_reference
+from boltcutter.config.redaction import MASK
+from boltcutter.config.values import format_value, plain, redacted, resolve_reference
 from boltcutter.data.hooks import seed_hooks, shard_loaders
 from boltcutter.environment.platform import disable_mpi_detection
 from boltcutter.environment.process import is_rank_zero
@@ -59,6 +60,7 @@ from boltcutter.topology import Topology
 
 # Arguments of the trainer, and the setting to use instead.
 SET_ELSEWHERE = {"callbacks": "callback", "logger": "logger", "default_root_dir": "folder"}
+SHOWN = ("tags", "notes", "description")  # arguments of loggers
 METRICS_FILE = "boltcutter.logger.csv.CSVLogger"
 
 
@@ -224,8 +226,19 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
 
 def build_loggers(cfg: DictConfig) -> list[Logger]:
     """Instantiate the loggers of the configuration, and the one that always writes metrics.csv."""
+    cfg = changed(cfg, {"logger": _masked(redacted(cfg).get("logger"))})
     metrics = build({"_target_": METRICS_FILE, "path": f"{cfg.folder}/metrics.csv"})
     return [*build_each(cfg, "logger", Logger).values(), metrics]
+
+
+def _masked(loggers: Any) -> dict[str, dict[str, Any]]:
+    """What services only show, where it has a value of ``.env``; a key, which they need, is passed on."""
+    nodes = {name: node for name, node in (loggers or {}).items() if isinstance(node, dict)}
+    return {
+        name: found
+        for name, node in nodes.items()
+        if (found := {key: node[key] for key in SHOWN if MASK in str(node.get(key))})
+    }
 
 
 def recorded_loggers(cfg: DictConfig) -> list[Logger]:

@@ -4,9 +4,11 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.loggers.logger import DummyLogger
+from omegaconf import OmegaConf
 from third_party.gallery import DATA, HERE, overrides
 
-from boltcutter.assembly.assemble import Components, assemble, complete_config, read_config
+from boltcutter.assembly.assemble import Components, assemble, build_loggers, complete_config, read_config
 from boltcutter.config.errors import ConfigError
 from boltcutter.logger.csv import CSVLogger
 from boltcutter.project import Project
@@ -225,3 +227,22 @@ def test_a_name_with_control_characters_is_refused() -> None:
     """It names a folder, and would control the terminal wherever it is listed."""
     with pytest.raises(ConfigError, match=r"^name=a\\nb\\x1b\[2J: has control characters"):
         read_config(PROJECT, ['name="a\\nb\\x1b[2J"'])
+
+
+class Shown(DummyLogger):
+    """A logger of a service."""
+
+    def __init__(self, tags: list[str], api_key: str, notes: str = "") -> None:
+        super().__init__()
+        self.tags, self.api_key, self.notes = tags, api_key, notes
+
+
+def test_services_show_no_values_of_the_project_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CANARY", "hunter2-canary")
+    monkeypatch.setattr("boltcutter.config.redaction.private_variables", {"CANARY"})
+    reference = "${oc.env:CANARY}"
+    node = {"_target_": f"{__name__}.Shown", "tags": "${tags}", "api_key": reference, "notes": f"see {reference}"}
+    cfg = OmegaConf.create({"folder": str(tmp_path), "tags": ["a", f"b-{reference}"], "logger": {"shown": node}})
+    (logger, *_) = build_loggers(cfg)
+    assert isinstance(logger, Shown)
+    assert (logger.tags, logger.notes, logger.api_key) == (["a", "b-***"], "see ***", "hunter2-canary")
