@@ -220,19 +220,46 @@ def command(name: str, *arguments: str) -> str:
     return shlex.join(["boltcutter", name, *arguments])
 
 
+SAME_NAME = """
+accelerate adlfs albumentations bitsandbytes captum datasets deepspeed diffusers einops evaluate gcsfs google-auth
+gymnasium h5py horovod jax joblib kornia kubernetes librosa lightning matplotlib mlflow monai nibabel nltk numba onnx
+onnxruntime openai optuna pandas peft polars pyarrow pydicom ray rich s3fs safetensors scipy seaborn sentencepiece
+soundfile spacy submitit tensorboard tensorboardX tiktoken timm tokenizers torchaudio torchmetrics torchvision tqdm
+transformer_engine transformers wandb xgboost
+"""
+# Distributions by the module that they install. A module of another name may be anybody's on the index.
+DISTRIBUTIONS = {name: name for name in SAME_NAME.split()} | {
+    "PIL": "pillow",
+    "cv2": "opencv-python",
+    "hydra": "hydra-core",
+    "pytorch_forecasting": "pytorch-forecasting",
+    "pytorch_lightning": "pytorch-lightning",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "torch_geometric": "torch-geometric",
+    "yaml": "PyYAML",
+}
+
+
 def install_command(module: str) -> str:
-    """How to install a missing module: as an extra of the library where one has it, or else by its name."""
+    """How to install a missing module: as an extra of the library where one has it, or by the name of its distribution.
+
+    No name is given that is not known to be that of the distribution: a wrong one on the index may be an attack.
+    """
     from importlib import metadata  # slow import
 
     if is_library(module):
         return f"pip install {LIBRARY}"
-    package = {"PIL": "pillow"}.get(module, module)
+    package = DISTRIBUTIONS.get(module)
+    wanted = (package or module).lower().replace("-", "_")
     with suppress(metadata.PackageNotFoundError):
         for requirement in metadata.requires(LIBRARY) or ():
             name, extra = re.match(r"([\w.-]+)(?:.*\bextra == .(\w+))?", requirement).groups()  # type: ignore[union-attr]
-            if name.lower().replace("-", "_") == package.replace("-", "_") and extra:
-                return f"pip install '{LIBRARY}[{extra}]'"
-    return f"pip install {package}"
+            if name.lower().replace("-", "_") == wanted:
+                return f"pip install '{LIBRARY}[{extra}]'" if extra else f"pip install {name}"
+    # Of a distribution that is installed in part, such as one of several that share a namespace.
+    package = package or next(iter(metadata.packages_distributions().get(module, ())), None)
+    return f"pip install {package}" if package else f"install the distribution that has {module}"
 
 
 private_variables = set[str]()  # those of the project's .env, whose values are never recorded

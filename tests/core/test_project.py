@@ -179,7 +179,11 @@ def test_modules_of_the_project_come_before_installed_ones(root: Path) -> None:
         ("tokenizers", "pip install 'boltcutter[text]'"),
         ("prometheus_client", "pip install 'boltcutter[serve]'"),
         ("torch", "pip install torch"),
-        ("no_such_package", "pip install no_such_package"),
+        ("cv2", "pip install opencv-python"),
+        ("sklearn", "pip install scikit-learn"),
+        ("yaml", "pip install PyYAML"),
+        ("PIL", "pip install 'boltcutter[images]'"),
+        ("no_such_package", "install the distribution that has no_such_package"),
     ],
 )
 def test_a_missing_module_is_installed_with_its_extra(module: str, command: str) -> None:

@@ -36,6 +36,7 @@ from boltcutter.assembly.precision import (
     set_numerics,
     set_precision,
 )
+from boltcutter.assembly.recorded import RecordedLogger, describe, within
 from boltcutter.callback.metrics import SeparateMetrics
 from boltcutter.callback.reseed import EvaluationSeeds
 from boltcutter.config.compose import DictConfig, changed
@@ -51,7 +52,6 @@ from boltcutter.environment.threads import limit_threads
 from boltcutter.formatting import format_limit, parse_duration
 from boltcutter.internals import launches_processes, set_launcher, set_timeout
 from boltcutter.logger.csv import CSVLogger
-from boltcutter.logger.recorded import RecordedLogger, describe, within
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData, find_model
 from boltcutter.run.folder import read_record

@@ -17,6 +17,7 @@ from boltcutter.config.redaction import hide_variables
 from boltcutter.config.values import as_yaml, redacted, split_overrides
 from boltcutter.environment import platform, threads
 from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
+from boltcutter.environment.variables import check_variables
 from boltcutter.extend import Command, PartError, find, load, rank_readers, require, resolve_references
 from boltcutter.project import Project, ProjectError, install_command, is_library, is_own_package
 from boltcutter.run import trust
@@ -53,6 +54,7 @@ def main(project: Project, command: Command, usage: str | None = None, arguments
         own = load(command.flags) if command.flags else {}
         flags = [argument for argument in arguments if argument.startswith("-")]
         if set(flags) <= own.keys():
+            check_variables()
             if command.begin:
                 load(command.begin)()
             prepare_process()
@@ -184,9 +186,11 @@ def _answer(
     if flag == "--help":
         print(_help(project, usage, known))
     elif flag == "--print":
+        check_variables()
         read_ranks()
         print(_resolved(project, command, rest), end="")
     elif flag == "--check":
+        check_variables()
         read_ranks()
         with _faster_imports():
             check = require("check", flag)

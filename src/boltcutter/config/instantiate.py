@@ -36,7 +36,16 @@ from boltcutter.config.annotations import (
 from boltcutter.config.compose import ALWAYS_BUILT
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.foreign import foreign
-from boltcutter.config.locate import adapter, is_left_out, locate, origin, package, parameters
+from boltcutter.config.locate import (
+    adapter,
+    add_to_path,
+    is_left_out,
+    locate,
+    module_folder,
+    origin,
+    package,
+    parameters,
+)
 from boltcutter.config.nested import MissingSettingError, fields, invalid_fields, is_pydantic, takes_other_keys
 from boltcutter.config.values import (
     REFERENCE,
@@ -103,8 +112,11 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
         where, text = path.lstrip("."), one_line(error)
         missing = re.match(r"Requirement '([\w-]+)", text) if isinstance(error, ImportError) else None
         if missing or isinstance(error, ModuleNotFoundError):
-            needed = missing[1] if missing else str(getattr(error, "name", ""))
-            raise ConfigError(f"{where}: {needed} is not installed; {install_command(needed)}") from error
+            needed = missing[1] if missing else str(getattr(error, "name", "")).partition(".")[0]
+            beside = None if missing else module_folder(needed, error)
+            command = f"pip install {needed}" if missing else install_command(needed)  # the name is of a requirement
+            remedy = f"needs {needed}; {add_to_path(beside)}" if beside else f"{needed} is not installed; {command}"
+            raise ConfigError(f"{where}: {remedy}") from error
         if re.match(rf"{where.partition('.')[0]}\b[.:=]|\w+(\.\w+)+=", text):
             raise ConfigError(text) from error
         place = "" if own else f" ({origin(error, package(target))})"

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import is_dataclass
@@ -17,7 +18,7 @@ from typing import Any, get_type_hints
 
 from boltcutter import extend
 from boltcutter.config.errors import ConfigError, hint, one_line
-from boltcutter.project import LIBRARY, install_command, is_library, is_own_package
+from boltcutter.project import LIBRARY, SOURCE, install_command, is_library, is_own_package
 
 # Classes that forward their **kwargs, and to what: otherwise no check of signatures finds a misspelt keyword.
 FORWARDS_KWARGS = {
@@ -26,6 +27,7 @@ FORWARDS_KWARGS = {
     "lightning.pytorch.loggers.wandb.WandbLogger": "wandb.init",
     "lightning.pytorch.loggers.tensorboard.TensorBoardLogger": "torch.utils.tensorboard.SummaryWriter",
 }
+MAX_FOLDERS = 100  # of the working directory that are searched for a module
 SAME_PACKAGE = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
 TRAINER = "Trainer"  # whose subclasses take its arguments
 
@@ -50,15 +52,20 @@ def locate(path: str) -> Callable[..., Any]:
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 top, is_inner, _ = str(error.name).partition(".")
-                what = f"which is not installed; {install_command(top)}"
+                place = module_folder(top, error)
+                what = f"which is not on Python's path; {add_to_path(place)}" if place else "which is not installed; "
+                what += "" if place else install_command(top)
                 if is_inner and find_spec(top):
                     what = f"which the installed version of {top} does not have; adapt the import to this version"
                 raise ConfigError(f"{path} needs {error.name}, {what}") from None
             module, _, last = module.rpartition(".")
             names.insert(0, last)
             if not module:
-                remedy = f"{install_command(last)}, or give" if names[1:] else "give"
-                raise ConfigError(f"{path}: no module named {last}; {remedy} the full dotted path of a class") from None
+                place = module_folder(last)
+                remedy = add_to_path(place) if place else "give the full dotted path of a class"
+                if names[1:] and not place:
+                    remedy = f"{install_command(last)}, or {remedy}"
+                raise ConfigError(f"{path}: no module named {last}; {remedy}") from None
         except Exception as error:  # an import can raise anything
             if is_own_package(module.partition(".")[0]):
                 raise
@@ -72,6 +79,31 @@ def locate(path: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{path} cannot be called; give the full dotted path of a class")
     return found
+
+
+def module_folder(name: str, error: BaseException | None = None) -> Path | None:
+    """The folder that has a module or package of the user, which Python does not find.
+
+    Args:
+        name: Top-level name of the module.
+        error: Of an import; the folders of the files that it passed through, and those above, are searched first.
+    """
+    frames = walk_tb(error.__traceback__) if error else ()
+    files = [Path(frame.f_code.co_filename) for frame, _ in frames]
+    own = [file for file in reversed(files) if "site-packages" not in file.parts and not file.is_relative_to(SOURCE)]
+    folders = [folder for file in own if file.is_file() for folder in file.parents[:3]]
+    here = [Path.cwd(), *sorted(child for child in Path.cwd().iterdir() if child.is_dir())[:MAX_FOLDERS]]
+    for folder in (*folders, *here):
+        if not name.isidentifier() or "site-packages" in folder.parts:
+            continue
+        if (folder / f"{name}.py").is_file() or any((folder / name).glob("*.py")):
+            return folder
+    return None
+
+
+def add_to_path(folder: Path) -> str:
+    """How to make Python find a module in a folder."""
+    return f"it is in {folder}: set PYTHONPATH={shlex.quote(str(folder))}"
 
 
 def is_left_out(node: Any) -> bool:

@@ -34,8 +34,13 @@ def is_rank_zero(env: Mapping[str, str] = os.environ) -> bool:
         names.append("SLURM_PROCID")
     rank = next((env[name] for name in names if name in env), None)
     if rank is not None:
-        return int(rank) == 0
-    return int(env.get("LOCAL_RANK", 0)) == int(env.get("NODE_RANK", 0)) == 0
+        return not _is_above_zero(rank)
+    return not any(_is_above_zero(env.get(name, "0")) for name in ("LOCAL_RANK", "NODE_RANK"))
+
+
+def _is_above_zero(rank: str) -> bool:
+    """Whether a rank is not 0; what is no number, which ``variables`` refuses, is reported by each process."""
+    return rank.isascii() and rank.strip().isdecimal() and int(rank) > 0
 
 
 def external_world_size(env: Mapping[str, str] = os.environ) -> tuple[int, int] | None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from boltcutter.checkpoint.atomic import write, write_text
 from boltcutter.config.compose import DictConfig, changed
-from boltcutter.config.errors import ConfigError, prefix_errors
+from boltcutter.config.errors import ConfigError, prefix_errors, printable
 from boltcutter.config.redaction import hide_variables
 from boltcutter.config.values import NOT_FINITE, as_yaml, redacted
 from boltcutter.environment import lease
@@ -33,6 +33,7 @@ from boltcutter.run import lineage, trust
 from boltcutter.run.destinations import use_own_destinations
 from boltcutter.run.store import run_store
 
+MAX_NAMED = 5  # files and folders in a line
 BASIC = ("name", "checkpoints")  # keys of each configuration, also of those that are only compared
 REQUIRED = (*BASIC, "seed", "timeout", "data", "task", "trainer")
 # Entries of a record that are not plain values.
@@ -201,6 +202,10 @@ def _write_patch(file: Path, state: dict[str, Any]) -> str | None:
     patch = state.get("patch", b"")
     if left_out := state.get("left_out"):
         print(f"note: {file.name} excludes {', '.join(left_out)}: their names or contents look like secrets")
+    if large := state.get("large"):
+        more = f" and {len(large) - MAX_NAMED} more" if len(large) > MAX_NAMED else ""
+        named = printable(", ".join(large[:MAX_NAMED]))
+        print(f"note: {file.name} excludes {named}{more}: new, but large; add them to .gitignore, or commit them")
     if patch is None:
         print(f"warning: {file} is not written: git failed to list uncommitted changes", file=sys.stderr)
     if not patch:

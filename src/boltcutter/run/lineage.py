@@ -6,13 +6,15 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from boltcutter import files
@@ -34,6 +36,9 @@ DIFF_COMMAND = (
 )
 GIT_VARIABLES = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_EXTERNAL_DIFF", "GIT_DIFF_OPTS"}
 MAX_UNTRACKED_BYTES = 1_000_000  # larger new files are not part of code.patch
+MAX_UNTRACKED_TOTAL = 20_000_000  # bytes of all new files
+MAX_UNTRACKED_FILES = 1000  # new files, of a folder and in all
+MARKERS = ("*/pyvenv.cfg", "*/conda-meta", "node_modules")  # of an environment in a folder, or in one below it
 LIBRARY_FOLDER = SOURCE / LIBRARY
 SNAPSHOT = ".snapshot.json"  # in a copy of the code: the state of the repository that it was copied from
 
@@ -86,7 +91,8 @@ def git_state(where: Path) -> dict[str, Any]:
 
     The patch has the changes of all tracked files of the repository, as a project may import other packages of a
     monorepo, but new files only of ``where``. ``patch`` and ``dirty`` are None if git failed to list the changes;
-    ``left_out`` lists changed files that look like secrets and are excluded from the patch.
+    ``left_out`` lists changed files that look like secrets and are excluded from the patch; ``large`` what else of new
+    files is: environments, large files and folders of many files.
 
     Args:
         where: Root of the project, or a folder of the library.
@@ -105,7 +111,7 @@ def git_state(where: Path) -> dict[str, Any]:
     commit, remote = _text(root, "rev-parse", "--verify", "HEAD"), _text(root, "config", "--get", "remote.origin.url")
     # In place of a first commit the empty tree, whose hash depends on the repository's hash function.
     base = commit or _text(root, "hash-object", "-t", "tree", "--stdin") or ""
-    patch, left_out = _patch(root, base, os.path.relpath(where.resolve(), root))
+    patch, left_out, large = _patch(root, base, os.path.relpath(where.resolve(), root))
     return {
         "commit": commit,
         "branch": _text(root, "rev-parse", "--abbrev-ref", "HEAD"),
@@ -113,6 +119,7 @@ def git_state(where: Path) -> dict[str, Any]:
         "dirty": None if patch is None else bool(patch or left_out),
         "changes": hashlib.sha256(patch).hexdigest()[:16] if patch else None,
         "left_out": left_out,
+        "large": large,
         "patch": patch,
     }
 
@@ -185,10 +192,10 @@ def _cpu_name() -> str:
     return platform.processor()
 
 
-def _patch(root: Path, commit: str, folder: str) -> tuple[bytes | None, list[str]]:
-    """Changes since a commit and new files of a folder, in the form of ``git apply``; and the secret files left out.
+def _patch(root: Path, commit: str, folder: str) -> tuple[bytes | None, list[str], list[str]]:
+    """Changes since a commit and new files of a folder, in the form of ``git apply``.
 
-    The patch is None where git fails.
+    Also the secret files left out, and descriptions of the large ones. The patch is None where git fails.
     """
     with tempfile.TemporaryDirectory() as scratch:
         index = Path(scratch) / "index"  # a copy, so that the user's own stays as it is
@@ -197,19 +204,70 @@ def _patch(root: Path, commit: str, folder: str) -> tuple[bytes | None, list[str
             shutil.copy2(own, index)  # with its time, by which git knows which files may have changed since
         env = {"GIT_INDEX_FILE": str(index), "GIT_OBJECT_DIRECTORY": scratch}  # the repository may be read-only
         env["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = json.dumps(str(objects), ensure_ascii=False)
-        new = list_files(root, "--others", "--exclude-standard", "--full-name", "--", folder)
+        environments = _environments(root, root / folder)
+        excluded = [f"--exclude=/{_escaped(name)}/" for name in environments]  # git does not even enter them
+        new = list_files(root, "--others", "--exclude-standard", *excluded, "--full-name", "--", folder)
         changed = _names(_git(root, *DIFF_COMMAND, "--name-only", "-z", commit, env=env))
         if new is None or changed is None:
-            return None, []
-        new = [n for n in new if (root / n).is_file() and (root / n).stat().st_size <= MAX_UNTRACKED_BYTES]
+            return None, [], []
+        new, large = _small(root, folder, new)
+        large = [f"{name}/ (an environment)" for name in environments] + large
         secret = sorted(name for name in {*new, *changed} if holds_secret(root / name))
         add = "".join(f"{name}\0" for name in new if name not in secret)
         command = ("--literal-pathspecs", "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
         # Otherwise git adds nothing if one of them is outside of a sparse checkout.
         if add and _git(root, "-c", "core.sparseCheckout=false", *command, env=env, given=add) is None:
-            return None, secret
+            return None, secret, large
         without = [f":(top,exclude,literal){name}" for name in secret]
-        return _git(root, *DIFF_COMMAND, "--binary", commit, "--", ":(top)", *without, env=env), secret
+        return _git(root, *DIFF_COMMAND, "--binary", commit, "--", ":(top)", *without, env=env), secret, large
+
+
+def _environments(root: Path, folder: Path) -> list[str]:
+    """Environments of Python, conda or npm in a folder that git neither tracks nor ignores, relative to ``root``."""
+    found = [
+        place if place.name == "node_modules" else place.parent
+        for marker in MARKERS
+        for form in (marker, f"*/{marker}")
+        for place in folder.glob(form)
+    ]
+    names = [os.path.relpath(place, root) for place in found if place.resolve() != folder.resolve()]
+    listed = names and list_files(root, "--others", "--exclude-standard", "--directory", "--full-name", "--", *names)
+    return sorted({name.rstrip("/") for name in listed or ()} & set(names))
+
+
+def _escaped(name: str) -> str:
+    """A path as a pattern of .gitignore that matches only this path."""
+    return re.sub(r"([\\*?\[\]!# ])", r"\\\1", name)
+
+
+def _small(root: Path, folder: str, names: list[str]) -> tuple[list[str], list[str]]:
+    """Of new files those that belong into a patch; and in words, with their number, what is left out.
+
+    A folder of many files, such as of a dataset, is left out before any of its files is looked at.
+    """
+    large = list[str]()
+    top = "" if folder == "." else f"{folder}/"
+    while len(names) > MAX_UNTRACKED_FILES:
+        inside = [PurePosixPath(name.removeprefix(top)) for name in names]
+        counts = Counter(f"{parent}/" for path in inside for parent in path.parents[:-1])
+        counts["*"] = sum(len(path.parts) == 1 for path in inside)
+        # The innermost of many files, besides which code may be; if none has many, the largest.
+        many = [place for place, count in counts.items() if count > MAX_UNTRACKED_FILES] or [
+            max(counts, key=lambda one: counts[one])
+        ]
+        place = max(many, key=lambda one: (one.count("/"), counts[one]))
+        large.append(f"{top}{place} ({counts[place]:,} files)")
+        is_left_out = [len(p.parts) == 1 if place == "*" else str(p).startswith(place) for p in inside]
+        names = [name for name, leaves in zip(names, is_left_out, strict=True) if not leaves]
+    sizes = {name: (root / name).stat().st_size for name in names if (root / name).is_file()}
+    kept, total = list[str](), 0
+    for name in sorted(sizes, key=lambda name: sizes[name]):
+        total += sizes[name]
+        if sizes[name] <= MAX_UNTRACKED_BYTES and total <= MAX_UNTRACKED_TOTAL:
+            kept.append(name)
+        else:
+            large.append(f"{name} ({sizes[name] / 1e6:,.1f} MB)")
+    return sorted(kept), large
 
 
 def holds_secret(file: Path) -> bool:

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 
 from boltcutter import extend
 from boltcutter.assembly.assemble import Components, assemble, read_config
+from boltcutter.assembly.recorded import describe
 from boltcutter.callback.monitors import MonitoredValues
 from boltcutter.callback.plan import PlanCheck
 from boltcutter.callback.weights import SameWeights
@@ -26,7 +27,6 @@ from boltcutter.environment.identity import isolate_attempts, job_id, run_id
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.splits import NoLoaderError, prediction_argument, skip_reason
-from boltcutter.logger.recorded import describe
 from boltcutter.project import Project, command
 from boltcutter.protocols import BuffersMetrics, ClosesWithExitCode, NativeData, PlannedExit, handles_signals
 from boltcutter.report import terminal as summary

@@ -17,9 +17,10 @@ from boltcutter.project import Project
 
 PROJECT = Project.find(__file__)
 DEFAULT = "lightning.pytorch.Trainer"
+ABSENT = "which is not installed; install the distribution that has no_such_package"
 MISTAKES = {
-    "import no_such_package": "needs no_such_package, which is not installed; pip install no_such_package",
-    "import no_such_package.inner": "needs no_such_package, which is not installed; pip install no_such_package",
+    "import no_such_package": f"needs no_such_package, {ABSENT}",
+    "import no_such_package.inner": f"needs no_such_package, {ABSENT}",
     "from pytorch_lightning.core.lightning import LightningModule": "needs pytorch_lightning.core.lightning, which the "
     "installed version of pytorch_lightning does not have; adapt the import to this version",
     "x = [1][3]": "list index out of range (IndexError at {file}:2)",
@@ -161,3 +162,19 @@ def test_another_class_drops_the_arguments() -> None:
     adam = {"_target_": "torch.optim.Adam", "_partial_": True, "lr": 1}
     assert merge(adam, {"_target_": "torch.optim.SGD"}) == {"_target_": "torch.optim.SGD", "_partial_": True}
     assert merge(adam, {"_target_": "torch.optim.adam.Adam"})["lr"] == 1
+
+
+@pytest.mark.parametrize("place", ["", "lib"])
+def test_a_module_beside_the_class_is_not_to_be_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    (tmp_path / "beside_pkg").mkdir()
+    (tmp_path / place).mkdir(exist_ok=True)
+    (tmp_path / "beside_pkg" / "net.py").write_text("import helper_of_mine\n")
+    (tmp_path / place / "helper_of_mine.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path / "beside_pkg"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=rf"PYTHONPATH={re.escape(str(tmp_path / place))}$"):
+        locate("net.Net")
+    with pytest.raises(ConfigError, match=rf"no module named beside_pkg; .*PYTHONPATH={re.escape(str(tmp_path))}$"):
+        locate("beside_pkg.Net")

@@ -165,7 +165,48 @@ def test_a_project_in_a_monorepo(repository: Path, tmp_path: Path) -> None:
 
 def test_large_new_files_stay_out_of_the_patch(repository: Path) -> None:
     (repository / "weights.bin").write_bytes(b"x" * (lineage.MAX_UNTRACKED_BYTES + 1))
-    assert lineage.git_state(repository)["patch"] == b""
+    state = lineage.git_state(repository)
+    assert (state["patch"], state["large"]) == (b"", ["weights.bin (1.0 MB)"])
+
+
+@pytest.mark.parametrize("marker", ["venv/pyvenv.cfg", "tools/env [1]/conda-meta/history", "node_modules/left/pad.js"])
+def test_an_environment_stays_out_of_the_patch(repository: Path, marker: str) -> None:
+    place = repository / marker
+    place.parent.mkdir(parents=True)
+    place.write_text("")
+    (place.parent / "module.py").write_text("a = 1\n")
+    (repository / "new.py").write_text("mine = 1\n")
+    state = lineage.git_state(repository)
+    assert b"mine" in state["patch"]
+    assert place.name not in state["patch"].decode()
+    assert b"module.py" not in state["patch"]
+    assert len(state["large"]) == 1
+    assert marker.startswith(state["large"][0].partition("/ (")[0])
+    (repository / ".gitignore").write_text(f"/{marker.partition('/')[0]}/\n")
+    assert lineage.git_state(repository)["large"] == []
+
+
+@pytest.mark.parametrize("folder", ["data", "package/data", "."])
+def test_a_folder_of_many_new_files_stays_out_of_the_patch(repository: Path, folder: str) -> None:
+    (repository / "package").mkdir()
+    (repository / "package" / "new.py").write_text("mine = 1\n")
+    (repository / folder).mkdir(exist_ok=True)
+    for number in range(lineage.MAX_UNTRACKED_FILES + 1):
+        (repository / folder / f"{number}.txt").touch()
+    state = lineage.git_state(repository)
+    assert b"mine" in state["patch"]
+    assert state["patch"].count(b"diff --git") == 1
+    name = "*" if folder == "." else f"{folder}/"
+    assert state["large"] == [f"{name} ({lineage.MAX_UNTRACKED_FILES + 1:,} files)"]
+
+
+def test_the_size_of_all_new_files_is_limited(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineage, "MAX_UNTRACKED_TOTAL", 2500)
+    for name in "abc":
+        (repository / f"{name}.txt").write_text(name * 1000)
+    state = lineage.git_state(repository)
+    assert state["patch"].count(b"diff --git") == 2
+    assert len(state["large"]) == 1
 
 
 FILES = {

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
+from boltcutter.assembly.recorded import RecordedLogger, describe, within
 from boltcutter.logger.csv import CSVLogger
-from boltcutter.logger.recorded import RecordedLogger, describe, within
 
 TENSORBOARD = "lightning.pytorch.loggers.TensorBoardLogger"
 
