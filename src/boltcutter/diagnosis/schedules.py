@@ -125,13 +125,7 @@ def _twin(scheduler: Any, optimizer: Any = None) -> Any:
             {key: list(value) if isinstance(value, list) else value for key, value in group.items()} | {"params": []}
             for group in original.param_groups
         ]
-
-        def step() -> None: ...
-
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else it warns of the order of calls
-        optimizer = SimpleNamespace(
-            step=step, param_groups=groups, state={}, defaults=dict(original.defaults), _opt_called=True
-        )
+        optimizer = SimpleNamespace(step=lambda: None, param_groups=groups, state={}, defaults=dict(original.defaults))
     twin = object.__new__(type(scheduler))
     for key, value in vars(scheduler).items():
         if key == "optimizer":

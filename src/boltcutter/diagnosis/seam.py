@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +48,9 @@ class _DropoutMode(TorchFunctionMode):
         if getattr(function, "__name__", "") in DROPOUT:
             active = kwargs.get("training", args[2] if len(args) > 2 else True)
             share = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
-            frame, by_layer = sys._getframe(1), False
+            frame, by_layer = inspect.currentframe(), False
+            assert frame is not None
+            frame = frame.f_back or frame
             while frame.f_back is not None and "/torch/" in frame.f_code.co_filename:
                 by_layer |= isinstance(frame.f_locals.get("self"), nn.Module)
                 frame = frame.f_back
