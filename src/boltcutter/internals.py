@@ -34,6 +34,7 @@ OVERRIDDEN = {
     "_computed": "task/results: the cached result of an epoch",
     "_callback_metrics": "task/results: values of steps, or set by callbacks, that are monitored",
     "_first_loop_iter": "task/results: whether a batch is the first one of an epoch",
+    "_compiled_call_impl": "diagnosis/evidence: whether a layer is compiled, where hooks and modes would recompile it",
     "_update_count": "task/metric_states: restored with the states, as averages divide by it",
     "_milestones": "callback/plan: where the last schedule of a SequentialLR begins",
     "_should_check_val_fx": "training/ending: without a validation at the end, the last weights have no score",

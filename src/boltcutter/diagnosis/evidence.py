@@ -119,9 +119,7 @@ class Evidence:
         self.names = {id(p): name for name, p in self.parameters.items()}
         self.owned = self.optimized()
         self.sharded = any(hasattr(p, "full_tensor") for p in self.parameters.values()) or is_sharded(trainer)
-        self.compiled = any(
-            hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in module.modules()
-        )
+        self.compiled = is_compiled(module)
         self.steps = defaultdict(Steps)
         if not self.sharded:
             self.start = {name: sampled(p).clone() for name, p in self.parameters.items()}
@@ -156,6 +154,11 @@ class Evidence:
         sizes = [self.start[n].float() for n in now]
         moved, size = (float(torch.stack(foreach_norm(each)).norm()) for each in (change, sizes))
         return moved > 0.01 * size
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether any layer is compiled."""
+    return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in module.modules())
 
 
 def is_sharded(trainer: L.Trainer) -> bool:

@@ -18,7 +18,7 @@ from torchmetrics.metric import CompositionalMetric
 
 from boltcutter.diagnosis import data, gradients, layers, losses, optimizers, schedules  # noqa: F401  registers them
 from boltcutter.diagnosis.checks import CHECKS, Check, Finding, FindingError, Line, Moment
-from boltcutter.diagnosis.evidence import Evidence, Update, nonzero, sampled
+from boltcutter.diagnosis.evidence import Evidence, Update, is_compiled, nonzero, sampled
 from boltcutter.diagnosis.graph import read_graph
 from boltcutter.diagnosis.seam import ActiveDropout
 from boltcutter.internals import foreach_norm
@@ -228,7 +228,7 @@ class Invariants(Callback):
             seen.validation_batches += 1
             if not trainer.sanity_checking:
                 data.remember_validation(seen)
-            if seen.validation_batches <= 2 and not self._is_compiled(seen):
+            if seen.validation_batches <= 2 and not is_compiled(pl_module):
                 seen.active_dropout = []
                 Around(trainer.strategy, "validation_step", ActiveDropout(seen.active_dropout))
 
@@ -263,11 +263,6 @@ class Invariants(Callback):
                     for name, m in pl_module.named_modules()
                     if isinstance(m, Metric) and m._update_count and m._computed is not None and not _keeps_state(m)
                 }
-
-    def _is_compiled(self, seen: Evidence) -> bool:
-        return seen.compiled or any(
-            hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) for m in seen.module.modules()
-        )
 
 
 def next_look(step: int, last: int) -> int:
