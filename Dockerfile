@@ -2,6 +2,7 @@
 # For CPUs, which is smaller: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # For drivers older than CUDA 13 and for V100: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu126
 # For several nodes with GPUs: --build-arg NETWORK=efa on AWS, and NETWORK=infiniband elsewhere.
+# For the same base each time: --build-arg BASE=python:3.11-slim@sha256:<as docker buildx imagetools inspect prints it>
 # PACKAGES are those for object storage; notebooks need jupyterlab and ipykernel, too.
 ARG BASE=python:3.11-slim
 

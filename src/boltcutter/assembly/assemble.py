@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -228,7 +229,24 @@ def build_loggers(cfg: DictConfig) -> list[Logger]:
     """Instantiate the loggers of the configuration, and the one that always writes metrics.csv."""
     cfg = changed(cfg, {"logger": _masked(redacted(cfg).get("logger"))})
     metrics = build({"_target_": METRICS_FILE, "path": f"{cfg.folder}/metrics.csv"})
-    return [*build_each(cfg, "logger", Logger).values(), metrics]
+    return [*_build_installed(cfg).values(), metrics]
+
+
+def _build_installed(cfg: DictConfig) -> dict[str, Logger]:
+    """The loggers; a run is resumed without one whose package this machine does not have, and says so."""
+    if not cfg.get("resume"):
+        return build_each(cfg, "logger", Logger)
+    made = dict[str, Logger]()
+    for name in cfg.get("logger") or {}:
+        alone = changed(cfg, {"logger": {other: None for other in cfg.logger if other != name}})
+        try:
+            made |= build_each(alone, "logger", Logger)
+        except ConfigError as error:
+            if not isinstance(error.__cause__, ImportError):
+                raise
+            if is_rank_zero():
+                print(f"warning: {error}; until then, the resumed run logs without it", file=sys.stderr)
+    return made
 
 
 def _masked(loggers: Any) -> dict[str, dict[str, Any]]:

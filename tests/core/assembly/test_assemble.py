@@ -246,3 +246,23 @@ def test_services_show_no_values_of_the_project_variables(tmp_path: Path, monkey
     (logger, *_) = build_loggers(cfg)
     assert isinstance(logger, Shown)
     assert (logger.tags, logger.notes, logger.api_key) == (["a", "b-***"], "see ***", "hunter2-canary")
+
+
+class Server(DummyLogger):
+    """A logger whose package is missing."""
+
+    def __init__(self) -> None:
+        raise ModuleNotFoundError("No module named 'mlflow'", name="mlflow")
+
+
+def test_a_run_is_resumed_without_a_logger_that_is_not_installed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes: dict[str, Any] = {"server": {"_target_": f"{__name__}.Server"}}
+    nodes |= {"shown": {"_target_": f"{__name__}.Shown", "tags": [], "api_key": ""}}
+    cfg = OmegaConf.create({"folder": str(tmp_path), "tags": [], "logger": nodes})
+    with pytest.raises(ConfigError, match=r"^logger\.server: mlflow is not installed; pip install mlflow$"):
+        build_loggers(cfg)
+    cfg.resume = str(tmp_path)
+    assert [type(logger).__name__ for logger in build_loggers(cfg)] == ["Shown", "CSVLogger"]
+    assert "warning: logger.server: mlflow is not installed; pip install mlflow; until then" in capsys.readouterr().err
