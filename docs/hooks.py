@@ -130,69 +130,29 @@ def architecture_page() -> str:
     """The import rules of pyproject.toml as a drawing."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = [re.findall(r"\w+", line) for line in next(c for c in contracts if c["type"] == "layers")["layers"]]
-    rule = next(c for c in contracts if c["type"] == "independence")
-    edges = [tuple(re.findall(r"boltcutter_(\w+)", line)) for line in rule["ignore_imports"]]
-    parts = [name.removeprefix("boltcutter_") for name in rule["modules"]]
-    lines = [f"| {' · '.join(f'`{name}`' for name in layer)} |" for layer in layers]
     return (
-        "# Architecture\n\nThe drawing is made from the import contracts in `pyproject.toml`. A package of the core "
-        "imports only packages of the rows below its own, a part imports the core, and the arrows are the only imports "
-        "between parts. [Contributing](contributing.md#architecture) says what is in each package.\n\n"
-        + f'<div markdown="0">{drawing(layers, parts, edges)}</div>'
-        + "\n\n| packages of the core, the highest first |\n|---|\n"
-        + "\n".join(lines)
-        + "\n\nParts that import another: "
-        + ", ".join(f"`{one}` → `{other}`" for one, other in edges)
-        + ".\n"
+        "# Architecture\n\nThe drawing is made from the import contracts in `pyproject.toml`: a package of "
+        "`src/boltcutter` imports only packages of the rows below its own. "
+        "[Contributing](contributing.md#architecture) says what is in each.\n\n"
+        f'<div markdown="0">{drawing(layers)}</div>\n'
     )
 
 
-def drawing(layers: list[list[str]], parts: list[str], edges: list[tuple[str, ...]]) -> str:
-    """An SVG with the parts above, those that import another highest, and the layers of the core below."""
-    depth = dict.fromkeys(parts, 0)
-    for _ in parts:
-        depth |= {one: max(depth[one], depth[other] + 1) for one, other in edges}
-    ranked = {name for edge in edges for name in edge}
-    rows = [[p for p in parts if p in ranked and depth[p] == level] for level in range(max(depth.values()), -1, -1)]
-    others = [p for p in parts if p not in ranked]
-    rows += [others[start : start + 3] for start in range(0, len(others), 3)]
-    width = max(len(row) for row in rows + layers) * (BOX + GAP) + GAP
-    places: dict[str, tuple[float, float]] = {}
+def drawing(layers: list[list[str]]) -> str:
+    """An SVG with a row for each layer, the highest first."""
+    width = max(len(row) for row in layers) * (BOX + GAP) + GAP
     shapes: list[str] = []
     y = float(GAP)
-
-    def title(text: str) -> None:
-        nonlocal y
-        shapes.append(f'<text x="{width / 2}" y="{y + 14}" font-weight="bold">{text}</text>')
-        y += 26
-
-    def draw(row: list[str], space: float, prefix: str) -> None:
-        nonlocal y
+    for row in layers:
         left = (width - len(row) * (BOX + GAP) + GAP) / 2
         for index, name in enumerate(row):
             x = left + index * (BOX + GAP)
-            places[prefix + name] = (x + BOX / 2, y)
             shapes.append(f'<rect x="{x}" y="{y}" width="{BOX}" height="{HEIGHT}" rx="5"/>')
             shapes.append(f'<text x="{x + BOX / 2}" y="{y + HEIGHT / 2 + 4}">{html.escape(name)}</text>')
-        y += HEIGHT + space
-
-    title("parts: boltcutter_…")
-    for row in rows:
-        draw(row, 34 if {*row} & ranked else GAP, "part ")
-    for one, other in edges:
-        (x1, y1), (x2, y2) = places[f"part {one}"], places[f"part {other}"]
-        shapes.append(f'<line x1="{x1}" y1="{y1 + HEIGHT}" x2="{x2}" y2="{y2 - 2}" marker-end="url(#arrow)"/>')
-    y += 8
-    shapes.append(f'<line x1="{width / 2}" y1="{y - 12}" x2="{width / 2}" y2="{y + 14}" marker-end="url(#arrow)"/>')
-    y += 16
-    title("core: boltcutter.…")
-    for row in layers:
-        draw(row, GAP, "core ")
-    head = '<marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+        y += HEIGHT + GAP
     return (
         f'<svg class="architecture" viewBox="0 0 {width} {y}" role="img" aria-label="Packages and their imports" '
         'fill="none" stroke="currentColor" font-size="13" text-anchor="middle">'
-        f'<defs>{head}<path d="M0 0 8 4 0 8z" fill="currentColor"/></marker></defs>'
         + "".join(shape.replace("<text", '<text fill="currentColor" stroke="none"') for shape in shapes)
         + "</svg>"
     )

@@ -78,7 +78,7 @@ SECONDS = {
     "tests/test_examples.py": 1200,
     "tests/test_fuzz.py": 1100,
     "tests/test_faults.py": 1000,
-    "tests/core/task/test_compiler.py": 900,
+    "tests/task/test_compiler.py": 900,
     "tests/benchmarks/test_search.py": 600,
 }
 SECONDS_OF_OTHERS = 17
@@ -146,7 +146,7 @@ def saved_weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
 @pytest.fixture(autouse=True)
 def unchanged_signal_handlers() -> Iterator[None]:
     """Assert that a test leaves no signal handlers behind, which would change how later tests end."""
-    from boltcutter.environment import signals
+    from boltcutter.environment import stop_signals as signals
 
     before = {number: signal.getsignal(number) for number in signals.SIGNALS}
     yield
@@ -158,7 +158,7 @@ def unchanged_signal_handlers() -> Iterator[None]:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """Path of a checkpoint that contains ``STATE``."""
-    from boltcutter.checkpoint.io import AtomicCheckpointIO
+    from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
 
     AtomicCheckpointIO().save_checkpoint(STATE, tmp_path / "deep" / "last.ckpt")
     return tmp_path / "deep" / "last.ckpt"

@@ -230,13 +230,12 @@ def prepare() -> None:
     import pkgutil
     from importlib.util import find_spec
 
-    from boltcutter.project import library_packages
+    import boltcutter
 
-    for package in library_packages():
-        for module in pkgutil.walk_packages([str(package)], f"{package.name}."):
-            # Ray replaces handlers of the process; Keras takes seconds, and is seldom used
-            if ".ray_" not in module.name and "keras" not in module.name:
-                importlib.import_module(module.name)
+    for module in pkgutil.walk_packages(boltcutter.__path__, "boltcutter."):
+        # Ray replaces handlers of the process; Keras takes seconds, and is seldom used
+        if ".ray_" not in module.name and "keras" not in module.name:
+            importlib.import_module(module.name)
     for name in LATE:
         if find_spec(name.partition(".")[0]):
             importlib.import_module(name)
@@ -255,13 +254,13 @@ def warm_up() -> None:
     from contextlib import redirect_stdout
 
     from boltcutter import extend, project
-    from boltcutter.run import store
-    from boltcutter_planning import check
+    from boltcutter.planning import check
+    from boltcutter.run.remote import store
 
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         # On the CPU, as a fork cannot use a GPU that was used before.
         check.main(project.Project.at(ROOT), ["trainer.accelerator=cpu"])
-    for cached in (extend.parts, extend.added, project.declared_parts, store.run_store):
+    for cached in (extend.parts, extend.commands, project.declared_parts, store.run_store):
         cached.cache_clear()  # which parts there are depends on the environment of the child
 
 

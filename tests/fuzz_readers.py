@@ -27,11 +27,11 @@ from hypothesis import strategies as st
 
 from boltcutter.assembly.overrides import load_run_config
 from boltcutter.checkpoint import load as loading
-from boltcutter.checkpoint.io import AtomicCheckpointIO
-from boltcutter.checkpoint.select import find_best
+from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
+from boltcutter.checkpoint.find import find_best
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.config.errors import ConfigError
-from boltcutter.project import Project, library_packages
+from boltcutter.project import Project
 from boltcutter.run import trust
 from boltcutter.run.folder import read_run_config
 
@@ -51,7 +51,7 @@ CONFIG: dict[str, Any] = {
     "choices": {},
 }
 RECORD: dict[str, Any] = {"id": "a", "name": "a", "config": CONFIG, "attempts": [{"start": "2026-01-01", "end": None}]}
-LAUNCH = {"id": "1", "settings": {"_target_": "boltcutter_launch.local.LocalLauncher"}}
+LAUNCH = {"id": "1", "settings": {"_target_": "boltcutter.launch.local.LocalLauncher"}}
 RECORD |= {"launch": LAUNCH, "best": "a", "best_by": {}}
 CARD = {
     "format": "onnx",
@@ -181,7 +181,7 @@ class Readers:
         """``record.json``, as commands open it."""
         import sklearn.datasets  # noqa: F401 - imported with the digits; its imports are no finding
 
-        from boltcutter_launch.jobs import find_launcher
+        from boltcutter.launch.jobs import find_launcher
 
         def read(content: bytes) -> None:
             (self.scratch / "record.json").write_bytes(content)
@@ -199,7 +199,7 @@ class Readers:
 
     def search(self) -> tuple[Any, Callable[[bytes], object]]:
         """``search.json``, of which this user has signed another one."""
-        from boltcutter_search.plan import SIGNED, continued
+        from boltcutter.search.plan import SIGNED, continued
 
         valid = {
             "overrides": ["a=1"],
@@ -219,8 +219,8 @@ class Readers:
 
     def journal(self) -> tuple[Any, Callable[[bytes], object]]:
         """``study.log`` of a search."""
-        from boltcutter_search.space import Space
-        from boltcutter_search.study import LOG, Study
+        from boltcutter.search.space import Space
+        from boltcutter.search.study import LOG, Study
 
         space = Space({"lr": "loguniform(1e-4, 1)"})
         study = Study(self.scratch, space, [("a", "min")])
@@ -264,7 +264,7 @@ class Readers:
         """``.metadata`` of a sharded checkpoint."""
         from torch.distributed.checkpoint.metadata import Metadata
 
-        from boltcutter_parallel import sharded_checkpoint as sharded
+        from boltcutter.checkpoint import sharded_checkpoint as sharded
 
         folder = self.path.with_name("shards")
         folder.mkdir(exist_ok=True)
@@ -282,7 +282,7 @@ class Readers:
 
     def card(self) -> tuple[Any, Callable[[bytes], object]]:
         """``card.json`` of an export."""
-        from boltcutter_export.exported import ExportedModel
+        from boltcutter.export.exported import ExportedModel
 
         def read(content: bytes) -> None:
             (self.scratch / "card.json").write_bytes(content)
@@ -293,8 +293,8 @@ class Readers:
 
     def shards(self) -> tuple[Any, Callable[[bytes], object]]:
         """Files of arrays and of tokens."""
-        from boltcutter_data.shards import NpyShard
-        from boltcutter_language.tokens import open_tokens
+        from boltcutter.data.shards import NpyShard
+        from boltcutter.data.tokens import open_tokens
 
         files = io.BytesIO()
         np.save(files, np.arange(12).reshape(4, 3))
@@ -318,7 +318,7 @@ class Readers:
 
     def bundle(self) -> tuple[Any, Callable[[bytes], object]]:
         """``job.tar.gz`` with the code of a job."""
-        from boltcutter_launch.bundle import unpack
+        from boltcutter.launch.bundle import unpack
 
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -341,7 +341,7 @@ class Readers:
         """Bodies of requests to the server."""
         from starlette.exceptions import HTTPException
 
-        from boltcutter_export.serving import app
+        from boltcutter.export.serving import app
 
         class Predictor:
             form, shape = "image", (1, 8, 8)
@@ -371,7 +371,7 @@ def main(name: str, scratch: Path, seconds: float, first: int = 0) -> None:
     trust.KEY_FILE = scratch / "key"
     trust.sign({})
     changes, read = getattr(Readers(scratch), name)()
-    packages = {*packages_distributions(), *(folder.name for folder in library_packages())}
+    packages = {*packages_distributions(), "boltcutter"}
     audit, end, count = Audit(scratch, packages), 0.0, 0
     faults: list[str] = []
 

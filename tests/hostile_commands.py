@@ -17,10 +17,9 @@ from typing import Any
 from audit import Audit
 
 from boltcutter.cli import commands
-from boltcutter.project import library_packages
 from boltcutter.run import trust
 
-PACKAGES = {*packages_distributions(), *(folder.name for folder in library_packages()), "scripts"}
+PACKAGES = {*packages_distributions(), "boltcutter", "scripts"}
 
 
 def make(folder: Path, hostile: Callable[[Path, dict[str, Any]], None]) -> Path:
@@ -29,7 +28,7 @@ def make(folder: Path, hostile: Callable[[Path, dict[str, Any]], None]) -> Path:
     (folder / "checkpoints").mkdir(parents=True)
     config = {"name": "a", "runs": "runs", "checkpoints": "${folder}/checkpoints", "folder": str(folder)}
     record: dict[str, Any] = {"id": "a", "name": "a", "attempts": [], "config": config}
-    record["launch"] = {"id": "1 on host since 1", "settings": {"_target_": "boltcutter_launch.local.Local"}}
+    record["launch"] = {"id": "1 on host since 1", "settings": {"_target_": "boltcutter.launch.local.Local"}}
     hostile(folder, record)
     if not os.path.lexists(folder / "record.json"):
         (folder / "record.json").write_text(json.dumps(record))

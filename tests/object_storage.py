@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import fsspec
 import pytest
 
-from boltcutter_remote import store as remote
+from boltcutter.run.remote import store as remote
 
 
 @contextmanager

@@ -17,8 +17,8 @@ import pytest
 from conftest import ROOT, Script, run_command, unavailable
 from ray_run import Run
 
+from boltcutter.launch import command
 from boltcutter.project import Project
-from boltcutter_launch import command
 
 Launch = Callable[..., str]
 CLUSTER = Path(__file__).with_name("slurm_cluster.sh")

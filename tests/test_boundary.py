@@ -49,30 +49,30 @@ READING = {"read_text", "read_bytes", "open", "loads", "load", "cat_file"}
 # must be added here, with a test that it cannot, as docs/security.md lists them.
 LOADERS = {
     # Without the part that reads checkpoints, and of a file that this process has written.
-    "torch.load": {"boltcutter/checkpoint/load.py", "boltcutter_parallel/process_launcher.py"},
-    "torch.export.load": {"boltcutter_export/runner.py"},  # signed
-    "torch.serialization._open_zipfile_reader": {"boltcutter_trust/unpickle.py"},
+    "torch.load": {"boltcutter/checkpoint/load.py", "boltcutter/strategy/process_launcher.py"},
+    "torch.export.load": {"boltcutter/export/runner.py"},  # signed
+    "torch.serialization._open_zipfile_reader": {"boltcutter/checkpoint/unpickle.py"},
     # The last one of a file that this process has written.
     "zipfile.ZipFile": {
-        *("boltcutter/checkpoint/load.py", "boltcutter_export/formats.py"),
-        "boltcutter_trust/unpickle.py",
+        *("boltcutter/checkpoint/load.py", "boltcutter/export/formats.py"),
+        "boltcutter/checkpoint/unpickle.py",
     },
-    "tarfile.open": {"boltcutter_launch/bundle.py"},
-    "onnxruntime.InferenceSession": {"boltcutter_export/runner.py"},
-    "load_model": {"boltcutter_export/exported.py"},  # safetensors
-    "JournalFileBackend": {"boltcutter_search/study.py"},  # JSON
-    "ast.literal_eval": {"boltcutter_scaffold/source_code.py"},
-    "runpy.run_path": {"boltcutter_scaffold/proof.py"},  # boltcutter import trains the original
+    "tarfile.open": {"boltcutter/launch/bundle.py"},
+    "onnxruntime.InferenceSession": {"boltcutter/export/runner.py"},
+    "load_model": {"boltcutter/export/exported.py"},  # safetensors
+    "JournalFileBackend": {"boltcutter/search/study.py"},  # JSON
+    "ast.literal_eval": {"boltcutter/scaffold/source_code.py"},
+    "runpy.run_path": {"boltcutter/scaffold/proof.py"},  # boltcutter import trains the original
     "yaml.load": {"boltcutter/config/values.py"},  # by a SafeLoader
     # Of limited size, and images by decoders that run no other program.
-    "Image.open": {"boltcutter_data/image_io.py", "boltcutter_logging/pixels.py"},
-    "gzip.open": {"boltcutter_data/files.py", "boltcutter_launch/bundle.py"},
-    "gzip.decompress": {"boltcutter_launch/kubernetes.py"},  # a file that this process has written
-    "lzma.open": {"boltcutter_launch/bundle.py"},
-    "pq.ParquetFile": {"boltcutter_data/table.py"},
+    "Image.open": {"boltcutter/data/image_io.py", "boltcutter/report/pixels.py"},
+    "gzip.open": {"boltcutter/data/files.py", "boltcutter/launch/bundle.py"},
+    "gzip.decompress": {"boltcutter/launch/kubernetes.py"},  # a file that this process has written
+    "lzma.open": {"boltcutter/launch/bundle.py"},
+    "pq.ParquetFile": {"boltcutter/data/table.py"},
     "np.load": {
-        *("boltcutter_data/files.py", "boltcutter_export/serving/app.py"),
-        "boltcutter_logging/outcome_report.py",
+        *("boltcutter/data/files.py", "boltcutter/export/serving/app.py"),
+        "boltcutter/report/outcome_report.py",
     },
 }
 NEVER = {
@@ -116,9 +116,9 @@ def test_records_are_read_by_one_reader() -> None:
                     found.add(f"{file.relative_to(SRC)}:{function.name}")
     assert found == {  # which open another file
         "boltcutter/run/restart.py:check_start",  # of what it has just written
-        "boltcutter_launch/jobs.py:list_runs",
-        "boltcutter_launch/node.py:check_starts",  # an object at a URL, parsed by trust.parse_json
-        "boltcutter_search/trial.py:start",
+        "boltcutter/launch/jobs.py:list_runs",
+        "boltcutter/launch/node.py:check_starts",  # an object at a URL, parsed by trust.parse_json
+        "boltcutter/search/trial.py:start",
     }
 
 

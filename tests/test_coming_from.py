@@ -13,11 +13,11 @@ from test_docs import check
 import boltcutter
 from boltcutter.assembly.assemble import read_config
 from boltcutter.cli.main import FLAGS
+from boltcutter.config.foreign import OPTIONS, RENAMED
 from boltcutter.config.locate import locate
 from boltcutter.config.values import plain
 from boltcutter.project import Project
-from boltcutter_scaffold.foreign import OPTIONS, RENAMED
-from boltcutter_scaffold.translate import translate
+from boltcutter.scaffold.translate import translate
 
 ROOT = Path(__file__).parents[1]
 PROJECT = Project.find(ROOT)

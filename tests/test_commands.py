@@ -17,7 +17,7 @@ from PIL import Image
 from test_docs import PAGES, TEMPLATE, TEMPLATE_PAGES
 
 from boltcutter.project import Project
-from boltcutter_scaffold import new
+from boltcutter.scaffold import new
 
 ALL = [*PAGES, ROOT / "SECURITY.md", *TEMPLATE_PAGES]
 OURS = r"(?:python scripts/{0}\.py|boltcutter {0})"
@@ -60,10 +60,10 @@ ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here
     ),
     r"(?:uv tool|pip) install .*": ("they install packages", "test_docs.py::test_extras_and_files_on_a_page_exist"),
     r"python scripts/lightning_suite\.py.*": ("needs a checkout of Lightning, and hours", "test_lightning_suite.py"),
-    r"wandb artifact put .*": ("uploads to an account", "logging/test_wandb.py"),
-    r"(?:gcloud|gsutil) .*|.* launch=vertex .*": (CLOUD, "cloud/test_vertex.py"),
+    r"wandb artifact put .*": ("uploads to an account", "logger/test_wandb.py"),
+    r"(?:gcloud|gsutil) .*|.* launch=vertex .*": (CLOUD, "launch/cloud/test_vertex.py"),
     r"aws s3 .*": (CLOUD, "launch/test_sky.py"),
-    r"(?:az|for id in) .*|.* launch=azureml .*": (CLOUD, "cloud/test_azureml.py"),
+    r"(?:az|for id in) .*|.* launch=azureml .*": (CLOUD, "launch/cloud/test_azureml.py"),
     r"kubectl .*|.* launch=kubernetes .*": (CLOUD, "launch/test_kubernetes_cluster.py"),
     r"(?:sky|ssh) .*|.* launch=sky .*": (CLOUD, "launch/test_sky.py"),
     r"docker .*|.* launch=container .*": ("needs an image of gigabytes", "launch/test_container.py"),
@@ -73,26 +73,26 @@ ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here
         "need a launched run",
         "launch/test_command.py",
     ),
-    r"python scripts/evaluate\.py run=s3://.*": (CLOUD, "remote/test_mirror.py"),
+    r"python scripts/evaluate\.py run=s3://.*": (CLOUD, "run/remote/test_mirror.py"),
     r"python scripts/search\.py search=(?:asha|pbt) .*": ("need Ray Tune, for minutes", "search/test_ray_tune.py"),
     r"python scripts/search\.py (?:search|resume)=.*|boltcutter search .*": (
         "train for hours",
         "search/test_command.py",
     ),
     r"python scripts/serve\.py .*|curl .*": ("run until they are stopped", "export/serving/test_server.py"),
-    r"boltcutter runs --live.*": ("run until they are stopped", "runs/test_live.py"),
+    r"boltcutter runs --live.*": ("run until they are stopped", "analysis/test_live.py"),
     r"hf auth login|.* export\.push=\S+": ("need an account", "export/test_hub.py"),
     r"python scripts/export\.py .* export=(?:int4|int8-dynamic|\[int8,int8-static,int4\]).*": (
         "need a GPT or a quantized run",
         "export/test_formats.py",
     ),
-    r"python scripts/predict\.py .*input=\"def main.*": ("need a GPT", "language/test_generate.py"),
+    r"python scripts/predict\.py .*input=\"def main.*": ("need a GPT", "prediction/test_generate.py"),
     r".* experiment=(?:gpt_small|mnist) ?.*|.* data=(?:text|mnist) .*": (
         "train for an hour, or need files",
         "test_docs.py::test_commands_on_a_page_are_valid",
     ),
     r".* data=huggingface .*": ("need files of the Hub", "data/test_huggingface.py"),
-    r"python scripts/train\.py .*trainer\.devices=8.*": ("need eight GPUs", "parallel/test_model_parallel.py"),
+    r"python scripts/train\.py .*trainer\.devices=8.*": ("need eight GPUs", "strategy/test_model_parallel.py"),
     r"python scripts/train\.py task=mine .*": ("need a module of the reader", "third_party/test_gallery.py"),
     r"(?:cd docs/gallery|boltcutter (?:train|search|compare) .*experiment=\w+).*": (
         "train for minutes",
@@ -101,7 +101,7 @@ ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here
 }
 OF_A_SCRIPT = {"docs/ray.md": "launch/test_ray_slurm.py"}  # blocks that begin with #!, as a whole
 PYTHON = {  # blocks that are parts of files: the test of the files
-    "docs/extending.md": "core/test_extend.py::test_the_documentation_shows_the_distribution",
+    "docs/extending.md": "test_extend.py::test_the_documentation_shows_the_distribution",
     "docs/export.md": "export/test_runner.py",
 }
 OBJECTS = """

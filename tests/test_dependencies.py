@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import venv
@@ -113,46 +112,6 @@ def test_a_step_a_test_and_a_report_need_no_extra(core_only: dict[str, str], tmp
     assert of_images.endswith("pip install 'boltcutter[images]'")
     assert re.search("pandas.*; pip install ", of_table)
     assert not {"pandas", "matplotlib", "PIL", "pyarrow", "rich"} & set(done.stdout.rpartition("modules:")[2].split())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # a dozen commands
-def test_the_core_works_without_the_parts(core_only: dict[str, str], tmp_path: Path) -> None:
-    """With the requirements of the core alone, and all parts deleted: README's first command, and what follows."""
-    core = tmp_path / "library"
-    shutil.copytree(ROOT / "src" / "boltcutter", core / "boltcutter")
-    env = core_only | {"PYTHONPATH": core_only["PYTHONPATH"].replace(str(ROOT / "src"), str(core))}
-    (core / "sitecustomize.py").write_text(ONLY_PYTHONPATH)  # for the second rank, which Lightning starts without -S
-
-    def call(*arguments: str, ok: bool = True) -> str:
-        command = [sys.executable, "-S", "-m", "boltcutter", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=170)
-        assert (done.returncode == 0) == ok, done.stdout + done.stderr
-        return done.stdout if ok else done.stderr
-
-    commands = {line.split()[0] for line in call("--help").splitlines()[2:]}
-    assert commands == {"train", "evaluate", "predict", "compare"}
-    shown = call("train", "trainer.max_epochs=2", "folder=run")
-    assert "Epoch 1" in shown  # by Lightning's progress bar; the default logger, W&B, is left out as well
-    assert not (tmp_path / "run" / "wandb").exists()
-    assert "reproduced: all" in call("train", "reproduce=run", "folder=again")
-    assert "bitwise identical" in call("compare", "run=run", "with=again")
-    assert "Missing from this report" not in (tmp_path / "run" / "report.html").read_text()
-    call("train", "resume=run", "trainer.max_epochs=3")
-    call("evaluate", "run=run", "split=val")
-    two = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "logger=null", "report=false"]
-    call("train", *two, "trainer.max_epochs=1", "folder=ranks")
-    # What a part is needed for is refused in one line.
-    for arguments, remedy in {
-        ("launch", "launch=local"): "pip install boltcutter",
-        ("compare", "--metric", "val/loss"): "pip install boltcutter",
-        ("train", "data=mnist"): "pip install boltcutter",
-        ("train", "resume=s3://bucket/run"): "pip install boltcutter",
-        ("predict", "run=run", "export=onnx", "input=x"): "pip install boltcutter",
-        ("train", "trainer=fsdp2"): "pip install boltcutter",
-        ("train", *two, "trainer.strategy.start_method=fork"): "pip install boltcutter",
-    }.items():
-        assert_one_line(call(*arguments, ok=False), remedy)
 
 
 def assert_one_line(errors: str, remedy: str) -> None:

@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 from conftest import require, run_command
 
+from boltcutter.analysis.command import SWITCHES, VALUES, parse
+from boltcutter.analysis.command import VERBS as RUN_VERBS
+from boltcutter.analysis.comparison import parse_arguments as parse_comparison
+from boltcutter.analysis.live import SETTINGS as LIVE
+from boltcutter.analysis.query import parse as parse_filter
 from boltcutter.assembly.assemble import read_config
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.cli.commands import commands as known_commands
 from boltcutter.cli.commands import run
 from boltcutter.config.values import split_overrides
+from boltcutter.export.command import read_settings
+from boltcutter.export.serving.server import LIMITS, SERVER
+from boltcutter.launch.command import FLAGS, VERBS
+from boltcutter.planning.flags import CHECK_FLAGS, DOCTOR_FLAGS
 from boltcutter.project import Project, tomllib
-from boltcutter_export.command import read_settings
-from boltcutter_export.serving.server import LIMITS, SERVER
-from boltcutter_launch.command import FLAGS, VERBS
-from boltcutter_planning.part import CHECK_FLAGS, DOCTOR_FLAGS
-from boltcutter_runs.command import SWITCHES, VALUES, parse
-from boltcutter_runs.command import VERBS as RUN_VERBS
-from boltcutter_runs.comparison import parse_arguments as parse_comparison
-from boltcutter_runs.live import SETTINGS as LIVE
-from boltcutter_runs.query import parse as parse_filter
-from boltcutter_scaffold import new, vendor
+from boltcutter.scaffold import new, vendor
 
 ROOT = Path(__file__).parents[1]
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"

@@ -20,9 +20,9 @@ from conftest import environment
 from faulty import PLACES
 from forkserver import Forked, ForkServer, rank_variables
 
-from boltcutter_data.huggingface import HuggingFace
-from boltcutter_data.shards import Shards
-from boltcutter_language.tokens import Tokens
+from boltcutter.data.huggingface import HuggingFace
+from boltcutter.data.shards import Shards
+from boltcutter.data.tokens import Tokens
 
 # Dropout, weight averaging, accumulated gradients, a schedule over all steps, and each step in metrics.csv.
 OVERRIDES = ["logger=null", "report=false", "test=false", "model=mlp", "model.hidden_sizes=[32]", "model.dropout=0.2"]

@@ -24,14 +24,12 @@ SRC = ROOT / "src"
 FILES = sorted(SRC.rglob("*.py"))
 
 CONTRACTS = PYPROJECT["tool"]["importlinter"]["contracts"]
-PART_PATH = re.compile(r"\bboltcutter_[a-z]+\b")
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # A name of the public API counts as an import of the module that defines it.
 PUBLIC = {f"boltcutter.{name}": module for name, module in boltcutter._MODULES.items()}
 ONLY_IN = {
     "omegaconf": {"config"},
-    "wandb": {"boltcutter_export", "boltcutter_logging"},
-    "subprocess": {"run", *(f"boltcutter_{part}" for part in ("launch", "planning", "scaffold", "search", "export"))},
+    "wandb": {"analysis", "export", "logger"},
+    "subprocess": {"run", "launch", "planning", "scaffold", "search", "export"},
 }
 
 
@@ -57,9 +55,8 @@ def find_imports(file: Path, *, for_annotations: bool) -> Iterator[str]:
 
 
 def package(file: Path) -> str:
-    """Name of the part, or of the core's package or module."""
-    top, inner, *_ = file.relative_to(SRC).parts
-    return inner.removesuffix(".py") if top == "boltcutter" else top
+    """Name of the package, or of the module beside the packages."""
+    return file.relative_to(SRC).parts[1].removesuffix(".py")
 
 
 def test_the_contracts_are_kept() -> None:
@@ -73,38 +70,16 @@ def test_the_contracts_are_kept() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_strings_of_the_core_name_no_part() -> None:
-    """Class paths and lazy imports in strings, which import-linter does not see."""
-    for file in (SRC / "boltcutter").rglob("*.py"):
-        tree = ast.parse(file.read_text())
-        documentation = {
-            ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, DOCUMENTED)
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in documentation:
-                assert not PART_PATH.search(node.value), f"{file.relative_to(SRC)}:{node.lineno}: {node.value}"
-
-
-def test_strings_of_a_part_name_only_parts_that_it_may_import() -> None:
-    for file in SRC.glob("boltcutter_*/**/*.py"):
-        own = package(file)
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and PART_PATH.match(node.value):
-                named = node.value.partition(".")[0]
-                allowed = any(
-                    line.startswith(f"{own}.") and f"-> {named}." in line for line in CONTRACTS[-1]["ignore_imports"]
-                )
-                assert named == own or allowed, f"{file.relative_to(SRC)}:{node.lineno}: {node.value}"
-
-
-def test_each_part_is_declared_and_described() -> None:
-    folders = {file.parent.name for file in SRC.glob("boltcutter_*/__init__.py")}
-    declared = PYPROJECT["project"]["entry-points"]["boltcutter.parts"]
-    assert declared == {name.removeprefix("boltcutter_"): f"{name}.part:PART" for name in folders}
-    assert set(PYPROJECT["tool"]["importlinter"]["root_packages"]) == {"boltcutter", *folders}
+def test_there_is_one_package_and_the_guide_describes_its_parts() -> None:
+    assert [file.parent.name for file in SRC.glob("*/__init__.py")] == ["boltcutter"]
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    core = {name for line in CONTRACTS[0]["layers"] for name in re.findall(r"\w+", line)}
-    assert not [name for name in folders | core if f"`{name}`" not in text]
+    names = {name for line in CONTRACTS[0]["layers"] for name in re.findall(r"\w+", line)}
+    assert not [name for name in names if f"`{name}`" not in text]
+
+
+def test_no_module_has_the_name_of_one_of_the_standard_library() -> None:
+    names = {file.stem for file in FILES} - {"__init__", "__main__"}
+    assert not names & sys.stdlib_module_names
 
 
 def test_there_is_no_import_cycle() -> None:
@@ -134,21 +109,19 @@ def test_functions_are_short() -> None:
 
 
 def test_packages_hold_no_code() -> None:
-    for file in (*SRC.glob("boltcutter/*/__init__.py"), *SRC.glob("boltcutter_*/**/__init__.py")):
+    for file in SRC.glob("boltcutter/*/**/__init__.py"):
         if file.parent.name == "diagnosis":  # users of plain Lightning import from it
             continue
         assert all(isinstance(node, ast.Expr) for node in ast.parse(file.read_text()).body), file
 
 
 def mirrored(source: Path) -> Path:
-    """``tests/core/run/test_trust.py`` for ``boltcutter/run/trust.py``, ``tests/launch/test_slurm.py`` for a part."""
-    top, *folders = source.parts[:-1]
-    first = top.removeprefix("boltcutter_") if top != "boltcutter" else "core"
-    return ROOT.joinpath("tests", first, *folders, f"test_{source.name}")
+    """``tests/run/test_trust.py`` for ``boltcutter/run/trust.py``."""
+    return ROOT.joinpath("tests", *source.parts[1:-1], f"test_{source.name}")
 
 
 def test_each_source_file_has_a_test_file() -> None:
-    sources = {file.relative_to(SRC) for file in FILES if file.name not in ("__init__.py", "part.py")}
+    sources = {file.relative_to(SRC) for file in FILES if file.name not in ("__init__.py", "parts.py")}
     missing = [source for source in sources if not mirrored(source).is_file()]
     assert not missing
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from repairs import FILES_NOT_REPAIRED, LEFT_OUT, NOT_REPAIRED, REPAIRED
 
+from boltcutter.cli.file_fix import locate
 from boltcutter.cli.main import main
+from boltcutter.cli.mistake import explain
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.startup import restored_signals
 from boltcutter.extend import Command
 from boltcutter.project import Project
-from boltcutter_machine.file_fix import locate
-from boltcutter_machine.mistake import explain
 
 PROJECT = Project.find(__file__)
 DDP = "trainer=ddp trainer.accelerator=cpu trainer.devices=2"
@@ -293,7 +293,7 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     """Call a command that must be refused; return the lines on standard error."""
     monkeypatch.delenv("BOLTCUTTER_DEBUG", raising=False)
 
-    def call(*overrides: str, project: Project = PROJECT, module: str = "boltcutter_planning.check") -> list[str]:
+    def call(*overrides: str, project: Project = PROJECT, module: str = "boltcutter.planning.check") -> list[str]:
         with pytest.raises(SystemExit) as stopped:
             main(project, Command(f"{module}:main", ""), None, overrides)
         out, err = capsys.readouterr()
@@ -366,8 +366,8 @@ def test_fractions_of_a_split_must_add_up_to_one(refusal: Refusal, tmp_path: Pat
 
 
 def test_a_command_whose_package_is_not_installed(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = "boltcutter_export.serving.server"
-    for module in (server, "boltcutter_export.serving.app"):
+    server = "boltcutter.export.serving.server"
+    for module in (server, "boltcutter.export.serving.app"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "prometheus_client.multiprocess", raising=False)
@@ -376,13 +376,13 @@ def test_a_command_whose_package_is_not_installed(refusal: Refusal, monkeypatch:
 
 @pytest.mark.parametrize("override", ["export=[]", "export=null", "ckpt=last"])
 def test_an_export_without_formats(override: str, refusal: Refusal) -> None:
-    assert_one_line(refusal("run=/nowhere", override, module="boltcutter_export.command"), "export: ", "give export=…")
+    assert_one_line(refusal("run=/nowhere", override, module="boltcutter.export.command"), "export: ", "give export=…")
 
 
 def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOLTCUTTER_DEBUG", "1")
     with pytest.raises(ConfigError, match=r"^sed: "):
-        main(PROJECT, Command("boltcutter_planning.check:main", ""), None, ["sed=1"])
+        main(PROJECT, Command("boltcutter.planning.check:main", ""), None, ["sed=1"])
 
 
 @pytest.mark.parametrize(

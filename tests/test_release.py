@@ -132,7 +132,7 @@ def test_an_sdist_is_a_project_with_tests(dist: Path, tmp_path: Path) -> None:
     assert (folder / "src" / "boltcutter" / "configs").readlink() == Path("../../configs")
     for name in ("tests/conftest.py", "scripts/train.py", "cookiecutter.json", "constraints.txt", "docs/api.md"):
         assert (folder / name).is_file()
-    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/core/test_project.py"]
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_project.py"]
     assert " passed" in run(sys.executable, *tests, cwd=folder, PYTHONPATH=str(folder / "src"))
 
 

@@ -43,7 +43,7 @@ def test_a_quoted_message_is_that_of_its_command(
     _, name, *arguments = shlex.split(command)
     assert name == "check"
     with pytest.raises(SystemExit):
-        main(Project.find(ROOT), Command("boltcutter_planning.check:main", ""), None, arguments)
+        main(Project.find(ROOT), Command("boltcutter.planning.check:main", ""), None, arguments)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {message.removesuffix('…')}")
     assert message.endswith("…") or line == f"error: {message}"

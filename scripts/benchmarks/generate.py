@@ -17,9 +17,9 @@ import torch
 from benchmarks import harness
 from benchmarks.harness import ROOT, TRAIN, BenchmarkError, Process, ratio_of_turns
 from boltcutter.assembly.overrides import load_evaluation_config
-from boltcutter.environment.warnings import filter_warnings
+from boltcutter.environment.warning_filters import filter_warnings
+from boltcutter.export.serving.predictor import Predictor
 from boltcutter.project import Project
-from boltcutter_export.serving.predictor import Predictor
 
 CONTEXT, PROMPT, TOKENS, TARGET = 512, 16, 256, 5.0
 EXACT = ("eager", "onnx", "torch")  # rounding differs too little to change a token

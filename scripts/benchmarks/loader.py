@@ -33,7 +33,7 @@ TARGET = 1.1
 
 def in_memory(folder: Path, **settings: Any) -> Work:
     """Samples in memory."""
-    data = _set_up_data("boltcutter_data.synthetic.Synthetic", in_memory=True, **settings)
+    data = _set_up_data("boltcutter.data.synthetic.Synthetic", in_memory=True, **settings)
     inputs, targets = (part.numpy() for part in (data.splits.train.inputs, data.splits.train.targets))
     return data, None, lambda at: (inputs[at], targets[at])
 
@@ -43,7 +43,7 @@ def tokens(folder: Path, *, files: int, count: int, context: int, batch_size: in
     for number, part in enumerate(np.array_split(_random(count, np.uint16, 50_000), files)):
         part.tofile(folder / f"train-{number}.bin")
     data = _set_up_data(
-        "boltcutter_language.tokens.Tokens", path=f"{folder}/train-*.bin", shape=(context,), batch_size=batch_size
+        "boltcutter.data.tokens.Tokens", path=f"{folder}/train-*.bin", shape=(context,), batch_size=batch_size
     )
     windows = data.splits.train
     begin, pairs = _first_window(windows), []
@@ -63,7 +63,7 @@ def arrays(folder: Path, *, files: int, count: int, shape: tuple[int, ...], batc
         np.save(folder / f"inputs-{number}.npy", _random((count // files, *shape), np.uint8, 256))
         np.save(folder / f"targets-{number}.npy", _random(count // files, np.int64, 10))
     data = _set_up_data(
-        "boltcutter_data.shards.Shards", path=str(folder), shape=shape, num_classes=10, batch_size=batch_size
+        "boltcutter.data.shards.Shards", path=str(folder), shape=shape, num_classes=10, batch_size=batch_size
     )
     train = data.splits.train
     inputs, targets = (_indexing([getattr(shard, name) for shard in train.shards]) for name in ("inputs", "targets"))
@@ -79,7 +79,7 @@ def parquet(folder: Path, *, count: int, shape: tuple[int, ...], batch_size: int
     pq.write_table(table, folder / "train.parquet")
     settings: dict[str, Any] = {"input": "input", "target": "target", "shape": shape, "batch_size": batch_size}
     data = _set_up_data(
-        "boltcutter_data.huggingface.HuggingFace",
+        "boltcutter.data.huggingface.HuggingFace",
         path=str(folder / "train.parquet"),
         cache_dir=folder / "cache",
         **settings,
@@ -192,7 +192,7 @@ def _random(size: Any, dtype: Any, below: int) -> Array:
 
 def _first_window(windows: Any) -> int:
     """Return the offset of the first epoch's windows."""
-    begin: Callable[..., int] = cast(Any, locate("boltcutter_language.tokens._window_offset"))
+    begin: Callable[..., int] = cast(Any, locate("boltcutter.data.tokens._window_offset"))
     return begin(windows.num_offsets, seed=0, stage="train", epoch=0)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import harness
 from benchmarks.harness import ratio
-from boltcutter.checkpoint.io import AtomicCheckpointIO
+from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
 from boltcutter.project import Project
 
 TENSOR = 1 << 24  # bytes of each tensor

@@ -25,9 +25,9 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.harness import ROOT, TRAIN, Process, Ratio, ratio
 from boltcutter.project import Project
-from boltcutter_search.plan import Plan, make_search, read_settings
-from boltcutter_search.results import Progress, Result
-from boltcutter_search.trial import Sampled, Trial
+from boltcutter.search.plan import Plan, make_search, read_settings
+from boltcutter.search.results import Progress, Result
+from boltcutter.search.trial import Sampled, Trial
 
 MOST = 1.15  # target of a search over the shell loop
 GROWTH = 1.25  # target of the cost of a trial at the end over that after a tenth of the trials
@@ -142,9 +142,9 @@ class Clock(Progress):
 
 def measure_trials(project: Project, scratch: Path, engine: str, total: int, details: dict[str, Any]) -> list[Ratio]:
     """Run trials that do nothing, and write their report."""
-    from boltcutter_search import local
-    from boltcutter_search.outcome import write_outcome
-    from boltcutter_search.study import Study
+    from boltcutter.search import local
+    from boltcutter.search.outcome import write_outcome
+    from boltcutter.search.study import Study
 
     settings = read_settings(project, ["search=random", f"search.engine={engine}", f"search.num_trials={total}"])
     search = make_search(settings)
@@ -154,7 +154,7 @@ def measure_trials(project: Project, scratch: Path, engine: str, total: int, det
     study, clock = Study(folder, plan.space, METRICS), Clock(total)
     options: dict[str, Any] = {"total": total, "gpus": 0.0, "should_stop": lambda: False, "progress": clock}
     if engine == "ray":
-        from boltcutter_search import ray_tune
+        from boltcutter.search import ray_tune
 
         ray_tune.run_trials(study, MakeTrial(project, folder), search, cpus=1, folder=folder, **options)
     else:

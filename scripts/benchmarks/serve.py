@@ -25,12 +25,12 @@ import uvicorn
 from benchmarks import harness
 from benchmarks.harness import TRAIN, Process, Ratio, ratio
 from boltcutter.assembly.overrides import load_evaluation_config
-from boltcutter.environment.warnings import filter_warnings
+from boltcutter.environment.warning_filters import filter_warnings
+from boltcutter.export.serving.app import NUMPY, Limits
+from boltcutter.export.serving.batching import begin
+from boltcutter.export.serving.server import LimitedProtocol, create, read_settings
 from boltcutter.project import Project
-from boltcutter_export.serving.app import NUMPY, Limits
-from boltcutter_export.serving.batching import begin
-from boltcutter_export.serving.server import LimitedProtocol, create, read_settings
-from boltcutter_remote.access import bind
+from boltcutter.run.remote.access import bind
 
 LEAST, MOST = 0.8, 5.0  # targets of the throughput, and of the slowest hundredth over the median
 SLOW = 0.002  # seconds per sample from which the target of the throughput applies

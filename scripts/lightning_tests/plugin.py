@@ -48,7 +48,7 @@ class Treatment:
     def __init__(self, runs: Path) -> None:
         from boltcutter.assembly.assemble import read_config
         from boltcutter.config.compose import changed
-        from boltcutter.environment.platform import disable_mpi_detection
+        from boltcutter.environment.platform_facts import disable_mpi_detection
         from boltcutter.project import Project
         from boltcutter.run.folder import create_folder
 
@@ -95,14 +95,16 @@ class Treatment:
         from lightning.pytorch import loggers as kinds
         from lightning.pytorch.strategies import Strategy
 
-        from boltcutter import extend
         from boltcutter.assembly.assemble import build_loggers
         from boltcutter.callback.reseed import EvaluationSeeds
-        from boltcutter.checkpoint.io import AtomicCheckpointIO
+        from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
+        from boltcutter.checks import learning
         from boltcutter.config.compose import changed
         from boltcutter.data.hooks import shard_loaders
+        from boltcutter.report.media_logging import MediaLogging
         from boltcutter.run.changes import SettingChanges
         from boltcutter.training.ending import EndOfTraining
+        from boltcutter.training.resume_state import ResumeState
         from boltcutter.training.train import Recorder
 
         @functools.wraps(original)
@@ -111,9 +113,8 @@ class Treatment:
             shutil.copy(self.template / "record.json", folder)
             cfg = changed(self.cfg, {"folder": str(folder)})
             own = self.own_callbacks(cfg, arguments)
-            state = extend.call("resume_state")
-            training = [state, Recorder(cfg), EndOfTraining(cfg), SettingChanges(cfg), *extend.callbacks(cfg)]
-            media = extend.call("media_logging", cfg.folder)
+            training = [ResumeState(), Recorder(cfg), EndOfTraining(cfg), SettingChanges(cfg), *learning.callbacks(cfg)]
+            media = MediaLogging(cfg.folder)
             given = as_list(arguments.get("callbacks"))
             arguments["callbacks"] = [EvaluationSeeds(0), *own.values(), *given, *training, media]
             if not arguments.get("barebones"):
@@ -183,7 +184,7 @@ if RUNS:
 
     @pytest.fixture(autouse=True)
     def _after_each() -> Iterator[None]:
-        from boltcutter.environment import signals
+        from boltcutter.environment import stop_signals as signals
 
         yield
         signals.restore_handlers()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,8 +31,8 @@ class _OtherName:
             return None
         if cls in sys.meta_path:
             sys.meta_path.remove(cls)
-        install = import_module(f"{__name__}.extend").find("lightning_alias")
-        spec: ModuleSpec | None = install().find_spec(name, path, target) if install else None
+        alias = import_module(f"{__name__}.environment.lightning_alias").install()
+        spec: ModuleSpec | None = alias.find_spec(name, path, target)
         return spec
 
 
@@ -45,21 +44,14 @@ if _OtherName not in sys.meta_path:
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
-        return sorted({*_MODULES, *_names_of_parts()})
+        return sorted(_MODULES)
     if name == "__version__":
         return _installed_version()
     module = _MODULES.get(name)
-    if module is None and not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
-        module = _names_of_parts().get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(module), name)
     return value
-
-
-def _names_of_parts() -> dict[str, str]:
-    names: dict[str, str] = import_module(f"{__name__}.extend").added("names")
-    return names
 
 
 def _installed_version() -> str:
@@ -72,4 +64,4 @@ def _installed_version() -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES, *_names_of_parts()})
+    return sorted({*globals(), *_MODULES})

@@ -1,5 +1,4 @@
-# The public names. Type checkers read them here, and ``__init__.py`` the modules of those of the core; parts name
-# theirs in ``Part.names``.
+# The public names. Type checkers read them here, and ``__init__.py`` the module of each.
 # ruff: isort: skip_file
 from boltcutter.callback.checkpoint import BestCheckpoint as BestCheckpoint
 from boltcutter.callback.checkpoint import LastCheckpoint as LastCheckpoint
@@ -13,8 +12,8 @@ from boltcutter.data.module import DataModule as DataModule
 from boltcutter.data.module import Splits as Splits
 from boltcutter.data.sampler import Batch as Batch
 from boltcutter.data.splits import split_indices as split_indices
-from boltcutter.environment.signals import PreemptionError as PreemptionError
-from boltcutter.logger.csv import CSVLogger as CSVLogger
+from boltcutter.environment.stop_signals import PreemptionError as PreemptionError
+from boltcutter.logger.csv_logger import CSVLogger as CSVLogger
 from boltcutter.model.convnet import ConvNet as ConvNet
 from boltcutter.model.linear import Linear as Linear
 from boltcutter.model.mlp import MLP as MLP
@@ -22,26 +21,26 @@ from boltcutter.project import Project as Project
 from boltcutter.task.base import Task as Task
 from boltcutter.task.classification import Classification as Classification
 from boltcutter.task.schedule import warmup_cosine as warmup_cosine
-from boltcutter_api.functions import Loaded as Loaded
-from boltcutter_api.functions import evaluate as evaluate
-from boltcutter_api.functions import load as load
-from boltcutter_api.functions import predict as predict
-from boltcutter_api.functions import train as train
-from boltcutter_data.augment import Augment as Augment
-from boltcutter_data.regression import Regression as Regression
-from boltcutter_data.resnet import ResNet as ResNet
-from boltcutter_export.exported import load_exported as load_exported
-from boltcutter_language.gpt import GPT as GPT
-from boltcutter_language.task import LanguageModeling as LanguageModeling
-from boltcutter_language.tokens import TokenDataModule as TokenDataModule
-from boltcutter_launch.job import Job as Job
-from boltcutter_launch.job import Launcher as Launcher
-from boltcutter_launch.job import Status as Status
-from boltcutter_launch.local import LocalLauncher as LocalLauncher
-from boltcutter_launch.slurm import SlurmLauncher as SlurmLauncher
-from boltcutter_logging.progress import Progress as Progress
-from boltcutter_logging.throughput import ThroughputMonitor as ThroughputMonitor
-from boltcutter_logging.wandb import WandbLogger as WandbLogger
-from boltcutter_parallel.ema import EMA as EMA
+from boltcutter.api.functions import Loaded as Loaded
+from boltcutter.api.functions import evaluate as evaluate
+from boltcutter.api.functions import load as load
+from boltcutter.api.functions import predict as predict
+from boltcutter.api.functions import train as train
+from boltcutter.data.augment import Augment as Augment
+from boltcutter.task.regression import Regression as Regression
+from boltcutter.model.resnet import ResNet as ResNet
+from boltcutter.export.exported import load_exported as load_exported
+from boltcutter.model.gpt import GPT as GPT
+from boltcutter.task.language import LanguageModeling as LanguageModeling
+from boltcutter.data.tokens import TokenDataModule as TokenDataModule
+from boltcutter.launch.job import Job as Job
+from boltcutter.launch.job import Launcher as Launcher
+from boltcutter.launch.job import Status as Status
+from boltcutter.launch.local import LocalLauncher as LocalLauncher
+from boltcutter.launch.slurm import SlurmLauncher as SlurmLauncher
+from boltcutter.callback.progress import Progress as Progress
+from boltcutter.callback.throughput import ThroughputMonitor as ThroughputMonitor
+from boltcutter.logger.wandb import WandbLogger as WandbLogger
+from boltcutter.callback.ema import EMA as EMA
 
 __version__: str

@@ -19,6 +19,7 @@ IMAGE_FORMATS = {
     "TIFF": (".tif", ".tiff"),
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
 }
+REMEDY = "set trust=true if you trust the source of the folder"
 RECORD, MAX_LEVELS = "record.json", 5  # of a run, and how deep files are in its folder
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 

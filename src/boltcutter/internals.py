@@ -1,65 +1,212 @@
-"""Every private name of torch and Lightning that the core uses: an upgrade of either that breaks one is mended here.
+"""Every private name of torch and Lightning that is used: an upgrade of either that breaks one is mended here.
 
 Each has the reason why it is needed. Unless one is named, torch 2.13 and Lightning 2.6.6 have no public alternative,
 and all versions that are supported have the name. ``tests/test_private_names.py`` checks that each is there, with the
-expected parameters, and that the rest of the core uses only those of ``OVERRIDDEN``. Lightning is imported where it is
-needed, as reading a checkpoint must not wait for it.
+expected parameters, and that other files use only those that ``IN_PLACE`` lists for them. Lightning is imported where
+it is needed, as reading a checkpoint must not wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.modules import batchnorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
 from torch.utils.data._utils import pin_memory as _pin_memory
 
-# Methods that subclasses of the core override, attributes that they inherit, base classes, and what is replaced in an
+# By file: methods that subclasses override, attributes that they inherit, base classes, and what is replaced in an
 # object while it trains: these stay where they are used.
-OVERRIDDEN = {
-    "_save_checkpoint": "callback/checkpoint: the score is only stored in checkpoints that this callback saves",
-    "_save_topk_checkpoint": "callback/checkpoint: a metric that is never logged is reported in one line",
-    "_update_best_and_save": "callback/checkpoint: max_gib",
-    "_every_n_train_steps": "callback/checkpoint: whether a ModelCheckpoint saves within epochs",
-    "_train_time_interval": "callback/checkpoint: the same",
-    "_prepare_dataloader": "data/hooks: Lightning's samplers repeat samples, and overlap if weighted",
-    "_LoggerConnector": "task/results: means over all ranks, where Lightning's are those of rank 0",
-    "_results": "task/results: what was logged in the epoch, of any stage",
-    "_active_loop": "task/results: whether a rank has run a batch",
-    "_computed": "task/results: the cached result of an epoch",
-    "_callback_metrics": "task/results: values of steps, or set by callbacks, that are monitored",
-    "_first_loop_iter": "task/results: whether a batch is the first one of an epoch",
-    "_compiled_call_impl": "diagnosis/evidence: whether a layer is compiled, where hooks and modes would recompile it",
-    "_update_count": "task/metric_states: restored with the states, as averages divide by it",
-    "_milestones": "callback/plan: where the last schedule of a SequentialLR begins",
-    "_should_check_val_fx": "training/ending: without a validation at the end, the last weights have no score",
-    "_iteration_based_training": "training/ending: with max_steps, a resumed run would repeat the end of an epoch",
-    "_MultiProcessingDataLoaderIter": "environment/workers: a worker that a signal kills ends training before it saves",
-    "_workers": "environment/workers",
-    "_timeout": "strategy/ddp: as long as that of collectives",
-    "_ddp_kwargs": "strategy/ddp: the buckets of CPUs",
-    "_setup_model": "strategy/ddp: buckets in a fixed order, without which a resumed run rounds sums otherwise",
-    "_register_ddp_hooks": "strategy/ddp: compression, and sums through shared memory",
-    "_configure_launcher": "strategy/ddp: launchers that forward signals and report why a rank failed",
-    "_start_method": "strategy/ddp",
-    "_SubprocessScriptLauncher": "strategy/ddp: the launcher of ranks as commands",
-    "_call_children_scripts": "strategy/ddp",
-    "_ChildProcessObserver": "strategy/ddp: Lightning's kills ranks before they have said why they failed",
-    "_terminate_all": "strategy/ddp",
-    "_build_params_for_reducer": "strategy/buckets: the order of gradients",
-    "_push_all_rebuilt_params": "strategy/buckets",
+IN_PLACE = {
+    "callback/checkpoint": {
+        "_save_checkpoint": "the score is only stored in checkpoints that this callback saves",
+        "_save_topk_checkpoint": "a metric that is never logged is reported in one line",
+        "_update_best_and_save": "max_gib",
+        "_every_n_train_steps": "whether a ModelCheckpoint saves within epochs",
+        "_train_time_interval": "the same",
+    },
+    "callback/ema": {
+        "_foreach_lerp_": "one kernel for all weights",
+        "_latest_update_step": "saved in checkpoints by Lightning's callback",
+        "_local_tensor": "the shard of a parameter, exchanged without a copy",
+    },
+    "callback/nonfinite": {
+        "_pytree": "keystr and tree_flatten_with_path name the tensor of a batch; optree is not a dependency",
+    },
+    "callback/plan": {
+        "_milestones": "where the last schedule of a SequentialLR begins",
+    },
+    "callback/preemption": {
+        "_should_check_val_fx": "whether a validation follows, which saves",
+    },
+    "checkpoint/unpickle": {
+        "_open_zipfile_reader": "torch.load would take another unpickler",
+        "_load": "the same",
+        "_weights_only_unpickler": "has _get_allowed_globals",
+        "_get_allowed_globals": "what weights_only=True allows, of which no more is allowed here",
+        "_tensor_classes": "those of legacy formats",
+        "_storage_classes": "storages are only referred to",
+        "_tensor": "has _rebuild_from_type_v2",
+        "_rebuild_from_type_v2": "replaced, as it calls a method that the file names",
+        "_utils": "has _rebuild_parameter_with_state",
+        "_rebuild_parameter_with_state": "the same",
+        "_backward_hooks": "left out of a tensor's state",
+    },
+    "checks/hardware": {
+        "_C": "the version of CUDA that the driver supports; builds for CPUs do not have it",
+    },
+    "checks/learning": {
+        "_MockOptimizer": "what Lightning trains with if configure_optimizers returned None",
+        "_version": "whether a parameter was changed in place",
+    },
+    "checks/monitors": {
+        "_results": "means of an unfinished epoch, which callback_metrics does not have",
+    },
+    "data/foreign_loader": {
+        "_accelerator_connector": "a trainer reads use_distributed_sampler only when it is built",
+        "_checkpoint_connector": "has _loaded_checkpoint",
+        "_loaded_checkpoint": "whether the checkpoint was saved within an epoch",
+        "_combined_loader": "whether loaders were replaced since the last epoch",
+        "_combined_loader_states_to_load": "the states of loaders that Lightning restores",
+        "_mode": "how loaders of different lengths are combined",
+        "_prepare_dataloader": "Lightning's own, replaced on the trainer",
+    },
+    "data/hooks": {
+        "_prepare_dataloader": "Lightning's samplers repeat samples, and overlap if weighted",
+    },
+    "data/iterable": {
+        "_utils": "worker: has _worker_info",
+        "_worker_info": "set while a worker's samples are counted in this process",
+    },
+    "diagnosis/evidence": {
+        "_compiled_call_impl": "whether a layer is compiled, where hooks and modes would recompile it",
+    },
+    "diagnosis/invariants": {
+        "_computed": "whether a metric was computed since it was updated",
+        "_update_count": "how often a metric was updated",
+    },
+    "environment/workers": {
+        "_MultiProcessingDataLoaderIter": "a worker that a signal kills ends training before it saves",
+        "_workers": "the same",
+    },
+    "export/formats": {
+        "_inductor": "decompositions, where torchao registers those of its operations",
+    },
+    "planning/estimate": {
+        "_subclasses": "FakeTensorMode, in which tensors have no data",
+        "_tools": "MemTracker; fake_collectives, the shapes that collectives return without other ranks",
+        "_pre_fw_hook": "a hook of MemTracker that refuses frozen parameters",
+        "_post_fw_hook": "the same",
+        "_pre_bw_hook": "the same",
+        "_post_bw_hook": "the same",
+        "_internal": "FakeStore, of a process group without other ranks",
+    },
+    "report/media_logging": {
+        "_DummyExperiment": "the experiment of a logger on other ranks than 0",
+    },
+    "strategy/buckets": {
+        "_build_params_for_reducer": "the order of gradients",
+        "_push_all_rebuilt_params": "the same",
+    },
+    "strategy/data_parallel": {
+        "_replicate_for_data_parallel": "nn.parallel.replicate works on GPUs only",
+    },
+    "strategy/ddp": {
+        "_timeout": "as long as that of collectives",
+        "_ddp_kwargs": "the buckets of CPUs",
+        "_setup_model": "buckets in a fixed order, without which a resumed run rounds sums otherwise",
+        "_register_ddp_hooks": "compression, and sums through shared memory",
+        "_configure_launcher": "launchers that forward signals and report why a rank failed",
+        "_start_method": "the same",
+        "_SubprocessScriptLauncher": "the launcher of ranks as commands",
+        "_call_children_scripts": "the same",
+        "_ChildProcessObserver": "Lightning's kills ranks before they have said why they failed",
+        "_terminate_all": "the same",
+    },
+    "strategy/fsdp": {
+        "_setup_model": "FSDP1 flattens parameters, by whose shapes they are grouped, so optimizers come first",
+        "_lazy_load": "Lightning's unpickles without the restricted unpickler",
+    },
+    "strategy/horovod": {
+        "_foreach_copy_": "one kernel for all gradients",
+        "_sync_module_states": "broadcasts the weights of rank 0, as DDP does",
+    },
+    "strategy/model_parallel": {
+        "_save_distributed_checkpoint": "an argument of Lightning's strategy",
+        "_tensor_parallel_size": "the same",
+        "_device_mesh": "device_mesh raises an error before the process group is initialized",
+        "_layer_sync": "synchronized BatchNorm, applied before the model is sharded",
+        "_utils": "compute_local_shape_and_global_offset; which rows a rank has, public only for all ranks",
+        "_op_dispatcher": "torch has no fused SGD for DTensor",
+        "_custom_op_handlers": "the same",
+        "_fused_sgd_": "the same",
+    },
+    "strategy/mpi": {
+        "_C": "has _create_work_from_future",
+        "_distributed_c10d": "the same",
+        "_create_work_from_future": "what collectives of a process group in Python return",
+    },
+    "strategy/pipeline": {
+        "_compiled_call_impl": "whether a model is compiled",
+        "_lightning_module": "teardown would move the task, whose meta tensors cannot be moved",
+    },
+    "strategy/process_launcher": {
+        "_MultiProcessingLauncher": "the launcher of forked and spawned ranks",
+        "_prctl_pr_set_pdeathsig": "the standard library has no prctl",
+        "_start_method": "checked before the launch",
+        "_strategy": "the same",
+        "_wrapping_function": "where a rank starts and ends",
+        "_recover_results_in_main_process": "how a rank ended, and weights that are not unpickled",
+    },
+    "strategy/tpu": {
+        "_WrappingCheckpointIO": "the only class that Lightning's strategies for TPUs accept besides their own",
+    },
+    "strategy/unused_parameters": {
+        "_build_params_for_reducer": "DDP's reducer is replaced between two steps",
+        "_build_debug_param_to_name_mapping": "names for the new reducer",
+        "_ddp_init_helper": "the new reducer; a new wrapper would need a new forward pass",
+        "_push_all_rebuilt_params": "keeps the order of gradients, as for the first reducer",
+        "_check_reducer_finalized": "whether all gradients were averaged",
+    },
+    "task/metric_states": {
+        "_update_count": "restored with the states, as averages divide by it",
+    },
+    "task/results": {
+        "_LoggerConnector": "means over all ranks, where Lightning's are those of rank 0",
+        "_results": "what was logged in the epoch, of any stage",
+        "_active_loop": "whether a rank has run a batch",
+        "_computed": "the cached result of an epoch",
+        "_callback_metrics": "values of steps, or set by callbacks, that are monitored",
+        "_first_loop_iter": "whether a batch is the first one of an epoch",
+        "_every_n_train_steps": "whether a monitor is read within an epoch",
+        "_train_time_interval": "the same",
+    },
+    "task/xla": {
+        "_ops": "OpOverloadPacket, whose overloads torchax reads on import, also those removed in torch 2.13",
+        "_register_device_module": "torchax would register a device, which torch.compile takes for an accelerator",
+        "_should_use_torchax_tensor": "also trace tensors that are created in the program",
+    },
+    "training/ending": {
+        "_should_check_val_fx": "without a validation at the end, the last weights have no score",
+        "_iteration_based_training": "with max_steps, a resumed run would repeat the end of an epoch",
+    },
+    "training/failure": {
+        "_run_exitfuncs": "Python's handlers at exit, before a process is ended without finalization",
+        "_get_default_store": "still works after a collective has failed, to find out which rank is lost",
+    },
 }
 
 # torch: the public classes are those of one dimension each, without the lazy ones and those of users.
 BatchNorm, NormWithStatistics = batchnorm._BatchNorm, batchnorm._NormBase
 
 # torch: the leaves of nested batches; the public alternative, optree, would be one more dependency.
-tree_leaves = _pytree.tree_leaves
+tree_leaves, tree_map, tree_map_only = _pytree.tree_leaves, _pytree.tree_map, _pytree.tree_map_only
 
 # torch: moves nested batches to pinned memory as DataLoader does, for batches that are read without one.
 pin_memory: Callable[[Any], Any] = _pin_memory.pin_memory
@@ -277,3 +424,27 @@ def batches_with_step(trainer: Any) -> int:
 def has_validated(trainer: Any) -> bool:
     """Whether a validation has run, after which a metric that is missing is never logged."""
     return bool(trainer.fit_loop.epoch_loop.val_loop._has_run)
+
+
+# callback/skip_no_op_hooks: functions of ``lightning.pytorch.trainer.call`` that call hooks of callbacks, module and
+# strategy. What they do besides takes a third of a small model's step.
+CALLING = ("_call_callback_hooks", "_call_lightning_module_hook", "_call_strategy_hook")
+
+CURRENT_HOOK = "_current_fx_name"  # of a module: the hook that Lightning calls, on which the defaults of ``log`` depend
+
+
+def move_some(task: Any, device: torch.device, is_moved: Callable[[Tensor], bool]) -> None:
+    """Move some tensors of a task to its device; ``to`` moves all, also those that are offloaded or on meta."""
+    task._apply(lambda tensor: tensor.to(device) if is_moved(tensor) else tensor)
+    task._device = device
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute for a while."""
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

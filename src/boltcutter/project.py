@@ -248,7 +248,7 @@ def install_command(module: str) -> str:
     """
     from importlib import metadata  # slow import
 
-    if is_library(module):
+    if module == LIBRARY:
         return f"pip install {LIBRARY}"
     package = DISTRIBUTIONS.get(module)
     wanted = (package or module).lower().replace("-", "_")
@@ -267,19 +267,9 @@ _own_packages = set[str]()
 _own_folders = set[Path]()
 
 
-def library_packages() -> list[Path]:
-    """The folders of the library's packages: the core, and the parts beside it."""
-    return sorted(file.parent for file in SOURCE.glob(f"{LIBRARY}*/__init__.py") if is_library(file.parent.name))
-
-
-def is_library(name: str) -> bool:
-    """Whether a top-level package is the core or a part of the library."""
-    return name == LIBRARY or name.startswith(f"{LIBRARY}_")
-
-
 def is_own_package(name: str) -> bool:
     """Whether a top-level package is the library's or the active project's, rather than somebody else's."""
-    if name in _own_packages or is_library(name):
+    if name in _own_packages or name == LIBRARY:
         return True
     try:
         found = find_spec(name)
@@ -291,10 +281,9 @@ def is_own_package(name: str) -> bool:
 
 @cache
 def declared_parts() -> dict[str, str]:
-    """The entry points of parts, ``module:name``, and the distribution that declares each.
+    """The entry points of other distributions' parts, ``module:name``, and the distribution that declares each.
 
     The files are read directly, as the import of ``importlib.metadata`` takes longer than all that ``--help`` needs.
-    Parts of the library that are declared but not there, as in an incomplete copy, are left out.
     """
     found: dict[str, str] = {}
     for file in (file for folder in sys.path if folder for file in Path(folder).glob("*-info/entry_points.txt")):
@@ -303,12 +292,12 @@ def declared_parts() -> dict[str, str]:
             entries.read_string(content.decode())
             for path in entries[PARTS].values():
                 found.setdefault(path, file.parent.stem.partition("-")[0])
-    return {path: name for path, name in found.items() if name != LIBRARY or find_spec(path.partition(".")[0])}
+    return {path: name for path, name in found.items() if name != LIBRARY}  # that of an older installation
 
 
 def _part_configs() -> tuple[Path, ...]:
     """The folders of options of other distributions' parts: ``configs`` in their packages."""
-    packages = {path.partition(":")[0].partition(".")[0] for path, name in declared_parts().items() if name != LIBRARY}
+    packages = {path.partition(":")[0].partition(".")[0] for path in declared_parts()}
     specs = [find_spec(name) for name in sorted(packages)]
     folders = [Path(place, "configs") for spec in specs if spec for place in spec.submodule_search_locations or ()]
     return tuple(folder for folder in folders if folder.is_dir())

@@ -12,8 +12,8 @@ require(install="pip install -c constraints.txt -e '.[keras]'", package="keras")
 
 from benchmarks import reference, step  # noqa: E402
 
-from boltcutter_keras.convnet import KerasConvNet  # noqa: E402
-from boltcutter_keras.model import keras  # noqa: E402
+from boltcutter.model.keras_convnet import KerasConvNet  # noqa: E402
+from boltcutter.model.keras_model import keras  # noqa: E402
 
 
 @pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # of Keras's own

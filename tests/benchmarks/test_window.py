@@ -10,7 +10,7 @@ from benchmarks.window import TimingWindow
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
 
-from boltcutter_logging.throughput import ThroughputMonitor
+from boltcutter.callback.throughput import ThroughputMonitor
 
 
 def test_the_share_of_the_peak_is_that_of_the_throughput_monitor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 import torch
 
+from boltcutter.data.arrow import ArrowDataset, view_array
 from boltcutter.data.sampler import Batch
-from boltcutter_data.arrow import ArrowDataset, view_array
 
 ROWS = [[1, 2], [3, 4], [5, 6]]
 

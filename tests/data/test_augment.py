@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from boltcutter.data.augment import Augment, uniform
 from boltcutter.data.sampler import Batch
-from boltcutter_data.augment import Augment, uniform
 
 ALL = Augment(flip=0.5, shift=3, brightness=0.4, contrast=0.4)
 EACH = [

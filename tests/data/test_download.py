@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter_data import download
-from boltcutter_data.download import download_file
+from boltcutter.data import download
+from boltcutter.data.download import download_file
 
 CONTENT = bytes(range(256)) * 4000  # 1 MB
 SHA256 = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
@@ -129,7 +129,7 @@ def test_missing_mirrors_are_an_error(target: Path) -> None:
 
 def test_concurrent_processes_leave_one_file(server: Server, target: Path) -> None:
     code = (
-        "import sys, pathlib; from boltcutter_data.download import download_file;"
+        "import sys, pathlib; from boltcutter.data.download import download_file;"
         "download_file('file.gz', [sys.argv[1]], pathlib.Path(sys.argv[2]), sys.argv[3])"
     )
     command = [sys.executable, "-c", code, *server("good"), str(target), SHA256]

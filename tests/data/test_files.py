@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from boltcutter_data import files
-from boltcutter_data.files import BLOCK_BYTES, find_files, map_npy, sampled_hash
-from boltcutter_data.image_io import read_image
-from boltcutter_data.tabular import Tabular, read_table
+from boltcutter.data import files
+from boltcutter.data.files import BLOCK_BYTES, find_files, map_npy, sampled_hash
+from boltcutter.data.image_io import read_image
+from boltcutter.data.tabular import Tabular, read_table
 
 
 def test_files_are_found_by_path_folder_and_pattern(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from boltcutter.data.folds import check_folds, fold_indices, split_off_groups
 from boltcutter.data.splits import split_indices
-from boltcutter_data.folds import check_folds, fold_indices, split_off_groups
-from boltcutter_data.tabular import Tabular
+from boltcutter.data.tabular import Tabular
 
 SPLIT = (0.7, 0.15, 0.15)
 

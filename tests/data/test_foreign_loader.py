@@ -20,8 +20,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from boltcutter.data.foreign_loader import RankBatches, shard_loader
 from boltcutter.data.hooks import shard_loaders
-from boltcutter_data.foreign_loader import RankBatches, shard_loader
 
 QUIET = ["logger=null", "report=false", "model=linear", "data=digits", "scheduler=constant", "trainer.accelerator=cpu"]
 QUIET += ["data._target_=loaders.NumbersDataModule", "data.shape=[4]", "data.num_classes=3"]
@@ -157,7 +157,7 @@ class Noisy:
 def test_a_stateful_loader_is_saved_after_training() -> None:
     from types import SimpleNamespace
 
-    from boltcutter_data.foreign_loader import StatefulLoader
+    from boltcutter.data.foreign_loader import StatefulLoader
 
     class Loader:
         def state_dict(self) -> dict[str, int]:

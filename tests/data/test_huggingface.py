@@ -16,8 +16,8 @@ import torch
 from conftest import QUICK, Script
 from PIL import Image
 
-from boltcutter_data.augment import Augment
-from boltcutter_data.huggingface import HuggingFace
+from boltcutter.data.augment import Augment
+from boltcutter.data.huggingface import HuggingFace
 
 COUNT = 120
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from boltcutter_data.image_io import check_image_shape, is_encoded_image, read_image, read_image_shape, read_images
+from boltcutter.data.image_io import check_image_shape, is_encoded_image, read_image, read_image_shape, read_images
 
 
 def save(path: Path, pixels: np.ndarray, **options: object) -> Path:

@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from boltcutter.config.instantiate import build
-from boltcutter_data.augment import Augment
-from boltcutter_data.images import Images
+from boltcutter.data.augment import Augment
+from boltcutter.data.images import Images
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
 SHAPE = (3, 6, 8)

@@ -8,7 +8,7 @@ import torch
 from conftest import ROOT, Script, max_difference
 from torch.utils.data import IterableDataset, get_worker_info
 
-from boltcutter_data.iterable import IterableLoader
+from boltcutter.data.iterable import IterableLoader
 
 WORKERS = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),

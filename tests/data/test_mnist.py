@@ -14,9 +14,9 @@ import torch
 from omegaconf import OmegaConf
 
 from boltcutter.config.instantiate import build
-from boltcutter_data import files
-from boltcutter_data.augment import Augment
-from boltcutter_data.mnist import MNIST, read_idx
+from boltcutter.data import files
+from boltcutter.data.augment import Augment
+from boltcutter.data.mnist import MNIST, read_idx
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
 NAMES = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from boltcutter_data.permutation import permute
+from boltcutter.data.permutation import permute
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 1000, 4099])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import QUICK, Script
 
-from boltcutter_data.shards import Shards
+from boltcutter.data.shards import Shards
 
 COUNT = 600
 

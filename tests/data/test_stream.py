@@ -1,6 +1,6 @@
 import copy
 
-from boltcutter_data.stream import Stream
+from boltcutter.data.stream import Stream
 
 
 def test_a_stream_can_be_copied() -> None:

@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 
 from boltcutter.config.instantiate import build
 from boltcutter.data.sampler import Batch
-from boltcutter_data.synthetic import Synthetic
+from boltcutter.data.synthetic import Synthetic
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from boltcutter_data.tabular import Tabular
+from boltcutter.data.tabular import Tabular
 
 
 def all_inputs(data: Tabular) -> torch.Tensor:

@@ -10,7 +10,7 @@ from conftest import Script
 from omegaconf import OmegaConf
 
 from boltcutter.config.instantiate import build
-from boltcutter_data.tabular import Tabular
+from boltcutter.data.tabular import Tabular
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
 

@@ -1,6 +1,6 @@
 import torch
 
-from boltcutter_export.calibration import stratified
+from boltcutter.export.calibration import stratified
 
 
 def test_all_classes_are_calibrated_evenly() -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from boltcutter.export.card import find_license
+from boltcutter.export.runner import sha256
 from boltcutter.project import Project
-from boltcutter_export.card import find_license
-from boltcutter_export.runner import sha256
 
 
 def test_the_card_describes_inputs_outputs_and_origin(digits: Path) -> None:

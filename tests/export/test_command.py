@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.assembly.assemble import Components
 from boltcutter.data.digits import Digits
+from boltcutter.export.command import calibration, check_drop, has_split, save_results
+from boltcutter.export.settings import ExportError
+from boltcutter.export.verify import Result
 from boltcutter.topology import Topology
-from boltcutter_export.command import calibration, check_drop, has_split, save_results
-from boltcutter_export.settings import ExportError
-from boltcutter_export.verify import Result
 
 
 def results(run: Path) -> dict[str, dict[str, float]]:

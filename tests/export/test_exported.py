@@ -20,13 +20,13 @@ from sklearn.datasets import load_diabetes, load_digits
 from boltcutter.assembly.assemble import assemble
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.config.errors import ConfigError
+from boltcutter.export import runner
+from boltcutter.export.exported import ExportedModel, find_export, load_exported, verified_card
+from boltcutter.export.runner import Runner, read_card
+from boltcutter.prediction.generate import generate
 from boltcutter.project import Project
 from boltcutter.run import trust
-from boltcutter_export import runner
-from boltcutter_export.exported import ExportedModel, find_export, load_exported, verified_card
-from boltcutter_export.runner import Runner, read_card
-from boltcutter_language.generate import generate
-from boltcutter_language.task import LanguageModeling
+from boltcutter.task.language import LanguageModeling
 
 
 def test_images_are_predicted_as_by_the_checkpoint(script: Script, digits: Path, tmp_path: Path) -> None:

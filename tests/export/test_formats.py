@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from boltcutter.export.formats import Int8, SafeTensors, TorchExport, fold_batch_norms, quantize_weights
+from boltcutter.export.program import Program, TaskProgram
+from boltcutter.export.runner import load_torch, sha256
 from boltcutter.model.convnet import ConvNet
+from boltcutter.model.gpt import GPT
 from boltcutter.task.classification import Classification
-from boltcutter_export.formats import Int8, SafeTensors, TorchExport, fold_batch_norms, quantize_weights
-from boltcutter_export.program import Program, TaskProgram
-from boltcutter_export.runner import load_torch, sha256
-from boltcutter_language.gpt import GPT
-from boltcutter_language.task import LanguageModeling
+from boltcutter.task.language import LanguageModeling
 
 ADAM = partial(torch.optim.Adam, lr=0.1)
 IMAGES = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)

@@ -17,10 +17,10 @@ import pytest
 from huggingface_hub import ModelCard
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.export import hub
+from boltcutter.export.exported import load_exported
+from boltcutter.export.settings import ExportError
 from boltcutter.model.convnet import ConvNet
-from boltcutter_export import hub
-from boltcutter_export.exported import load_exported
-from boltcutter_export.settings import ExportError
 
 
 class Hub(ThreadingHTTPServer):
@@ -160,7 +160,7 @@ def test_an_export_of_somebody_else_is_loaded_without_executing_it(weights: Path
 
 
 def push(weights: Path, names: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    code = "import sys, pathlib; from boltcutter_export.hub import push; "
+    code = "import sys, pathlib; from boltcutter.export.hub import push; "
     code += "print(push(pathlib.Path(sys.argv[1]), sys.argv[2:], 'me/digits'))"
     command = [sys.executable, "-c", code, str(weights.parent), *names]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
@@ -186,7 +186,7 @@ def test_a_failed_upload_is_reported_in_one_line(weights: Path, reason: dict[str
     done = push(weights, ["safetensors"], env)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert re.match(r"boltcutter_export\.settings\.ExportError: export\.push=me/digits: \w+: .*; try again$", last)
+    assert re.match(r"boltcutter.export\.settings\.ExportError: export\.push=me/digits: \w+: .*; try again$", last)
 
 
 class Api:

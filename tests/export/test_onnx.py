@@ -8,16 +8,16 @@ import pytest
 import torch
 from onnx import numpy_helper
 
+from boltcutter.export.command import quiet
+from boltcutter.export.onnx import ONNX, Calibration, Int4, StaticInt8, choose_nodes
+from boltcutter.export.program import TaskProgram
+from boltcutter.export.runner import load_onnx, sha256
+from boltcutter.export.settings import ExportError
 from boltcutter.model.convnet import ConvNet
+from boltcutter.model.gpt import GPT
 from boltcutter.model.mlp import MLP
 from boltcutter.task.classification import Classification
-from boltcutter_export.command import quiet
-from boltcutter_export.onnx import ONNX, Calibration, Int4, StaticInt8, choose_nodes
-from boltcutter_export.program import TaskProgram
-from boltcutter_export.runner import load_onnx, sha256
-from boltcutter_export.settings import ExportError
-from boltcutter_language.gpt import GPT
-from boltcutter_language.task import LanguageModeling
+from boltcutter.task.language import LanguageModeling
 
 ADAM = partial(torch.optim.Adam, lr=0.1)
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from boltcutter.export.program import ModuleProgram, TaskProgram, select_inputs
+from boltcutter.export.settings import ExportError
+from boltcutter.model.gpt import GPT
 from boltcutter.model.mlp import MLP
 from boltcutter.task.classification import Classification
-from boltcutter_data.regression import Regression
-from boltcutter_export.program import ModuleProgram, TaskProgram, select_inputs
-from boltcutter_export.settings import ExportError
-from boltcutter_language.gpt import GPT
-from boltcutter_language.task import LanguageModeling
+from boltcutter.task.language import LanguageModeling
+from boltcutter.task.regression import Regression
 
 ADAM = partial(torch.optim.Adam, lr=0.1)
 IMAGES = torch.randint(0, 256, (6, 1, 4, 4), dtype=torch.uint8)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from boltcutter_export import runner
+from boltcutter.export import runner
 
 PROGRAM = """
 import sys

@@ -1,11 +1,11 @@
 import pytest
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.export import command
+from boltcutter.export.formats import Int8
+from boltcutter.export.onnx import Int4
+from boltcutter.export.settings import Export
 from boltcutter.project import Project
-from boltcutter_export import command
-from boltcutter_export.formats import Int8
-from boltcutter_export.onnx import Int4
-from boltcutter_export.settings import Export
 
 
 def test_a_missing_package_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
-from boltcutter_export.table import show
-from boltcutter_export.verify import Result
+from boltcutter.export.table import show
+from boltcutter.export.verify import Result
 
 
 def test_each_format_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:

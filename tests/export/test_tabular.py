@@ -2,8 +2,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from boltcutter_data.tabular import compute_statistics, encode_features
-from boltcutter_export.tabular import TableEncoder, describes_table
+from boltcutter.data.tabular import compute_statistics, encode_features
+from boltcutter.export.tabular import TableEncoder, describes_table
 
 
 def test_rows_are_encoded_as_by_the_data_module() -> None:

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from boltcutter.model.linear import Linear
-from boltcutter.task.classification import Classification
-from boltcutter_export import runner
-from boltcutter_export import verify as module
-from boltcutter_export.command import check_drop
-from boltcutter_export.formats import SafeTensors, TorchExport
-from boltcutter_export.program import Inputs, Program, TaskProgram
-from boltcutter_export.settings import ExportError
-from boltcutter_export.verify import (
+from boltcutter.export import runner
+from boltcutter.export import verify as module
+from boltcutter.export.command import check_drop
+from boltcutter.export.formats import SafeTensors, TorchExport
+from boltcutter.export.program import Inputs, Program, TaskProgram
+from boltcutter.export.settings import ExportError
+from boltcutter.export.verify import (
     Metric,
     Process,
     Reference,
@@ -27,8 +25,10 @@ from boltcutter_export.verify import (
     largest_difference,
     verify,
 )
-from boltcutter_language.gpt import GPT
-from boltcutter_language.task import LanguageModeling
+from boltcutter.model.gpt import GPT
+from boltcutter.model.linear import Linear
+from boltcutter.task.classification import Classification
+from boltcutter.task.language import LanguageModeling
 
 
 def test_accuracy_drops_by_points() -> None:

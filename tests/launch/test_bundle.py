@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from boltcutter_launch import bundle
-from boltcutter_launch.bundle import check_size, pack, unpack
+from boltcutter.launch import bundle
+from boltcutter.launch.bundle import check_size, pack, unpack
 
 from .test_library import git
 

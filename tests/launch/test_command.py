@@ -16,27 +16,27 @@ from third_party.gallery import overrides
 
 from boltcutter.assembly.assemble import complete_config
 from boltcutter.assembly.overrides import read_overrides
+from boltcutter.callback.spot_interruption import SpotInterruption
 from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import build
 from boltcutter.data.digits import Digits
+from boltcutter.launch import command
+from boltcutter.launch.cloud.azureml import AzureMLLauncher
+from boltcutter.launch.cloud.vertex import VertexLauncher
+from boltcutter.launch.cloud_job import CloudLauncher
+from boltcutter.launch.kubernetes import KubernetesLauncher
+from boltcutter.launch.local import LocalLauncher
 from boltcutter.project import Project
 from boltcutter.run import lineage, trust
 from boltcutter.run.folder import read_record, save_config, update_record
-from boltcutter_cloud.azureml import AzureMLLauncher
-from boltcutter_cloud.vertex import VertexLauncher
-from boltcutter_launch import command
-from boltcutter_launch.cloud import CloudLauncher
-from boltcutter_launch.kubernetes import KubernetesLauncher
-from boltcutter_launch.local import LocalLauncher
-from boltcutter_launch.spot_interruption import SpotInterruption
 
 ROOT = Path(__file__).parents[2]
 PROJECT = Project.find(__file__)
 
 
 def test_a_login_node_needs_no_torch() -> None:
-    code = "import sys; sys.modules.update(torch=None, lightning=None); import boltcutter_launch.command"
+    code = "import sys; sys.modules.update(torch=None, lightning=None); import boltcutter.launch.command"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -119,7 +119,7 @@ def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path)
     folder = tmp_path / "run"
     launch("launch=slurm", "--check")
     (folder / "logs").mkdir(parents=True)
-    slurm = "boltcutter_launch.slurm.SlurmLauncher"
+    slurm = "boltcutter.launch.slurm.SlurmLauncher"
     settings = {"_target_": slurm, "time": "9:00:00", "partition": "big", "memory": "64G"}
     settings |= {"array": "seed=1,2", "max_parallel": 1}
     facts = {"launch": {"settings": settings, "id": "7", "submitted": "", "signature": trust.sign(settings)}}
@@ -129,7 +129,7 @@ def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path)
         text = launch(*arguments, f"resume={folder}", "launch.memory=9G", "--dry-run")
         assert {"--time=9:00:00", "--partition=big", "--mem=9G"} <= set(re.findall("^#SBATCH (.*)", text, re.M))
         assert "--array" not in text
-    (tmp_path / "other.yaml").write_text("_target_: boltcutter_launch.slurm.SlurmLauncher\n")
+    (tmp_path / "other.yaml").write_text("_target_: boltcutter.launch.slurm.SlurmLauncher\n")
     text = launch(f"launch=[slurm,{tmp_path}/other.yaml]", f"resume={folder}", "--dry-run")
     assert "--partition" not in text
     assert f"resume={folder} trust=sha256:" in launch("launch=local", f"resume={folder}", "--dry-run")

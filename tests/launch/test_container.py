@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from conftest import ROOT, require, run_command
 
-from boltcutter_launch import container
-from boltcutter_launch.container import ContainerLauncher
-from boltcutter_launch.job import Job
+from boltcutter.launch import container
+from boltcutter.launch.container import ContainerLauncher
+from boltcutter.launch.job import Job
 
 from .podman import EMPTY, Podman, mounts
 from .test_library import read_record

@@ -26,7 +26,7 @@ def refuse(*_, **__):
 
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
 from boltcutter.project import Project
-from boltcutter_launch import command
+from boltcutter.launch import command
 
 found = []
 for arguments in commands:

@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT, require
 
 from boltcutter.project import Project
-from boltcutter_scaffold import new
+from boltcutter.scaffold import new
 
 from .nodes import AS_ROOT
 from .podman import Podman
@@ -194,7 +194,7 @@ def test_an_image_trains_saves_on_sigterm_and_resumes(
 
     # As in a cloud: the code comes with the job, and the image has everything else.
     shutil.copy(bundle, tmp_path / "job.tar.gz")
-    node = ["python", "-m", "boltcutter_launch.node", "/app/runs/node", "--bundle", "/job.tar.gz", "trust=true"]
+    node = ["python", "-m", "boltcutter.launch.node", "/app/runs/node", "--bundle", "/job.tar.gz", "trust=true"]
     mounted = (f"--volume={tmp_path}/job.tar.gz:/job.tar.gz:ro", volume)
     run(*node, "trainer.accelerator=cpu", options=mounted)
     record = json.loads(run("cat", "/app/runs/node/record.json", options=mounted))

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter_launch import job
-from boltcutter_launch.job import (
+from boltcutter.launch import job
+from boltcutter.launch.job import (
     Job,
     UnreachableError,
     assignments,

@@ -11,11 +11,11 @@ import pytest
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment import lease
 from boltcutter.environment.process import start_time
+from boltcutter.launch import slurm_queue
+from boltcutter.launch.jobs import FOLDERS, find_launcher, job_of, list_runs, read_launch, remember, run_verb
 from boltcutter.run import trust
-from boltcutter_launch import slurm_queue
-from boltcutter_launch.jobs import FOLDERS, find_launcher, job_of, list_runs, read_launch, remember, run_verb
 
-SLURM = {"_target_": "boltcutter_launch.slurm.SlurmLauncher"}
+SLURM = {"_target_": "boltcutter.launch.slurm.SlurmLauncher"}
 
 
 def make_run(folder: Path, *reasons: str, job: str | None = None) -> None:
@@ -91,7 +91,7 @@ def test_a_fifo_in_place_of_the_list_of_folders_does_not_block(tmp_path: Path) -
     list_runs(tmp_path / "runs")
 
 
-LOCAL = "boltcutter_launch.local.LocalLauncher"
+LOCAL = "boltcutter.launch.local.LocalLauncher"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_runs_of_somebody_else_cannot_control_the_terminal(
 ) -> None:
     monkeypatch.setattr(slurm_queue, "jobs", list)
     folder = tmp_path / ESCAPES / "run"
-    settings = {"_target_": "boltcutter_launch.local.LocalLauncher"}
+    settings = {"_target_": "boltcutter.launch.local.LocalLauncher"}
     (folder / "logs").mkdir(parents=True)
     record = {"attempts": [{"reason": ESCAPES}], "launch": {"settings": settings, "id": ESCAPES}, "config": {}}
     (folder / "record.json").write_text(json.dumps(record))
@@ -166,7 +166,7 @@ def test_only_a_job_that_this_user_has_signed_is_cancelled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "key")
-    settings = {"_target_": "boltcutter_launch.local.LocalLauncher"}
+    settings = {"_target_": "boltcutter.launch.local.LocalLauncher"}
     facts = {"settings": settings, "id": "7 on elsewhere since 3", "signature": trust.sign(settings)}
     (tmp_path / "config.yaml").touch()
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
@@ -187,7 +187,7 @@ def test_only_a_job_that_this_user_has_signed_is_cancelled(
 def test_colors_in_logs_of_own_runs_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "local.log").write_text("\x1b[31mred\x1b[0m\n")
-    settings = {"_target_": "boltcutter_launch.local.LocalLauncher"}
+    settings = {"_target_": "boltcutter.launch.local.LocalLauncher"}
     record = {"launch": {"settings": settings, "id": "1"}, "config": {}, "signature": trust.sign({})}
     (tmp_path / "record.json").write_text(json.dumps(record))
     run_verb("logs", tmp_path, follow=False)

@@ -19,11 +19,11 @@ from kubernetes.config import load_kube_config
 from slurm_cluster import Launch
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.launch import kubernetes, stored_runs
+from boltcutter.launch.job import Job
+from boltcutter.launch.kubernetes import KubernetesLauncher
 from boltcutter.project import Project
 from boltcutter.run import lineage
-from boltcutter_launch import kubernetes, stored_runs
-from boltcutter_launch.job import Job
-from boltcutter_launch.kubernetes import KubernetesLauncher
 
 from .kubernetes_api import ApiServer, api_server, pod, status
 from .test_library import git
@@ -229,7 +229,7 @@ def test_logs_of_replaced_pods_are_followed(
         lambda: job.update(status=complete),
     ]
     steps.pop(0)()
-    monkeypatch.setattr("boltcutter_launch.job.time", SimpleNamespace(sleep=lambda delay: delay and steps.pop(0)()))
+    monkeypatch.setattr("boltcutter.launch.job.time", SimpleNamespace(sleep=lambda delay: delay and steps.pop(0)()))
     launcher = KubernetesLauncher(**SETTINGS)
     loaded = Mock(wraps=load_kube_config)
     monkeypatch.setattr("kubernetes.config.load_kube_config", loaded)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from boltcutter_launch import kubernetes_cluster
-from boltcutter_launch.job import NoAnswerError, UnreachableError
-from boltcutter_launch.kubernetes_cluster import Cluster, describe, has_index, summarize
+from boltcutter.launch import kubernetes_cluster
+from boltcutter.launch.job import NoAnswerError, UnreachableError
+from boltcutter.launch.kubernetes_cluster import Cluster, describe, has_index, summarize
 
 from .kubernetes_api import TOKEN, ApiServer, api_server, pod, status, write_kubeconfig
 
@@ -48,7 +48,7 @@ def test_without_a_cluster_the_command_to_log_in_is_given(
 
 
 def test_the_client_is_imported_only_then(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "import sys; import boltcutter_launch.kubernetes; print('kubernetes' in sys.modules)"
+    code = "import sys; import boltcutter.launch.kubernetes; print('kubernetes' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
     monkeypatch.setitem(sys.modules, "kubernetes", None)

@@ -10,10 +10,10 @@ import pytest
 import yaml
 from conftest import require
 
-from boltcutter.environment.platform import PLATFORM, launched_layout
-from boltcutter_launch.job import Job
-from boltcutter_launch.kubernetes import KubernetesLauncher, object_name
-from boltcutter_launch.platform import export_torchrun_env
+from boltcutter.environment.cluster_variables import export_torchrun_env
+from boltcutter.environment.platform_facts import PLATFORM, launched_layout
+from boltcutter.launch.job import Job
+from boltcutter.launch.kubernetes import KubernetesLauncher, object_name
 
 require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="kubernetes-validate")
 import kubernetes_validate  # noqa: E402

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter_launch.job import Job
-from boltcutter_launch.local import LocalLauncher
+from boltcutter.launch.job import Job
+from boltcutter.launch.local import LocalLauncher
 
 
 def job(folder: Path, **facts: int) -> Job:

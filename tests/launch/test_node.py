@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from conftest import environment
 
+from boltcutter.launch import node
+from boltcutter.launch.bundle import BUNDLE, pack
+from boltcutter.launch.command import create_job, read_training_config
+from boltcutter.launch.local import LocalLauncher
+from boltcutter.launch.snapshot import copy_code
 from boltcutter.project import Project
 from boltcutter.run import lineage
 from boltcutter.run.folder import record_code, save_config
-from boltcutter_launch import node
-from boltcutter_launch.bundle import BUNDLE, pack
-from boltcutter_launch.command import create_job, read_training_config
-from boltcutter_launch.local import LocalLauncher
-from boltcutter_launch.snapshot import copy_code
 
 from .test_library import create_project, read_record
 
@@ -37,7 +37,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "boltcutter_launch.node", *map(str, arguments)]
+    command = [sys.executable, "-m", "boltcutter.launch.node", *map(str, arguments)]
     return subprocess.run(command, cwd="/", env=environment(**env), capture_output=True, text=True, timeout=120)
 
 
@@ -59,7 +59,7 @@ def test_a_node_trains_with_the_code_of_the_bundle(bundle: Path, tmp_path: Path)
 
 
 def test_the_code_is_unpacked_into_the_working_directory(bundle: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "boltcutter_launch.node", f"file://{bundle.parent}", "--unpack"]
+    command = [sys.executable, "-m", "boltcutter.launch.node", f"file://{bundle.parent}", "--unpack"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert (tmp_path / "src" / "boltcutter").is_dir()
@@ -69,7 +69,7 @@ def test_the_code_is_unpacked_into_the_working_directory(bundle: Path, tmp_path:
 def test_a_user_that_cannot_write_the_code_is_told_to_be_root(bundle: Path, tmp_path: Path) -> None:
     # As on Azure ML, whose JupyterLab needs an image with root as its user:
     # https://learn.microsoft.com/azure/machine-learning/how-to-interactive-jobs
-    command = [sys.executable, "-m", "boltcutter_launch.node", f"file://{bundle.parent}", "--unpack"]
+    command = [sys.executable, "-m", "boltcutter.launch.node", f"file://{bundle.parent}", "--unpack"]
     env = environment(TMPDIR=str(tmp_path))
     done = subprocess.run(command, cwd="/proc", env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2

@@ -16,9 +16,9 @@ import torch
 from conftest import Script, require
 from ray_run import OVERRIDES, Run, assert_bitwise_equal
 
-from boltcutter_launch import ray as launcher_module
-from boltcutter_launch.job import Job, UnclearSubmissionError, UnreachableError
-from boltcutter_launch.ray import RayLauncher
+from boltcutter.launch import ray as launcher_module
+from boltcutter.launch.job import Job, UnclearSubmissionError, UnreachableError
+from boltcutter.launch.ray import RayLauncher
 
 require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 
@@ -37,7 +37,7 @@ def test_the_script_starts_the_driver_with_its_plan(tmp_path: Path) -> None:
     text = launcher.render(job(tmp_path, devices=2, num_workers=1, digests=("0" * 32,), code=tmp_path / "code"))
     assert "export A='it'\"'\"'s'\n" in text
     assert f"export PYTHONPATH={tmp_path}/code/src" in text
-    assert "exec /v/python -m boltcutter_launch.ray_driver <<'PLAN'\n" in text
+    assert "exec /v/python -m boltcutter.launch.ray_driver <<'PLAN'\n" in text
     found = plan(text)
     assert found["command"] == [
         "/v/python",
@@ -87,7 +87,7 @@ def test_a_job_that_cannot_run_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         RayLauncher(address=address).check(job(tmp_path, nodes=2))
         with pytest.raises(ValueError, match=rf"^launch\.address={address} cannot be reached"):
             RayLauncher(address=address).submit(job(tmp_path, nodes=2), tmp_path / "job.sh")
-    monkeypatch.setattr("boltcutter_launch.ray.find_spec", lambda name: None)
+    monkeypatch.setattr("boltcutter.launch.ray.find_spec", lambda name: None)
     RayLauncher().check(job(tmp_path))  # --dry-run needs no Ray
     with pytest.raises(ValueError, match=r"^launch=ray: ray is not installed; pip install 'boltcutter\[ray\]'"):
         RayLauncher().submit(job(tmp_path), tmp_path / "job.sh")

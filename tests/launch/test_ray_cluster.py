@@ -8,14 +8,14 @@ import psutil
 import pytest
 from conftest import environment, require
 
-from boltcutter_launch import ray_cluster as module
-from boltcutter_launch.job import UnreachableError
-from boltcutter_launch.ray_cluster import ray_cluster, remove_stale_clusters
+from boltcutter.launch import ray_cluster as module
+from boltcutter.launch.job import UnreachableError
+from boltcutter.launch.ray_cluster import ray_cluster, remove_stale_clusters
 
 require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 KILLED = """
 import os
-from boltcutter_launch.ray_cluster import ray_cluster
+from boltcutter.launch.ray_cluster import ray_cluster
 
 with ray_cluster(num_cpus=3):
     import ray
@@ -51,7 +51,7 @@ def test_the_dashboard_is_started_at_the_given_port(tmp_path: Path) -> None:
     code = """
 import os, sys, urllib.request
 from pathlib import Path
-from boltcutter_launch.ray_cluster import ray_cluster
+from boltcutter.launch.ray_cluster import ray_cluster
 
 with ray_cluster(num_cpus=1, dashboard=True, ports={"dashboard": int(sys.argv[1])}):
     token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])

@@ -11,9 +11,9 @@ import pytest
 from conftest import environment, require
 
 from boltcutter.environment import startup
-from boltcutter_launch import ray_driver
-from boltcutter_launch.job import UnreachableError
-from boltcutter_launch.ray_driver import Driver, Plan, missing
+from boltcutter.launch import ray_driver
+from boltcutter.launch.job import UnreachableError
+from boltcutter.launch.ray_driver import Driver, Plan, missing
 
 require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 
@@ -48,7 +48,7 @@ def test_the_message_names_what_is_needed_and_what_is_there() -> None:
 
 def test_a_cluster_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
     plan = json.dumps({"folder": str(tmp_path), "command": [], "address": "127.0.0.1:9", "timeout": 0})
-    command = [sys.executable, "-W", "error", "-m", "boltcutter_launch.ray_driver"]
+    command = [sys.executable, "-W", "error", "-m", "boltcutter.launch.ray_driver"]
     done = subprocess.run(command, input=plan, env=environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr.startswith("error: launch.address=127.0.0.1:9 cannot be reached (")
@@ -114,7 +114,7 @@ if attempt == "0":
 def test_ranks_restart_if_one_is_killed_and_get_signals(what: str, status: int, attempts: int, tmp_path: Path) -> None:
     own = [sys.executable, "-c", RANK, str(tmp_path), what]
     plan = {"folder": str(tmp_path / "run"), "command": own, "devices": 2, "cpus": 0.5, "environment": {"ADDED": "x"}}
-    command = [sys.executable, "-m", "boltcutter_launch.ray_driver"]
+    command = [sys.executable, "-m", "boltcutter.launch.ray_driver"]
     options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, env=environment(HOME=str(tmp_path)), text=True, **options) as driver:
         assert driver.stdin

@@ -6,7 +6,7 @@ from pathlib import Path
 from conftest import require
 
 require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
-from boltcutter_launch.ray_worker import Node  # noqa: E402
+from boltcutter.launch.ray_worker import Node  # noqa: E402
 
 RANK = """
 import os, sys, time

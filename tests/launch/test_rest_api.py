@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from boltcutter_launch import rest_api
-from boltcutter_launch.job import ForbiddenError, NoAnswerError, UnreachableError
-from boltcutter_launch.rest_api import connect_azure, connect_google, google_endpoint
+from boltcutter.launch import rest_api
+from boltcutter.launch.job import ForbiddenError, NoAnswerError, UnreachableError
+from boltcutter.launch.rest_api import connect_azure, connect_google, google_endpoint
 
 from .azure_server import WORKSPACE, ResourceManager, azure, clean_environment
 from .google_server import ACCOUNT, NO_ANSWER, GoogleServer, error, google_server, isolated

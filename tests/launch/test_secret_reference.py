@@ -12,13 +12,13 @@ import pytest
 from requests import Session
 
 from boltcutter.config.errors import ConfigError
-from boltcutter_cloud.azureml import AzureMLLauncher
-from boltcutter_cloud.vertex import VertexLauncher
-from boltcutter_launch.cloud import CloudLauncher
-from boltcutter_launch.job import Job
-from boltcutter_launch.kubernetes import KubernetesLauncher
-from boltcutter_launch.secret_reference import EXAMPLE, arguments, export, find_reader
-from boltcutter_launch.sky import SkyLauncher
+from boltcutter.launch.cloud.azureml import AzureMLLauncher
+from boltcutter.launch.cloud.vertex import VertexLauncher
+from boltcutter.launch.cloud_job import CloudLauncher
+from boltcutter.launch.job import Job
+from boltcutter.launch.kubernetes import KubernetesLauncher
+from boltcutter.launch.secret_reference import EXAMPLE, arguments, export, find_reader
+from boltcutter.launch.sky import SkyLauncher
 
 from .aws_server import CREDENTIALS, aws_server
 from .azure_server import azure

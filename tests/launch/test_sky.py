@@ -18,13 +18,13 @@ import torch
 import yaml
 from conftest import QUICK, Script, require, saved_weights
 
-from boltcutter_launch import sky
-from boltcutter_launch.job import Job, NoAnswerError, Status, UnreachableError
-from boltcutter_launch.sky import SkyLauncher
+from boltcutter.launch import sky
+from boltcutter.launch.job import Job, NoAnswerError, Status, UnreachableError
+from boltcutter.launch.sky import SkyLauncher
 
 from .aws_server import aws_server
 from .nodes import Machine, Process, nodes, reachable
-from .test_cloud import write_run
+from .test_cloud_job import write_run
 
 JOBS = Path(__file__).with_name("jobs")
 FAKE = Path(__file__).with_name("fake_sky.py")

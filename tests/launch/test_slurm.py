@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from boltcutter_launch.job import Job
-from boltcutter_launch.slurm import SlurmLauncher
+from boltcutter.launch.job import Job
+from boltcutter.launch.slurm import SlurmLauncher
 
 JOB = Job("digits convnet", Path("/runs/a b/x"), Path("/p/scripts/train.py"))
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter_launch import slurm_queue
-from boltcutter_launch.job import UnclearSubmissionError, UnreachableError
-from boltcutter_launch.slurm_queue import UNLIMITED, Partition, QueuedJob
+from boltcutter.launch import slurm_queue
+from boltcutter.launch.job import UnclearSubmissionError, UnreachableError
+from boltcutter.launch.slurm_queue import UNLIMITED, Partition, QueuedJob
 
 
 def command(folder: Path, name: str, text: str) -> None:

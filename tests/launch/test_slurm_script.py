@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from boltcutter_launch.job import Job
-from boltcutter_launch.slurm import SlurmLauncher
+from boltcutter.launch.job import Job
+from boltcutter.launch.slurm import SlurmLauncher
 
 SCRIPT = Path("/p/scripts/train.py")
 JOB = Job("digits convnet", Path("/runs/a b/x"), SCRIPT, nodes=2, devices=4, gpus=True, num_workers=3)

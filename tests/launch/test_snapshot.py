@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from boltcutter.launch import snapshot
+from boltcutter.launch.bundle import pack
 from boltcutter.run import lineage
-from boltcutter_launch import snapshot
-from boltcutter_launch.bundle import pack
 
 
 def git(folder: Path, *arguments: str) -> None:

@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter_launch import jobs, stored_runs, submit
-from boltcutter_launch.job import Job, Status, UnreachableError
-from boltcutter_launch.stored_runs import read
+from boltcutter.launch import jobs, stored_runs, submit
+from boltcutter.launch.job import Job, Status, UnreachableError
+from boltcutter.launch.stored_runs import read
 
-from .test_cloud import Platform
-from .test_cloud import job as job
+from .test_cloud_job import Platform
+from .test_cloud_job import job as job
 
 
 def test_a_resumed_run_keeps_its_attempts(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import yaml
 from slurm_cluster import Launch
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.environment.platform import GPUS
+from boltcutter.environment.platform_facts import GPUS
 
 
 def test_a_refused_submission_creates_no_folder(launch: Launch, tmp_path: Path) -> None:

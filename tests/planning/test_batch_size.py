@@ -8,8 +8,8 @@ import torch
 from conftest import ROOT
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.planning.batch_size import batch_unit, first_size, main, search, trial
 from boltcutter.project import Project
-from boltcutter_planning.batch_size import batch_unit, first_size, main, search, trial
 
 
 @pytest.mark.parametrize(

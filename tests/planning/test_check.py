@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.planning import check
 from boltcutter.project import Project
-from boltcutter_planning import check
 
 ROOT = Path(__file__).parents[3]
 MODULE = '''

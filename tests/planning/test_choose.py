@@ -3,10 +3,10 @@ import torch
 
 from boltcutter.assembly.assemble import complete_config
 from boltcutter.config.compose import DictConfig, compose
+from boltcutter.planning import choose
+from boltcutter.planning.choose import StrategyEstimate, estimate_strategies, recommend
+from boltcutter.planning.estimate import Memory
 from boltcutter.project import Project
-from boltcutter_planning import choose
-from boltcutter_planning.choose import StrategyEstimate, estimate_strategies, recommend
-from boltcutter_planning.estimate import Memory
 
 DIGITS = (torch.empty(1, 1, 8, 8, dtype=torch.uint8), torch.empty(1, dtype=torch.int64))
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from boltcutter_planning.device_checks import check_step
+from boltcutter.planning.device_checks import check_step
 
 
 def test_gradients_of_a_device_are_compared_with_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

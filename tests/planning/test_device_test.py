@@ -11,8 +11,8 @@ from conftest import run_command
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.extend import NegativeResult
-from boltcutter_planning import device_test
-from boltcutter_planning.device_test import CheckError, Devices, Row
+from boltcutter.planning import device_test
+from boltcutter.planning.device_test import CheckError, Devices, Row
 
 
 class Faulty(Devices):

@@ -7,9 +7,9 @@ from third_party.gallery import overrides
 
 from boltcutter.cli.commands import commands
 from boltcutter.cli.main import main
+from boltcutter.planning import doctor
+from boltcutter.planning.doctor import backends, machine, works
 from boltcutter.project import Project
-from boltcutter_planning import doctor
-from boltcutter_planning.doctor import backends, machine, works
 
 PROJECT = Project.find(__file__)
 

@@ -13,8 +13,8 @@ from boltcutter.assembly.assemble import complete_config
 from boltcutter.config.compose import DictConfig, compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import build
+from boltcutter.planning.estimate import EstimationError, estimate_step, read_batch
 from boltcutter.project import Project
-from boltcutter_planning.estimate import EstimationError, estimate_step, read_batch
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -148,7 +148,7 @@ from boltcutter.config.instantiate import build
 from boltcutter.assembly.assemble import complete_config
 from boltcutter.config.compose import compose
 from boltcutter.project import Project
-from boltcutter_parallel.units import fully_shard_units
+from boltcutter.strategy.units import fully_shard_units
 
 PROJECT = Project.find(Path.cwd())
 dist.init_process_group("gloo")

@@ -8,7 +8,7 @@ from new_project import check_style, run, run_tests
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
-from boltcutter_scaffold import add, new
+from boltcutter.scaffold import add, new
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +52,7 @@ def test_clone_of_the_library_can_be_extended_in_place(tmp_path: Path) -> None:
     for kind in add.KINDS:
         add.main(Project.find(clone), [kind, "very_tiny"])
     assert (clone / "src/boltcutter/model/very_tiny.py").is_file()
-    assert (clone / "src/boltcutter_launch/very_tiny.py").is_file()
+    assert (clone / "src/boltcutter/launch/very_tiny.py").is_file()
     tests = [f"tests/{'launch' if kind == 'launch' else f'core/{kind}'}/test_very_tiny.py" for kind in add.KINDS]
     assert "passed" in run_tests(clone, *tests, "tests/test_layout.py", PYTHONPATH=str(clone / "src"))
 

@@ -5,7 +5,7 @@ from lightning import Trainer
 from lightning.pytorch.cli import ReduceLROnPlateau
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from boltcutter_scaffold.configured import with_optimizer
+from boltcutter.scaffold.configured import with_optimizer
 
 
 def test_the_optimizer_takes_the_place_of_that_of_the_module() -> None:

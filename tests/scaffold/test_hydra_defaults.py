@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.config.errors import ConfigError
-from boltcutter_scaffold.hydra_defaults import Entry, entries, expand, is_plain, merged
+from boltcutter.scaffold.hydra_defaults import Entry, entries, expand, is_plain, merged
 
 FILES = {
     "model/small.yaml": "defaults: [base, {encoder: default}, {/optim@optimizer: sgd}, _self_]\n"

@@ -12,7 +12,7 @@ from new_project import check_style, run, run_tests
 from boltcutter.cli.commands import commands
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project, tomllib
-from boltcutter_scaffold import new, vendor
+from boltcutter.scaffold import new, vendor
 
 ROOT = Path(__file__).parents[2]
 COOKIECUTTER, CRUFT = (str(Path(sys.executable).parent / name) for name in ("cookiecutter", "cruft"))
@@ -180,7 +180,7 @@ def test_template_is_what_the_library_was_installed_from(
     template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert new.find_template() == (str(ROOT), None)  # a clone itself
-    monkeypatch.setattr(new, "__file__", str(tmp_path / "lib" / "site-packages" / "boltcutter_scaffold" / "new.py"))
+    monkeypatch.setattr(new, "__file__", str(tmp_path / "lib" / "site-packages" / "boltcutter.scaffold" / "new.py"))
     metadata = tmp_path / "boltcutter-1.2.dev3+gabc.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Name: boltcutter\nVersion: 1.2.dev3+gabc\n")

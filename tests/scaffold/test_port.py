@@ -14,11 +14,11 @@ from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import resolved
 from boltcutter.project import Project
-from boltcutter_scaffold import port_lht
-from boltcutter_scaffold.port import _ignored, first_difference
-from boltcutter_scaffold.port import main as port
-from boltcutter_scaffold.port_cli import config_files, entry_script
-from boltcutter_scaffold.yaml_text import parse
+from boltcutter.scaffold import port_lht
+from boltcutter.scaffold.port import _ignored, first_difference
+from boltcutter.scaffold.port import main as port
+from boltcutter.scaffold.port_cli import config_files, entry_script
+from boltcutter.scaffold.yaml_text import parse
 
 PARTS = """
 import lightning as L

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from boltcutter.config.errors import ConfigError
-from boltcutter_scaffold.port_cli import (
+from boltcutter.scaffold.port_cli import (
     Cli,
     Converter,
     Experiment,
@@ -18,7 +18,7 @@ from boltcutter_scaffold.port_cli import (
     renamed,
     unnested,
 )
-from boltcutter_scaffold.yaml_text import Rows
+from boltcutter.scaffold.yaml_text import Rows
 
 SCRIPT = """
 from lightning.pytorch import cli

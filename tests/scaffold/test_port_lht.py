@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from boltcutter.config.errors import ConfigError
-from boltcutter_scaffold.port_lht import Conversion, Layout, callbacks, convert, find_layout
+from boltcutter.scaffold.port_lht import Conversion, Layout, callbacks, convert, find_layout
 
 CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"
 TRAIN = """

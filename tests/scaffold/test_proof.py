@@ -17,7 +17,7 @@ print("after")
 @pytest.mark.slow
 def test_a_script_is_ended_after_some_steps(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "boltcutter_scaffold.proof", "steps.json", "6", "1", "own.py"]
+    command = [sys.executable, "-m", "boltcutter.scaffold.proof", "steps.json", "6", "1", "own.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "after" not in done.stdout

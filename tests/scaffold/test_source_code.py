@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from boltcutter_scaffold.source_code import SourceFile, resolvers, source_files
+from boltcutter.scaffold.source_code import SourceFile, resolvers, source_files
 
 TRAIN = """
 import math

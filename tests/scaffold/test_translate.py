@@ -8,9 +8,9 @@ import yaml
 
 from boltcutter.cli.commands import main
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.foreign import OPTIONS
 from boltcutter.project import Project
-from boltcutter_scaffold.foreign import OPTIONS
-from boltcutter_scaffold.translate import translate
+from boltcutter.scaffold.translate import translate
 
 PROJECT = Project.find(__file__)
 GRID = ["search=grid", "search.space={}", "search.overrides=[]"]

@@ -8,7 +8,7 @@ from new_project import run
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import SOURCE, Project
-from boltcutter_scaffold import new, vendor
+from boltcutter.scaffold import new, vendor
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +31,7 @@ def test_component_is_used_from_its_copy(project: Project) -> None:
 
 
 def test_one_copy_is_undone(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    for component in ("callback.guard", "callback.reseed", "data.resnet"):
+    for component in ("callback.guard", "callback.reseed", "model.resnet"):
         vendor.main(project, [component])
     own = project.root / "configs/callback/default.yaml"
     vendor.main(project, ["callback.guard", "--undo"])
@@ -106,37 +106,10 @@ def test_project_is_created_with_a_copy(tmp_path: Path) -> None:
     assert run(sys.executable, "scripts/train.py", cwd=tmp_path / "my-project").strip() == str(root / "src/boltcutter")
 
 
-def test_a_part_and_a_component_of_a_part_are_copied(project: Project) -> None:
-    vendor.main(project, ["launch"])
-    assert (project.root / "src/boltcutter_launch/slurm.py").is_file()
-    assert not (project.root / "src/boltcutter").exists()
-    code = "import boltcutter_launch.slurm as found, boltcutter; print(found.__file__, boltcutter.__file__)"
-    script = project.root / "scripts" / "train.py"
-    script.write_text(
-        f"from boltcutter.project import Project\nProject.find(__file__).use_vendored_library()\n{code}\n"
-    )
-    part, core = run(sys.executable, "scripts/train.py", cwd=project.root).split()
-    assert Path(part) == project.root / "src/boltcutter_launch/slurm.py"
-    assert Path(core) == SOURCE / "boltcutter/__init__.py"
-    vendor.main(project, ["launch", "--undo"])
-    assert not (project.root / "src/boltcutter_launch").exists()
-    vendor.main(project, ["parallel.horovod"])
-    assert (project.root / "src/my_project/parallel/build_horovod.sh").is_file()
+def test_a_component_is_copied_with_its_script(project: Project) -> None:
+    vendor.main(project, ["strategy.horovod"])
+    assert (project.root / "src/my_project/strategy/build_horovod.sh").is_file()
     option = yaml.safe_load((project.root / "configs/trainer/horovod.yaml").read_text())
-    assert option["strategy"]["_target_"] == "my_project.parallel.horovod.HorovodStrategy"
-    vendor.main(project, ["parallel.horovod", "--undo"])
+    assert option["strategy"]["_target_"] == "my_project.strategy.horovod.HorovodStrategy"
+    vendor.main(project, ["strategy.horovod", "--undo"])
     assert not (project.root / "configs/trainer/horovod.yaml").exists()
-
-
-def test_with_a_copy_of_the_core_the_installed_parts_stay(project: Project) -> None:
-    vendor.main(project, ["core"])
-    code = "import boltcutter_launch as part, boltcutter as core; print(part.__file__, core.__file__)"
-    script = project.root / "scripts" / "train.py"
-    script.write_text(
-        "from boltcutter.project import Project\nProject.find(__file__).use_vendored_library()\n"
-        f"from boltcutter import extend\n{code}\nprint(*extend.added('commands'))\n"
-    )
-    part, core, *commands = run(sys.executable, "scripts/train.py", cwd=project.root).split()
-    assert Path(part) == SOURCE / "boltcutter_launch/__init__.py"
-    assert Path(core) == project.root / "src/boltcutter/__init__.py"
-    assert {"launch", "search", "export", "new"} <= {*commands}

@@ -1,6 +1,6 @@
 import pytest
 
-from boltcutter_scaffold.yaml_text import parse, without
+from boltcutter.scaffold.yaml_text import parse, without
 
 
 def test_a_removed_key_takes_what_is_below_it() -> None:

@@ -10,8 +10,8 @@ import pytest
 from slurm_cluster import cluster as cluster
 
 from boltcutter.project import Project
-from boltcutter_search import trial as module
-from boltcutter_search.trial import Sampled, Trial
+from boltcutter.search import trial as module
+from boltcutter.search.trial import Sampled, Trial
 
 MakeTrial = Callable[[Sampled, Mapping[str, str]], Trial]
 PROGRAM = """

@@ -17,15 +17,16 @@ import torch
 from conftest import Script, environment, saved_weights
 from forkserver import ForkServer
 
-from boltcutter.environment import lease, signals, startup
+from boltcutter.analysis.groups import read_group
+from boltcutter.analysis.record import find_runs
+from boltcutter.environment import lease, startup
+from boltcutter.environment import stop_signals as signals
 from boltcutter.project import Project
-from boltcutter_runs.groups import read_group
-from boltcutter_runs.record import find_runs
-from boltcutter_search.command import main, open_study
-from boltcutter_search.command import search as run_plan
-from boltcutter_search.plan import Plan, planned, save
-from boltcutter_search.results import Progress, Result
-from boltcutter_search.trial import Sampled, Trial, is_completed
+from boltcutter.search.command import main, open_study
+from boltcutter.search.command import search as run_plan
+from boltcutter.search.plan import Plan, planned, save
+from boltcutter.search.results import Progress, Result
+from boltcutter.search.trial import Sampled, Trial, is_completed
 
 from .conftest import MakeTrial
 
@@ -352,7 +353,7 @@ def test_a_search_that_lost_its_folder_writes_no_results(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(lease, "INTERVAL", 0.1)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setattr("boltcutter_search.local.run_trials", lose)
+    monkeypatch.setattr("boltcutter.search.local.run_trials", lose)
     later: list[lease.Lease] = []
     with pytest.raises(lease.LeaseLostError):
         main(Project.find(__file__), ["search=grid", *SPACE, *TRAINING, f"folder={folder}"])

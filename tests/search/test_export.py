@@ -13,10 +13,10 @@ from boltcutter.config.compose import compose
 from boltcutter.config.values import resolved
 from boltcutter.project import Project
 from boltcutter.run.metrics import Mode
-from boltcutter_search.export import write_best
-from boltcutter_search.plan import Plan
-from boltcutter_search.results import Result
-from boltcutter_search.settings import Search
+from boltcutter.search.export import write_best
+from boltcutter.search.plan import Plan
+from boltcutter.search.results import Result
+from boltcutter.search.settings import Search
 
 PROJECT = Project.find(Path(__file__))
 

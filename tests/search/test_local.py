@@ -10,11 +10,11 @@ import optuna
 import pytest
 
 from boltcutter.config.errors import ConfigError
-from boltcutter_search.local import TimeLimit, device_variables, run_trials
-from boltcutter_search.results import Progress, Result
-from boltcutter_search.space import Space
-from boltcutter_search.study import Study
-from boltcutter_search.trial import Trial
+from boltcutter.search.local import TimeLimit, device_variables, run_trials
+from boltcutter.search.results import Progress, Result
+from boltcutter.search.space import Space
+from boltcutter.search.study import Study
+from boltcutter.search.trial import Trial
 
 MakeTrial = Callable[..., Trial]
 

@@ -13,11 +13,11 @@ import yaml
 
 from boltcutter.project import Project
 from boltcutter.run.metrics import Mode
-from boltcutter_search.outcome import summarize_groups, test_metrics, write_outcome, write_trials
-from boltcutter_search.plan import Plan
-from boltcutter_search.results import Result
-from boltcutter_search.settings import Search
-from boltcutter_search.statistics import summarize
+from boltcutter.search.outcome import summarize_groups, test_metrics, write_outcome, write_trials
+from boltcutter.search.plan import Plan
+from boltcutter.search.repeats import summarize
+from boltcutter.search.results import Result
+from boltcutter.search.settings import Search
 
 PROJECT = Project.find(Path(__file__))
 test_metrics.__test__ = False  # type: ignore[attr-defined]

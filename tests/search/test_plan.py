@@ -10,9 +10,9 @@ from third_party.gallery import overrides
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
-from boltcutter_search import plan as module
-from boltcutter_search.plan import Plan, continued, planned, read_config, save
-from boltcutter_search.trial import Sampled
+from boltcutter.search import plan as module
+from boltcutter.search.plan import Plan, continued, planned, read_config, save
+from boltcutter.search.trial import Sampled
 
 PROJECT = Project.find(Path(__file__))
 TRAINING = ["model=linear", "logger=null"]

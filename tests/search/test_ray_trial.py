@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from conftest import require
 
-from boltcutter_search.trial import Trial, read_reports
+from boltcutter.search.trial import Trial, read_reports
 
 require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
-from boltcutter_search.ray_trial import INTERRUPTED, TrialProcess, read_facts, write_facts  # noqa: E402
+from boltcutter.search.ray_trial import INTERRUPTED, TrialProcess, read_facts, write_facts  # noqa: E402
 
 MakeTrial = Callable[..., Trial]
 

@@ -9,14 +9,14 @@ import pytest
 from conftest import Script, require
 
 from boltcutter.config.errors import ConfigError
-from boltcutter_search.settings import Search
-from boltcutter_search.space import Space
-from boltcutter_search.trial import Sampled
+from boltcutter.search.settings import Search
+from boltcutter.search.space import Space
+from boltcutter.search.trial import Sampled
 
 require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 from ray.tune.schedulers import PopulationBasedTraining  # noqa: E402
 
-from boltcutter_search import ray_tune  # noqa: E402
+from boltcutter.search import ray_tune  # noqa: E402
 
 
 @pytest.mark.slow

@@ -16,10 +16,10 @@ from browser import Browse, References
 
 from boltcutter.project import Project
 from boltcutter.run.metrics import Mode
-from boltcutter_search.plan import Plan
-from boltcutter_search.report import write_report
-from boltcutter_search.results import Result
-from boltcutter_search.settings import Search
+from boltcutter.search.plan import Plan
+from boltcutter.search.report import write_report
+from boltcutter.search.results import Result
+from boltcutter.search.settings import Search
 
 PROJECT = Project.find(Path(__file__))
 METRICS: list[tuple[str, Mode]] = [("val/accuracy", "max")]

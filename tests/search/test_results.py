@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from boltcutter_search.results import (
+from boltcutter.search.results import (
     Metrics,
     Progress,
     Result,

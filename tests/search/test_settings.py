@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from boltcutter.config.errors import ConfigError
-from boltcutter_search.settings import Search, objectives
+from boltcutter.search.settings import Search, objectives
 
 CFG = {"callback": {"checkpoint": {"monitor": "val/loss", "mode": "min"}, "progress": {"x": 1}, "ema": None}}
 

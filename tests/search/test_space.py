@@ -6,7 +6,7 @@ import optuna
 import pytest
 
 from boltcutter.config.errors import ConfigError
-from boltcutter_search.space import Choice, Grid, Range, Space
+from boltcutter.search.space import Choice, Grid, Range, Space
 
 
 def sample(texts: dict[str, Any], times: int = 200) -> list[dict[str, Any]]:

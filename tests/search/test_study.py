@@ -12,10 +12,10 @@ import pytest
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment import lease
 from boltcutter.run.metrics import Mode
-from boltcutter_search import study as module
-from boltcutter_search.space import Space
-from boltcutter_search.study import Study
-from boltcutter_search.trial import Report, Sampled
+from boltcutter.search import study as module
+from boltcutter.search.space import Space
+from boltcutter.search.study import Study
+from boltcutter.search.trial import Report, Sampled
 
 SPACE = {"optimizer.lr": "loguniform(1e-4, 1e-1)", "data.batch_size": "choice(32, 64)"}
 LOSS: list[tuple[str, Mode]] = [("loss", "min")]

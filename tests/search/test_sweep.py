@@ -11,10 +11,10 @@ from conftest import Script
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter.run.metrics import Mode
-from boltcutter_search.command import main
-from boltcutter_search.plan import Plan
-from boltcutter_search.settings import Search
-from boltcutter_search.sweep import as_sweep, write_sweep
+from boltcutter.search.command import main
+from boltcutter.search.plan import Plan
+from boltcutter.search.settings import Search
+from boltcutter.search.sweep import as_sweep, write_sweep
 
 PROJECT = Project.find(Path(__file__))
 METRICS: list[tuple[str, Mode]] = [("val/accuracy", "max")]
@@ -59,7 +59,7 @@ def agent_command(sweep: dict[str, Any], values: dict[str, Any]) -> list[str]:
 
 def test_a_sweep_needs_no_optuna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("local", "study"):
-        monkeypatch.delitem(sys.modules, f"boltcutter_search.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"boltcutter.search.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "optuna", None)
     main(PROJECT, ["search=wandb", f"folder={tmp_path}/search"])
     assert (tmp_path / "search" / "sweep.yaml").is_file()

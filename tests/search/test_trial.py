@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from boltcutter_search import trial as module
-from boltcutter_search.trial import Report, Sampled, Trial, last_error, read_reports, trial_overrides
+from boltcutter.search import trial as module
+from boltcutter.search.trial import Report, Sampled, Trial, last_error, read_reports, trial_overrides
 
 MakeTrial = Callable[..., Trial]
 

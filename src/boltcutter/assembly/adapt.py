@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from boltcutter import extend
+from boltcutter.checks.monitors import MonitorCheck
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.protocols import NativeTask
@@ -26,8 +26,8 @@ def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, C
         ConfigError: A setting has no effect with manual optimization.
     """
     name = type(task).__name__
-    if callbacks and not isinstance(task, NativeTask) and (check := extend.call("monitor_check", callbacks)):
-        trainer.callbacks.insert(0, check)  # type: ignore[attr-defined]
+    if callbacks and not isinstance(task, NativeTask):
+        trainer.callbacks.insert(0, MonitorCheck(callbacks))  # type: ignore[attr-defined]
     if task.automatic_optimization:
         clips_itself = is_overridden("configure_gradient_clipping", task) and not isinstance(task, NativeTask)
         if clips_itself and trainer.gradient_clip_val == DEFAULT_CLIPPING:  # any other value is passed to it

@@ -16,16 +16,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, LearningRateMonito
 from lightning.pytorch.loggers import Logger
 from torch import nn
 
-from boltcutter import extend
 from boltcutter.assembly.adapt import adapt, load_compiled
-from boltcutter.assembly.checks import (
-    check_batches_and_clipping,
-    check_built,
-    check_components,
-    check_return_type,
-    check_type,
-    check_world_size,
-)
 from boltcutter.assembly.hooks import check_hooks
 from boltcutter.assembly.overrides import PlainSettings, read_overrides
 from boltcutter.assembly.pixels import accept_pixels
@@ -40,29 +31,42 @@ from boltcutter.assembly.precision import (
 from boltcutter.assembly.recorded import RecordedLogger, describe, within
 from boltcutter.callback.metrics import SeparateMetrics
 from boltcutter.callback.reseed import EvaluationSeeds
+from boltcutter.checks.combination import check_combination, check_kind
+from boltcutter.checks.components import (
+    check_batches_and_clipping,
+    check_built,
+    check_components,
+    check_return_type,
+    check_type,
+    check_world_size,
+)
+from boltcutter.checks.hardware import check_hardware
 from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.instantiate import build, find_mistakes
-from boltcutter.config.locate import is_left_out, locate
+from boltcutter.config.locate import locate
 from boltcutter.config.redaction import MASK
 from boltcutter.config.values import format_value, plain, redacted, resolve_reference
 from boltcutter.data.hooks import seed_hooks, shard_loaders
-from boltcutter.environment.platform import disable_mpi_detection
+from boltcutter.environment.platform_facts import disable_mpi_detection
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.environment.threads import limit_threads
 from boltcutter.formatting import format_limit, parse_duration
 from boltcutter.internals import launches_processes, set_launcher, set_timeout
-from boltcutter.logger.csv import CSVLogger
+from boltcutter.logger.csv_logger import CSVLogger
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData, find_model
+from boltcutter.report.media_logging import MediaLogging
 from boltcutter.run.folder import read_record
+from boltcutter.strategy.ddp import spawning_strategy
+from boltcutter.strategy.process_launcher import MultiProcessingLauncher
 from boltcutter.task.results import reduce_results
 from boltcutter.topology import Topology
 
 # Arguments of the trainer, and the setting to use instead.
 SET_ELSEWHERE = {"callbacks": "callback", "logger": "logger", "default_root_dir": "folder"}
 SHOWN = ("tags", "notes", "description")  # arguments of loggers
-METRICS_FILE = "boltcutter.logger.csv.CSVLogger"
+METRICS_FILE = "boltcutter.logger.csv_logger.CSVLogger"
 
 
 @dataclass(kw_only=True)
@@ -201,11 +205,10 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
         ConfigError: They do not match, or a component refuses its arguments.
     """
     set_numerics(cfg)
-    extend.call("check_hardware", cfg)
+    check_hardware(cfg)
     check_batches_and_clipping(cfg.trainer)
     callbacks = build_each(cfg, "callback", Callback) if with_callbacks else {}
-    media_logging = extend.call("media_logging", cfg.folder) if with_callbacks else None
-    added = [*extra_callbacks, *([media_logging] if media_logging else [])]
+    added = [*extra_callbacks, *([MediaLogging(cfg.folder)] if with_callbacks else [])]
     loggers: list[Logger] = build_loggers(cfg) if with_callbacks else recorded_loggers(cfg)
     if cfg.trainer.get("barebones"):
         cfg, callbacks, loggers = _without_features(cfg, callbacks), _plain_callbacks(callbacks), []
@@ -220,7 +223,7 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     seed_hooks(data or task, cfg.get("seed", 0))
     check_components(cfg, topology, data, task, callbacks.values())
     check_hooks(task, callbacks, tests=bool(cfg.get("test", True)))
-    extend.call("check_combination", cfg, trainer, task, callbacks if with_callbacks else None)
+    check_combination(cfg, trainer, task, callbacks if with_callbacks else None)
     adapt(trainer, task, callbacks)  # last, as it adds callbacks that are none of the configuration
     return Components(trainer, data, task, topology)
 
@@ -264,7 +267,7 @@ def recorded_loggers(cfg: DictConfig) -> list[Logger]:
     folder, recorded = Path(cfg.folder or "."), None
     with suppress(ConfigError):  # no run is evaluated, such as by doctor
         recorded = read_record(folder).get("loggers")
-    configured = [node for node in (cfg.get("logger") or {}).values() if node and not is_left_out(plain(node))]
+    configured = [node for node in (cfg.get("logger") or {}).values() if node]
     own = describe([CSVLogger(folder / "metrics.csv")], folder)
     values: list[Any] = list(recorded) if isinstance(recorded, list) else [*({} for _ in configured), *own]
     values += [{}] * (len(configured) + 1 - len(values))
@@ -287,8 +290,6 @@ def _build_trainer(
             remedy = " ".join(f"{name}=null" for name in used)
             raise ConfigError(f"trainer.{key}=false: cannot be combined with {', '.join(used)}; use {remedy} instead")
     defaults = {key: bool(names[key]) for key in kinds}
-    if callbacks and is_left_out(plain(cfg.callback).get("progress")) and not cfg.trainer.get("barebones"):
-        defaults["enable_progress_bar"] = True
     precision = full_precision(cfg.trainer)
     placeholder = placeholder_precision(precision, device_type(str(cfg.trainer.get("accelerator", "auto"))))
     disable_mpi_detection()  # before Lightning looks for an environment
@@ -300,13 +301,13 @@ def _build_trainer(
         default_root_dir=str(cfg.folder),
         **{name: value for name, value in defaults.items() if name not in cfg.trainer},
         **({"precision": placeholder} if placeholder else {}),
-        **(extend.call("spawning_strategy", cfg.trainer) or {}),
+        **spawning_strategy(cfg.trainer),
     )
     if placeholder:
         set_precision(trainer, precision)
     set_timeout(trainer.strategy, timedelta(seconds=float(cfg.timeout)))
-    if launches_processes(trainer.strategy) and (launcher := extend.find("process_launcher")):
-        set_launcher(trainer.strategy, launcher)
+    if launches_processes(trainer.strategy):
+        set_launcher(trainer.strategy, MultiProcessingLauncher)
     return trainer
 
 
@@ -337,7 +338,7 @@ def _build_data_and_task(cfg: DictConfig) -> tuple[Any, L.LightningModule]:
     # Right before both: initial weights, and random splits in constructors, depend on nothing that was built earlier.
     L.seed_everything(cfg.get("seed", 0), verbose=False)
     data = build(cfg.data, "data")
-    extend.call("check_kind", cfg, locate(cfg.task._target_), data)  # before metrics refuse the number of classes
+    check_kind(cfg, locate(cfg.task._target_), data)  # before metrics refuse the number of classes
     task = build(cfg.task, "task")
     check_built(cfg, task, data)
     if isinstance(data, NativeData) and isinstance(model := find_model(task), nn.Module):
@@ -348,7 +349,7 @@ def _build_data_and_task(cfg: DictConfig) -> tuple[Any, L.LightningModule]:
 def build_each(cfg: DictConfig, group: str, kind: type) -> dict[str, Any]:
     """Instantiate the callbacks or loggers, without those that are null."""
     for name, node in (plain(cfg).get(group) or {}).items():
-        if isinstance(node, dict) and "_target_" in node and not (is_left_out(node) or "${" in str(node["_target_"])):
+        if isinstance(node, dict) and "_target_" in node and "${" not in str(node["_target_"]):
             check_return_type(f"{group}.{name}", node["_target_"], kind)
     made = build(cfg.get(group) or {}, group)
     for name, value in made.items():

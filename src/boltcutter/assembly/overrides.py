@@ -17,7 +17,7 @@ from boltcutter.config.values import has_written, is_map, plain, raw_node, split
 from boltcutter.project import Project
 from boltcutter.run import trust
 from boltcutter.run.folder import moved_to, read_run_config, recorded_config
-from boltcutter.run.store import run_store
+from boltcutter.run.remote.store import run_store
 from boltcutter.topology import ONE_DEVICE
 
 

@@ -41,7 +41,7 @@ def accept_pixels(model: nn.Module, shape: Sequence[int]) -> None:
         model: The network.
         shape: Shape of one sample; only images, (C, H, W), are pixels.
     """
-    if len(shape) != 3 or type(model).__module__.startswith("boltcutter"):
+    if len(shape) != 3 or type(model).__module__.startswith("boltcutter."):
         return
     with suppress(Exception), seeded_generators(0), torch.no_grad():  # of user code, and of what cannot be copied
         trial, pixels = deepcopy(model).eval(), torch.zeros(1, *shape, dtype=torch.uint8)

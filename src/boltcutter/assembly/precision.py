@@ -13,10 +13,8 @@ from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 
-from boltcutter import extend
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError
-from boltcutter.config.instantiate import build
+from boltcutter.config.errors import ConfigError, as_config_error
 
 CANONICAL = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true", "None": "32-true"}
 FLOAT8 = "float8"  # not part of Lightning
@@ -70,8 +68,10 @@ def set_precision(trainer: L.Trainer, precision: str) -> None:
         )
         raise ConfigError(f"trainer.precision={precision}: {reason}; try bf16-true")
     if precision == FLOAT8:
-        plugin = {"_target_": extend.target("precision.float8", f"trainer.precision={FLOAT8}")}
-        trainer.strategy.precision_plugin = build(plugin, "trainer")
+        from boltcutter.strategy.float8 import Float8Precision  # needs torchao
+
+        with as_config_error():
+            trainer.strategy.precision_plugin = Float8Precision()
     else:
         trainer.strategy.precision_plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
 

@@ -15,7 +15,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from boltcutter import extend, files
+from boltcutter import files
+from boltcutter.callback.nonfinite import find_origin
 from boltcutter.internals import foreach_norm
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
 from boltcutter.task.after_hook import AfterHook
@@ -202,7 +203,7 @@ class Guard(Callback):
         """Save the batch, and say what happened, where it began, and what may help."""
         file = self._write_batch(check.batch, trainer.global_rank) if self.save_batch else None
         saved = f"; the batch is saved as {file}" if file else ""
-        origin = extend.call("nonfinite_origin", trainer, pl_module, check.batch, check.batch_idx)
+        origin = find_origin(trainer, pl_module, check.batch, check.batch_idx)
         if origin and origin.in_data:
             remedies = "correct or remove these samples", *remedies[1:]
         raise NonFiniteGradientError(f"{what}{f'; {origin.text}' if origin else ''}{saved}: {', or '.join(remedies)}")

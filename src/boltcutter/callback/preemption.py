@@ -11,7 +11,8 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, WeightAveraging
 
 from boltcutter.callback.checkpoint import DelayedSaves, saves_within_epochs
-from boltcutter.environment import lease, signals, startup
+from boltcutter.environment import lease, startup
+from boltcutter.environment import stop_signals as signals
 from boltcutter.environment.workers import protect_workers
 from boltcutter.internals import (
     data_fetcher,

@@ -12,8 +12,8 @@ from typing import IO, Any
 
 import torch
 
-from boltcutter import extend
-from boltcutter.checkpoint.storage import CheckpointError, is_url, open_file, sharded, store_errors
+from boltcutter.checkpoint import sharded_checkpoint, unpickle
+from boltcutter.checkpoint.storage import CheckpointError, is_url, open_file, store_errors
 from boltcutter.protocols import GeneratesTokens
 
 # Raised by torch on damaged files.
@@ -39,14 +39,13 @@ def load(path: str | Path, map_location: Any = "cpu", *, lazy: bool = False) -> 
             raise CheckpointError(f"{path}: {fault}; use another checkpoint")
         mmap = lazy and not is_url(path)
         found = _unpickle(path, str(path) if mmap else file, map_location=map_location or "cpu", mmap=mmap)
-        return found if lazy or "shards" not in found else sharded().load_full(path, found)
+        return found if lazy or "shards" not in found else sharded_checkpoint.load_full(path, found)
 
 
 def save(checkpoint: dict[str, Any], file: IO[bytes]) -> None:
     """Write a checkpoint to a file that is open for reading and writing, so that this user can load its objects."""
     torch.save(checkpoint, file)
-    if unpickler := extend.find("unpickler"):
-        unpickler.seal(file)
+    unpickle.seal(file)
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
@@ -83,19 +82,16 @@ def find_damage(path: str | Path) -> str | None:
             return find_fault(file)
         with suppress(CheckpointError):  # not damaged, even if it is no checkpoint
             metadata = _unpickle(path, file, map_location="meta")
-            fault = sharded().find_damage(path, metadata) if "shards" in metadata else None
+            fault = sharded_checkpoint.find_damage(path, metadata) if "shards" in metadata else None
     return fault
 
 
 def find_objects(value: Any, path: str = "") -> list[str]:
     """One line for each object in a loaded checkpoint in whose place there is a placeholder, with its key and class."""
-    unpickler = extend.find("unpickler")  # without it, such files are refused
-    return list(unpickler.find_placeholders(value, path)) if unpickler else []
+    return list(unpickle.find_placeholders(value, path))
 
 
 def _unpickle(path: str | Path, source: Any, *, map_location: Any, mmap: bool = False) -> dict[str, Any]:
-    unpickler = extend.find("unpickler")
-    read = unpickler.read if unpickler else _read_plain_values
     try:
         if not zipfile.is_zipfile(source):
             raise pickle.UnpicklingError("it has a legacy format")
@@ -104,7 +100,7 @@ def _unpickle(path: str | Path, source: Any, *, map_location: Any, mmap: bool = 
                 raise pickle.UnpicklingError(fault)
         if not isinstance(source, str):
             source.seek(0)
-        content = read(source, map_location=map_location, mmap=mmap)
+        content = unpickle.read(source, map_location=map_location, mmap=mmap)
     except (pickle.UnpicklingError, RuntimeError, *READ_ERRORS) as error:
         if isinstance(error, RuntimeError) and str(map_location) not in ("cpu", "meta"):
             why = str(error).split(". ")[0].split("\n")[0]
@@ -117,11 +113,6 @@ def _unpickle(path: str | Path, source: Any, *, map_location: Any, mmap: bool = 
         what = content.name if hasattr(content, "built") else type(content).__name__  # a placeholder
         raise CheckpointError(f"{path}: holds a {what}, not a checkpoint; use another file")
     return content
-
-
-def _read_plain_values(source: str | IO[bytes], *, map_location: Any, mmap: bool) -> Any:
-    """Load what torch itself takes for data, for lack of a part that reads more, and with narrower limits."""
-    return torch.load(source, map_location=map_location, mmap=mmap, weights_only=True)
 
 
 def find_fault(file: IO[bytes] | None) -> str | None:

@@ -11,9 +11,8 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import IO, Any, TypeVar
 
-from boltcutter import extend
 from boltcutter.checkpoint import atomic
-from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.errors import one_line
 
 T = TypeVar("T")
 
@@ -26,18 +25,6 @@ class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read; the message is one line with path, cause and remedy."""
 
     hide_traceback = True  # needs no traceback
-
-
-def sharded() -> Any:
-    """The implementation of checkpoints whose shards are in a folder beside the file.
-
-    Raises:
-        CheckpointError: No installed part offers it.
-    """
-    try:
-        return extend.require("sharded_checkpoint", "shards of a checkpoint")
-    except ConfigError as error:
-        raise CheckpointError(str(error)) from error
 
 
 def shard_folders(path: str | Path) -> list[str]:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 import torch
@@ -14,7 +14,6 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from boltcutter import extend
 from boltcutter.checkpoint.load import find_objects, load
 from boltcutter.checkpoint.storage import CheckpointError, open_file, store_errors
 from boltcutter.config.errors import one_line
@@ -64,7 +63,7 @@ def load_weights(model: nn.Module, path: str | Path) -> list[str]:
         CheckpointError: The file cannot be read, or no weights match.
     """
     if str(path).endswith((".keras", ".weights.h5")):
-        unmatched: list[str] = extend.require("keras_weights", f"init_from={path}")(model, path)
+        unmatched: list[str] = load_keras_weights(model, path)
         return unmatched
     found = _read_safetensors(path) if str(path).endswith(".safetensors") else load(path)
     own = model.state_dict()
@@ -190,3 +189,35 @@ def _shape(value: Any) -> list[int] | None:
 def first_names(keys: list[str]) -> str:
     """The first three of these names, for a message."""
     return ", ".join(keys[:3]) + (" …" if len(keys) > 3 else "")
+
+
+@runtime_checkable
+class StoresKerasFiles(Protocol):
+    """A model that can be saved as a Keras file and loaded from one."""
+
+    def load(self, path: str | Path) -> list[str]:
+        """Load the matching weights, and return the names of weights that are missing in the file."""
+
+    def save(self, path: str | Path) -> None:
+        """Save the current weights; the suffix of ``path`` selects the format."""
+
+
+def load_keras_weights(model: nn.Module, path: str | Path) -> list[str]:
+    """Load the weights of a Keras file whose layers and shapes match.
+
+    Returns:
+        A line with the names of weights that are missing in the file, if there are any.
+
+    Raises:
+        CheckpointError: The file cannot be read, or the model is no Keras model.
+    """
+    if not isinstance(model, StoresKerasFiles):
+        raise CheckpointError(
+            f"init_from={path}: only a Keras model loads Keras files, and model is {type(model).__name__}; use "
+            "another file, or model=keras_convnet"
+        )
+    try:
+        missing = model.load(path)
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"init_from={path}: cannot be read ({one_line(error)}); use another file") from error
+    return [f"{len(missing)} missing: {first_names(missing)}"] if missing else []

@@ -7,69 +7,22 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from boltcutter import extend
 from boltcutter.cli import main as cli
+from boltcutter.cli.answer import answer
+from boltcutter.cli.table import commands
+from boltcutter.config import foreign
 from boltcutter.config.compose import refuse_duplicates
 from boltcutter.config.errors import ConfigError, hint
-from boltcutter.config.foreign import foreign
 from boltcutter.environment.output import ignore_lost_readers
-from boltcutter.extend import Command, PartError, load
-from boltcutter.project import LIBRARY, Project, ProjectError, install_command, restart
-
-OVERRIDES = "[group=option …] [key=value …] [+key=value] [~key]"
-
-CORE: Mapping[str, Command] = {
-    "train": Command(
-        "boltcutter.training.train:main",
-        f"""Train a model: boltcutter train {OVERRIDES}
-
-boltcutter train model=mlp trainer.max_epochs=5
-boltcutter train data=mnist trainer=ddp trainer.devices=8
-boltcutter train callback=[default,ema] optimizer=sgd optimizer.lr=0.05
-boltcutter train resume=runs/…
-boltcutter train reproduce=runs/…""",
-        begin="boltcutter.environment.startup:begin",
-    ),
-    "evaluate": Command(
-        "boltcutter.evaluation.evaluate:main",
-        "Evaluate a run: boltcutter evaluate run=<folder> [ckpt=best|last|path] [split=test] [data=…] [key=value …]",
-    ),
-    "predict": Command(
-        "boltcutter.evaluation.predict:main",
-        """Predict from files: boltcutter predict run=<folder> input=<files> [ckpt=best|last|path] [output=<file>]
-
-boltcutter predict run=runs/… input=measurements.csv export=onnx        # by an exported file
-boltcutter predict run=runs/… input='Once upon' tokens=100 temperature=0.8 top_k=50 seed=0    # continues a text""",
-    ),
-    "compare": Command(
-        "boltcutter.run.compare:main",
-        """Compare two runs bit by bit: boltcutter compare run=<folder> with=<folder> [ckpt=last|best|<name>]
-
-boltcutter compare --metric test/accuracy model=mlp model=resnet    # is the second group better, or was it luck?
-    group            a filter of boltcutter runs, the name or folder of a run, or the folder of runs or of a search
-    --mode=min|max   which values are better; by default by the metric's name
-    --effect=<size>  smallest difference that matters, in units of the metric
-    --html=<file>    a page with the samples that changed sides""",
-        by_flag={"--metric": "compare_groups"},
-    ),
-}
-
-
-def commands() -> dict[str, Command]:
-    """The commands of the core and of all parts, by name.
-
-    Raises:
-        PartError: A part cannot be imported, or has a command of the core.
-    """
-    found = extend.added("commands")
-    if both := CORE.keys() & found.keys():
-        raise PartError(f"{min(both)}: a command of the core, and of an installed part; uninstall the part")
-    return {**CORE, **found}
+from boltcutter.extend import load
+from boltcutter.project import Project, ProjectError, restart
+from boltcutter.scaffold.translate import translate
 
 
 def script(name: str, file: str) -> None:
@@ -121,8 +74,6 @@ def run(name: str, arguments: Sequence[str], start: str | None = None, *, progra
     ignore_lost_readers()
     try:
         if "--json" in arguments and "--complete" not in arguments:
-            with cli.one_line_errors():
-                answer = extend.require("answer", "--json")
             with suppress(ProjectError):  # which is reported below
                 Project.find(start).use_vendored_library()  # restarts the process, so before its output is redirected
             answer(name, arguments, lambda others: _run(name, others, start, program), start)
@@ -137,8 +88,7 @@ def _run(name: str, arguments: list[str], start: str | None, program: str | None
     with cli.one_line_errors():
         known = commands()
         if name not in known:
-            near = f"; use {ours}" if (ours := foreign().COMMANDS.get(name)) else hint(name, known)
-            near = near if extend.parts() else f"; {install_command(LIBRARY)}"  # the core alone
+            near = f"; use {ours}" if (ours := foreign.COMMANDS.get(name)) else hint(name, known)
             raise ConfigError(f"{name}: no such command{near} (there are: {', '.join(known)})")
         command, project = known[name], Project.find(start)
     project.use_vendored_library()
@@ -150,11 +100,11 @@ def _run(name: str, arguments: list[str], start: str | None, program: str | None
     with cli.one_line_errors():
         if flag:
             project.activate()
-            return extend.require(command.by_flag[flag], flag)(project, arguments)
+            return extend.load(command.by_flag[flag])(project, arguments)
         if command.is_plain:
             return load(command.target)(project, arguments)
         started = name
-        name, arguments = extend.call("translate_arguments", project, name, arguments) or (name, arguments)
+        name, arguments = translate(project, name, arguments)
         own = {*cli.FLAGS, "-h", *(load(flags_of) if (flags_of := known[name].flags) else ())}
         is_known = all(argument in own for argument in arguments if argument.startswith("-"))
         if name != "sync" and is_known:  # which takes several runs; other flags are refused first

@@ -8,20 +8,23 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from traceback import walk_tb
 from typing import Any
 
+from boltcutter.cli.own_arguments import suggest_own_arguments
 from boltcutter.config.errors import ConfigError, hint, quoted
 from boltcutter.config.redaction import hide_variables
 from boltcutter.config.values import as_yaml, redacted, split_overrides
-from boltcutter.environment import platform, threads
+from boltcutter.environment import cluster_variables, mpi_environment, threads
+from boltcutter.environment import platform_facts as platform
 from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
 from boltcutter.environment.variables import check_variables
-from boltcutter.extend import Command, PartError, find, load, rank_readers, require, resolve_references
-from boltcutter.project import Project, ProjectError, install_command, is_library, is_own_package
+from boltcutter.extend import RUNS, Command, PartError, load, rank_readers, resolve_references
+from boltcutter.project import LIBRARY, Project, ProjectError, install_command, is_own_package
 from boltcutter.run import trust
-from boltcutter.run.store import UploadError, run_store
+from boltcutter.run.remote.store import run_store
+from boltcutter.run.store import UploadError
 
 FLAGS = {
     "--help": "show this help",
@@ -48,8 +51,7 @@ def main(project: Project, command: Command, usage: str | None = None, arguments
     if "--complete" not in arguments:
         arguments = [expand_home(argument) for argument in arguments]
     project.activate()
-    suggest = find("own_arguments") or nullcontext
-    with one_line_errors(), suggest((project, command, arguments)):
+    with one_line_errors(), suggest_own_arguments((project, command, arguments)):
         arguments = trust.apply_overrides(arguments)
         own = load(command.flags) if command.flags else {}
         flags = [argument for argument in arguments if argument.startswith("-")]
@@ -58,8 +60,7 @@ def main(project: Project, command: Command, usage: str | None = None, arguments
             if command.begin:
                 load(command.begin)()
             prepare_process()
-            if command.resolves_runs:
-                arguments = local_runs(project, arguments)
+            arguments = local_runs(project, arguments, command.runs, is_local=command.is_local)
             return _import(command.target)(project, arguments)
         with _faster_imports():
             known = {**FLAGS, **own, **dict.fromkeys(command.by_flag, "see above")}
@@ -67,13 +68,22 @@ def main(project: Project, command: Command, usage: str | None = None, arguments
     return None
 
 
-def local_runs(project: Project, overrides: Sequence[str]) -> list[str]:
-    """Replace names and URLs of runs in overrides by local folders with the files of the runs.
+def local_runs(
+    project: Project, overrides: Sequence[str], keys: Sequence[str] = RUNS, *, is_local: bool = True
+) -> list[str]:
+    """Replace names of runs in overrides of some keys by their places, and these by local folders with their files.
 
     Raises:
         ConfigError: There is no such run.
     """
-    return run_store().localize(resolve_references(project, overrides))
+    found = list(overrides)
+    named = [index for index, override in enumerate(found) if override.partition("=")[0] in keys]
+    if named:
+        from boltcutter.analysis.references import resolve  # takes time
+
+        for index in named:
+            (found[index],) = resolve_references(project, resolve(project, [found[index]]))
+    return run_store().localize(found) if is_local else found
 
 
 @contextmanager
@@ -134,7 +144,7 @@ def one_line_errors() -> Iterator[None]:
 def _is_of_project(error: BaseException) -> bool:
     """Whether a function of the project, such as its data module, has led to the error."""
     names = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_tb(error.__traceback__)}
-    return any(is_own_package(name) and not is_library(name) for name in names)
+    return any(is_own_package(name) and name != LIBRARY for name in names)
 
 
 def _shown(error: Exception) -> Sequence[str]:
@@ -163,6 +173,8 @@ def read_ranks() -> None:
         ConfigError: The variables of the launcher contradict one another.
     """
     try:
+        cluster_variables.read_ranks()
+        mpi_environment.export_torchrun_env()
         for read in rank_readers():
             read()
     except platform.PlatformError as error:
@@ -176,7 +188,9 @@ def _answer(
     at = arguments.index(flags[0])
     rest = arguments[:at] + arguments[at + 1 :]
     if flag == "--complete":
-        require("complete", flag)(project, usage, arguments[at + 1 :], known)
+        from boltcutter.cli.completion import print_candidates
+
+        print_candidates(project, usage, arguments[at + 1 :], known)
         return
     for other in flags:
         if other not in (*known, "-h"):
@@ -193,16 +207,19 @@ def _answer(
         check_variables()
         read_ranks()
         with _faster_imports():
-            check = require("check", flag)
+            from boltcutter.planning.check import main as check  # imports torch
         check(project, local_runs(project, rest))
     elif flag == "--describe":
         from boltcutter.assembly.overrides import read_overrides
+        from boltcutter.config.describe import print_keys
 
         at_key = at < len(rest) and "=" not in rest[at] and not rest[at].startswith("~")
         prefix = rest.pop(at) if at_key else ""
-        require("describe", flag)(project, read_overrides(project, local_runs(project, rest)), prefix)
+        print_keys(project, read_overrides(project, local_runs(project, rest)), prefix)
     else:
-        print(require("completion", flag)(project.root.resolve() / "scripts"))
+        from boltcutter.cli.completion import completion
+
+        print(completion(project.root.resolve() / "scripts"))
 
 
 def _resolved(project: Project, command: Command, arguments: list[str]) -> str:

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, ConfigDict, StrictBool, TypeAdapter, Valid
 from pydantic.errors import PydanticUserError
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.locate import adapter, is_left_out, locate, parameters
+from boltcutter.config.locate import adapter, locate, parameters
 from boltcutter.config.nested import as_settings, fields, make, takes_mapping
 from boltcutter.config.values import SPECIAL, Written, children, has_written, is_map, raw_node, read_scalar
 
@@ -78,7 +78,7 @@ def _placeholder(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if "_target_" not in value:
-        filled = {k: _placeholder(v) for k, v in value.items() if not is_left_out(v)}
+        filled = {k: _placeholder(v) for k, v in value.items()}
         return UNKNOWN if any(item is UNKNOWN for item in filled.values()) else filled
     try:
         target = locate(value["_target_"])

@@ -22,9 +22,8 @@ from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from boltcutter import extend
-from boltcutter.config import redaction
+from boltcutter.config import foreign, redaction
 from boltcutter.config.errors import ConfigError, hint, one_line
-from boltcutter.config.foreign import foreign
 from boltcutter.config.locate import keeps_arguments
 from boltcutter.config.values import (
     is_map,
@@ -234,7 +233,7 @@ def _find_option(project: Project, group: str, option: str, above: tuple[Path, .
         near = hint(path.stem, project.groups().get(group, {}))
         if group == "model" and path.stem in project.groups().get("task", {}):  # as others call their LightningModule
             near = f"; use task={path.stem}"
-        if replacement := foreign().OPTIONS.get(f"{group}={path.stem}"):
+        if replacement := foreign.OPTIONS.get(f"{group}={path.stem}"):
             near = f"; use {replacement}"
         raise ConfigError(f"{group}={option}: no such option{near}{project.list_options(group)}")
     return path
@@ -284,8 +283,8 @@ def read_option(path: Path) -> tuple[dict[str, Any], Any]:
         raise ConfigError(f"{path}: expected keys with values, found a list; write key: value")
     values = {key: value for key, value in content.items() if key != "defaults"}
     defaults = texts_as_typed(content.get("defaults"))
-    values = foreign().with_targets(values) or values
-    if remedy := foreign().defaults_remedy(defaults):
+    values = foreign.with_targets(values) or values
+    if remedy := foreign.defaults_remedy(defaults):
         raise ConfigError(f"{path}: {remedy}")
     return values, defaults
 
@@ -308,7 +307,7 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
     keys = node if isinstance(node, DictConfig) else range(len(node)) if isinstance(node, ListConfig) else ()
     known = [str(k) for k in keys]
     is_call = isinstance(node, DictConfig) and "_target_" in node
-    if leaf not in known and (path in foreign().REMOVED or (key[0] != "+" and (key[0] == "~" or not is_call))):
+    if leaf not in known and (path in foreign.REMOVED or (key[0] != "+" and (key[0] == "~" or not is_call))):
         everything = list(paths(cfg))
         alike = difflib.get_close_matches(path, [p for p in everything if p.endswith(f".{leaf}")], 1, cutoff=0)
         near = f"; did you mean {alike[0]}?" if alike else hint(path, [p for p in everything if "." in p or not parent])
@@ -317,9 +316,9 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
         if group == "callback" and name in project.groups().get(group, {}):
             near = f"; select it by callback=[default,{name}]"
         ours = resolve_reference(cfg, re.sub(r"^model\b", "task", path))  # others keep their LightningModule in model
-        if theirs := foreign().replacement(path, text) or (f"{ours}={text}" if ours in everything else None):
+        if theirs := foreign.replacement(path, text) or (f"{ours}={text}" if ours in everything else None):
             near = f"; use {theirs}"
-        elif told := foreign().advice(path):
+        elif told := foreign.advice(path):
             near = f"; {told}"
         raise ConfigError(f"{path}: no such key{near or adds}")
     if key[0] == "~":

@@ -2,9 +2,8 @@
 
 A mapping with a ``_target_`` is a call of that class or function with the other keys as keyword arguments and the list
 ``_args_`` as positional arguments; ``_partial_: true`` makes a ``functools.partial`` (optimizers, schedulers, metrics);
-``_check_: false`` accepts any keyword, for a class whose signature is incomplete; ``_optional_: true`` leaves the entry
-of a mapping out if the part of the library that has the class is not installed; ``_recursive_: false`` passes mappings
-with a ``_target_`` as they are, for a class that instantiates them itself.
+``_check_: false`` accepts any keyword, for a class whose signature is incomplete; ``_recursive_: false`` passes
+mappings with a ``_target_`` as they are, for a class that instantiates them itself.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from boltcutter import extend
+from boltcutter.config import foreign
 from boltcutter.config.annotations import (
     coerce,
     element,
@@ -35,17 +35,7 @@ from boltcutter.config.annotations import (
 )
 from boltcutter.config.compose import ALWAYS_BUILT
 from boltcutter.config.errors import ConfigError, hint, one_line
-from boltcutter.config.foreign import foreign
-from boltcutter.config.locate import (
-    adapter,
-    add_to_path,
-    is_left_out,
-    locate,
-    module_folder,
-    origin,
-    package,
-    parameters,
-)
+from boltcutter.config.locate import adapter, add_to_path, locate, module_folder, origin, package, parameters
 from boltcutter.config.nested import MissingSettingError, fields, invalid_fields, is_pydantic, takes_other_keys
 from boltcutter.config.values import (
     REFERENCE,
@@ -80,7 +70,7 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
     if not isinstance(node, dict):
         return node
     if "_target_" not in node:
-        return {key: build(value, f"{path}.{key}") for key, value in node.items() if not is_left_out(value)} | extra
+        return {key: build(value, f"{path}.{key}") for key, value in node.items()} | extra
     target = locate(node["_target_"])
     known = parameters(target)
     given = {k: v for k, v in node.items() if k not in SPECIAL}
@@ -146,7 +136,7 @@ def _typed(value: Any, parameter: inspect.Parameter | None, path: str) -> Any:
     """Instantiate ``value``; plain data is converted to the annotated type."""
     made = build(value, path)
     if (other := adapter(type(made))) and not (parameter and adapter(parameter.annotation)):
-        return build({"_target_": extend.target(other, path), "model": made}, path)
+        return build({"_target_": other, "model": made}, path)
     if parameter is None or made is None:
         return made
     wanted = parameter.annotation
@@ -205,8 +195,7 @@ def _check(value: Any, raw: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         if "_target_" not in value:
             for key, inner in value.items():
-                if not is_left_out(inner):
-                    yield from _check(inner, raw[key], f"{path}.{key}")
+                yield from _check(inner, raw[key], f"{path}.{key}")
             return
         try:
             target = locate(str(value["_target_"]))
@@ -237,7 +226,7 @@ def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> I
         elif takes_anything:
             yield from _check(value, raw[key], f"{dot}{key}")
         elif path:
-            theirs = foreign().replacement(f"{dot}{key}", format_value(value))
+            theirs = foreign.replacement(f"{dot}{key}", format_value(value))
             near = f"; use {theirs}" if theirs else hint(key, named) or f"; --describe {path} lists them"
             yield f"{dot}{key}", f": {name} takes no such argument{near}"
         else:
@@ -296,7 +285,7 @@ def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]
     shown = shown.replace("\n", r"\n")  # each line is a mistake
     meant = next((format_value(other) for other in _readings(value, path) if matches(other, wanted)), None)
     given = locate(value["_target_"]) if isinstance(value, dict) and "_target_" in value else None
-    near = f"; did you mean {meant}?" if meant else foreign().remedy(given) or hint(str(value), literal_values(wanted))
+    near = f"; did you mean {meant}?" if meant else foreign.remedy(given) or hint(str(value), literal_values(wanted))
     if is_too_large(value):
         near = " of at most 64 bits; correct it"
     if isinstance(value, dict) and "_target_" not in value:

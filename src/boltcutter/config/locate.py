@@ -16,9 +16,8 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any, get_type_hints
 
-from boltcutter import extend
 from boltcutter.config.errors import ConfigError, hint, one_line
-from boltcutter.project import LIBRARY, SOURCE, install_command, is_library, is_own_package
+from boltcutter.project import LIBRARY, SOURCE, install_command, is_own_package
 
 # Classes that forward their **kwargs, and to what: otherwise no check of signatures finds a misspelt keyword.
 FORWARDS_KWARGS = {
@@ -27,6 +26,7 @@ FORWARDS_KWARGS = {
     "lightning.pytorch.loggers.wandb.WandbLogger": "wandb.init",
     "lightning.pytorch.loggers.tensorboard.TensorBoardLogger": "torch.utils.tensorboard.SummaryWriter",
 }
+KERAS_ADAPTER = "boltcutter.model.keras_model.KerasModel"
 MAX_FOLDERS = 100  # of the working directory that are searched for a module
 SAME_PACKAGE = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
 TRAINER = "Trainer"  # whose subclasses take its arguments
@@ -106,14 +106,6 @@ def add_to_path(folder: Path) -> str:
     return f"it is in {folder}: set PYTHONPATH={shlex.quote(str(folder))}"
 
 
-def is_left_out(node: Any) -> bool:
-    """Whether a call is marked ``_optional_``, and its target is in a part of the library that is not installed."""
-    if not isinstance(node, dict) or node.get("_optional_") is not True:
-        return False
-    top = str(node.get("_target_")).partition(".")[0]
-    return is_library(top) and find_spec(top) is None
-
-
 def same_target(one: Any, other: Any) -> bool:
     """Whether two dotted paths name the same class or function."""
     if one == other:
@@ -141,16 +133,10 @@ def _locate(path: Any) -> Any:
 
 
 def adapter(kind: Any) -> str | None:
-    """The name of the module that wraps instances of a class of another framework; None for all other classes.
-
-    Parts offer it as ``adapter.<package>``; its ``adapts`` is called only if the package has been imported.
-    """
-    for name in extend.added("offers") if inspect.isclass(kind) else ():
-        what, _, framework = name.partition(".")
-        is_imported = getattr(sys.modules.get(framework), "__file__", None)  # a folder of that name has none
-        if what == "adapter" and is_imported and extend.require(name, framework).adapts(kind):
-            return name
-    return None
+    """The ``_target_`` that wraps instances of a class of another framework, Keras; None for all other classes."""
+    keras = sys.modules.get("keras")
+    is_imported = getattr(keras, "__file__", None)  # a folder of that name has none
+    return KERAS_ADAPTER if inspect.isclass(kind) and is_imported and issubclass(kind, keras.Model) else None  # type: ignore[union-attr]
 
 
 @cache

@@ -15,15 +15,13 @@ import yaml
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException as OmegaConfBaseException  # re-exported
 
-from boltcutter.config import redaction
+from boltcutter.config import foreign, redaction
 from boltcutter.config.errors import ConfigError, hint, one_line
-from boltcutter.config.foreign import foreign
 
 SPECIAL = (
     "_target_",
     "_partial_",
     "_check_",
-    "_optional_",
     "_recursive_",
     "_args_",
 )  # keys of a call that are no arguments
@@ -281,11 +279,11 @@ def format_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> str:
         return f"{where}: environment variable {unset[1]} is not set; export {unset[1]}=…"
     if key := re.search(r"Interpolation key '(.+)' not found|Error trying to access (.+): node", text):
         name = key[1] or key[2]
-        if remedy := foreign().reference_remedy(name):
+        if remedy := foreign.reference_remedy(name):
             return f"{where}: ${{{name}}} refers to nothing; {remedy}"
         near = hint(name, (path for path in paths(cfg) if path != where), 0.75)
         return f"{where}: ${{{name}}} refers to nothing{near or f'; set {where}=…, or add {name}'}"
-    remedies = (foreign().reference_remedy(name) for name in RESOLVER.findall(str(OmegaConf.to_container(cfg))))
+    remedies = (foreign.reference_remedy(name) for name in RESOLVER.findall(str(OmegaConf.to_container(cfg))))
     if unknown := re.search(r"nterpolation type (\S+)", text):
         register = f"register {unknown[1]} in the module that resolvers of [tool.boltcutter] in pyproject.toml names"
         return f"{where}: {text}; {next(filter(None, remedies), register)}"

@@ -11,7 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from boltcutter import extend
+from boltcutter.data.image_io import read_images
 from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits
 from boltcutter.data.splits import check_split, split_indices
 
@@ -55,5 +55,4 @@ class Digits(DataModule):
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
         """Read images of one digit each, light on dark."""
-        found: tuple[Tensor, list[str]] = extend.require("read_images", "input")(paths, self.shape)
-        return found
+        return read_images(paths, self.shape)

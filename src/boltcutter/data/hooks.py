@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, update_wrapper
+from functools import update_wrapper
 from types import MethodType
 from typing import Any
 
@@ -12,11 +12,11 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from boltcutter import extend
+from boltcutter.data.foreign_loader import LoaderPreparation
 from boltcutter.data.seeding import seeded_generators
 from boltcutter.data.streams import Purpose, stream
 from boltcutter.internals import data_connector, tree_leaves
-from boltcutter.protocols import NativeData, is_sharded
+from boltcutter.protocols import NativeData
 
 HOOKS = ("prepare_data", "setup")
 
@@ -58,13 +58,8 @@ def seed_hooks(owner: L.LightningDataModule | L.LightningModule, seed: int) -> N
 
 
 def shard_loaders(trainer: L.Trainer, seed: int) -> None:
-    """Use loaders that are sharded as they are; others are sharded by a part, or else by Lightning."""
-    connector, make = data_connector(trainer), extend.find("loader_preparation")
-    connector._prepare_dataloader = make(trainer, seed) if make else partial(_prepare, connector._prepare_dataloader)
-
-
-def _prepare(by_lightning: Callable[..., Any], loader: Any, **options: Any) -> Any:
-    return loader if is_sharded(loader) else by_lightning(loader, **options)
+    """Use loaders that are sharded as they are; others are sharded, seeded and resumed by ``LoaderPreparation``."""
+    data_connector(trainer)._prepare_dataloader = LoaderPreparation(trainer, seed)
 
 
 def run_hooks_early(trainer: L.Trainer, task: L.LightningModule, data: L.LightningDataModule) -> None:

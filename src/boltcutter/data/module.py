@@ -17,7 +17,8 @@ from lightning.pytorch.accelerators import CUDAAccelerator
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from boltcutter import extend
+from boltcutter.data.folds import check_folds
+from boltcutter.data.iterable import IterableLoader
 from boltcutter.data.loader import BatchedDataset, CountingLoader, Loader, Pair
 from boltcutter.data.mapped import BatchedMapDataset, fingerprint
 from boltcutter.data.sampler import Batch, BatchSampler
@@ -113,7 +114,7 @@ class DataModule(L.LightningDataModule, ABC):
         super().__init__()
         check_batch_size(batch_size, 1)
         if num_folds is not None or fold:
-            extend.require("folds", "data.num_folds").check_folds(num_folds, fold)
+            check_folds(num_folds, fold)
         if not 0 <= seed < 2**32:
             raise ValueError(f"data.seed={seed} is not in [0, {2**32 - 1}]; try 0")
         if num_workers < 0:
@@ -225,8 +226,7 @@ class DataModule(L.LightningDataModule, ABC):
         shard: Any = {"seed": self.seed, "rank": rank, "world_size": world_size, "stage": split}
         if isinstance(samples, IterableDataset):
             settings: Any = {"drop_last": drop_last, "collate": self.collate_fn, **options, **shard}
-            make = extend.require("iterable_loader", f"data: {type(samples).__name__}")
-            stream: CountingLoader = make(samples, self.batch_size, **settings)
+            stream = IterableLoader(samples, self.batch_size, **settings)
             stream.epoch_sampler.follows_epochs = split == "train"
             return stream
         samples = samples if isinstance(samples, BatchedDataset) else BatchedMapDataset(samples, self.collate_fn)

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Sampler
 
-from boltcutter import extend
 from boltcutter.data.draws import SamplerChanges, draw_groups, draw_indices, draws_at_once
+from boltcutter.data.permutation import permute
 from boltcutter.data.seeding import Seeded
 from boltcutter.data.streams import Purpose, stream
 from boltcutter.topology import check_batch_size
@@ -182,9 +182,7 @@ class BatchSampler(EpochState, Sampler[Batch]):
             return np.arange(first, last)
         key = stream(Purpose.ORDER, self.seed, **self.place | {"epoch": epoch})
         if self.num_samples > LAZY_ABOVE:
-            permute = extend.require("permute", f"data: {self.num_samples} samples")
-            chosen: npt.NDArray[np.int64] = permute(np.arange(first, last), self.num_samples, key)
-            return chosen
+            return permute(np.arange(first, last), self.num_samples, key)
         return np.random.default_rng(key).permutation(self.num_samples)[first:last]
 
     def __len__(self) -> int:

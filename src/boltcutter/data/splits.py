@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from boltcutter import extend
+from boltcutter.data import folds
+from boltcutter.data.folds import Indices as Indices
 from boltcutter.data.streams import Purpose, seed32, stream
-
-Indices = npt.NDArray[np.int64]
 
 
 def check_split(fractions: tuple[float, float, float]) -> None:
@@ -70,7 +69,6 @@ def split_indices(
     rest, test = split_off(np.arange(num_samples), test_fraction / total, seed, labels, groups)
     if num_folds:
         rest = np.concatenate([rest, np.arange(num_samples, num_samples + num_val)])
-        folds = extend.require("folds", f"data.num_folds={num_folds}")
         train, val = folds.fold_indices(rest, num_folds, fold, seed, labels, groups)
     else:
         # Relative to all samples, so that rounding in the first split does not change the size of the second.
@@ -108,12 +106,11 @@ def split_off(
     # Imported here: not every dataset is split, and scikit-learn with pandas takes 70 MiB and delays the first step.
     from sklearn.model_selection import train_test_split
 
-    folds = extend.require("folds", "groups of samples") if groups is not None else None
     stratify = None if labels is None else labels[indices]
     count = max(1, round(fraction * len(indices)))
     key = stream(Purpose.SPLIT, seed, position=number)
     try:
-        if folds and groups is not None:
+        if groups is not None:
             found: tuple[Indices, Indices] = folds.split_off_groups(indices, fraction, key, groups, labels)
             return found
         remaining, taken = train_test_split(indices, test_size=count, random_state=seed32(key), stratify=stratify)

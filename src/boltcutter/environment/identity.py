@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from boltcutter.environment import platform, startup
+from boltcutter.environment import platform_facts as platform
+from boltcutter.environment import startup
 from boltcutter.environment.process import in_slurm_step, is_rank_zero
 from boltcutter.protocols import PlannedExit
 

@@ -26,7 +26,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from boltcutter.environment import identity, signals
+from boltcutter.environment import identity
+from boltcutter.environment import stop_signals as signals
 from boltcutter.environment.process import pid_namespace, start_time
 
 FILE = ".lease"

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from boltcutter.environment import signals
+from boltcutter.environment import stop_signals as signals
 from boltcutter.environment.output import ignore_lost_readers
 from boltcutter.environment.process import call_glibc
 

@@ -17,7 +17,7 @@ from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any
 
-from boltcutter.environment import signals
+from boltcutter.environment import stop_signals as signals
 
 # Iterators that start workers: those of torch, and of torchdata if it is imported.
 ITERATORS = {

@@ -14,7 +14,6 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from boltcutter import extend
 from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.callback.reseed import EvaluationSeeds
@@ -22,7 +21,8 @@ from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError, as_config_error, hint
 from boltcutter.config.values import name_missing_files, split_overrides
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero
-from boltcutter.environment.warnings import filter_warnings
+from boltcutter.environment.warning_filters import filter_warnings
+from boltcutter.evaluation.outcomes import PredictionWriter
 from boltcutter.evaluation.splits import (
     NoLoaderError,
     ReturnedLoaders,
@@ -35,12 +35,13 @@ from boltcutter.evaluation.splits import (
 from boltcutter.formatting import to_json
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData
-from boltcutter.report import html as report
+from boltcutter.report import page as report
 from boltcutter.report import terminal as summary
+from boltcutter.report.media_logging import MediaLogging
 from boltcutter.run import evaluations, lineage, trust
 from boltcutter.run.best import find_checkpoint
 from boltcutter.run.folder import read_record
-from boltcutter.run.store import run_store
+from boltcutter.run.remote.store import run_store
 
 SETTINGS = "settings.json"  # in the folder of an evaluation
 MAX_NAME = 80  # characters of its name
@@ -79,8 +80,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
         named = [split, *([Path(which).stem] if which != "best" else []), *sorted(rest)]
         name = re.sub(r"[^\w.=,-]+", "-", "-".join(named))[:MAX_NAME].rstrip("-.")
         output = Path(special.get("output") or find_folder(folder / "evaluation" / name, settings))
-        if media_logging := extend.call("media_logging", output):
-            components.trainer.callbacks.append(media_logging)  # type: ignore[attr-defined]
+        components.trainer.callbacks.append(MediaLogging(output))  # type: ignore[attr-defined]
         scores = score(components, checkpoint, output, settings)
         if components.trainer.is_global_zero:
             evaluations.append(folder, settings)
@@ -160,7 +160,7 @@ def score(
             components.data.setup(stage="fit")
     if reason := skip_reason(components.data, components.task, split):
         raise ConfigError(f"split={split}: {reason}; add it, or set another split")
-    writers = [writer] if (writer := extend.call("prediction_writer", output)) else []
+    writers = [PredictionWriter(output)]
     callbacks: list[Callback] = components.trainer.callbacks  # type: ignore[attr-defined]
     callbacks += writers
     for seeds in (callback for callback in callbacks if isinstance(callback, EvaluationSeeds)):

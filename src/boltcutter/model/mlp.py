@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
-from boltcutter import extend
 from boltcutter.model.rescaling import Rescaling, check_sizes
 
 if TYPE_CHECKING:
@@ -77,10 +76,49 @@ class MLP(nn.Module):
         return outputs
 
     def shard(self, mesh: DeviceMesh) -> None:
-        """Shard the matrices over ``tensor_parallel``; see ``boltcutter_parallel.mlp``."""
-        extend.require("model.mlp", "trainer.strategy").shard(self, mesh)
+        """Shard the matrices over ``tensor_parallel``, columns and rows in turn: two layers need one all-reduce.
+
+        Args:
+            mesh: Device mesh with the dimension ``tensor_parallel``.
+
+        Raises:
+            ValueError: The model has normalization or dropout, which would see only a shard of the activations.
+
+        Source: Shoeybi et al., Megatron-LM, 2019.
+        """
+        from torch.distributed.tensor import Replicate  # takes time, and most models are not sharded
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        ranks = mesh["tensor_parallel"].size()
+        if ranks == 1:
+            return
+        supported: tuple[type[nn.Module], ...] = (nn.Linear, *ACTIVATIONS.values())
+        other = next((type(part).__name__ for part in self.hidden if not isinstance(part, supported)), None)
+        if other:
+            raise ValueError(
+                f"trainer.strategy.tensor_parallel_size={ranks} does not support {other} in "
+                "model=mlp; set model.norm=none model.dropout=0, or tensor_parallel_size=1"
+            )
+        layers = [name for name, part in self.named_modules() if isinstance(part, nn.Linear)]
+        styles = (ColwiseParallel, RowwiseParallel)
+        plan: dict[str, Any] = {name: styles[index % 2]() for index, name in enumerate(layers)}
+        if len(layers) % 2:
+            plan["head"] = ColwiseParallel(output_layouts=Replicate())
+        parallelize_module(self, mesh["tensor_parallel"], plan)
 
     def stages(self, count: int) -> list[nn.Module]:
-        """Split the model into ``count`` pipeline stages; see ``boltcutter_parallel.mlp``."""
-        stages: list[nn.Module] = extend.require("model.mlp", "trainer.strategy").stages(self, count)
-        return stages
+        """Split the model into ``count`` pipeline stages with about the same number of layers.
+
+        Raises:
+            ValueError: There are fewer linear layers than stages.
+        """
+        layers = [*self.hidden, self.head]
+        starts = [index for index, layer in enumerate(layers) if isinstance(layer, nn.Linear)]
+        if count > len(starts):
+            raise ValueError(
+                f"trainer.devices={count} exceeds the {len(starts)} layers of model=mlp, and each pipeline stage needs "
+                f"one; try trainer.devices={len(starts)}"
+            )
+        ends = [starts[len(starts) * stage // count] for stage in range(count)] + [len(layers)]
+        parts = [nn.Sequential(*layers[first:last]) for first, last in pairwise(ends)]
+        return [nn.Sequential(self.rescaling, nn.Flatten(), *parts[0]), *parts[1:]]

@@ -19,7 +19,7 @@ from boltcutter.formatting import aligned, format_duration, format_number, suppo
 from boltcutter.project import command
 from boltcutter.protocols import NativeData, find_model
 from boltcutter.run.folder import read_record
-from boltcutter.run.store import run_store
+from boltcutter.run.remote.store import run_store
 from boltcutter.topology import Topology
 
 

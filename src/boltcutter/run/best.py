@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from boltcutter.checkpoint import select
+from boltcutter.checkpoint import find as select
 from boltcutter.checkpoint.load import find_damage
 from boltcutter.checkpoint.storage import CheckpointError, is_url
 from boltcutter.config.compose import DictConfig

@@ -13,12 +13,12 @@ from boltcutter.checkpoint.load import load
 from boltcutter.checkpoint.weights import extract_weights
 from boltcutter.config.errors import ConfigError, printable
 from boltcutter.config.values import plain, split_overrides
-from boltcutter.environment.warnings import filter_warnings
+from boltcutter.environment.warning_filters import filter_warnings
 from boltcutter.extend import NegativeResult
 from boltcutter.project import Project
 from boltcutter.run.best import find_checkpoint
 from boltcutter.run.folder import read_record, read_run_config
-from boltcutter.run.store import run_store
+from boltcutter.run.remote.store import run_store
 
 LOCATION_SETTINGS = ("folder", "checkpoints", "resume", "reproduce", "runs")  # paths, which do not affect results
 IGNORED_METRICS = {"recompiles"}  # restarts from 0 in a resumed run

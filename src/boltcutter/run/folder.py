@@ -31,7 +31,7 @@ from boltcutter.project import Project
 from boltcutter.protocols import PlannedExit
 from boltcutter.run import lineage, trust
 from boltcutter.run.destinations import use_own_destinations
-from boltcutter.run.store import run_store
+from boltcutter.run.remote.store import run_store
 
 MAX_NAMED = 5  # files and folders in a line
 BASIC = ("name", "checkpoints")  # keys of each configuration, also of those that are only compared

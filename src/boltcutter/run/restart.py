@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from boltcutter.checkpoint.select import list_names
+from boltcutter.checkpoint.find import list_names
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment import identity
@@ -16,7 +16,7 @@ from boltcutter.run import trust
 from boltcutter.run.best import resumed_checkpoint, saved_places
 from boltcutter.run.changes import changed_settings, shown
 from boltcutter.run.folder import read_record
-from boltcutter.run.store import run_store
+from boltcutter.run.remote.store import run_store
 
 # Keys that may differ between attempts.
 LAUNCH_KEYS = ("folder", "resume", "ckpt", "resume_exact", "reproduce", "launch", "choices")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import plain
 from boltcutter.environment.lease import Lease
-from boltcutter.project import LIBRARY, install_command
 
 
 class UploadError(RuntimeError):
@@ -40,7 +38,7 @@ def refuse(settings: Mapping[str, str | None], reason: str) -> None:
 
 
 class RunStore:
-    """Folders on disk; the base class of stores that parts offer as ``run_store``."""
+    """Folders on disk; ``ObjectStorage`` adds those at URLs."""
 
     def locate(self, place: str | Path) -> Path:
         """The local folder of a run at a path or URL."""
@@ -64,8 +62,6 @@ class RunStore:
         Raises:
             ConfigError: The place cannot be reached.
         """
-        if is_url(place):
-            raise ConfigError(f"{setting}={place}: no installed part reads runs at URLs; {install_command(LIBRARY)}")
         return Path(place)
 
     def localize(self, overrides: Sequence[str]) -> list[str]:
@@ -112,10 +108,3 @@ class RunStore:
 
     def flush(self, folder: Path) -> None:
         """Wait until the record and the metrics of a mirrored folder are copied, unless that fails."""
-
-
-@cache
-def run_store() -> RunStore:
-    """The store that a part offers, or else that of folders on disk."""
-    found: RunStore = (extend.find("run_store") or RunStore)()
-    return found

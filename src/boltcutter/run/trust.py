@@ -1,8 +1,7 @@
-"""Records of runs: read within limits, signed, and used only if this user or a part trusts them.
+"""Records of runs: read within limits, signed, and used only if this user trusts them, or nothing in them is dangerous.
 
 A configuration calls its ``_target_`` values, so opening the run folder of somebody else could execute arbitrary code.
-Records that this user has signed are trusted, and all are with ``trust=true``. Any other is judged by a part, and
-refused without it.
+Records that this user has signed are trusted, and all are with ``trust=true``; ``foreign_record`` judges any other.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from boltcutter import extend, files
+from boltcutter import files
 from boltcutter.config.errors import ConfigError, one_line
-from boltcutter.project import LIBRARY, Project, install_command
+from boltcutter.files import REMEDY as REMEDY
+from boltcutter.project import Project
 
 KEY_FILE = Path("~/.config/boltcutter/key")  # secret key of this user, with which records are signed
 MAX_BYTES = 1 << 26  # of a file of a run
@@ -31,7 +31,6 @@ MAX_JSON, MAX_LISTS = 1 << 25, 1 << 20  # bytes, and lists and objects, of a rec
 MAX_DEPTH = 100  # of a record; where it is used, many more levels would exceed Python's limit of recursion
 OWN_LINKS = ("code", "wandb")  # in a run folder; the snapshot of the code and W&B have links, and nothing reads them
 CHECKPOINTS = "checkpoints"  # in a run folder; it may be a link to a larger disk, from which checkpoints are only read
-REMEDY = "set trust=true if you trust the source of the folder"
 AGENT = "BOLTCUTTER_AGENT"  # variable of processes whose arguments are of an agent, which any text may have persuaded
 DIGESTS = "sha256:"  # of trust=sha256:<digest>,… with which a job trusts what was submitted, and no other record
 DIGEST_LENGTH = 32  # hexadecimal digits
@@ -168,11 +167,8 @@ def check(
         raise ConfigError(f"{where}: {one_line(entry)} is not a file of the folder, or leads out of it; {REMEDY}")
     if is_own:
         return
-    if (judge := extend.find("judge_record")) is None:
-        raise ConfigError(
-            f"{where}: its record.json is not signed by you; {REMEDY}, or install the part that checks it: "
-            f"{install_command(LIBRARY)}"
-        )
+    from boltcutter.run.foreign_record import judge  # only for records of others
+
     try:
         judge(node, where, folder, project, instantiates=instantiates, runs=runs)
     except ConfigError as error:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast
 
 import lightning as L
@@ -17,14 +18,18 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from boltcutter import extend
 from boltcutter.internals import ignore_in_ddp
 from boltcutter.strategy.buckets import FixedBucketsDDP, unsynchronized_buffers
 from boltcutter.strategy.errors import StrategyError
+from boltcutter.strategy.process_launcher import MultiProcessingLauncher
+from boltcutter.strategy.shared_memory import SharedMemory
+from boltcutter.strategy.unused_parameters import UnusedParameters
 
 COMPRESSION_HOOKS: dict[str, Callable[..., Any]] = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 EXIT_TIMEOUT = 15.0  # seconds that a process has to report which other one failed, before it is terminated
 SINGLE_BUCKET = 1 << 16  # MiB; larger than the gradients of any model that fits
+
+SPAWNING = re.compile(r"ddp_(spawn|fork|notebook)(?:_find_unused_parameters_(true|false))?")
 
 
 class DDPStrategy(strategies.DDPStrategy):
@@ -78,10 +83,9 @@ class DDPStrategy(strategies.DDPStrategy):
         # On the stream of training: on one of its own, as in Lightning, torch would synchronize the two at each step.
         devices, overlaps = self.determine_ddp_device_ids(), self.root_device.type != "cpu"
         wrapped = FixedBucketsDDP(model, overlaps=overlaps, device_ids=devices, **self._ddp_kwargs)
-        if track := extend.find("unused_parameters"):
-            self._unused = track(
-                wrapped, lambda found: self.reduce_boolean_decision(found, all=False), self._register_ddp_hooks
-            )
+        self._unused = UnusedParameters(
+            wrapped, lambda found: self.reduce_boolean_decision(found, all=False), self._register_ddp_hooks
+        )
         return wrapped
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
@@ -106,8 +110,8 @@ class DDPStrategy(strategies.DDPStrategy):
             # In a lambda, since torch rejects these hooks by name without NCCL, although they work with gloo.
             model.register_comm_hook(None, lambda group, bucket: compression_hook(group, bucket))
         if self.shared_memory and self.world_size > 1 and self._timeout and dist.get_backend() in ("gloo", "nccl"):
-            if kind := not self._memory and extend.find("shared_memory"):
-                self._memory = kind.create(self.global_rank, self.world_size, self._timeout)
+            if not self._memory:
+                self._memory = SharedMemory.create(self.global_rank, self.world_size, self._timeout)
             on_cpu = self.root_device.type == "cpu"  # averaging GPU gradients there would copy them to the host
             if self._memory and on_cpu and not self.compress and self._memory.supports(self.model):
                 model = cast(Any, self.model)
@@ -137,8 +141,7 @@ class DDPStrategy(strategies.DDPStrategy):
         if self._start_method == "popen":
             self._launcher = ScriptLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
         else:
-            setting = f"trainer.strategy.start_method={self._start_method}"
-            self._launcher = extend.require("process_launcher", setting)(self, self._start_method)
+            self._launcher = MultiProcessingLauncher(self, self._start_method)
 
 
 def _register_backends(text: str) -> None:
@@ -149,7 +152,9 @@ def _register_backends(text: str) -> None:
     """
     for name in [part.rpartition(":")[2] for part in text.split(",") if part]:
         if name == "mpi4py":
-            extend.require("backend.mpi4py", f"trainer.strategy.process_group_backend={text}")()
+            from boltcutter.strategy import mpi  # needs mpi4py
+
+            mpi.register()
         elif name not in dist.Backend.backend_list or (name == "mpi" and not dist.is_mpi_available()):
             raise ValueError(
                 f"trainer.strategy.process_group_backend={text}: torch has no {name} here; try gloo, nccl or mpi4py"
@@ -177,3 +182,17 @@ class ChildProcessObserver(_ChildProcessObserver):
     def _terminate_all(self) -> None:
         time.sleep(EXIT_TIMEOUT)
         super()._terminate_all()
+
+
+def spawning_strategy(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Build the strategy behind Lightning's names ``ddp_spawn``, ``ddp_fork`` and ``ddp_notebook``; empty for others.
+
+    Lightning's own launcher forwards no signals, and loses the progress of training. ``trainer`` has the settings.
+    """
+    name = SPAWNING.fullmatch(str(trainer.get("strategy")))
+    if not name:
+        return {}
+    options: dict[str, Any] = {"find_unused_parameters": name[2] == "true"} if name[2] else {}
+    if name[1] == "spawn":
+        return {"strategy": DDPStrategy(start_method="spawn", **options)}
+    return {"strategy": DDPStrategy(start_method="fork", **options)}  # in notebooks, too

@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
-from boltcutter import extend
 from boltcutter.internals import (
     batches_with_step,
     find_trainer,
@@ -169,7 +168,11 @@ class Task(L.LightningModule, ABC):
         self._num_weights = sum(parameter.ndim > 1 for parameter in self.model.parameters())
         if self.compile_model and stage == "fit":
             use_xla = self.compile_model == "xla"
-            make = extend.require("compiler.xla", "task.compile=xla") if use_xla else Inductor
+            make: Any = Inductor
+            if use_xla:
+                from boltcutter.task.xla import XLA  # needs torchax
+
+                make = XLA
             self._compiler = make(self.model, getattr(find_trainer(self), "strategy", None))
 
     def recompile_reasons(self) -> list[str]:

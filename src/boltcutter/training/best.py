@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback, Checkpoint
 
 from boltcutter.callback.checkpoint import BestCheckpoint, LastCheckpoint
-from boltcutter.checkpoint.select import list_names
+from boltcutter.checkpoint.find import list_names
 from boltcutter.checkpoint.storage import is_url, repeat
 from boltcutter.config.compose import DictConfig
 from boltcutter.run.best import relative

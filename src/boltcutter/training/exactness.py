@@ -18,7 +18,7 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.internals import tree_leaves
 from boltcutter.protocols import NativeData, NativeTask
 from boltcutter.run.folder import update_record
-from boltcutter.run.store import run_store
+from boltcutter.run.remote.store import run_store
 
 KEY = "attributes"  # in a checkpoint
 LIBRARIES = ("boltcutter", "lightning", "pytorch_lightning", "lightning_fabric", "torch", "torchmetrics")
@@ -129,7 +129,7 @@ def _owners(trainer: L.Trainer) -> Iterator[Any]:
 
 def _is_of_user(owner: Any) -> bool:
     package = type(owner).__module__.partition(".")[0]
-    return package not in LIBRARIES and not package.startswith("boltcutter_")
+    return package not in LIBRARIES
 
 
 def _base_attributes(owner: Any) -> set[str]:

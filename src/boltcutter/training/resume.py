@@ -21,7 +21,7 @@ from boltcutter.config.errors import ConfigError, as_config_error, one_line, pre
 from boltcutter.protocols import NativeData, NativeTask, find_model
 from boltcutter.run.changes import SettingChanges
 from boltcutter.run.folder import read_record
-from boltcutter.run.store import run_store
+from boltcutter.run.remote.store import run_store
 from boltcutter.training.ending import EndOfTraining
 
 RESTORING = {"_restore_modules_and_callbacks", "restore_training_state"}  # functions of Lightning, and others

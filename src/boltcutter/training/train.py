@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,23 @@ from lightning.pytorch.callbacks import Callback
 from boltcutter import extend
 from boltcutter.assembly.assemble import Components, assemble, read_config
 from boltcutter.assembly.recorded import describe
+from boltcutter.callback import transport
 from boltcutter.callback.monitors import MonitoredValues
 from boltcutter.callback.plan import PlanCheck
+from boltcutter.callback.trial_callback import trial_reporter
 from boltcutter.callback.weights import SameWeights
 from boltcutter.checkpoint.load import read_steps
+from boltcutter.checks import learning
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, one_line
 from boltcutter.config.values import name_missing_files, redacted
 from boltcutter.data.hooks import run_hooks_early
-from boltcutter.environment import lease, signals, startup
+from boltcutter.environment import lease, startup
+from boltcutter.environment import stop_signals as signals
 from boltcutter.environment.identity import isolate_attempts, job_id, run_id
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
-from boltcutter.environment.warnings import filter_warnings
+from boltcutter.environment.warning_filters import filter_warnings
+from boltcutter.evaluation.folds import check_fold
 from boltcutter.evaluation.splits import NoLoaderError, prediction_argument, skip_reason
 from boltcutter.project import Project, command
 from boltcutter.protocols import BuffersMetrics, ClosesWithExitCode, NativeData, PlannedExit, handles_signals
@@ -36,12 +41,15 @@ from boltcutter.run.changes import SettingChanges
 from boltcutter.run.folder import create_folder, read_record, record_attempt, update_record
 from boltcutter.run.log import capture_output
 from boltcutter.run.metrics import final_metrics
+from boltcutter.run.remote.store import run_store
 from boltcutter.run.restart import check_start
-from boltcutter.run.store import join, run_store
+from boltcutter.run.store import join
 from boltcutter.training.best import CheckpointRecorder
 from boltcutter.training.ending import EndOfTraining, early_stop, unfinished_schedule
 from boltcutter.training.exactness import ExactnessCheck
+from boltcutter.training.failure import explain_errors
 from boltcutter.training.resume import check_restored_paths, explain_restoring, load_initial_state
+from boltcutter.training.resume_state import ResumeState
 
 
 def main(project: Project, overrides: list[str]) -> Path:
@@ -121,9 +129,9 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     checkpoint = resumed_checkpoint(cfg)
     ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
     callbacks = [Recorder(cfg), ending, changes, ExactnessCheck(cfg), CheckpointRecorder(cfg), PlanCheck()]
-    callbacks += [MonitoredValues(), SameWeights(), *extend.callbacks(cfg)]
-    if state := extend.call("resume_state"):
-        callbacks.insert(0, state)  # it logs the metrics of an epoch before they are recorded
+    callbacks += [MonitoredValues(), SameWeights(), *learning.callbacks(cfg), *transport.callbacks(cfg)]
+    callbacks += [*trial_reporter(cfg), *extend.callbacks(cfg)]
+    callbacks.insert(0, ResumeState())  # it logs the metrics of an epoch before they are recorded
     components = assemble(cfg, callbacks)
     trainer, data, task = components.trainer, components.data, components.task
     if not handles_signals(trainer.callbacks):  # type: ignore[attr-defined]
@@ -132,7 +140,7 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     # Data and checkpoint are read before Lightning launches ranks and before the run is recorded: a mistake in them is
     # reported once, in one line, and leaves no attempt behind.
     if not checkpoint and is_rank_zero():
-        extend.call("check_fold", cfg, trainer)
+        check_fold(cfg, trainer)
     with explain_errors(trainer):
         load_data(components)
     load_initial_state(components, cfg, checkpoint, ending, changes)
@@ -245,14 +253,9 @@ def test(components: Components, folder: Path, checkpoint: str | None) -> dict[s
 def write_report(folder: Path) -> None:
     """Write ``report.html``, unless another process has taken over the run."""
     if not lease.is_lost():
-        from boltcutter.report import html as report  # imported late: its dependencies would delay the first step
+        from boltcutter.report import page as report  # imported late: its dependencies would delay the first step
 
         report.write_or_warn(folder)
-
-
-def explain_errors(trainer: L.Trainer) -> AbstractContextManager[None]:
-    """In this context, errors that a part knows are replaced by one line with their cause and a remedy."""
-    return extend.call("explain_errors", trainer) or nullcontext()
 
 
 def load_data(components: Components) -> None:

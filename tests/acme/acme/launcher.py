@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from boltcutter_launch.job import Job
-from boltcutter_launch.local import LocalLauncher
+from boltcutter.launch.job import Job
+from boltcutter.launch.local import LocalLauncher
 
 
 @dataclass(kw_only=True, eq=False)

@@ -12,7 +12,6 @@ PART = Part(
 boltcutter slowest run=runs/… count=10""",
         )
     },
-    names={"NiceLauncher": "acme.launcher"},
     callbacks="acme.step_times:for_each_run",
     section=Section("Slowest steps", "step_times.csv", "acme.slowest:render"),
 )

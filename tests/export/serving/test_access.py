@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from boltcutter_export.serving.access import AccessMiddleware
+from boltcutter.export.serving.access import AccessMiddleware
 
 TOKEN = "0123456789abcdef+/="
 

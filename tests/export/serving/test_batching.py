@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from boltcutter_export.serving import batching
-from boltcutter_export.serving.batching import Array, Batcher, OverloadedError
+from boltcutter.export.serving import batching
+from boltcutter.export.serving.batching import Array, Batcher, OverloadedError
 
 Test = Callable[[Batcher], Awaitable[None]]
 
@@ -137,7 +137,7 @@ def test_an_error_reaches_the_requests_of_its_batch_only() -> None:
 
 
 def test_threads_sleep_while_they_wait() -> None:
-    code = "import os, sys; from boltcutter_export.serving.batching import begin; begin()\n"
+    code = "import os, sys; from boltcutter.export.serving.batching import begin; begin()\n"
     code += "assert os.environ['OMP_WAIT_POLICY'] == 'PASSIVE' and 'torch' not in sys.modules"  # which reads it
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

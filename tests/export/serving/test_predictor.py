@@ -11,8 +11,8 @@ from sklearn.datasets import load_diabetes, load_digits
 from third_party.own_data import make_raw
 
 from boltcutter.assembly.overrides import load_evaluation_config
+from boltcutter.export.serving.predictor import Predictor
 from boltcutter.project import Project
-from boltcutter_export.serving.predictor import Predictor
 
 
 def load(folder: Path, export: str | None = None, *overrides: str) -> Predictor:

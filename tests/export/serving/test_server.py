@@ -23,11 +23,11 @@ from PIL import Image
 
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.config.errors import ConfigError
+from boltcutter.export.serving import server
+from boltcutter.export.serving.app import NUMPY
+from boltcutter.export.serving.server import read_settings
 from boltcutter.project import Project
-from boltcutter_export.serving import server
-from boltcutter_export.serving.app import NUMPY
-from boltcutter_export.serving.server import read_settings
-from boltcutter_remote.access import bind
+from boltcutter.run.remote.access import bind
 
 from .conftest import Serve, Served
 

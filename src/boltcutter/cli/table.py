@@ -1,0 +1,174 @@
+"""The table of commands: what each calls, and what its help says first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from boltcutter import extend
+from boltcutter.extend import Command, PartError
+
+OVERRIDES = "[group=option …] [key=value …] [+key=value] [~key]"
+
+COMMANDS: Mapping[str, Command] = {
+    "train": Command(
+        "boltcutter.training.train:main",
+        f"""Train a model: boltcutter train {OVERRIDES}
+
+boltcutter train model=mlp trainer.max_epochs=5
+boltcutter train data=mnist trainer=ddp trainer.devices=8
+boltcutter train callback=[default,ema] optimizer=sgd optimizer.lr=0.05
+boltcutter train resume=runs/…
+boltcutter train reproduce=runs/…""",
+        begin="boltcutter.environment.startup:begin",
+    ),
+    "evaluate": Command(
+        "boltcutter.evaluation.evaluate:main",
+        "Evaluate a run: boltcutter evaluate run=<folder> [ckpt=best|last|path] [split=test] [data=…] [key=value …]",
+    ),
+    "predict": Command(
+        "boltcutter.prediction.predict:main",
+        """Predict from files: boltcutter predict run=<folder> input=<files> [ckpt=best|last|path] [output=<file>]
+
+boltcutter predict run=runs/… input=measurements.csv export=onnx        # by an exported file
+boltcutter predict run=runs/… input='Once upon' tokens=100 temperature=0.8 top_k=50 seed=0    # continues a text""",
+    ),
+    "compare": Command(
+        "boltcutter.run.compare:main",
+        """Compare two runs bit by bit: boltcutter compare run=<folder> with=<folder> [ckpt=last|best|<name>]
+
+boltcutter compare --metric test/accuracy model=mlp model=resnet    # is the second group better, or was it luck?
+    group            a filter of boltcutter runs, the name or folder of a run, or the folder of runs or of a search
+    --mode=min|max   which values are better; by default by the metric's name
+    --effect=<size>  smallest difference that matters, in units of the metric
+    --html=<file>    a page with the samples that changed sides""",
+        by_flag={"--metric": "boltcutter.analysis.comparison:main"},
+    ),
+    "runs": Command(
+        "boltcutter.analysis.command:main",
+        """List runs: boltcutter runs ['<filter>'] [--sort <key>] [--columns <a,b>] [--limit <n>] [--json] [--csv]
+
+boltcutter runs                                           # the newest; settings that differ, best and test metrics
+boltcutter runs 'val/accuracy>0.98 and model=resnet and age<7d' --sort test/accuracy
+boltcutter runs tag 'seed=1' baseline                     # also untag, and: note <run> <text>
+boltcutter runs remove 'status=failed and age>30d'        # asks; --yes does not; this cannot be undone
+boltcutter runs archive latest                            # restore <run> undoes it; --archived lists these
+boltcutter runs --html                                    # runs.html: the table, curves, parallel coordinates
+boltcutter runs --live                                    # serves this page, which follows the runs: host=… port=…
+boltcutter runs runs=s3://bucket/runs                     # another folder, or object storage
+
+A run is an id, the beginning of one, latest, or best:<metric>; so it is in run=, resume=, reproduce= and with=.""",
+        is_plain=True,
+    ),
+    "search": Command(
+        "boltcutter.search.command:main",
+        """Search hyperparameters, or repeat over seeds and folds: boltcutter search search=… [overrides of train]
+
+boltcutter search search=optuna search.space.optimizer.lr='loguniform(1e-4, 1e-1)'
+boltcutter search search=asha experiment=mnist search.num_trials=50
+boltcutter search search=optuna budget=30m                          # ends after 30 minutes
+boltcutter search search=kfold search.folds=10
+boltcutter search resume=runs/…""",
+        flags="boltcutter.search.command:FLAGS",
+        config="boltcutter.search.plan:read_config",
+        runs=("resume",),
+        is_local=False,  # trials resolve their own
+    ),
+    "launch": Command(
+        "boltcutter.launch.command:main",
+        """Train in the background, on a cluster or in a cloud: boltcutter launch launch=<option> [train overrides]
+
+boltcutter launch launch=slurm trainer.num_nodes=2 trainer.devices=8 launch.time=2:00:00
+boltcutter launch launch=slurm launch.array='seed=1,2,3;optimizer.lr=0.1,0.01'
+boltcutter launch launch=slurm resume=runs/…
+boltcutter launch status|logs|cancel run=runs/…
+boltcutter launch list""",
+        flags="boltcutter.launch.command:FLAGS",
+        runs=("run", "resume"),  # other values are those of the job
+        is_local=False,  # a job works at the URL
+    ),
+    "check": Command(
+        "boltcutter.planning.check:main",
+        """Check a configuration without training: boltcutter check [--batch] [run=<folder>] [overrides of train]
+
+boltcutter check model=mlp trainer.max_epochs=5     # prints ok, or each mistake on a line
+boltcutter check --batch model=mlp                  # also trains, validates and tests one batch""",
+        flags="boltcutter.planning.flags:CHECK_FLAGS",
+    ),
+    "doctor": Command(
+        "boltcutter.planning.doctor:main",
+        """Show what works on this machine, and estimate memory: boltcutter doctor [run=<folder>] [train overrides]
+
+boltcutter doctor model=gpt data=text task=language devices=8 memory=80GiB    # which strategy to choose
+boltcutter doctor --test""",
+        flags="boltcutter.planning.flags:DOCTOR_FLAGS",
+    ),
+    "find-batch-size": Command(
+        "boltcutter.planning.batch_size:main",
+        "Find the largest batch that fits into memory: boltcutter find-batch-size [limit_gib=…] [train overrides]",
+    ),
+    "export": Command(
+        "boltcutter.export.command:main",
+        """Export a model: boltcutter export run=<folder> export=<formats> [ckpt=best|last|path] [key=value …]
+
+boltcutter export run=runs/… export=onnx
+boltcutter export run=runs/… export=[torch,int8,int4] export.max_drop=1    # several, which may lose one point""",
+    ),
+    "serve": Command(
+        "boltcutter.export.serving.server:main",
+        """Serve predictions over HTTP: boltcutter serve run=<folder> [ckpt=best|last|path] [export=format or file]
+
+boltcutter serve run=runs/… port=8000 workers=2
+boltcutter serve run=runs/… host=0.0.0.0 token_file=token      # reachable from other machines
+    limits: max_batch= max_wait= max_waiting= max_samples= max_bytes= max_total_bytes= max_tokens= max_streams=
+        timeout= drain=, in seconds""",
+        begin="boltcutter.export.serving.batching:begin",
+    ),
+    "new": Command(
+        "boltcutter.scaffold.new:main",
+        "Create a project: boltcutter new <name> [folder=.] [author=<name>] [license=MIT] [vendor=false] "
+        "[template=<URL or folder>]",
+        is_plain=True,
+    ),
+    "add": Command(
+        "boltcutter.scaffold.add:main",
+        "Add a component to the project: boltcutter add model|data|task|callback|launch|experiment <name> "
+        "[--kind regression|sequence|text|image]",
+        is_plain=True,
+    ),
+    "import": Command(
+        "boltcutter.scaffold.port:main",
+        "Import a project of lightning-hydra-template or Lightning CLI: boltcutter import <folder> [--from lht|cli]",
+        is_plain=True,
+    ),
+    "vendor": Command(
+        "boltcutter.scaffold.vendor:main",
+        "Copy the library, or one of its components, into the project: boltcutter vendor "
+        "[<component, such as callback.guard>] [--undo]",
+        is_plain=True,
+    ),
+    "sync": Command(
+        "boltcutter.analysis.sync:main",
+        "Upload runs that were logged offline to W&B: boltcutter sync run=<folder> [run=<folder> …]",
+    ),
+    "schema": Command(
+        "boltcutter.cli.schema:main",
+        "Write JSON Schemas of configuration files, by which editors complete and check them: boltcutter schema",
+    ),
+    "mcp": Command(
+        "boltcutter.cli.mcp_server:main",
+        "Serve tools for agents by the Model Context Protocol, over standard input and output: boltcutter mcp",
+        is_plain=True,
+    ),
+}
+
+
+def commands() -> dict[str, Command]:
+    """The commands of the library and of all parts, by name.
+
+    Raises:
+        PartError: A part cannot be imported, or has a command of the library.
+    """
+    found = extend.commands()
+    if both := COMMANDS.keys() & found.keys():
+        raise PartError(f"{min(both)}: a command of the library, and of an installed part; uninstall the part")
+    return {**COMMANDS, **found}

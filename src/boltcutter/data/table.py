@@ -1,0 +1,251 @@
+"""Read tables, and decide once which of their columns are numbers and which are texts.
+
+Cells of CSV files are read as text, and converted by the same rules in training and prediction. What pandas would infer
+depends on all cells of a column, so a column could be read in one way in training, and in another from a new file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from pandas.api import types
+
+from boltcutter.data.files import MAX_EXPANSION, ExpansionError, expansion_limit, ordinary, read_gzip
+
+Floats = npt.NDArray[np.float64]
+Type = Literal["number", "text"]
+SEPARATORS = ",;\t|"
+BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+# Texts that stand for a missing number; in a column of texts, all but the empty one are texts like others.
+MISSING = {"", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "none", "?", "-"}
+FLAGS = {"true": "True", "false": "False"}
+CODE = re.compile("0[0-9]+")  # such as 01234: as a number, it would lose its zeros
+DATE = re.compile(
+    r"[0-9]{1,4}([-/.])[0-9]{1,2}\1[0-9]{1,4}([ T].*)?|[0-9]{1,2}:[0-9]{2}(:[0-9]{2}.*)?"
+)  # or a time of day
+# A number that is written for people: decimal commas, thousands, percent, currencies, dashes in place of a minus.
+WRITTEN = re.compile(
+    r"[-+\u2212\u2013\u2014(]?\s?[$\u20ac\u00a3\u00a5]?\s?[0-9]+(?:[.,'\u2019\s\u00a0\u202f\u2009][0-9]+)*[.,]?(?:[eE][-+]?[0-9]+)?\s?[%\u20ac$\u00a3)]?"
+)
+EXAMPLES = 3
+BATCH_ROWS = 1 << 16  # of a Parquet file
+
+
+def read_table(
+    path: Path, *, encoding: str | None = None, separator: str | None = None, max_expansion: float = MAX_EXPANSION
+) -> pd.DataFrame:
+    """Read a CSV or Parquet file with at least one row.
+
+    Args:
+        path: A ``.csv``, ``.csv.gz`` or ``.parquet`` file.
+        encoding: Encoding of a CSV file; None: by its byte order mark, else UTF-8.
+        separator: Separator of a CSV file; None: comma, semicolon, tab or ``|``, by the first line.
+        max_expansion: Size of the content of a compressed or Parquet file, in sizes of the file, above which it is
+            refused; see ``expansion_limit``.
+
+    Returns:
+        The columns of a CSV file as text, without white space around cells; an empty cell is None. Those of a Parquet
+        file have its types.
+
+    Raises:
+        ValueError: It is no such file, or not a valid table, or two columns have the same name.
+    """
+    if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
+        raise ValueError(f"{path}: expected a file name that ends in .csv, .csv.gz or .parquet")
+    ordinary(path, "give the path of a table")
+    try:
+        limit = expansion_limit(path, max_expansion)
+        table = _read_parquet(path, limit) if path.suffix == ".parquet" else _read_csv(path, encoding, separator, limit)
+    except ExpansionError:
+        raise ValueError(
+            f"{path}: has more than {limit >> 20} MiB when it is expanded, over data.max_expansion={max_expansion:g} "
+            "times its size; raise it if the file is what it should be"
+        ) from None
+    except ImportError:  # pandas reads Parquet by pyarrow
+        raise ValueError(f"{path}: pyarrow is not installed; pip install 'boltcutter[tabular]'") from None
+    except UnicodeError:
+        raise ValueError(
+            f"{path}: not a text in {encoding or 'UTF-8'}; set data.encoding, such as data.encoding=latin-1"
+        ) from None
+    except (ValueError, OSError, EOFError, LookupError) as error:
+        raise ValueError(f"{path}: not a valid table ({' '.join(str(error).split())}); replace it") from None
+    table = table.rename(columns=str)
+    if repeated := [str(name) for name in table.columns[table.columns.duplicated()]]:
+        raise ValueError(f"{path}: column {repeated[0]} appears more than once; rename one of them")
+    if table.empty:
+        raise ValueError(f"{path}: the table has no rows; give one with rows")
+    return table
+
+
+def _read_parquet(path: Path, limit: int) -> pd.DataFrame:
+    """Read in batches, as a file of any size may repeat one value any number of times.
+
+    Raises:
+        ExpansionError: It has more bytes than the limit, in memory.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    batches, size = [], 0
+    with pq.ParquetFile(path) as file:
+        facts = file.metadata
+        chunks = (facts.row_group(g).column(c) for g in range(facts.num_row_groups) for c in range(facts.num_columns))
+        longest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)  # of a value
+        for batch in file.iter_batches(max(1, min(BATCH_ROWS, limit // max(1, longest)))):
+            size += batch.nbytes
+            if size > limit:
+                raise ExpansionError
+            batches.append(batch)
+        found: pd.DataFrame = pa.Table.from_batches(batches, file.schema_arrow).to_pandas()
+    return found
+
+
+def _read_csv(path: Path, encoding: str | None, separator: str | None, limit: int) -> pd.DataFrame:
+    content = read_gzip(path, limit) if path.suffix == ".gz" else b""
+
+    def source() -> Any:
+        return io.BytesIO(content) if content else path
+
+    if encoding is None:
+        with path.open("rb") as file:
+            begin = content[:4] or file.read(4)
+        encoding = next((name for mark, name in BYTE_ORDER_MARKS.items() if begin.startswith(mark)), "utf-8")
+    options: dict[str, Any] = {"header": None, "dtype": str, "na_filter": False, "encoding": encoding}
+    # The header is read as a row: pandas would rename repeated names, and make an index of a column without a name.
+    if separator is None:
+        first = pd.read_csv(source(), sep="\x01", nrows=1, quoting=csv.QUOTE_NONE, **options)
+        line = str(first.iloc[0, 0])
+        separator = max(SEPARATORS, key=lambda one: len(next(csv.reader([line], delimiter=one))))
+    cells = pd.read_csv(source(), sep=separator, skip_blank_lines=True, **options)
+    cells = pd.DataFrame({place: to_texts(cells[place]) for place in cells})
+    header = ["" if name is None else name for name in cells.iloc[0]]
+    table = cells.iloc[1:].reset_index(drop=True).set_axis(header, axis="columns")
+    is_used = [bool(name) or bool(table.iloc[:, place].notna().any()) for place, name in enumerate(header)]
+    used: pd.DataFrame = table.loc[:, is_used]
+    return used  # without what follows a separator at the end of each line
+
+
+def decide_types(
+    table: pd.DataFrame, given: Mapping[str, Type], name: str, decimal: str = "."
+) -> tuple[dict[str, Type], list[str]]:
+    """Decide which columns are numbers, and which are texts.
+
+    Numbers are columns of numerals, and of ``true`` and ``false`` without empty cells; cells such as ``NA`` are then
+    missing. All others are texts, also numerals with leading zeros.
+
+    Args:
+        table: The table.
+        given: Types of columns that the user has set.
+        name: Of the table, for messages.
+        decimal: Decimal separator.
+
+    Returns:
+        The type of each column, and for each a line that says what it is.
+
+    Raises:
+        ValueError: A column has dates, or numbers that are written in another way, or mostly numbers.
+    """
+    found, lines = dict[str, Type](), list[str]()
+    for column in table.columns:
+        found[column], why = _decide(table[column], given.get(column), name, decimal)
+        lines.append(f"{column}: {why}")
+    return found, lines
+
+
+def _decide(values: pd.Series[Any], given: Type | None, name: str, decimal: str) -> tuple[Type, str]:
+    if types.is_datetime64_any_dtype(values) or types.is_timedelta64_dtype(values):
+        raise ValueError(
+            f"{name}: column {values.name} has dates; convert it to numbers or set data.ignore=[{values.name}]"
+        )
+    if given == "text":
+        return "text", "text, as data.columns says"
+    if given == "number":
+        to_numbers(values, name, decimal)
+        return "number", "number, as data.columns says"
+    if types.is_bool_dtype(values) and not values.isna().any():
+        return "number", "number, 1 for true and 0 for false"
+    if types.is_numeric_dtype(values) and not types.is_bool_dtype(values):
+        return "number", "number" + _count_missing(int(values.isna().sum()), "")
+    texts = to_texts(values)
+    known = texts.dropna()
+    distinct = pd.Series(known.unique(), dtype=object)
+    if distinct.empty:
+        raise ValueError(f"{name}: column {values.name} has no values; set data.ignore=[{values.name}]")
+    if set(distinct) <= set(FLAGS.values()):
+        if len(known) == len(texts):
+            return "number", "number, 1 for true and 0 for false"
+        return "text", "text, as it has true, false" + _count_missing(len(texts) - len(known), "")
+    is_missing = distinct.str.lower().isin(MISSING)
+    numerals = distinct[~is_missing]
+    is_numeral = ~np.isnan(_parse(numerals, decimal))
+    if len(numerals) and is_numeral.all():
+        if codes := [text for text in numerals if CODE.fullmatch(text)]:
+            return "text", f"text, as {_quoted(codes)} begin with zeros"
+        tokens = sorted(distinct[is_missing])
+        missing = int(texts.isna().sum() + texts.isin(tokens).sum())
+        return "number", "number" + _count_missing(missing, f", {_quoted(tokens)} among them" if tokens else "")
+    if len(numerals) > 2 and numerals.map(lambda text: bool(DATE.fullmatch(text))).all():
+        raise ValueError(
+            f"{name}: column {values.name} has dates; convert it to numbers or set data.ignore=[{values.name}]"
+        )
+    others = [text for text, is_one in zip(numerals, is_numeral, strict=True) if not is_one]
+    written = [text for text in others if WRITTEN.fullmatch(text)]
+    if len(numerals) and 2 * (len(numerals) - len(others) + len(written)) > len(numerals):
+        remedy = f"data.columns='{{{values.name}: text}}' makes a category of each value"
+        if written:
+            shown, what = written, "is no number in a form that is read"
+            remedy = f"write 1234.5, or set data.decimal=',' for 1234,5; {remedy}" if decimal == "." else remedy
+        else:
+            shown, what = others, "is no number, unlike most values of this column"
+        raise ValueError(f"{name}: column {values.name} has {_quoted(shown)}, which {what}; {remedy}")
+    return "text", f"text, {len(distinct)} different" + _count_missing(len(texts) - len(known), "")
+
+
+def to_numbers(values: pd.Series[Any], name: str, decimal: str = ".") -> Floats:
+    """Convert a column to numbers; missing ones are NaN.
+
+    Raises:
+        ValueError: A value is no number.
+    """
+    if types.is_numeric_dtype(values):  # also booleans
+        return values.to_numpy(np.float64, na_value=np.nan)
+    texts = to_texts(values)
+    found = _parse(texts.replace({"True": "1", "False": "0"}), decimal)
+    is_missing = (texts.isna() | texts.str.lower().isin(MISSING)).to_numpy(bool)
+    if (wrong := np.isnan(found) & ~is_missing).any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"{name}: column {values.name} must be numeric, but row {row + 1} has {texts.iloc[row][:40]!r}; correct it"
+        )
+    return found
+
+
+def to_texts(values: pd.Series[Any]) -> pd.Series[Any]:
+    """Convert a column to texts without white space around them; an empty or missing value is None."""
+    texts = [
+        None if is_missing else str(value).strip() for value, is_missing in zip(values, values.isna(), strict=True)
+    ]
+    return pd.Series([FLAGS.get(text.lower(), text) or None if text else None for text in texts], dtype=object)
+
+
+def _parse(texts: pd.Series[Any], decimal: str) -> Floats:
+    """The numbers that texts are; NaN for other texts."""
+    if decimal != ".":
+        texts = texts.str.replace(".", "\0", regex=False).str.replace(decimal, ".", regex=False)
+    return np.asarray(pd.to_numeric(texts, errors="coerce"), np.float64)
+
+
+def _count_missing(count: int, more: str) -> str:
+    return f"; {count} missing{more}" if count else ""
+
+
+def _quoted(texts: Sequence[str]) -> str:
+    return ", ".join(repr(text[:40]) for text in texts[:EXAMPLES]) + (" …" if len(texts) > EXAMPLES else "")

@@ -1,0 +1,82 @@
+"""Record the first steps of a training, whichever script starts it, to compare a project with its import.
+
+``python -m boltcutter.scaffold.proof <file> <steps> <seed> <script> [arguments]`` runs the script; its first call of
+``Trainer.fit`` trains for the given number of steps, on samples in the order of the library, and ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, LearningRateMonitor
+
+from boltcutter.callback.reseed import Reseed
+from boltcutter.data.hooks import seed_hooks, shard_loaders
+
+UNNEEDED = (Checkpoint, EarlyStopping, LearningRateMonitor)  # they need validation, or a logger
+PROGRAM = "boltcutter"
+
+
+class Steps(Callback):
+    """Records the losses of the first steps.
+
+    Args:
+        file: Where they are written when training ends.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.losses = file, list[float | None]()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Let schedules be stepped without the metrics of validation, which does not run."""
+        for schedule in trainer.lr_scheduler_configs:
+            schedule.strict = False
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Record the loss of a step."""
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        self.losses.append(None if loss is None else float(loss))
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the losses."""
+        self.file.write_text(json.dumps(self.losses))
+
+
+def main(file: str, steps: str, seed: str, script: str, *arguments: str) -> None:
+    """Run a script until its trainer has done ``steps`` optimizer steps."""
+    fit = Trainer.fit
+
+    def fit_briefly(trainer: L.Trainer, model: L.LightningModule, *given: Any, **named: Any) -> None:
+        data = named.get("datamodule")
+        trainer.fit_loop.epoch_loop.max_steps = int(steps)
+        trainer.fit_loop.max_epochs = -1
+        trainer.limit_val_batches = trainer.num_sanity_val_steps = 0
+        kept = [c for c in trainer.callbacks if not isinstance(c, UNNEEDED) and type(c).__name__ != "MonitorCheck"]  # type: ignore[attr-defined]
+        if script != PROGRAM:  # the library does this itself
+            shard_loaders(trainer, int(seed))
+            seed_hooks(data or model, int(seed))
+            kept.append(Reseed(int(seed)))
+            trainer.loggers = []
+        trainer.callbacks = [*kept, Steps(Path(file))]  # type: ignore[attr-defined]
+        fit(trainer, model, *given, **named)
+        sys.exit(0)
+
+    Trainer.fit = fit_briefly  # type: ignore[assignment, method-assign]
+    sys.argv = [script, *arguments]
+    if script == PROGRAM:
+        runpy.run_module(PROGRAM, run_name="__main__")
+    else:
+        sys.path.insert(0, str(Path(script).resolve().parent))
+        runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

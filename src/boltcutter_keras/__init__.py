@@ -1,1 +1,0 @@
-"""Part: models written in Keras, on its torch backend."""

@@ -1,1 +1,0 @@
-"""Part: language models: text, tokens, tokenizers, a GPT, and their task."""

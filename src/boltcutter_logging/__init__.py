@@ -1,1 +1,0 @@
-"""Pictures and tables of a run, and loggers of further services."""

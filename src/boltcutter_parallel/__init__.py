@@ -1,1 +1,0 @@
-"""Part: strategies beyond data parallel training: FSDP, pipelines, MPI, Horovod, XLA, and sharded checkpoints."""

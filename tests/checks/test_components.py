@@ -1,0 +1,59 @@
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+
+from boltcutter.checks.components import check_batches_and_clipping, check_components, check_type
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError
+from boltcutter.data.digits import Digits
+from boltcutter.topology import Topology
+
+
+@pytest.mark.parametrize(
+    ("trainer", "remedy"),
+    [
+        ({"accumulate_grad_batches": 0}, "try 1"),
+        ({"limit_train_batches": 0.0}, "try 1.0"),
+        ({"gradient_clip_val": -1}, "null for no clipping"),
+        ({"gradient_clip_val": float("nan")}, "null for no clipping"),
+        ({"accumulate_grad_batches": 2, "limit_train_batches": 1, "gradient_clip_val": None}, None),
+    ],
+)
+def test_numbers_with_which_nothing_is_trained_are_refused(trainer: dict[str, Any], remedy: str | None) -> None:
+    if remedy is None:
+        check_batches_and_clipping(DictConfig(trainer))
+        return
+    ((name, value),) = trainer.items()
+    with pytest.raises(ConfigError, match=rf"^trainer\.{name}={value} .*{remedy}"):
+        check_batches_and_clipping(DictConfig(trainer))
+
+
+def refuse(_: object) -> None:
+    raise ValueError("task=x: refused")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "callback", "message"),
+    [
+        (1, None, None),
+        (3, None, r"data\.batch_size=64 does not divide over 3 ranks; try 66"),
+        (1, SimpleNamespace(check_task=refuse), "task=x: refused"),
+    ],
+)
+def test_components_may_refuse_one_another(ranks: int, callback: Any, message: str | None) -> None:
+    task = L.LightningModule()
+    arguments = (DictConfig({"data": {"shape": [1, 8, 8]}}), Topology(1, ranks, ranks, ranks, ranks), Digits(), task)
+    if message is None:
+        check_components(*arguments, [callback])
+        return
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        check_components(*arguments, [callback])
+
+
+def test_a_component_of_a_wrong_type_is_named() -> None:
+    node = DictConfig({"_target_": "builtins.dict"})
+    check_type("task", node, None, L.LightningModule)
+    with pytest.raises(ConfigError, match=r"^task\._target_=builtins\.dict: expected a lightning.*got builtins\.dict"):
+        check_type("task", node, {}, L.LightningModule)

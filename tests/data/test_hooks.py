@@ -1,0 +1,89 @@
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.utils.data import DataLoader, random_split
+
+from boltcutter.data.hooks import has_no_batch, run_hooks_early, seed_hooks
+from boltcutter.data.tabular import Tabular
+
+
+class Split(L.LightningDataModule):
+    """Asks for the module and the number of ranks, and does not expect to be set up twice."""
+
+    def __init__(self, length: int = 20) -> None:
+        super().__init__()
+        self.length, self.calls = length, list[str]()
+
+    def setup(self, stage: str) -> None:
+        assert isinstance(self.trainer, L.Trainer)
+        self.calls.append(f"{type(self.trainer.lightning_module).__name__} {self.trainer.world_size} {stage}")
+        self.train, self.rest = random_split(range(self.length), [self.length - 5, 5])  # type: ignore[arg-type,var-annotated]
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.train, batch_size=4, drop_last=True)
+
+
+def trainer() -> L.Trainer:
+    return L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+
+
+def test_a_random_split_is_the_same_in_each_process_and_drawn_once(  # of which only one sets data up early
+) -> None:
+    early, late = Split(), Split()
+    for data in (early, late):
+        seed_hooks(data, 3)
+        data.trainer = trainer()
+    assert is_overridden("setup", early)
+    assert not is_overridden("prepare_data", early)
+    run_hooks_early(trainer(), L.LightningModule(), early)
+    torch.rand(3)
+    early.setup("fit")
+    late.setup("fit")
+    assert early.rest.indices == late.rest.indices
+    assert early.calls == ["LightningModule 1 fit"]
+    early.setup("test")
+    assert len(early.calls) == 2
+
+
+def test_data_is_loaded_again_for_the_statistics_of_a_checkpoint() -> None:
+    before, after = (Tabular(num_folds=2, fold=fold) for fold in range(2))
+    before.setup("fit")
+    seed_hooks(after, 0)
+    run_hooks_early(trainer(), L.LightningModule(), after)
+    after.load_state_dict(before.state_dict())
+    assert len(list(after.train_dataloader())) == 2
+    assert after.statistics == before.statistics
+    assert after.fingerprint() != before.fingerprint()
+
+
+def test_a_split_without_a_batch_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"train split.*data\.batch_size"):
+        run_hooks_early(trainer(), L.LightningModule(), Split(8))
+
+
+def test_empty_loaders_are_found_in_any_structure() -> None:
+    none, some = DataLoader([]), DataLoader([1, 2])  # type: ignore[arg-type,var-annotated]
+    assert has_no_batch([none, none])
+    assert has_no_batch(CombinedLoader({"a": none}))
+    assert not has_no_batch({"a": none, "b": some})
+    assert not has_no_batch(CombinedLoader([some]))
+    assert not has_no_batch([])
+
+
+def test_hooks_of_one_object_are_seeded_once_for_several_trainings() -> None:
+    class Drawing(L.LightningDataModule):
+        def setup(self, stage: str) -> None:
+            self.drawn = torch.rand(1).item()
+
+    data, drawn = Drawing(), []
+    for seed in (0, 1, 0):
+        seed_hooks(data, seed)
+        assert is_overridden("setup", data)
+        assert not is_overridden("prepare_data", data)
+        data.setup("fit")
+        drawn.append(data.drawn)
+    assert drawn[0] == drawn[2] != drawn[1]

@@ -1,0 +1,213 @@
+"""All programs with a planted bug are named, no correct one is; and looking changes nothing."""
+
+import copy
+import pickle
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from programs import BUGS, CORRECT, Base, Program, digits
+from programs.running import QUICK, cases, find, trainer_of
+from torch import nn
+from torch.nn import functional as F
+
+from boltcutter.diagnosis import CHECKS, Evidence, Finding, FindingError, Invariants, check
+from boltcutter.diagnosis.evidence import Steps
+from boltcutter.diagnosis.invariants import StepHook, next_look
+from boltcutter.run.folder import read_record
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("program", cases(CORRECT))
+def test_a_correct_program_is_not(program: Program, tmp_path: Path) -> None:
+    assert not [f for f in find(program, tmp_path) if f.level != "note"]
+
+
+def test_all_programs_are_there() -> None:
+    assert BUGS.keys() | CORRECT.keys() >= QUICK
+    assert len(BUGS) >= 71
+    assert len(CORRECT) >= 140
+
+
+class Noisy(Base):
+    """Has dropout, BatchNorm, a schedule, and a layer without a gradient, so that hooks of layers are set, too."""
+
+    def network(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(), nn.Linear(32, 10)
+        )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut = nn.Linear(10, 10)
+
+    def loss(self, x: Any, y: Any) -> Any:
+        out = self(x + torch.randn_like(x) * 0.1)
+        return F.cross_entropy(out + self.cut(out).detach(), y)
+
+
+def train_noisily(folder: Path, *callbacks: Any, **options: Any) -> tuple[dict[str, Any], Any, L.Trainer]:
+    L.seed_everything(0, verbose=False)
+    module, (train, val) = Noisy(), digits(320, 64)
+    trainer = trainer_of(folder, *callbacks, max_epochs=2, **options)
+    trainer.fit(module, train, val)
+    return module.state_dict(), torch.get_rng_state(), trainer
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16-mixed"}, {"accumulate_grad_batches": 2}], ids=str)
+def test_weights_and_random_numbers_are_the_same_bit_by_bit(options: dict[str, Any], tmp_path: Path) -> None:
+    watch = Invariants()
+    plain, state, _ = train_noisily(tmp_path, **options)
+    watched, same, trainer = train_noisily(tmp_path, watch, **options)
+    assert [f.check for f in watch.findings if f.level == "likely"] == ["cut-gradient"]
+    assert all(torch.equal(plain[name], watched[name]) for name in plain)
+    assert torch.equal(state, same)
+    # Nothing stays on the objects of the user and of Lightning.
+    assert not {"training_step", "validation_step"} & vars(trainer.strategy).keys()
+    assert "backward" not in vars(trainer.precision_plugin)
+    assert not any(m._forward_hooks for m in trainer.lightning_module.modules())
+    assert not trainer.optimizers[0]._optimizer_step_post_hooks
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_it_stores_nothing_in_checkpoints_and_a_resumed_run_is_the_same(tmp_path: Path) -> None:
+    results = []
+    for watched in (False, True):
+        callbacks = [Invariants()] if watched else []
+        _, _, first = train_noisily(tmp_path, *callbacks, max_steps=7)
+        first.save_checkpoint(file := tmp_path / "a.ckpt")
+        assert "Invariants" not in str(torch.load(file, weights_only=False)["callbacks"])
+        L.seed_everything(1, verbose=False)
+        module, (train, val) = Noisy(), digits(320, 64)
+        trainer_of(tmp_path, *callbacks, max_epochs=3).fit(module, train, val, ckpt_path=file)
+        results.append(module.state_dict())
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+class Copier(L.Callback):
+    """Copies and pickles all that users do, at each step."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        for each in (copy.deepcopy(pl_module), pickle.loads(pickle.dumps(pl_module))):
+            assert not any(m._forward_hooks and "ForwardHook" not in str(m._forward_hooks) for m in each.modules())
+            each.net(torch.zeros(2, 1, 8, 8))
+        pickle.loads(pickle.dumps(trainer.optimizers[0]))
+        pickle.loads(pickle.dumps([c for c in trainer.callbacks if isinstance(c, Invariants)]))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_modules_optimizers_and_callbacks_are_copied_while_they_train(tmp_path: Path) -> None:
+    watch = Invariants()
+    train_noisily(tmp_path, watch, Copier())
+    assert "cut-gradient" in {f.check for f in watch.findings}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_check_may_be_ignored_or_an_error(tmp_path: Path) -> None:
+    program = BUGS["softmax_permuted"]
+    module, train, val = program.make()
+    ignoring = Invariants(ignore=["double-softmax"])
+    trainer_of(tmp_path, ignoring, max_epochs=1).fit(module, train, val)
+    assert not ignoring.findings
+    module, train, val = program.make()
+    with pytest.raises(FindingError, match="double-softmax"):
+        trainer_of(tmp_path, Invariants(on_finding="error")).fit(module, train, val)
+    with pytest.raises(ValueError, match=r"callback\.invariants\.ignore=nothing"):
+        Invariants(ignore=["nothing"])
+    with pytest.raises(ValueError, match=r"callback\.invariants\.on_finding=stop"):
+        Invariants(on_finding="stop")  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_findings_stand_in_the_record_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):  # as a resumed run
+        module, train, val = BUGS["nll_of_logits"].make()
+        trainer_of(tmp_path, Invariants(folder=tmp_path), max_epochs=1).fit(module, train, val)
+    (finding,) = read_record(tmp_path)["findings"]
+    assert finding["check"] == "not-log"
+    assert finding["level"] == "certain"
+    assert capfd.readouterr().err.count("warning: not-log (certain)") == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_check_of_the_user_is_asked_and_one_that_fails_ends_nothing(
+    tmp_path: Path,
+) -> None:
+    before = dict(CHECKS)
+
+    @check("large-batch", "likely", at="batch")
+    def large_batch(seen: Evidence) -> Any:
+        """More than 10 samples."""
+        if seen.batch_size > 10:
+            yield f"{seen.batch_size} samples"
+
+    @check("broken", "certain", at="step")
+    def broken(seen: Evidence) -> Any:
+        """Fails."""
+        yield str(1 / 0)
+
+    watch = Invariants()
+    assert CHECKS["large-batch"][0].rule == "More than 10 samples."
+    for name in CHECKS.keys() - before.keys():
+        del CHECKS[name]
+    trainer = trainer_of(tmp_path, watch, max_epochs=1)
+    trainer.fit(Base(), *digits(64, 32))
+    assert trainer.global_step == 2
+    assert [(f.check, f.level) for f in watch.findings] == [("large-batch", "likely"), ("broken", "note")]
+
+
+def test_it_looks_at_few_steps() -> None:
+    steps, step = [], 0
+    while step < 10_000:
+        step = next_look(step, 10_000)
+        steps.append(step)
+    assert steps[:10] == [1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
+    assert steps[-1] == 10_000
+    assert len(steps) == 19
+
+
+def test_between_looks_a_step_costs_less_than_two_microseconds() -> None:
+    watch = Invariants()
+    watch._next = 1 << 60
+    hook, times = StepHook(watch, Steps()), []
+    for _ in range(200):
+        began = perf_counter()
+        for _ in range(100):
+            hook(None, (), {})
+        times.append((perf_counter() - began) * 1e4)  # microseconds a step
+    assert min(times) < 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_that_steps_by_itself_is_left_alone_after_a_while(tmp_path: Path) -> None:
+    class Own(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.own = torch.optim.SGD(self.parameters(), 0.1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.own.zero_grad()
+            self.loss(*batch).backward()
+            self.own.step()
+
+    watch = Invariants()
+    trainer = trainer_of(tmp_path, watch, max_epochs=8)
+    trainer.fit(Own(), *digits(640, 32, batch=64))
+    assert not [f for f in watch.findings if f.level != "note"]
+    assert "training_step" not in vars(trainer.strategy)
+
+
+def test_findings_are_text_of_one_line() -> None:
+    assert "\n" not in str(Finding("a", "likely", "b", 3))
+    assert all(group[0].rule for group in CHECKS.values())
+
+
+def test_the_documentation_lists_each_check_and_its_rule() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "diagnosis.md").read_text()
+    for name, group in CHECKS.items():
+        assert f"| `{name}` | {group[0].level} | {group[0].rule} |" in text
