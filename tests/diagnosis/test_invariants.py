@@ -150,7 +150,7 @@ def test_a_check_of_the_user_is_asked_and_one_that_fails_ends_nothing(
         """Fails."""
         yield str(1 / 0)
 
-    watch = Invariants()
+    watch = Invariants(folder=tmp_path)
     assert CHECKS["large-batch"][0].rule == "More than 10 samples."
     for name in CHECKS.keys() - before.keys():
         del CHECKS[name]
@@ -158,6 +158,7 @@ def test_a_check_of_the_user_is_asked_and_one_that_fails_ends_nothing(
     trainer.fit(Base(), *digits(64, 32))
     assert trainer.global_step == 2
     assert [(f.check, f.level) for f in watch.findings] == [("large-batch", "likely"), ("broken", "note")]
+    assert [each["check"] for each in read_record(tmp_path)["findings"]] == ["large-batch", "broken"]
 
 
 def test_it_looks_at_few_steps() -> None:

@@ -193,6 +193,8 @@ class Invariants(Callback):
         if (name, "failed") not in self._said:
             self._said.add((name, "failed"))
             self.findings.append(Finding(name, "note", text, self._seen.step if self._seen else 0))
+            if self._seen is not None and self._seen.trainer.is_global_zero:
+                self._record()
 
     def _record(self) -> None:
         if self.folder is not None:
