@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
+from boltcutter.data.table import decide_types, read_table
 from boltcutter.data.tabular import Tabular
 
 
@@ -100,6 +101,44 @@ def test_a_cell_with_separators_and_lines_is_one_cell(tmp_path: Path) -> None:
     data = Tabular(path=tmp_path / "a.csv", target="y")
     data.setup("fit")
     assert data.statistics["categories"] == {"c": ["a, b\nc", "d"]}
+
+
+@pytest.mark.parametrize(("first", "name"), [(0, ""), (1, ""), (0, "Unnamed: 0")])
+def test_row_numbers_without_a_name_are_left_out(tmp_path: Path, first: int, name: str) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(f"{name},x\n" + "".join(f"{first + row},{row / 2}\n" for row in range(9)))
+    with pytest.warns(UserWarning, match="first column has no name and counts the rows, so it is left out"):
+        assert [*read_table(path)] == ["x"]
+    path.write_text(path.read_text().replace("5,", "7,", 1))
+    assert [*read_table(path)] == [name, "x"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_number"),
+    [
+        (["1.5 kg", "2 kg", "12 kg", "7.25 kg"], True),
+        (["EUR 5", "EUR 7", "EUR 1,200", "EUR 3"], True),
+        (["1 star", "2 stars", "3 stars", "4 stars", "5 stars"], False),
+        (["12A", "7B", "3C", "9D", "1E"], False),
+        (["room 1", "room 2", "room 3", "room 4"], False),
+    ],
+)
+def test_numbers_with_one_unit_are_no_categories(tmp_path: Path, cells: list[str], is_number: bool) -> None:
+    table = pd.DataFrame({"size": cells})
+    if is_number:
+        with pytest.raises(ValueError, match=r"column size has '.* which is no number in a form that is read"):
+            decide_types(table, {}, "t")
+    else:
+        assert decide_types(table, {}, "t")[0] == {"size": "text"}
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_without_a_byte_order_mark_is_named(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes("x,y\n1,2\n".encode(encoding))
+    with pytest.raises(ValueError, match=rf"set data\.encoding, such as data\.encoding={encoding}$"):
+        read_table(path)
+    assert [*read_table(path, encoding=encoding)] == ["x", "y"]
 
 
 def test_types_can_be_given(tmp_path: Path) -> None:

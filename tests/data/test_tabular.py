@@ -9,10 +9,14 @@ import torch
 from conftest import Script
 from omegaconf import OmegaConf
 
+from boltcutter.assembly.assemble import read_config
 from boltcutter.config.instantiate import build
 from boltcutter.data.tabular import Tabular
+from boltcutter.project import Project
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
+
+PROJECT = Project.find(Path(__file__))
 
 
 def table(count: int = 200) -> pd.DataFrame:
@@ -162,6 +166,31 @@ def test_integers_can_be_classes_and_keep_their_order(path: Path) -> None:
     parts(data)
     assert data.classes == [str(number) for number in range(20)]
     assert Tabular(path=path, target="rooms").infer_settings()["num_classes"] == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "kinds"),
+    [
+        (np.arange(200) % 2, {"classification", "regression"}),
+        (np.arange(200) % 7 - 3.0, {"classification", "regression"}),
+        (np.arange(200) % 7 / 2, {"regression"}),
+        (np.arange(200), {"regression"}),
+        (np.array(["a", "b"] * 100), {"classification"}),
+    ],
+)
+def test_a_target_is_what_the_task_expects_if_it_can_be(path: Path, values: Any, kinds: set[str]) -> None:
+    table().assign(rooms=values).to_csv(path, index=False)
+    data = Tabular(path=path, target="rooms")
+    data.infer_settings()
+    assert data.possible_kinds == kinds
+    given = ["data=tabular", f"data.path={path}", "data.target=rooms", "model=mlp"]
+    for kind in ("classification", "regression"):
+        if kind in kinds:
+            cfg = read_config(PROJECT, [*given, f"task={kind}"])
+            assert cfg.data.kind == kind
+            assert cfg.data.num_classes == (len({*values}) if kind == "classification" else 1)
+        else:
+            assert read_config(PROJECT, [*given, f"task={kind}"]).data.kind != kind  # which is refused later
 
 
 def test_several_targets_and_ignored_columns(path: Path) -> None:

@@ -125,6 +125,10 @@ def complete_config(cfg: DictConfig) -> DictConfig:
         if isinstance(data, NativeData):  # null may mean something else in another data module
             with as_config_error():
                 inferred = data.infer_settings()
+                kind = _task_kind(cfg)
+                if kind != inferred.get("kind") and kind in getattr(data, "possible_kinds", ()):
+                    data = build(changed(cfg.data, {"kind": kind}), "data")
+                    inferred = data.infer_settings()
             mistakes = _contradictions(cfg.data, inferred)
             cfg.data = changed(cfg.data, inferred)
             mistakes += _find_mistakes(cfg)
@@ -177,6 +181,14 @@ def _find_mistakes(cfg: DictConfig) -> list[str]:
     if completed.trainer.get("precision") == FLOAT8:
         completed.trainer.precision = "bf16-mixed"  # which Lightning's annotation does not list
     return find_mistakes(completed, Config)
+
+
+def _task_kind(cfg: DictConfig) -> str | None:
+    """What the task expects targets to be; None if its class does not say."""
+    target = cfg.task.get("_target_") if isinstance(cfg.get("task"), DictConfig) else None
+    with suppress(ConfigError):  # which is reported with the other mistakes
+        return getattr(locate(target), "kind", None) if isinstance(target, str) else None
+    return None
 
 
 def _blame_null_settings(cfg: DictConfig, unknown: list[str], mistakes: list[str]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from lightning.pytorch.utilities import rank_zero_warn
 from pandas.api import types
 
 from boltcutter.data.files import MAX_EXPANSION, ExpansionError, expansion_limit, ordinary, read_gzip
@@ -34,6 +35,10 @@ DATE = re.compile(
 # A number that is written for people: decimal commas, thousands, percent, currencies, dashes in place of a minus.
 WRITTEN = re.compile(
     r"[-+\u2212\u2013\u2014(]?\s?[$\u20ac\u00a3\u00a5]?\s?[0-9]+(?:[.,'\u2019\s\u00a0\u202f\u2009][0-9]+)*[.,]?(?:[eE][-+]?[0-9]+)?\s?[%\u20ac$\u00a3)]?"
+)
+# A number with a unit or the code of a currency. All values must have the same: 12A and 7B are names of something.
+UNIT = re.compile(
+    r"(?:(?P<code>EUR|USD|GBP|CHF|JPY)\s?)?[-+]?[0-9][0-9.,'\u2019]*\s?(?P<unit>[^\W\d_]{1,5}|\u00b0[CF]|/[a-z]+)?"
 )
 EXAMPLES = 3
 BATCH_ROWS = 1 << 16  # of a Parquet file
@@ -71,9 +76,10 @@ def read_table(
         ) from None
     except ImportError:  # pandas reads Parquet by pyarrow
         raise ValueError(f"{path}: pyarrow is not installed; pip install 'boltcutter[tabular]'") from None
-    except UnicodeError:
+    except UnicodeError as error:
+        proposed = str(error) if type(error) is UnicodeError else "latin-1"
         raise ValueError(
-            f"{path}: not a text in {encoding or 'UTF-8'}; set data.encoding, such as data.encoding=latin-1"
+            f"{path}: not a text in {encoding or 'UTF-8'}; set data.encoding, such as data.encoding={proposed}"
         ) from None
     except (ValueError, OSError, EOFError, LookupError) as error:
         raise ValueError(f"{path}: not a valid table ({' '.join(str(error).split())}); replace it") from None
@@ -118,6 +124,9 @@ def _read_csv(path: Path, encoding: str | None, separator: str | None, limit: in
         with path.open("rb") as file:
             begin = content[:4] or file.read(4)
         encoding = next((name for mark, name in BYTE_ORDER_MARKS.items() if begin.startswith(mark)), "utf-8")
+        if encoding == "utf-8" and b"\0" in begin:  # every second byte, without a byte order mark
+            proposed = "utf-16-be" if begin.startswith(b"\0") else "utf-16-le"
+            raise UnicodeError(proposed)
     options: dict[str, Any] = {"header": None, "dtype": str, "na_filter": False, "encoding": encoding}
     # The header is read as a row: pandas would rename repeated names, and make an index of a column without a name.
     if separator is None:
@@ -129,8 +138,23 @@ def _read_csv(path: Path, encoding: str | None, separator: str | None, limit: in
     header = ["" if name is None else name for name in cells.iloc[0]]
     table = cells.iloc[1:].reset_index(drop=True).set_axis(header, axis="columns")
     is_used = [bool(name) or bool(table.iloc[:, place].notna().any()) for place, name in enumerate(header)]
-    used: pd.DataFrame = table.loc[:, is_used]
-    return used  # without what follows a separator at the end of each line
+    used: pd.DataFrame = table.loc[:, is_used]  # without what follows a separator at the end of each line
+    if len(used.columns) > 1 and is_index(used.iloc[:, 0]):
+        rank_zero_warn(
+            f"{path}: the first column has no name and counts the rows, so it is left out; give it a name to use it"
+        )
+        return used.iloc[:, 1:]
+    return used
+
+
+def is_index(values: pd.Series[Any]) -> bool:
+    """Whether a column is the row numbers that pandas and R write: it has no name, and counts from 0 or 1."""
+    first = str(values.iloc[0]) if len(values) else ""
+    return (
+        str(values.name) in ("", "Unnamed: 0")
+        and first in ("0", "1")
+        and values.tolist() == [str(row) for row in range(int(first), int(first) + len(values))]
+    )
 
 
 def decide_types(
@@ -197,7 +221,7 @@ def _decide(values: pd.Series[Any], given: Type | None, name: str, decimal: str)
             f"{name}: column {values.name} has dates; convert it to numbers or set data.ignore=[{values.name}]"
         )
     others = [text for text, is_one in zip(numerals, is_numeral, strict=True) if not is_one]
-    written = [text for text in others if WRITTEN.fullmatch(text)]
+    written = [text for text in others if WRITTEN.fullmatch(text)] or _with_unit(others)
     if len(numerals) and 2 * (len(numerals) - len(others) + len(written)) > len(numerals):
         remedy = f"data.columns='{{{values.name}: text}}' makes a category of each value"
         if written:
@@ -207,6 +231,13 @@ def _decide(values: pd.Series[Any], given: Type | None, name: str, decimal: str)
             shown, what = others, "is no number, unlike most values of this column"
         raise ValueError(f"{name}: column {values.name} has {_quoted(shown)}, which {what}; {remedy}")
     return "text", f"text, {len(distinct)} different" + _count_missing(len(texts) - len(known), "")
+
+
+def _with_unit(texts: Sequence[str]) -> list[str]:
+    """Texts that are numbers with one and the same unit, if there are several."""
+    found = [(text, match) for text in texts if (match := UNIT.fullmatch(text))]
+    units = {(match["code"], match["unit"]) for _, match in found}
+    return [text for text, _ in found] if len(found) > EXAMPLES and len(units) == 1 else []
 
 
 def to_numbers(values: pd.Series[Any], name: str, decimal: str = ".") -> Floats:

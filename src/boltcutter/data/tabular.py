@@ -20,6 +20,8 @@ from boltcutter.data.module import BatchedTensorDataset, DataModule, Kind, Split
 from boltcutter.data.splits import Indices, check_split, split_indices
 from boltcutter.data.table import Floats, Type, decide_types, read_table, to_numbers, to_texts
 
+MAX_LABELS = 50  # different whole numbers that can be classes
+
 
 class Tabular(DataModule):
     """A CSV or Parquet file, or scikit-learn's diabetes dataset, as feature vectors.
@@ -34,8 +36,8 @@ class Tabular(DataModule):
     Args:
         path: A ``.csv``, ``.csv.gz`` or ``.parquet`` file; None: the diabetes dataset.
         target: Column to predict, or several numeric columns.
-        kind: ``classification`` or ``regression``; None: classification for texts, booleans and 0 and 1, else
-            regression.
+        kind: ``classification`` or ``regression``; None: what the task expects, if the target can be both, as 0 and 1
+            and few whole numbers can; without a task, classification for texts, booleans and 0 and 1, else regression.
         ignore: Columns to ignore, such as names and row numbers.
         columns: Types of columns that are decided otherwise: ``{zip: text, month: number}``.
         decimal: Decimal separator of numbers in CSV files.
@@ -82,6 +84,7 @@ class Tabular(DataModule):
         self.columns, self.decimal, self.separator, self.encoding = dict(columns or {}), decimal, separator, encoding
         self.max_categories, self.max_expansion = max_categories, max_expansion
         self.read_as: list[str] = []  # a line for each column of the table
+        self.possible_kinds: set[str] = set()  # what the target can be, if kind is not given
         self.fill_missing, self.groups = fill_missing, [group] if group else []
         check_split(split)
         self.shape, self.num_classes, self.split = shape, num_classes, split
@@ -129,8 +132,13 @@ class Tabular(DataModule):
                 f"it has {_join([*features, *targets])}"
             )
         of_targets, lines = decide_types(targets, self.columns, self._name, self.decimal)
-        is_class = any(kind == "text" or _is_binary(targets[name]) for name, kind in of_targets.items())
+        is_text = any(kind == "text" for kind in of_targets.values())
+        is_class = is_text or any(_is_binary(targets[name]) for name in of_targets)
         self.kind = self.given_kind or ("classification" if is_class else "regression")
+        self.possible_kinds = {self.kind} if is_text else {self.kind, "regression"}
+        if not is_text and len(self.targets) == 1:
+            values = to_numbers(targets.iloc[:, 0], self._name, self.decimal)
+            self.possible_kinds |= {"classification"} if _are_labels(values) else set()
         if self.statistics:
             return {
                 name: "number" if name in self.statistics["numbers"] else "text" for name in self.statistics["columns"]
@@ -329,6 +337,12 @@ def encode_features(table: pd.DataFrame, statistics: dict[str, Any], name: str, 
             found = to_numbers(table[column], name, decimal)
             features.append(((np.where(np.isfinite(found), found, median) - mean) / std)[:, None])
     return torch.from_numpy(np.concatenate(features, axis=1).astype(np.float32))
+
+
+def _are_labels(values: Floats) -> bool:
+    """Whether numbers can be classes: few different whole numbers, of each of which there are several."""
+    distinct = np.unique(values[~np.isnan(values)])
+    return bool(np.all(distinct == np.round(distinct))) and len(distinct) <= min(MAX_LABELS, len(values) // 5)
 
 
 def _is_binary(values: pd.Series[Any]) -> bool:
