@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, Sampler, Subset, TensorDataset, WeightedRandomSampler
 
+from boltcutter.data.digits import Digits
 from boltcutter.data.loader import Pair
 from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits
 from boltcutter.data.sampler import Batch
@@ -99,6 +100,14 @@ def test_a_checkpoint_resumes_at_the_next_sample(num_workers: int) -> None:
         assert after.state_dict() == before.state_dict()  # saved again before any training
         assert seen(after.train_dataloader()) == whole[done:]
         assert after.statistics == {"target_mean": [1.5]}
+
+
+def test_data_with_other_classes_than_in_training_are_refused() -> None:
+    before, same, other = Digits(), Digits(), Digits()
+    other.classes = [*other.classes[1:], "0"]
+    same.load_state_dict(before.state_dict())
+    with pytest.raises(ValueError, match=r"^data: the classes are 1, 2, .* and were 0, 1, .* in training"):
+        other.load_state_dict(before.state_dict())
 
 
 def test_position_counts_samples_so_that_ranks_and_batch_size_may_change() -> None:

@@ -32,6 +32,20 @@ def test_metrics_match_the_predictions(trained: Path) -> None:
     assert scores["test/loss"] == pytest.approx(table["loss"].mean(), abs=1e-6)
 
 
+def test_all_samples_are_evaluated_and_counted(script: Script, trained: Path, tmp_path: Path) -> None:
+    found = {}
+    for split in ("train", "val", "test", "all"):
+        done = script("evaluate", f"run={trained}", f"split={split}", f"output={tmp_path}/{split}")
+        assert done.returncode == 0, done.stderr
+        count = len(pd.read_csv(tmp_path / split / "predictions.csv"))
+        shown = f"samples {count:,} of 1,797, the {split} split; split=all" if split != "all" else "samples 1,797 "
+        assert shown in " ".join(done.stdout.split())
+        found[split] = count, json.loads((tmp_path / split / "metrics.json").read_text())[f"{split}/accuracy"]
+    counts, scores = zip(*found.values(), strict=True)
+    assert counts[3] == sum(counts[:3]) == 1797
+    assert scores[3] == pytest.approx(np.average(scores[:3], weights=counts[:3]), abs=1e-6)
+
+
 def test_tables_are_consistent(trained: Path) -> None:
     folder = trained / "evaluation" / "test"
     matrix = pd.read_csv(folder / "confusion.csv", index_col="target").to_numpy()

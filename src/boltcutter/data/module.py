@@ -253,6 +253,8 @@ class DataModule(L.LightningDataModule, ABC):
     def state_dict(self) -> dict[str, Any]:
         """Position in the training data, and statistics, as plain types."""
         state: dict[str, Any] = {"statistics": self.statistics}
+        if self.classes:
+            state["classes"] = [str(name) for name in self.classes]
         if self._loader is not None:
             sampler, done, is_finished = self._loader.epoch_sampler, *self._num_done(self._loader)
             state["position"] = {
@@ -286,7 +288,17 @@ class DataModule(L.LightningDataModule, ABC):
         return loader.num_yielded - in_flight, is_finished
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the position and the statistics of a checkpoint."""
+        """Restore the position and the statistics of a checkpoint.
+
+        Raises:
+            ValueError: The classes of the data are others than those of the checkpoint, or in another order.
+        """
+        known, found = [*map(str, state_dict.get("classes", ()))], [*map(str, self.classes)]
+        if known and found and found != known and "classes" not in state_dict["statistics"]:
+            raise ValueError(
+                f"data: the classes are {', '.join(found[:10])}, and were {', '.join(known[:10])} in training, so that "
+                "class indices mean something else; give data with the same classes, of which each has a sample"
+            )
         if self.statistics not in ({}, state_dict["statistics"]):
             self.splits = None  # load again, with the checkpoint's statistics
         self.statistics = state_dict["statistics"]

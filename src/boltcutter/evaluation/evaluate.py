@@ -6,12 +6,14 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter.assembly.assemble import Components, assemble, complete_config
@@ -24,6 +26,7 @@ from boltcutter.environment.process import distributed_shutdown, is_rank_zero
 from boltcutter.environment.warning_filters import filter_warnings
 from boltcutter.evaluation.outcomes import PredictionWriter
 from boltcutter.evaluation.splits import (
+    ChainedLoader,
     NoLoaderError,
     ReturnedLoaders,
     has_own_loader,
@@ -43,6 +46,7 @@ from boltcutter.run.best import find_checkpoint
 from boltcutter.run.folder import read_record
 from boltcutter.run.remote.store import run_store
 
+SPLITS = ("train", "val", "test", "all")
 SETTINGS = "settings.json"  # in the folder of an evaluation
 MAX_NAME = 80  # characters of its name
 
@@ -52,8 +56,8 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
 
     Args:
         project: Project whose configuration is used.
-        overrides: ``run=<folder>``, and ``ckpt=best|last|<path>``, ``split=test|val|train``, ``output=<folder>``; other
-            overrides change the run's configuration, for example ``data=…``.
+        overrides: ``run=<folder>``, and ``ckpt=best|last|<path>``, ``split=test|val|train|all``, ``output=<folder>``;
+            other overrides change the run's configuration, for example ``data=…``.
 
     Returns:
         Metrics by name.
@@ -62,8 +66,8 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
     special, rest = split_overrides(overrides, "run", "ckpt", "split", "output")
     cfg, folder = load_evaluation_config(project, special, rest)
     split = special.get("split", "test")
-    if split not in ("train", "val", "test"):
-        raise ConfigError(f"split={split}: expected train, val or test{hint(split, ('train', 'val', 'test'))}")
+    if split not in SPLITS:
+        raise ConfigError(f"split={split}: expected {', '.join(SPLITS[:-1])} or all{hint(split, SPLITS)}")
     cfg = complete_config(cfg)
     components = assemble(cfg, with_callbacks=False)
     with distributed_shutdown(), name_missing_files(cfg):
@@ -88,11 +92,24 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
                 if state.get("patch"):
                     (output / name).write_bytes(state["patch"])
             tests = evaluations.of_test(folder) if split == "test" else []
-            summary.print_evaluation(output, scores, evaluations.describe(tests) if len(tests) > 1 else None)
+            count = count_samples(components.data, split)
+            summary.print_evaluation(output, scores, evaluations.describe(tests) if len(tests) > 1 else None, count)
             if "output" not in special and (folder / "report.html").is_file():
                 report.write_or_warn(folder)
             run_store().push(folder)
     return scores
+
+
+def count_samples(data: Any, split: str) -> str | None:
+    """How many samples of how many a split has, and how to evaluate all; None if this is unknown."""
+    splits = data.splits._asdict() if isinstance(data, NativeData) and data.splits else {}
+    sizes = {name: 0 if part is None else sized_len(part) for name, part in splits.items()}
+    if not sizes or None in sizes.values() or has_own_loader(data, split):
+        return None
+    total = sum(size or 0 for size in sizes.values())
+    if split == "all":
+        return f"{total:,}"
+    return f"{sizes[split]:,} of {total:,}, the {split} split; split=all evaluates all, also those of new files"
 
 
 def describe_evaluation(
@@ -158,14 +175,17 @@ def score(
         with as_config_error():
             components.data.prepare_data()
             components.data.setup(stage="fit")
-    if reason := skip_reason(components.data, components.task, split):
+    if split == "all" and not isinstance(components.data, NativeData):
+        name = type(components.data or components.task).__name__
+        raise ConfigError(f"split=all: {name} has a loader for each split; set split=test, val or train")
+    if reason := skip_reason(components.data, components.task, "test" if split == "all" else split):
         raise ConfigError(f"split={split}: {reason}; add it, or set another split")
     writers = [PredictionWriter(output)]
     callbacks: list[Callback] = components.trainer.callbacks  # type: ignore[attr-defined]
     callbacks += writers
     for seeds in (callback for callback in callbacks if isinstance(callback, EvaluationSeeds)):
-        seeds.split = split
-    owner: Any = loader_owner(components.data, components.task, split)
+        seeds.split = "test" if split == "all" else split
+    owner: Any = loader_owner(components.data, components.task, "test" if split == "all" else split)
     is_validation = uses_validation_step(components.data, split)
     evaluate = components.trainer.validate if is_validation else components.trainer.test
     name = f"{'val' if is_validation else 'test'}_dataloader"
@@ -220,6 +240,12 @@ def explain_mismatch(checkpoint: str | None) -> Iterator[None]:
 
 def _loader(owner: Any, split: str) -> Any:
     """Loader over all samples of the train or val split."""
+    if isinstance(owner, NativeData) and split == "all":
+        train = copy(owner.splits.train)
+        if getattr(train, "augment", None) is not None:
+            train.augment = None
+        with replaced(owner, "splits", owner.splits._replace(train=train)):
+            return ChainedLoader([owner.loader(name) for name in SPLITS[:-1] if name not in owner.empty_splits])
     if isinstance(owner, NativeData) and not has_own_loader(owner, split):
         return owner.loader(split)
     if isinstance(owner, L.LightningDataModule):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import lightning as L
@@ -38,6 +39,27 @@ class NoLoader:
     def __iter__(self) -> Iterator[Any]:
         """Return no batch."""
         return iter(())
+
+
+class ChainedLoader:
+    """The batches of several loaders of this rank, one after the other.
+
+    Args:
+        loaders: Of the splits.
+    """
+
+    is_sharded = True
+
+    def __init__(self, loaders: Sequence[Any]) -> None:
+        self.loaders = loaders
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return sum(map(len, self.loaders))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over all batches."""
+        return chain.from_iterable(self.loaders)
 
 
 class ReturnedLoaders:

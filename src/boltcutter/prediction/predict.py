@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
 
     Args:
         project: Whose configuration is used.
-        overrides: ``run=<folder>``, ``input=<file or folder>`` (several separated by commas), and
+        overrides: ``run=<folder>``, ``input=<file, folder or pattern>`` (several separated by commas), and
             ``ckpt=best|last|<path>`` or ``export=<format or file>``, ``output=<file>``; for a text
             ``input=<file or text>``, ``tokens=<number to generate>``, ``temperature=<0 or more>``,
             ``top_k=<tokens to sample from>`` and ``seed=<number>``; other overrides change the run's configuration.
@@ -71,7 +72,7 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
         return generate(components, model, special)
     if unused := [name for name in SAMPLING if name in special and name != "seed"]:
         raise ConfigError(f"{unused[0]}: task={cfg.choices.task} generates no text; remove it")
-    inputs = [Path(text) for text in special["input"].split(",")]
+    inputs = [path for text in special["input"].split(",") for path in find_inputs(text)]
     if missing := [str(path) for path in inputs if not path.exists()]:
         raise ConfigError(f"input={missing[0]}: no such file or folder; set it to an existing path")
     found = predict(components, model, inputs)
@@ -79,6 +80,14 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
         write_predictions(Path(special.get("output") or folder / "predictions.csv"), found)
         run_store().push(folder)
     return found
+
+
+def find_inputs(text: str) -> list[Path]:
+    """The file or folder that a text names, or else those that match it as a pattern, such as ``new/**/*.png``."""
+    path = Path(text)
+    if path.exists() or not any(sign in text for sign in "*?["):
+        return [path]
+    return [Path(name) for name in sorted(glob.glob(text, recursive=True))] or [path]
 
 
 def predict(components: Components, model: str | ExportedModel, inputs: list[Path]) -> Table | list[Any]:

@@ -87,10 +87,12 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
     _show(rows)
 
 
-def print_evaluation(folder: Path, scores: Mapping[str, float], tested: str | None = None) -> None:
-    """Print metrics over all samples, how often the test split was evaluated, then metrics per class."""
+def print_evaluation(
+    folder: Path, scores: Mapping[str, float], tested: str | None = None, samples: str | None = None
+) -> None:
+    """Print metrics, over how many samples, how often the test split was evaluated, then metrics per class."""
     shown = {name: format_number(value) for name, value in scores.items()}
-    _show({**shown, "output": str(folder), "test split": tested and f"evaluated {tested}"})
+    _show({**shown, "samples": samples, "output": str(folder), "test split": tested and f"evaluated {tested}"})
     if (folder / "classes.csv").is_file():
         with open(folder / "classes.csv", newline="", encoding="utf-8") as file:
             header, *rows = csv.reader(file)
