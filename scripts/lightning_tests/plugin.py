@@ -95,7 +95,7 @@ class Treatment:
         from lightning.pytorch import loggers as kinds
         from lightning.pytorch.strategies import Strategy
 
-        from boltcutter.assembly.assemble import build_loggers
+        from boltcutter.assembly.assemble import build_loggers, permit_removals
         from boltcutter.callback.reseed import EvaluationSeeds
         from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
         from boltcutter.checks import learning
@@ -128,6 +128,7 @@ class Treatment:
                 arguments["plugins"] = [*plugins, AtomicCheckpointIO()]
             original(trainer, *args, **arguments)
             shard_loaders(trainer, 0)
+            permit_removals(trainer)
             trainer.of_training = {id(one) for one in (*own.values(), *training)}
             trainer.own_callbacks, trainer.is_fitted = own, False
 

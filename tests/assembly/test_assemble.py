@@ -1,14 +1,16 @@
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint, ProgressBar
 from lightning.pytorch.loggers.logger import DummyLogger
 from omegaconf import OmegaConf
 from third_party.gallery import DATA, HERE, overrides
 
 from boltcutter.assembly.assemble import Components, assemble, build_loggers, complete_config, read_config
+from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
 from boltcutter.config.errors import ConfigError
 from boltcutter.logger.csv_logger import CSVLogger
 from boltcutter.project import Project
@@ -60,6 +62,18 @@ def test_spawned_ranks_of_a_strategy_of_lightning_get_a_launcher_that_forwards_s
     overrides = ("trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=64", f"trainer.strategy={strategy}")
     launcher = assembled(tmp_path, *overrides).trainer.strategy.launcher
     assert type(launcher).__module__ == "boltcutter.strategy.process_launcher"
+
+
+def test_a_checkpoint_of_a_failed_run_is_removed_by_the_callback_that_saved_it(tmp_path: Path) -> None:
+    folder = tmp_path / "failed"
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {}}, folder / "on_exception.ckpt")
+    callback = f"{{_target_: lightning.pytorch.callbacks.OnExceptionCheckpoint, dirpath: {folder}}}"
+    trainer = assembled(tmp_path, f"+callback.failure={callback}").trainer
+    for _ in range(2):  # then there is none
+        for each in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(each, OnExceptionCheckpoint):
+                each.teardown(trainer, L.LightningModule(), "fit")
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("override", ["callback.best=null", "~callback.best"])

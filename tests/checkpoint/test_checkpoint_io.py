@@ -147,6 +147,21 @@ def test_what_no_checkpoint_was_saved_beside_is_not_removed(tmp_path: Path) -> N
     assert fsspec.filesystem("memory").exists("/precious/a.ckpt")
 
 
+def test_what_does_not_exist_is_removed_without_an_error(tmp_path: Path) -> None:
+    AtomicCheckpointIO().remove_checkpoint(tmp_path / "on_exception.ckpt")
+
+
+def test_a_path_of_the_configuration_may_be_removed(tmp_path: Path) -> None:
+    for name in ("a.ckpt", "b.ckpt"):
+        AtomicCheckpointIO().save_checkpoint(STATE, tmp_path / name)
+    store = AtomicCheckpointIO()
+    store.permit_removal(str(tmp_path / "a.ckpt"))
+    store.remove_checkpoint(tmp_path / "a.ckpt")
+    with pytest.raises(CheckpointError, match="not removed"):
+        store.remove_checkpoint(tmp_path / "b.ckpt")
+    assert [path.name for path in tmp_path.iterdir()] == ["b.ckpt"]
+
+
 def test_folders_of_other_writers_are_removed(tmp_path: Path) -> None:
     for name in ("zero_to_fp32.py", ".metadata"):  # of DeepSpeed and of torch.distributed.checkpoint
         (tmp_path / "a.ckpt").mkdir()

@@ -12,7 +12,13 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
-from lightning.pytorch.callbacks import Callback, Checkpoint, LearningRateMonitor, ProgressBar
+from lightning.pytorch.callbacks import (
+    Callback,
+    Checkpoint,
+    LearningRateMonitor,
+    OnExceptionCheckpoint,
+    ProgressBar,
+)
 from lightning.pytorch.loggers import Logger
 from torch import nn
 
@@ -31,6 +37,7 @@ from boltcutter.assembly.precision import (
 from boltcutter.assembly.recorded import RecordedLogger, describe, within
 from boltcutter.callback.metrics import SeparateMetrics
 from boltcutter.callback.reseed import EvaluationSeeds
+from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
 from boltcutter.checks.combination import check_combination, check_kind
 from boltcutter.checks.components import (
     check_batches_and_clipping,
@@ -318,9 +325,20 @@ def _build_trainer(
     if placeholder:
         set_precision(trainer, precision)
     set_timeout(trainer.strategy, timedelta(seconds=float(cfg.timeout)))
+    permit_removals(trainer)
     if launches_processes(trainer.strategy):
         set_launcher(trainer.strategy, MultiProcessingLauncher)
     return trainer
+
+
+def permit_removals(trainer: L.Trainer) -> None:
+    """Let Lightning's callback for failed runs remove, when training has ended, what an earlier process has saved."""
+    writer: Any = trainer.strategy.checkpoint_io
+    writer = getattr(writer, "checkpoint_io", writer)  # of a wrapper, such as AsyncCheckpointIO
+    if isinstance(writer, AtomicCheckpointIO):
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, OnExceptionCheckpoint):
+                writer.permit_removal(callback.ckpt_path)
 
 
 def _without_features(cfg: DictConfig, callbacks: dict[str, Callback]) -> DictConfig:

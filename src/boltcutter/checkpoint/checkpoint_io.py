@@ -56,6 +56,7 @@ class AtomicCheckpointIO(CheckpointIO):
         self._writer: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
         self._used: set[Path] = set()  # folders that were created, and must not be removed by others
+        self._removable: set[str] = set()
         self._written: set[tuple[str, str]] = (
             set()
         )  # folders or URLs of saved checkpoints, and the suffix of their names
@@ -126,13 +127,19 @@ class AtomicCheckpointIO(CheckpointIO):
         _update_moved_paths(found, path)
         return found
 
+    def permit_removal(self, path: str) -> None:
+        """Let a checkpoint of an earlier process be removed, as its path is one of the configuration."""
+        self._removable.add(path)
+
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint, if it exists; not before the one that replaces it is written.
 
         Raises:
             CheckpointError: It is not in a folder into which a checkpoint was saved; the path may come from a file.
         """
-        if _place(path) not in self._written and not _is_sharded_folder(path):
+        if _place(path) not in self._written and str(path) not in self._removable and not _is_sharded_folder(path):
+            if not is_url(path) and not os.path.lexists(path):
+                return  # as of Lightning's OnExceptionCheckpoint, which removes at the end what it may have saved
             raise CheckpointError(
                 f"{path}: not removed, since no checkpoint was saved to its folder; remove it yourself if it is yours"
             )
