@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from boltcutter.config.errors import ConfigError, as_config_error
@@ -18,6 +19,7 @@ from boltcutter.config.values import (
     paths,
     plain,
     raw_node,
+    read_yaml,
     redacted,
     resolve_reference,
     resolved,
@@ -291,3 +293,19 @@ def test_a_missing_file_of_no_setting_is_one_line() -> None:
     assert str(found.value) == "/nothing/here: no such file or directory"
     with pytest.raises(ValueError, match=r"^other$"), name_missing_files(DictConfig({})):
         raise ValueError("other")
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_aliases_that_multiply_are_refused(is_file: bool) -> None:
+    """Nine levels of ten aliases would be a billion values, in a file of 300 characters."""
+    levels = [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 9)]
+    for text in ("{a0: &a0 [1, 2], " + ", ".join(levels) + "}", "a: &a [1, *a]", "a: &a {b: *a}"):
+        with pytest.raises(yaml.YAMLError, match="its aliases"):
+            read_yaml(text, is_file=is_file)
+    assert read_yaml("{a: &a [1, 2], b: *a, c: {d: *a}}", is_file=is_file) == {
+        "a": [1, 2],
+        "b": [1, 2],
+        "c": {"d": [1, 2]},
+    }
+    with pytest.raises(ConfigError, match=r"^a: cannot read"):
+        parse("a", "[&a [1, *a]]")

@@ -34,6 +34,7 @@ YAML_TRUTH = {"yes": True, "on": True, "no": False, "off": False}  # also boolea
 BASED = re.compile(r"[-+]?0[xbo]_?[0-9a-f][0-9a-f_]*", re.I)
 NOT_FINITE = {".inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
 WRITTEN = {str(value): text for text, value in (RESERVED | NOT_FINITE).items()}
+MAX_VALUES = 1 << 17  # of YAML, where aliases repeat some of them
 QUOTING = ("[", "{", "'", '"')
 OPENING, CLOSING = "[{(", "]})"
 RESOLVER = re.compile(r"\$\{(\w+:[^{}]*)\}")
@@ -164,11 +165,35 @@ def read_yaml(text: str, *, is_file: bool = True) -> Any:
         OmegaConfBaseException: A reference in it cannot be read.
     """
     loader = _Loader if is_file else _ArgumentLoader
+    if "&" in text:
+        _check_aliases(yaml.compose(text, loader))
     content = yaml.load(text, loader)  # noqa: S506 - a SafeLoader
     if isinstance(content, str | Written):
         return {texts_as_typed(content): None}
     OmegaConf.create(content)  # which reads the references
     return {} if content is None else content
+
+
+def _check_aliases(root: yaml.Node | None) -> None:
+    """Check that aliases, each of which stands for all that its anchor has, do not multiply.
+
+    Raises:
+        yaml.YAMLError: They do, or one stands for a part of itself.
+    """
+    sizes: dict[int, float] = {}
+
+    def size(node: Any) -> float:
+        if isinstance(node, tuple):  # key and value of a mapping
+            return sum(map(size, node))
+        if not isinstance(node, yaml.CollectionNode):
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = math.inf
+            sizes[id(node)] = 1 + sum(map(size, node.value))
+        return sizes[id(node)]
+
+    if size(root) > MAX_VALUES:
+        raise yaml.YAMLError(f"its aliases (*name) stand for more than {MAX_VALUES} values, or for themselves")
 
 
 def read_value(key: str, text: str) -> Any:
