@@ -45,6 +45,13 @@ def test_examples_pass_their_tests_and_fit_together(example: str, project: Proje
 
 
 @pytest.mark.slow
+def test_data_of_different_lengths_pass_their_tests(project: Project) -> None:
+    add.main(project, ["data", "--kind", "ragged", "mine"])
+    check_style(project.root)
+    assert "passed" in run_tests(project.root, "tests/data")
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_clone_of_the_library_can_be_extended_in_place(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
