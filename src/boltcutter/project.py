@@ -133,6 +133,12 @@ class Project:
             restart(PYTHONPATH=os.pathsep.join([str(copy), *_python_path()]))
 
     @property
+    def is_declared(self) -> bool:
+        """Whether the folder is a project by its files, or was named as one, rather than any working directory."""
+        has_files = (self.root / "configs").is_dir() or _read_settings(self.root / "pyproject.toml") is not None
+        return has_files or VARIABLE in os.environ
+
+    @property
     def train_command(self) -> list[str]:
         """Arguments of a Python interpreter that trains in this project; elsewhere it needs ``environment``."""
         script = self.root / "scripts" / "train.py"

@@ -120,6 +120,11 @@ def test_the_shell_completes_names_of_runs(runs: Path, monkeypatch: pytest.Monke
     assert [*complete(Project.at(runs), "", "resume=l")] == ["resume=latest"]
 
 
+def test_launch_searches_the_given_folder_of_runs(runs: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^run=.*{NEW}: this run was not launched"):
+        launch.main(Project.at(runs.parent), ["status", "run=latest", f"runs={runs}"])
+
+
 def test_launch_takes_names_of_runs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(references, "runs_folder", lambda project, overrides: str(runs))
     with pytest.raises(ConfigError, match=f"^run=.*{NEW}: this run was not launched"):

@@ -121,6 +121,24 @@ def test_options_of_the_project_are_used_and_marked(tmp_path: Path) -> None:
     assert "did you mean tiny? (project: tiny; built-in: convnet" in wrong.stderr
 
 
+@pytest.mark.parametrize("arguments", [["train"], ["train", "model=mlp"], ["search"], ["find-batch-size"], ["launch"]])
+def test_no_training_begins_outside_of_a_project(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BOLTCUTTER_PROJECT", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        run(arguments[0], arguments[1:])
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.out, shown.err.count("\n")) == (2, "", 1)
+    assert f"{tmp_path}: in no project" in shown.err
+    assert "boltcutter new" in shown.err
+    (tmp_path / "configs").mkdir()
+    with pytest.raises(SystemExit):
+        run(arguments[0], [*arguments[1:], "nothing=1"])
+    assert "in no project" not in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_folder_without_configs_uses_built_in_options(tmp_path: Path) -> None:
     folder = tmp_path / "Jürgen's project" / "notes"

@@ -21,13 +21,14 @@ def folder_with(tmp_path: Path, name: str, **record: object) -> Path:
 
 
 def test_the_end_shows_metrics_time_and_next_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = folder_with(tmp_path, "run", test={"test/accuracy": 0.98765}, best="checkpoints/best.ckpt")
+    best = {"best": "checkpoints/best.ckpt", "best_by": {"monitor": "val/loss", "mode": "min", "score": 0.25}}
+    folder = folder_with(tmp_path, "run", test={"test/accuracy": 0.98765}, best_after=24, **best)
     summary.print_end(folder)
     shown = capsys.readouterr().out
     for part in (
         "test/accuracy  0.9877",
         "1:02:03",
-        "best.ckpt",
+        "best.ckpt, after 24 steps, val/loss 0.2500",
         f"boltcutter evaluate run={folder}",
         f"resume={folder}",
     ):

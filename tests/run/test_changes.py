@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
-from boltcutter.run.changes import SettingChanges
+from boltcutter.run.changes import SettingChanges, rise
 
 SHORT = ["model=linear", "data.num_workers=0", "test=false"]
 
@@ -160,6 +160,7 @@ def test_the_rate_has_its_place_in_a_longer_schedule(script: Script, tmp_path: P
     assert rates("short").iloc[-1] < 1e-4
     done = script("train", f"resume={tmp_path}/short", "trainer.max_epochs=2")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the learning rate rises from") == 1
     assert rates("short")[19:].tolist() == rates("long")[19:].tolist()
     assert rates("long")[19] == pytest.approx(0.00109, rel=0.01)  # the first step after the resume
 
@@ -227,6 +228,15 @@ def test_every_scheduler_continues_in_the_new_schedule(
     ended = fit(after, resume=True)
     assert ended.rates == pytest.approx(whole.rates[len(begun.rates) :])
     assert ended.momenta == pytest.approx(whole.momenta[len(begun.rates) :])
+
+
+def test_a_rate_that_rises_after_its_schedule_had_ended_is_one_line() -> None:
+    line = rise([{"lr": 0.0}, {"lr": 1e-9}], [{"lr": 0.1}, {"lr": 0.02}])
+    assert line
+    assert "from 1e-09 to 0.1" in line
+    assert "init_from=" in line
+    assert rise([{"lr": 0.1}], [{"lr": 0.15}]) is None
+    assert rise([{"lr": 0.1}], [{"momentum": 0.9}]) is None
 
 
 def test_a_schedule_of_a_trillion_steps_is_not_repeated() -> None:

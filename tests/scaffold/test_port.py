@@ -313,6 +313,8 @@ def test_configurations_of_lightning_cli_train_alike(make: Make, capsys: pytest.
         (["a", "--fro", "cli"], "--fro=cli: no such flag; did you mean --from=cli?"),
         (["a", "--form=lht"], "--form=lht: no such flag; did you mean --from=lht? (there is: --from)"),
         (["no/such"], "import no/such: no such folder"),
+        (["a", "--config", "no.yaml"], "--config=no.yaml: no such file"),
+        (["a", "--config=no.yaml"], "--config=no.yaml: no such file"),
     ],
 )
 def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,9 @@ from boltcutter.extend import load
 from boltcutter.project import Project, ProjectError, restart
 from boltcutter.scaffold.translate import translate
 
+BEGIN_TRAINING = ("train", "search", "launch", "find-batch-size")
+EARLIER = ("resume=", "reproduce=", "--")  # of a run, which says what is trained; flags only show something
+
 
 def script(name: str, file: str) -> None:
     """Run a command from a script, whose ``file`` is in the folder of a project."""
@@ -83,6 +86,20 @@ def run(name: str, arguments: Sequence[str], start: str | None = None, *, progra
         sys.exit(128 + signal.SIGINT)
 
 
+def _check_project(project: Project, name: str, arguments: Sequence[str]) -> None:
+    """Check that a training begins in a project: elsewhere it would be one of the built-in options, whatever is meant.
+
+    Raises:
+        ConfigError: The working directory is in none.
+    """
+    begins = name in BEGIN_TRAINING and all("=" in argument for argument in arguments)
+    if begins and not project.is_declared and not any(argument.startswith(EARLIER) for argument in arguments):
+        raise ConfigError(
+            f"{project.root}: in no project, which is a folder with configs/ and a pyproject.toml with [tool.boltcutter]; "
+            f"change to one, or create one: boltcutter new <name>"
+        )
+
+
 def _run(name: str, arguments: list[str], start: str | None, program: str | None) -> Any:
     """Run a command, and return its result."""
     with cli.one_line_errors():
@@ -113,4 +130,6 @@ def _run(name: str, arguments: list[str], start: str | None, program: str | None
         command, program = commands()[name], None
         sys.argv[1:] = [*([] if sys.argv[0].endswith(f"{started}.py") else [name]), *arguments]
     usage = command.usage.replace(f"boltcutter {name}", program) if program else command.usage
+    with cli.one_line_errors():
+        _check_project(project, name, arguments)
     return cli.main(project, command, usage, arguments)

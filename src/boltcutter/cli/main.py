@@ -81,8 +81,11 @@ def local_runs(
     if named:
         from boltcutter.analysis.references import resolve  # takes time
 
-        for index in named:
-            (found[index],) = resolve_references(project, resolve(project, [found[index]]))
+        given = [found[index] for index in named]
+        places = [override for override in found if override.startswith("runs=")]  # where names are searched
+        resolved = resolve_references(project, resolve(project, [*given, *places]))
+        for index, override in zip(named, resolved, strict=False):
+            found[index] = override
     return run_store().localize(found) if is_local else found
 
 

@@ -65,7 +65,7 @@ def main(project: Project, arguments: list[str]) -> None:
                 raise ConfigError(f"list: {unknown[0]}: takes only runs=<folder>; remove it")
             list_runs(Path(special.get("runs") or read_overrides(project, []).runs))
         elif verb in VERBS:
-            special, unknown = split_overrides(options, "run")
+            special, unknown = split_overrides(options, "run", "runs")
             if unknown or not special.get("run"):
                 raise ConfigError(f"{verb}: expects one argument; use {verb} run=<folder of a run or of an array>")
             with prefix_errors(f"run={special['run']}"):

@@ -69,7 +69,9 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
     checkpoint = record.get("best") or ""
     label = "best" if record.get("best_by") else "checkpoint"
     shown = checkpoint if "://" in checkpoint else str(folder / checkpoint)
-    rows[label] = checkpoint and shown.removeprefix(f"{Path.cwd()}/") + _after(record.get("best_after"))
+    by = record.get("best_by") or {}
+    score = "" if by.get("score") is None else f", {by.get('monitor')} {format_number(by['score'])}"
+    rows[label] = checkpoint and shown.removeprefix(f"{Path.cwd()}/") + _after(record.get("best_after")) + score
     rows["time"] = format_duration(record["attempts"][-1]["seconds"])
     if _limit(record) == "max_time":
         rows["stopped by"] = f"trainer.max_time={record['config']['trainer']['max_time']}"

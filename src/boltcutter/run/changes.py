@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, quoted
 from boltcutter.config.locate import locate, same_target
 from boltcutter.config.values import flatten, format_value, plain
 from boltcutter.internals import set_last_rates
@@ -94,6 +94,8 @@ class SettingChanges(Callback):
             self._apply_changes(trainer)
         for scheduler, state, rates in self._replayed:
             scheduler.load_state_dict(state)
+            if trainer.is_global_zero and (line := rise(scheduler.optimizer.param_groups, rates)):
+                print(f"resume={quoted(str(self.folder))}: {line}")
             if len(rates) == len(scheduler.optimizer.param_groups):  # or else a callback has added some
                 for group, new in zip(scheduler.optimizer.param_groups, rates, strict=True):
                     for name, value in new.items():
@@ -177,6 +179,19 @@ def _set_rates(scheduler: Any) -> None:
     if hasattr(scheduler, "base_lrs") and all("initial_lr" in group for group in groups):
         scheduler.base_lrs = [group["initial_lr"] for group in groups]
         set_last_rates(scheduler, [group["lr"] for group in groups])
+
+
+def rise(groups: list[dict[str, Any]], rates: list[dict[str, Any]]) -> str | None:
+    """One line if the rates of a longer schedule are much larger than those with which training ended before."""
+    before, after = (
+        max((float(group["lr"]) for group in each if "lr" in group), default=0.0) for each in (groups, rates)
+    )
+    if after <= 2 * before:
+        return None
+    return (
+        f"the learning rate rises from {before:.3g} to {after:.3g}, its value at this step of the longer schedule; to "
+        "continue with a small one, start a new run with init_from=<checkpoint> and optimizer.lr=<small>"
+    )
 
 
 def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

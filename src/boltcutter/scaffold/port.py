@@ -40,8 +40,8 @@ def main(project: Project, arguments: list[str]) -> None:
         ConfigError: An argument is wrong, or the folder holds no such project.
         SystemExit: The first steps differ, or the imported project does not train.
     """
-    kind, arguments = split_flag(arguments, "--from")
     layers, arguments = _config_files(arguments)
+    kind, arguments = split_flag(arguments, "--from")
     overrides = [argument for argument in arguments if "=" in argument and not argument.startswith("--")]
     folders = [argument for argument in arguments if argument not in overrides]
     if len(folders) != 1:
