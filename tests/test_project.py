@@ -74,6 +74,21 @@ def test_any_folder_can_be_used_with_built_in_options(tmp_path: Path) -> None:
     assert Project.find(tmp_path) == Project(tmp_path, None, (BUILTIN_CONFIGS,))
 
 
+def test_a_folder_is_a_project_by_its_files_or_because_it_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BOLTCUTTER_PROJECT", raising=False)
+    assert not Project.find(tmp_path).is_declared
+    (tmp_path / "configs").mkdir()
+    assert Project.find(tmp_path).is_declared
+    (tmp_path / "configs").rmdir()
+    (tmp_path / "pyproject.toml").write_text("[tool.boltcutter]\n")
+    assert Project.find(tmp_path).is_declared
+    (tmp_path / "pyproject.toml").unlink()
+    monkeypatch.setenv("BOLTCUTTER_PROJECT", str(tmp_path))
+    assert Project.find().is_declared
+
+
 @pytest.mark.parametrize("text", ["[tool.boltcutter]\n", None])
 def test_a_run_folder_is_no_project(root: Path, text: str | None) -> None:
     """Its modules, options and ``.env`` could be somebody else's; the code that a launcher copies into it is one."""

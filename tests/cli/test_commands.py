@@ -133,10 +133,6 @@ def test_no_training_begins_outside_of_a_project(
     assert (ended.value.code, shown.out, shown.err.count("\n")) == (2, "", 1)
     assert f"{tmp_path}: in no project" in shown.err
     assert "boltcutter new" in shown.err
-    (tmp_path / "configs").mkdir()
-    with pytest.raises(SystemExit):
-        run(arguments[0], [*arguments[1:], "nothing=1"])
-    assert "in no project" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

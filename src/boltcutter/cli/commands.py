@@ -95,8 +95,8 @@ def _check_project(project: Project, name: str, arguments: Sequence[str]) -> Non
     begins = name in BEGIN_TRAINING and all("=" in argument for argument in arguments)
     if begins and not project.is_declared and not any(argument.startswith(EARLIER) for argument in arguments):
         raise ConfigError(
-            f"{project.root}: in no project, which is a folder with configs/ and a pyproject.toml with [tool.boltcutter]; "
-            f"change to one, or create one: boltcutter new <name>"
+            f"{project.root}: in no project, which has configs/ or [tool.boltcutter] in pyproject.toml; change to one, "
+            "or create one: boltcutter new <name>"
         )
 
 
