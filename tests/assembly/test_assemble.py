@@ -95,6 +95,11 @@ def test_lightning_adds_no_default_callbacks(tmp_path: Path, overrides: list[str
     assert not any(isinstance(callback, ModelCheckpoint | ProgressBar) for callback in callbacks)
 
 
+def test_two_progress_bars_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"callback.progress, callback.rich: .*; use callback.progress=null$"):
+        assembled(tmp_path, "+callback.rich._target_=lightning.pytorch.callbacks.TQDMProgressBar")
+
+
 def test_evaluation_has_no_callbacks_and_a_logger_that_takes_all_calls(tmp_path: Path) -> None:
     trainer = assembled(tmp_path, with_callbacks=False).trainer
     assert [isinstance(logger, CSVLogger) for logger in trainer.loggers] == [True]

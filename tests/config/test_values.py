@@ -309,3 +309,9 @@ def test_aliases_that_multiply_are_refused(is_file: bool) -> None:
     }
     with pytest.raises(ConfigError, match=r"^a: cannot read"):
         parse("a", "[&a [1, *a]]")
+
+
+@pytest.mark.parametrize("text", ["[${seed},32]", "[1, ${a.b}]"])
+def test_a_reference_in_a_list_is_to_be_quoted(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"quote the reference inside, as in 'x=\[\"\$\{[\w.]+\}\"\]'$"):
+        parse("x", text)

@@ -303,6 +303,8 @@ def _build_trainer(
     # Without these, Lightning would add its own where the configuration has none.
     kinds = {"enable_checkpointing": Checkpoint, "enable_progress_bar": ProgressBar}
     names = {key: [name for name, item in callbacks.items() if isinstance(item, kinds[key])] for key in kinds}
+    if len(bars := [f"callback.{name}" for name in names["enable_progress_bar"]]) > 1:
+        raise ConfigError(f"{', '.join(bars)}: more than one progress bar; use {bars[0]}=null")
     for key in kinds:
         if cfg.trainer.get(key) is False and names[key]:
             used = [f"callback.{name}" for name in names[key]]

@@ -174,7 +174,7 @@ def monitored_metric(bar: Progress, trainer: L.Trainer) -> str:
 def speed_fields(rates: Mapping[str, float]) -> list[Field]:
     """Fields for throughput, MFU, time spent waiting for data, and memory, as ``ThroughputMonitor`` measured them."""
     units = (unit for unit in ("tokens", "samples", "batches") if f"{unit}_per_second" in rates)
-    found = [Field("", f"{rates[f'{unit}_per_second']:,.0f} {unit}/s", 3) for unit in units][:1]
+    found = [Field("", f"{_rate(rates[f'{unit}_per_second'])} {unit}/s", 3) for unit in units][:1]
     if "mfu" in rates:
         found.append(Field("MFU", f"{rates['mfu']:.0%}", 2))
     if rates.get("data_wait", 0.0) >= 0.05:
@@ -182,3 +182,8 @@ def speed_fields(rates: Mapping[str, float]) -> list[Field]:
     if "memory_gib" in rates:
         found.append(Field("memory", f"{rates['memory_gib']:.1f} GiB", 0))
     return found
+
+
+def _rate(number: float) -> str:
+    """Format a rate; of a slow one also what is behind the decimal point, as 0 would be wrong."""
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"

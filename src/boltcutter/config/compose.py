@@ -235,6 +235,9 @@ def _find_option(project: Project, group: str, option: str, above: tuple[Path, .
             near = f"; use task={path.stem}"
         if replacement := foreign.OPTIONS.get(f"{group}={path.stem}"):
             near = f"; use {replacement}"
+        others = (folder / group / f"{option}.yml" for folder in project.config_dirs)
+        if other := next((file for file in others if file.is_file()), None):
+            near = f"; rename {other} to {option}.yaml"
         raise ConfigError(f"{group}={option}: no such option{near}{project.list_options(group)}")
     return path
 

@@ -209,7 +209,10 @@ def read_value(key: str, text: str) -> Any:
     try:
         return read_yaml(f"v: {text}", is_file=False)["v"]
     except (yaml.YAMLError, OmegaConfBaseException, RecursionError, ValueError):
-        raise ConfigError(f"{key}: cannot read {text}; quote it for the shell, as in '{key}=[1,2]'") from None
+        remedy = f"quote it for the shell, as in '{key}=[1,2]'"
+        if unquoted := REFERENCE.search(text):
+            remedy = f"quote the reference inside, as in '{key}=[\"{unquoted[0]}\"]'"
+        raise ConfigError(f"{key}: cannot read {text}; {remedy}") from None
 
 
 def parse(key: str, text: str) -> Any:

@@ -97,7 +97,9 @@ class PredictionWriter(Callback):
             if (table["index"] < 0).any():
                 table["index"] = np.arange(count_rows(table))  # in the order of ranks and batches
             keys = ("index", "dataloader")  # the last one is the primary key
-            table = select_rows(table, np.lexsort([table[key] for key in keys if key in table]))
+            order = np.lexsort([table[key] for key in keys if key in table])
+            if (np.diff(order) != 1).any():  # otherwise all would be copied
+                table = select_rows(table, order)
             write_csv(self.folder / "predictions.csv", table, self.folder)
             _write_summary(self.folder, table, _classes(data))
             _write_worst(self.folder, [worst for _, worst in gathered], data)
@@ -111,8 +113,11 @@ class PredictionWriter(Callback):
 
     def _table(self, trainer: L.Trainer) -> Table:
         """One row per sample of this rank."""
-        table = concatenate([batch.columns for batch in self.batches])
-        for name in {name for batch in self.batches for name in batch.columns}.difference(table):
+        table, seen = concatenate([batch.columns for batch in self.batches]), set[str]()
+        for batch in self.batches:
+            seen.update(batch.columns)
+            batch.columns.clear()  # they are in the table now
+        for name in seen.difference(table):
             self.skipped[name] = "is not returned for each batch"
         loaders = trainer.val_dataloaders if trainer.validating else trainer.test_dataloaders
         multiple = isinstance(loaders, list | tuple) and len(loaders) > 1

@@ -21,6 +21,8 @@ def select_rows(table: Table, rows: Sequence[int] | npt.NDArray[Any]) -> Table:
 
 def concatenate(tables: Sequence[Table]) -> Table:
     """The rows of all tables, with the columns that all of them have."""
+    if len(tables) == 1:
+        return dict(tables[0])  # without a copy, which may be large
     common = [name for name in (tables[0] if tables else ()) if all(name in table for table in tables)]
     return {name: np.concatenate([table[name] for table in tables]) for name in common}
 

@@ -17,7 +17,7 @@ from boltcutter.run import trust
 
 Table = dict[str, npt.NDArray[Any]]  # columns of the same length, by name
 
-ROWS_AT_ONCE = 10_000
+CELLS_AT_ONCE = 100_000  # as text, of 128 bytes each
 MAX_COLUMNS = 1000  # per entry of an output, in the tables of a test and of predictions
 
 
@@ -41,8 +41,9 @@ def write_csv(path: Path, table: Mapping[str, Sequence[Any] | npt.NDArray[Any]],
         os.set_blocking(file.fileno(), True)  # only opening a FIFO that nobody reads must not block
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(map(as_cell, table))
-        for begin in range(0, count_rows(table), ROWS_AT_ONCE):
-            parts = (column[begin : begin + ROWS_AT_ONCE] for column in columns)
+        rows = max(1, CELLS_AT_ONCE // max(1, len(columns)))
+        for begin in range(0, count_rows(table), rows):
+            parts = (column[begin : begin + rows] for column in columns)
             texts = (map(as_cell, part) if part.dtype.kind in "OU" else part.astype(str) for part in parts)
             writer.writerows(zip(*texts, strict=True))
 

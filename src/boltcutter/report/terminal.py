@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,9 @@ def print_start(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> No
     is_native = isinstance(data, NativeData)
     batch = getattr(data, "batch_size", None)
     scope = "in total" if is_native else "per device"  # the convention of Lightning
+    accumulated = trainer.accumulate_grad_batches
+    if is_native and data.splits and isinstance(batch, int) and hasattr(data.splits.train, "__len__"):
+        accumulated = max(1, min(accumulated, math.ceil(len(data.splits.train) / batch)))  # of an epoch, where it ends
     kind = type(trainer.accelerator).__name__.removesuffix("Accelerator")
     devices = f"{Topology.of(trainer).total_devices} × {kind}, {type(trainer.strategy).__name__}"
     exact = trainer.precision == "32-true" and torch.get_float32_matmul_precision() == "highest"
@@ -44,7 +48,7 @@ def print_start(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> No
         "data": (type(data).__name__ if data is not None else f"loaders of {type(task).__name__}")
         + (f", {_sizes(data.splits)}" if is_native and data.splits else ""),
         "devices": f"{devices}, {trainer.precision}" + ("; matmul_precision=high is faster" if has_tf32 else ""),
-        "batch": f"{batch} samples {scope} × {trainer.accumulate_grad_batches} accumulated" if batch else None,
+        "batch": f"{batch} samples {scope} × {accumulated} accumulated" if batch else None,
         "W&B": _wandb(trainer),
     }
     _show(rows)
