@@ -1,6 +1,7 @@
 import csv
 import os
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -60,3 +61,12 @@ def test_a_pipe_gets_a_whole_table(tmp_path: Path) -> None:
         written.result()
         os.close(write)
     assert lines[-1] == "49999\n"
+
+
+def test_writing_a_wide_table_takes_little_memory(tmp_path: Path) -> None:
+    table = {str(number): np.zeros(5000, np.float32) for number in range(200)}
+    tracemalloc.start()
+    write_csv(tmp_path / "wide.csv", table)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 60e6  # 1e6 cells as text of 128 bytes each are 128 MB
