@@ -112,7 +112,7 @@ class Watch:
         if run is None:
             return None
         folder = run.folder
-        files = [TESTED, *(file for _, file, _ in html.sections())]
+        files = [TESTED, *(file for _, file, _ in html.added_sections())]
         now = _digest([stamp_of(folder), *(file_stamp(f"{folder}/{file}") for file in files)])
         if now == tag or (tag == (known := self._reports.get(path, ("", 0.0)))[0] and time.monotonic() < known[1]):
             return tag, ""

@@ -82,7 +82,11 @@ def render(folder: Path, home: str = "") -> str:
         evaluations=reader.get("Evaluations", [], _read_evaluations, test.parent),
         tested=evaluations.describe(tests) if len(tests := evaluations.of_test(folder)) > 1 else "",
         **outcomes,
-        added=[(slug(title), title, text) for title, *rest in sections() if (text := reader.section(title, *rest))],
+        added=[
+            (slug(title), title, text)
+            for title, file, show in added_sections()
+            if (text := reader.section(title, file, show))
+        ],
         attempts=reader.get("Attempts", [], _attempts, record.get("attempts") or []),
         missing=reader.missing,
         data={"charts": _charts(groups, modes), **{key: outcomes.get(key) for key in ("confusion", "scatters")}},
@@ -90,7 +94,7 @@ def render(folder: Path, home: str = "") -> str:
     return page.encode(errors="replace").decode()  # the command may contain file names that are not UTF-8
 
 
-def sections() -> list[tuple[str, str, Callable[[Path], str]]]:
+def added_sections() -> list[tuple[str, str, Callable[[Path], str]]]:
     """Sections whose file a run may have: title, name of the file, and the function that renders it as HTML."""
     others = [(section.title, section.file, extend.load(section.render)) for section in extend.sections()]
     return [
