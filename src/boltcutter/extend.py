@@ -1,4 +1,4 @@
-"""What a part adds to Boltcutter, and how the core finds it.
+"""What other distributions add to Boltcutter, and how it is found.
 
 A part is a package with a module ``part`` whose ``PART`` describes what it adds: commands, options of config groups,
 callbacks of each run, and a section of the report. Another distribution declares it by an entry point:

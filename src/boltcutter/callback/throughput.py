@@ -25,8 +25,8 @@ class ThroughputMonitor(Callback):
     """Log throughput over all devices at each logging step, and samples per second also per epoch.
 
     Metrics are prefixed with ``throughput/``: ``samples_per_second``, or ``batches_per_second`` if a batch's number
-    of samples is unknown; ``tokens_per_second`` for language modeling; ``mfu``, model FLOPs utilization, where a part
-    counts FLOPs and the peak is known; ``data_wait``, the fraction of time spent waiting for data, if the loader has an
+    of samples is unknown; ``tokens_per_second`` for language modeling; ``mfu``, model FLOPs utilization, where the
+    peak is known; ``data_wait``, the fraction of time spent waiting for data, if the loader has an
     attribute ``wait_seconds``; ``memory_gib``, peak memory of this process, on a CUDA device or else on the host.
 
     The clock is read on the host without synchronizing with the device. The device queue is short, so the mean over a

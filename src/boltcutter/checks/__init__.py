@@ -1,1 +1,1 @@
-"""What fits a machine: doctor, memory estimate, choice of strategy, batch size."""
+"""What is checked before a training: components, their combination, hardware, the first batch."""

@@ -1,7 +1,4 @@
-"""What the platform that started this process has said, for a part that reads its variables.
-
-The part sets the variables of Lightning and torchrun, and those below.
-"""
+"""What the platform that started this process has said, in variables that readers of ranks set beside torchrun's."""
 
 from __future__ import annotations
 

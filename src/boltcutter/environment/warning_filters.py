@@ -28,7 +28,7 @@ EXPECTED = (
     ".*The number of training batches .* is smaller than the logging interval.*",
     ".*LeafSpec.*",  # Lightning's own use of torch, at each batch
     r".*use of fork\(\) may lead to deadlocks.*",  # for every DataLoader with workers, since Python 3.12
-    ".*your dataloader is not resumable.*",  # the data module is, or a part says so, which Lightning does not check
+    ".*your dataloader is not resumable.*",  # the data module is, or ``ResumeState`` says so
     ".*The `srun` command is available on your system but is not used.*",  # on every machine with SLURM
     "You are using a (non-supported )?Python version",  # by Google's libraries, from some date on
     ".*Sending a large body directly with raw bytes.*",  # by adlfs, about memory

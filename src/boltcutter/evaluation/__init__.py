@@ -1,1 +1,1 @@
-"""Evaluate checkpoints and predict."""
+"""Evaluate checkpoints: metrics, tables of what was predicted, and what splits and folds hold."""

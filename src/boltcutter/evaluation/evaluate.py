@@ -156,7 +156,7 @@ def _read_settings(folder: Path) -> dict[str, Any] | None:
 def score(
     components: Components, checkpoint: str | None, output: Path, settings: Mapping[str, Any]
 ) -> dict[str, float]:
-    """Evaluate a checkpoint on a split and write metrics, and what a part adds for each sample.
+    """Evaluate a checkpoint on a split and write metrics, and a table of what was predicted for each sample.
 
     Args:
         components: Trainer, data and task.

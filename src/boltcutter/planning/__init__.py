@@ -1,1 +1,1 @@
-"""What works on this machine, and what a training would need: commands that train little or not at all."""
+"""Commands before a training: check, doctor, memory estimate, choice of strategy, batch size."""

@@ -1,7 +1,7 @@
-"""Where run folders are: on disk, or, if a part offers a store, also elsewhere, such as on object storage.
+"""Where run folders are: on disk, or elsewhere, such as on object storage.
 
-A run always works in a local folder. A store copies it from and to another place; the one of the core leaves folders
-where they are.
+A run always works in a local folder. A store copies it from and to another place; the one below leaves folders where
+they are.
 """
 
 from __future__ import annotations

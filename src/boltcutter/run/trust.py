@@ -141,7 +141,7 @@ def check(
     walks: bool = False,
     writes: bool = False,
 ) -> None:
-    """Have a part check references, URLs and targets in a record that is not this user's own.
+    """Check references, URLs and targets in a record that is not this user's own.
 
     Own is what this user has signed, in a folder that is, with all of its files, of this user and writable by nobody
     else.
@@ -158,7 +158,7 @@ def check(
         writes: Whether they will be written as well.
 
     Raises:
-        ConfigError: A reference, URL, target or file is not allowed, or no part can judge that.
+        ConfigError: A reference, URL, target or file is not allowed.
     """
     if _granted:
         return

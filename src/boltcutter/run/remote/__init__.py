@@ -1,1 +1,1 @@
-"""Part: run folders on object storage."""
+"""Run folders on object storage."""
