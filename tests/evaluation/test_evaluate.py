@@ -105,7 +105,7 @@ def test_the_training_split_is_evaluated_completely(script: Script, trained: Pat
         (["run=nowhere"], "nowhere: no run there"),
         (["run={trained}", "model=linear"], "its weights do not fit the model; remove overrides of the model"),
         (["run={trained}/record.json"], "record.json: no run there"),
-        (["run={trained}", "split=tset"], "split=tset: expected train, val or test; did you mean test?"),
+        (["run={trained}", "split=tset"], "split=tset: expected train, val, test or all; did you mean test?"),
         (
             ["run={trained}", "ckpt=other.ckpt"],
             "ckpt=other.ckpt: no such file; did you mean last.ckpt? (checkpoints of the run: best.ckpt, last.ckpt)",

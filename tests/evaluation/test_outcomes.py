@@ -73,3 +73,31 @@ def test_the_worst_errors_of_different_lengths(tmp_path: Path, structure: str) -
 def test_the_picture_among_the_inputs_is_shown(tmp_path: Path) -> None:
     samples = [({"age": torch.rand(3), "picture": torch.rand(1, 8, 8)}, number) for number in range(4)]
     assert test_outcome(tmp_path, samples, None).count('<img src="data:image/png') == 4
+
+
+class Named(list[Any]):
+    """Samples of files."""
+
+    names = ("a.png", "b.png", "c.png")
+
+
+class Classes(L.LightningModule):
+    def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        return {"predictions": batch[0], "targets": batch[1]}
+
+
+class Animals(L.LightningDataModule):
+    classes = ("cat", "dog")
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Named((torch.eye(2)[number % 2], 1) for number in range(3)), 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_predictions_have_the_names_of_files_and_classes(tmp_path: Path) -> None:
+    trainer = L.Trainer(accelerator="cpu", callbacks=[PredictionWriter(tmp_path)], logger=False)
+    trainer.test(Classes(), datamodule=Animals(), verbose=False)
+    table = pd.read_csv(tmp_path / "predictions.csv")
+    assert table["file"].tolist() == ["a.png", "b.png", "c.png"]
+    assert table["prediction_class"].tolist() == ["cat", "dog", "cat"]
+    assert table["target_class"].tolist() == ["dog"] * 3

@@ -100,7 +100,7 @@ class PredictionWriter(Callback):
             order = np.lexsort([table[key] for key in keys if key in table])
             if (np.diff(order) != 1).any():  # otherwise all would be copied
                 table = select_rows(table, order)
-            write_csv(self.folder / "predictions.csv", table, self.folder)
+            write_csv(self.folder / "predictions.csv", table | _class_names(table, _classes(data)), self.folder)
             _write_summary(self.folder, table, _classes(data))
             _write_worst(self.folder, [worst for _, worst in gathered], data)
         else:
@@ -129,6 +129,9 @@ class PredictionWriter(Callback):
         if multiple:
             samples = [batch.samples for batch in self.batches]
             first = {"dataloader": np.repeat([batch.dataloader for batch in self.batches], samples), **first}
+        names = getattr(getattr(loaders, "dataset", None), "names", None)  # of the files of a split
+        if table and isinstance(names, list | tuple) and indices and 0 <= min(indices) <= max(indices) < len(names):
+            first["file"] = np.array([names[index] for index in first["index"]])
         return first | {name: column for name, column in table.items() if name not in first}
 
 
@@ -182,6 +185,15 @@ def _classes(data: Any) -> list[str]:
     """Class names, if the data module lists them; in a third-party one ``classes`` may be their number."""
     names = getattr(data, "classes", ())
     return [str(name) for name in names] if isinstance(names, list | tuple) else []
+
+
+def _class_names(table: Table, classes: list[str]) -> Table:
+    """The names of targets and predictions, as columns, if they are classes that have names."""
+    found, known = {}, np.array(classes)
+    for name in ("target", "prediction") if "confidence" in table else ():
+        if np.issubdtype(table[name].dtype, np.integer) and 0 <= table[name].min() <= table[name].max() < len(known):
+            found[f"{name}_class"] = known[table[name]]
+    return found
 
 
 def _texts(data: Any, inputs: Sequence[npt.NDArray[Any]]) -> dict[str, Any]:
