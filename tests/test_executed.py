@@ -1,0 +1,64 @@
+"""What one training executes of the library, which is what a reader has to hold: files, and functions by package."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+# Ceilings, not targets: where a package grows beyond its own, look for steps that can be taken away first.
+MAX_FILES = 195
+MAX_FUNCTIONS = {
+    "assembly": 32,
+    "callback": 155,
+    "checkpoint": 82,
+    "checks": 43,
+    "config": 106,
+    "data": 105,
+    "diagnosis": 145,
+    "environment": 102,
+    "evaluation": 35,
+    "report": 100,
+    "run": 95,
+    "task": 66,
+    "training": 77,
+}
+MAX_OTHERS = 165  # of the packages and modules that are not listed, together
+TRACE = """
+import atexit, json, os, runpy, sys, threading
+source, folder, found, main = sys.argv[1] + os.sep, sys.argv[2], set(), os.getpid()
+def count(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and code.co_filename.startswith(source):
+        found.add((code.co_filename[len(source):], code.co_name, code.co_firstlineno))
+def write():
+    sys.setprofile(None)
+    if os.getpid() == main:
+        print("executed", json.dumps(sorted(found)))
+atexit.register(write)
+sys.argv = ["scripts/train.py", "trainer.max_epochs=1", "logger=null", "trainer.accelerator=cpu", f"folder={folder}"]
+threading.setprofile(count)
+sys.setprofile(count)
+runpy.run_path("scripts/train.py", run_name="__main__")
+"""
+
+
+def test_a_training_executes_no_more_than_a_reader_can_hold(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TRACE, str(ROOT / "src" / "boltcutter"), str(tmp_path / "run")]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [
+        entry for line in done.stdout.splitlines() if line.startswith("executed ") for entry in json.loads(line[9:])
+    ]
+    functions = [(file, name) for file, name, _ in found if not name.startswith("<")]
+    packages = [Path(file).parts[0] for file, _ in functions]
+    grown = {name: packages.count(name) for name, most in MAX_FUNCTIONS.items() if packages.count(name) > most}
+    assert grown == {}, f"more than { ({name: MAX_FUNCTIONS[name] for name in grown}) }"
+    assert sum(name not in MAX_FUNCTIONS for name in packages) <= MAX_OTHERS
+    assert 100 < len({file for file, _, _ in found}) <= MAX_FILES
+    launched = {"analysis", "launch", "search", "export", "planning", "prediction"}
+    assert not launched & {Path(file).parts[0] for file, _, _ in found}, (
+        "a package of commands is imported by a training"
+    )
