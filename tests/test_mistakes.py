@@ -143,7 +143,7 @@ MISTAKES = [
     ("model.input_shape=[3]", "model.input_shape=(3,): ", "try model=mlp"),
     ("task.label_smoothing=2", "task.label_smoothing=2.0 ", "try 0.1"),
     ("task.l1=-1", "task.l1=-1.0 ", "try 0"),
-    ("optimizer.lr=1e400", "optimizer.lr=.inf ", "correct it, or remove it"),
+    ("optimizer.lr=1e400", "optimizer.lr=1e400: ", "expected float"),
     ("optimizer.weight_decay=.inf", "optimizer.weight_decay=.inf ", "correct it, or remove it"),
     ("scheduler=onecycle scheduler.max_lr=.inf", "scheduler.max_lr=.inf ", "correct it, or remove it"),
     ("optimizer=sgd optimizer.momentum=1", "optimizer.momentum=1.0 ", "try 0.9"),

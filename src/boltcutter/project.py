@@ -227,11 +227,11 @@ def command(name: str, *arguments: str) -> str:
 
 
 SAME_NAME = """
-accelerate adlfs albumentations bitsandbytes captum datasets deepspeed diffusers einops evaluate gcsfs google-auth
+accelerate adlfs aim albumentations bitsandbytes captum datasets deepspeed diffusers einops evaluate gcsfs google-auth
 gymnasium h5py horovod jax joblib kornia kubernetes librosa lightning matplotlib mlflow monai nibabel nltk numba onnx
 onnxruntime openai optuna pandas peft polars pyarrow pydicom ray rich s3fs safetensors scipy seaborn sentencepiece
 soundfile spacy submitit tensorboard tensorboardX tiktoken timm tokenizers torchaudio torchmetrics torchvision tqdm
-transformer_engine transformers wandb xgboost
+trackio transformer_engine transformers wandb xgboost
 """
 # Distributions by the module that they install. A module of another name may be anybody's on the index.
 DISTRIBUTIONS = {name: name for name in SAME_NAME.split()} | {

@@ -45,19 +45,19 @@ def test_the_average_follows_short_training(script: Script, tmp_path: Path) -> N
 
 
 class Watch(Callback):
-    """Counts synchronizations from the second step on, in which everything is initialized."""
+    """Counts synchronizations between two looks of ``Invariants``, after all was initialized: of steps 10 to 15."""
 
     def __init__(self, waits: Synchronizations, *, begins: bool) -> None:
         self.waits, self.begins = waits, begins
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, index: int) -> None:
-        if self.begins and index >= 2:
+        if self.begins and 9 <= index < 15:
             self.waits.__enter__()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, index: int
     ) -> None:
-        if not self.begins and index >= 2:
+        if not self.begins and 9 <= index < 15:
             self.waits.__exit__(None, None, None)
 
 
@@ -73,7 +73,7 @@ def test_no_default_callback_waits_for_the_device(tmp_path: Path, monkeypatch: p
         components = assemble(cfg, [Watch(waits, begins=False)])
         components.trainer.callbacks.insert(0, Watch(waits, begins=True))  # type: ignore[attr-defined]
         components.trainer.fit(components.task, datamodule=components.data)
-    assert components.trainer.global_step > 5
+    assert components.trainer.global_step > 15
     assert not waits.counted
 
 

@@ -129,7 +129,11 @@ def test_a_batch_of_the_data(tmp_path: Path) -> None:
     found = read_batch(build(config().data, "data"))
     assert [tensor.shape for tensor in found] == [(64, 1, 8, 8), (64,)]
     data = SimpleNamespace(prepare_data=int, setup=lambda stage: None, train_dataloader=lambda: [{"x": torch.zeros(2)}])
-    with pytest.raises(ConfigError, match="data: memory can be estimated only for batches that are tuples of tensors"):
+    assert torch.equal(read_batch(data)["x"], torch.zeros(2))  # type: ignore[arg-type]
+    data.train_dataloader = lambda: [(torch.zeros(2), torch.zeros(3))]
+    with pytest.raises(
+        ConfigError, match="data: memory can be estimated only for batches whose tensors have the samples"
+    ):
         read_batch(data)  # type: ignore[arg-type]
 
 

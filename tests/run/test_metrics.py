@@ -45,8 +45,8 @@ def test_columns_are_read_as_far_as_they_are_complete(tmp_path: Path) -> None:
     found = {name: [list(column) for column in columns] for name, columns in MetricsReader(path).read().items()}
     assert repr(found) == repr(
         {
-            "val/loss": [[9, 19, 39], [0, 1, 2], [0.5, float("nan"), 1.0]],
-            "a,b": [[19, 39], [1, 2], [float("inf"), 2.0]],
+            "val/loss": [[10, 20, 40], [0, 1, 2], [0.5, float("nan"), 1.0]],
+            "a,b": [[20, 40], [1, 2], [float("inf"), 2.0]],
         }
     )
 

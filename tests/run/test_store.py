@@ -1,4 +1,4 @@
-"""Run folders on disk; object storage is tested in tests/remote."""
+"""Run folders on disk; object storage is tested in tests/run/remote."""
 
 from pathlib import Path
 
@@ -24,19 +24,8 @@ def test_folders_on_disk_stay_where_they_are(tmp_path: Path) -> None:
     assert LOCAL.portable(cfg)["seed"] == 7
 
 
-@pytest.mark.parametrize("key", ["run", "with", "resume", "reproduce"])
-def test_without_a_part_that_reads_urls_they_are_an_error(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{key}=s3://a/b: no installed part .*pip install boltcutter$"):
-        LOCAL.localize([f"{key}=s3://a/b"])
-    assert LOCAL.localize(["checkpoints=s3://a/b"]) == ["checkpoints=s3://a/b"]
-
-
 def test_paths_and_urls_are_joined() -> None:
     assert store.join("runs", "a", "b") == "runs/a/b"
     assert store.join("s3://bucket/", "a", "b") == "s3://bucket/a/b"
     with pytest.raises(ConfigError, match=r"^folder=s3://b: only locally; set folder to a folder$"):
         store.refuse({"runs": "runs", "folder": "s3://b"}, "only locally")
-
-
-def test_object_storage_is_the_store_if_its_part_is_installed() -> None:
-    assert type(store.run_store()).__name__ == "ObjectStorage"

@@ -23,9 +23,9 @@ from torch import nn
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.strategy import process_launcher
-from boltcutter.strategy.ddp import DDPStrategy
+from boltcutter.strategy.ddp import DDPStrategy, spawning_strategy
 from boltcutter.strategy.errors import StrategyError
-from boltcutter.strategy.process_launcher import WorkerExitError, spawning_strategy
+from boltcutter.strategy.process_launcher import WorkerExitError
 
 TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
 # Adam's first steps depend on the sign of the gradient only, which amplifies rounding errors.
