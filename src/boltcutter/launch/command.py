@@ -26,7 +26,6 @@ from boltcutter.environment.identity import new_run_id
 from boltcutter.environment.warning_filters import filter_warnings
 from boltcutter.launch.job import JOB_VARIABLE, Job, Launcher
 from boltcutter.launch.jobs import Settings, has_completed, list_runs, read_launch, refresh, remember, run_verb
-from boltcutter.launch.search_array import launch_search
 from boltcutter.launch.stored_runs import find_stored
 from boltcutter.launch.submit import describe_code, start
 from boltcutter.project import LIBRARY, Project
@@ -82,6 +81,8 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
     settings, launcher = read_launcher(project, overrides, recorded_settings(resumed))
     rest = [override for override in overrides if not is_launch_override(override)]
     if is_search(rest):
+        from boltcutter.launch.search_array import launch_search  # imports torch
+
         launch_search(project, settings, launcher, rest, flags)
         return
     tasks = combinations(launcher.array) if launcher.array else [[]]
