@@ -46,6 +46,10 @@ def write(path: Path, dump: Callable[[IO[bytes]], object], verify: Callable[[IO[
         os.replace(temporary, path.name, src_dir_fd=place, dst_dir_fd=place)
         with suppress(OSError):  # file systems that do not support it
             os.fsync(place)
+    except OSError as error:
+        if error.filename != temporary:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error  # not the name in an unnamed folder
     finally:
         with suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=place)
