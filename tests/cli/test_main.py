@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -6,12 +7,13 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import distributions
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from boltcutter.cli.main import FLAGS, main, one_line_errors
+from boltcutter.cli.main import FLAGS, main, one_line_errors, read_ranks
 from boltcutter.config.compose import compose
 from boltcutter.extend import Command
 from boltcutter.project import Project, summary
@@ -263,3 +265,16 @@ def test_an_error_of_the_project_has_a_traceback(tmp_path: Path, monkeypatch: py
     Project.at(tmp_path).activate()
     with pytest.raises(IsADirectoryError), one_line_errors():
         import_module("own_code")
+
+
+def test_mpirun_takes_the_address_that_the_platform_gives() -> None:
+    """Ranks of mpirun are read after the variables of the platform, which say where the first node is."""
+    batch = {"AWS_BATCH_JOB_ID": "7#1", "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "1"}
+    batch |= {"AWS_BATCH_JOB_MAIN_NODE_INDEX": "0", "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.1"}
+    sizes = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    with patch.dict(os.environ, batch | {f"OMPI_COMM_WORLD_{name}": value for name, value in sizes.items()}):
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"):
+            os.environ.pop(name, None)
+        read_ranks()
+        found = {name: os.environ[name] for name in ("MASTER_ADDR", "RANK", "WORLD_SIZE", "NODE_RANK")}
+    assert found == {"MASTER_ADDR": "10.0.0.1", "RANK": "3", "WORLD_SIZE": "4", "NODE_RANK": "1"}

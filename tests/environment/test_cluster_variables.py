@@ -358,10 +358,13 @@ def test_overrides_that_contradict_the_platform_are_refused(
 
 
 def test_each_node_reports_invalid_variables(script: Script, tmp_path: Path) -> None:
-    done = script("train", *OVERRIDES, f"runs={tmp_path}", env=vertex(1, RANK="3", WORLD_SIZE="2"))
+    done = script("train", *OVERRIDES, f"runs={tmp_path}", env=vertex(1, RANK="3", WORLD_SIZE="4"))
     assert done.returncode == 2
     assert done.stderr.startswith("error: RANK=3, but this is node 1 of 2 according to vertex; unset RANK")
     assert done.stderr.count("\n") == 1
+    done = script("train", *OVERRIDES, f"runs={tmp_path}", env=vertex(1, RANK="3", WORLD_SIZE="2"))
+    assert done.returncode == 2
+    assert done.stderr == "error: RANK=3: expected less than WORLD_SIZE=2, as it counts from 0; correct one\n"
 
 
 def test_the_number_of_nodes_follows_from_the_platform(script: Script) -> None:

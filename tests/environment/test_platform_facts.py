@@ -1,5 +1,4 @@
 from boltcutter.environment.platform_facts import DEVICES, JOB, NODES, PLATFORM, job_port, job_run_id, launched_layout
-from boltcutter.extend import rank_readers
 
 
 def test_what_a_part_has_read_is_the_layout_and_the_run_id() -> None:
@@ -16,9 +15,3 @@ def test_the_port_of_a_job_is_below_the_ephemeral_range() -> None:
     ports = {job_port(f"job {number}") for number in range(100)}
     assert len(ports) > 90
     assert all(20_000 <= port < 32_000 for port in ports)
-
-
-def test_platforms_are_read_before_mpi() -> None:
-    """On Azure, mpirun starts a process for each node; its variables are then removed."""
-    readers = [read.__module__.rpartition(".")[2] for read in rank_readers()]
-    assert readers.index("platform") < readers.index("mpi_environment")

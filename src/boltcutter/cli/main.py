@@ -132,8 +132,10 @@ def one_line_errors() -> Iterator[None]:
             raise
         if is_mistake:
             lost = isinstance(error.__cause__, platform.PlatformError)  # then no rank may know that it is rank 0
-            place = "" if is_rank_zero() or lost else f" on rank {distributed_rank()}"
-            time.sleep(10 if place else 0)  # so that rank 0 reports it first, on whose exit launchers end the others
+            waits = not (is_rank_zero() or lost)  # so that rank 0 reports it first, on whose exit launchers end others
+            time.sleep(10 if waits else 0)
+            rank = distributed_rank() if waits else None  # None as well before ranks have connected
+            place = "" if rank is None else f" on rank {rank}"
             print(*(f"error{place}: {line}" for line in _shown(error)), sep="\n", file=sys.stderr)
             sys.exit(2)
         rank = distributed_rank()
