@@ -10,14 +10,15 @@ import pytest
 from boltcutter.analysis import references
 from boltcutter.analysis.record import find_runs
 from boltcutter.analysis.references import VARIABLE, candidates, find, resolve
+from boltcutter.cli import main as cli
 from boltcutter.cli.completion import complete
+from boltcutter.cli.table import COMMANDS
 from boltcutter.config.errors import ConfigError
-from boltcutter.launch import command as launch
 from boltcutter.project import Project
-from boltcutter.search import command as search
 
 from .conftest import Write
 
+PROJECT = Project.find(__file__)
 OLD, NEW, TRIAL = "20260101-120000-aaaa1111", "20260102-120000-bbbb2222", "20260103-120000-cccc3333"
 
 
@@ -120,14 +121,25 @@ def test_the_shell_completes_names_of_runs(runs: Path, monkeypatch: pytest.Monke
     assert [*complete(Project.at(runs), "", "resume=l")] == ["resume=latest"]
 
 
-def test_launch_searches_the_given_folder_of_runs(runs: Path) -> None:
-    with pytest.raises(ConfigError, match=f"^run=.*{NEW}: this run was not launched"):
-        launch.main(Project.at(runs.parent), ["status", "run=latest", f"runs={runs}"])
+@pytest.mark.parametrize("where", ["given", "configured"])
+def test_launch_takes_names_of_runs(
+    runs: Path, where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [f"runs={runs}"]
+    if where == "configured":
+        given = []
+        monkeypatch.setattr(references, "runs_folder", lambda project, overrides: str(runs))
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(PROJECT, COMMANDS["launch"], arguments=["status", "run=latest", *given])
+    note, error = capsys.readouterr().err.splitlines()
+    assert note.startswith(f"note: run=latest is {runs}/digits/{NEW}, ")
+    assert error.startswith(f"error: run={runs}/digits/{NEW}: this run was not launched; ")
 
 
-def test_launch_takes_names_of_runs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_takes_names_of_runs(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(references, "runs_folder", lambda project, overrides: str(runs))
-    with pytest.raises(ConfigError, match=f"^run=.*{NEW}: this run was not launched"):
-        launch.main(Project.at(runs), ["status", "run=latest"])
-    with pytest.raises(ConfigError, match=rf"resume=.*{TRIAL}: its record holds"):
-        search.main(Project.at(runs), ["resume=cccc"])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(PROJECT, COMMANDS["search"], arguments=["resume=cccc"])
+    assert capsys.readouterr().err.startswith(f"error: resume={runs}/digits/{TRIAL}: its record holds")

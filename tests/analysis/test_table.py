@@ -145,7 +145,7 @@ def test_csv_has_all_digits(tmp_path: Path, write: Write) -> None:
     write(tmp_path / "a", metrics={"val/loss": 1 / 3, "bad": float("nan"), "huge": float("inf")}, tags=["x", "y,z"])
     runs = find_runs(tmp_path)
     rows = [*csv.reader(io.StringIO(as_csv(runs, ["id", "val/loss", "tag", "seed", "note", "time", "data.shape"])))]
-    assert rows[1] == ["a", repr(1 / 3), "[x,y,z]", "0", "", "90.0", "[1,8,8]"]
+    assert rows[1] == ["a", repr(1 / 3), "[x,'y,z']", "0", "", "90.0", "[1,8,8]"]
     write(tmp_path / "a")
     assert as_csv(find_runs(tmp_path), ["id", "tag"]) == "id,tag\na,\n"
 
