@@ -10,9 +10,7 @@ FROM ${BASE} AS build
 ARG TORCH_INDEX=https://pypi.org/simple
 ARG PACKAGES="adlfs gcsfs s3fs"
 # hadolint ignore=DL3008
-RUN apt-get update \
-    && apt-get install -y --no-install-recommends git \
-    && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends git && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH PIP_NO_CACHE_DIR=1
 WORKDIR /app
@@ -41,8 +39,7 @@ RUN [ -z "$NETWORK" ] || { \
         && rm -rf /var/lib/apt/lists/* /tmp/efa.tar.gz /tmp/aws-efa-installer; \
     }
 # Any user can write to these folders, such as one that Kubernetes chooses.
-RUN useradd --uid 1000 --create-home app \
-    && install -d -m 777 /home/app /app/runs /app/data
+RUN useradd --uid 1000 --create-home app && install -d -m 777 /home/app /app/runs /app/data
 COPY --from=build /opt/venv /opt/venv
 WORKDIR /app
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app/src PYTHONUNBUFFERED=1 HOME=/home/app USER=app

@@ -48,8 +48,7 @@ READING = {"read_text", "read_bytes", "open", "loads", "load", "cat_file"}
 # Where files are read by functions that could execute what they contain, or create far more than it. A further module
 # must be added here, with a test that it cannot, as docs/security.md lists them.
 LOADERS = {
-    # Without the part that reads checkpoints, and of a file that this process has written.
-    "torch.load": {"boltcutter/checkpoint/load.py", "boltcutter/strategy/process_launcher.py"},
+    "torch.load": {"boltcutter/strategy/process_launcher.py"},  # a file that this process has written
     "torch.export.load": {"boltcutter/export/runner.py"},  # signed
     "torch.serialization._open_zipfile_reader": {"boltcutter/checkpoint/unpickle.py"},
     # The last one of a file that this process has written.
@@ -115,6 +114,7 @@ def test_records_are_read_by_one_reader() -> None:
                 if named and used:
                     found.add(f"{file.relative_to(SRC)}:{function.name}")
     assert found == {  # which open another file
+        "boltcutter/report/page.py:added_sections",  # none; loads the functions of further sections
         "boltcutter/run/restart.py:check_start",  # of what it has just written
         "boltcutter/launch/jobs.py:list_runs",
         "boltcutter/launch/node.py:check_starts",  # an object at a URL, parsed by trust.parse_json
@@ -147,7 +147,8 @@ def test_digits_of_other_scripts_are_none() -> None:
         texts = {id(node.value): node for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # documentation
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
-                assert "\\d" not in node.value, f"{file}:{node.lineno}"
+                rest = node.value.replace(r"[^\W\d_]", "")  # a letter of any script
+                assert "\\d" not in rest, f"{file}:{node.lineno}"
             if isinstance(node, ast.Attribute):
                 assert node.attr not in ("isdigit", "isnumeric"), f"{file}:{node.lineno}"
 

@@ -34,8 +34,9 @@ RUN = [  # patterns of whole commands
     r"boltcutter runs(?! --live).*",
     r"boltcutter compare --metric test/accuracy .*",
     r"boltcutter doctor (?:experiment=gpt_124m data=text|run=<folder>) devices=\d memory=\d+GiB",
-    r"python scripts/evaluate\.py run=<folder>.*",
+    r"python scripts/evaluate\.py run=<folder>(?! split=all).*",
     r"python scripts/predict\.py run=(?:<folder>|runs/…) (?:export=onnx )?input=(?:digit\.png,)?(?:more|photos)/",
+    r"python scripts/predict\.py run=<folder> input='more/\*\.png'",
     r"python scripts/export\.py run=(?:<folder>|runs/…) export=(?:\[[\w,-]+\]|onnx|none)(?: export\.register=digits)?",
     r"python scripts/search\.py search=optuna --(?:check|describe)",
     # of the template's pages, in a new project
@@ -53,6 +54,7 @@ ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here
         "they write files",
         "test_docs.py::test_commands_that_write_files_work_as_documented",
     ),
+    r"boltcutter import .*": ("they convert a project of the reader", "scaffold/test_port.py"),
     r"python3 -m venv .*": ("they install packages", "test_workflows.py::test_the_pinned_versions_can_be_installed"),
     r"uv pip compile .*|cp constraints\.txt .*": (
         "they change pins",
@@ -72,6 +74,10 @@ ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here
     r"python scripts/launch\.py (?:status|logs|cancel|fetch|list)\b.*": (
         "need a launched run",
         "launch/test_command.py",
+    ),
+    r"python scripts/evaluate\.py run=<folder> split=all .*": (
+        "need labelled files of the reader",
+        "evaluation/test_evaluate.py::test_all_samples_are_evaluated_and_counted",
     ),
     r"python scripts/evaluate\.py run=s3://.*": (CLOUD, "run/remote/test_mirror.py"),
     r"python scripts/search\.py search=(?:asha|pbt) .*": ("need Ray Tune, for minutes", "search/test_ray_tune.py"),
@@ -132,9 +138,15 @@ run = boltcutter.train("logger=null", "trainer.max_epochs=1", task=Logs(), data=
 assert [*run.glob("media/val/samples*/*.png")] and [*run.glob("media/val/words*/*.csv")]
 assert len(parameter_groups(torch.nn.Linear(2, 2))) == 2
 """
+FOUND = """
+trainer = L.Trainer(max_epochs=1, callbacks=[Invariants()])
+trainer.fit(MyModule(), torch.utils.data.DataLoader(torch.zeros(10_001, 32), batch_size=10_001))
+assert "large-batch" in [finding.check for finding in trainer.callbacks[0].findings]
+"""
 PROGRAMS = {  # what readers have before and after the blocks of a page, which run as one program in a project
     "CONTRIBUTING.md": ("from torch import nn\n", "Tiny((8, 8), 10)"),
     "docs/api.md": (OBJECTS, "assert boltcutter.load(run, task=MyModule(), data=MyDataModule()).task is not None"),
+    "docs/diagnosis.md": (OBJECTS, FOUND),
     "docs/machines.md": (
         "",
         "assert check(['trainer.max_epoch=3', 'model=mlp']) == ['trainer.max_epochs=3', 'model=mlp']",

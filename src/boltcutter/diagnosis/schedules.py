@@ -16,7 +16,7 @@ from boltcutter.diagnosis.evidence import Evidence
 
 MAX_CALLS = 20_000  # of a schedule, which are computed ahead
 GONE = 1e-4  # of the peak
-BEFORE, AFTER = r"(^|[/_\-. ])(", r")($|[/_\-. \d@])"
+BEFORE, AFTER = r"(^|[/_\-. ])(", r")($|[/_\-. 0-9@])"
 HIGHER = re.compile(
     f"{BEFORE}acc|accuracy|f1|auc|auroc|iou|miou|dice|bleu|rouge|r2|map|ap|recall|precision|psnr|ssim|return|reward"
     f"{AFTER}",
