@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -40,9 +41,10 @@ def is_mentioned(module: L.LightningModule, parameter: str, trainer: L.Trainer |
     shared = {code for cls in others for code in (*codes(cls), *_functions_beside(cls))}
     for name in parts:
         classes = _classes(type(owner))
-        if not classes and not name.isdigit():
+        is_index = re.fullmatch("[0-9]+", name)  # in a list of modules
+        if not classes and not is_index:
             return True
-        if not name.isdigit():
+        if not is_index:
             found = shared.union(*(codes(cls) for cls in classes), *(_functions_beside(cls) for cls in classes))
             if not any(name in c.co_names or name in c.co_consts or DYNAMIC & {*c.co_names} for c in found):
                 return False

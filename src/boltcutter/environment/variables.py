@@ -22,9 +22,9 @@ NUMBERS = {
     "PL_SEED_WORKERS": (0, 1),
 }
 FORMS = {  # a pattern, and what it is in words
-    "OMP_NUM_THREADS": (r"0*[1-9]\d*(\s*,\s*0*[1-9]\d*)*", "a positive integer"),
+    "OMP_NUM_THREADS": (r"0*[1-9][0-9]*(\s*,\s*0*[1-9][0-9]*)*", "a positive integer"),
     "CUDA_VISIBLE_DEVICES": (
-        r"-1|NoDevFiles|\d+(\s*,\s*-?\d+)*|(GPU|MIG)-[\w/-]+(\s*,\s*(GPU|MIG)-[\w/-]+)*",
+        r"-1|NoDevFiles|[0-9]+(\s*,\s*-?[0-9]+)*|(GPU|MIG)-[\w/-]+(\s*,\s*(GPU|MIG)-[\w/-]+)*",
         "numbers of devices, such as 0,1, or their UUIDs",
     ),
     "WANDB_MODE": ("online|offline|disabled|shared|dryrun|run", "online, offline or disabled"),
@@ -50,7 +50,7 @@ def _mistakes(env: Mapping[str, str]) -> Iterator[str]:
         if name not in env:
             continue
         text = env[name].strip()
-        if re.fullmatch(r"\d{1,20}", text, re.A) and least <= int(text) <= most:
+        if re.fullmatch(r"[0-9]{1,20}", text, re.A) and least <= int(text) <= most:
             numbers[name] = int(text)
             continue
         expected = f"from {least} to {most}" if most < LARGEST else f"of at least {least}"
