@@ -139,7 +139,7 @@ assert [*run.glob("media/val/samples*/*.png")] and [*run.glob("media/val/words*/
 assert len(parameter_groups(torch.nn.Linear(2, 2))) == 2
 """
 FOUND = """
-trainer = L.Trainer(max_epochs=1, callbacks=[Invariants()])
+trainer = L.Trainer(max_epochs=1, limit_val_batches=1, callbacks=[Invariants()])
 trainer.fit(MyModule(), torch.utils.data.DataLoader(torch.zeros(10_001, 32), batch_size=10_001))
 assert "large-batch" in [finding.check for finding in trainer.callbacks[0].findings]
 """
