@@ -27,7 +27,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def boltcutter(site: Path, tmp_path: Path) -> Boltcutter:
-    """Run ``boltcutter`` with the distribution installed."""
+    """Run ``boltcutter`` in a project, with the distribution installed."""
+    (tmp_path / "configs").mkdir()
 
     def run(*arguments: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

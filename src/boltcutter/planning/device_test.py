@@ -71,6 +71,7 @@ class Devices:
 
     def __init__(self, folder: Path, *, total_time: float = TOTAL_TIME, check_time: float = CHECK_TIME) -> None:
         self.folder, self.check_time, self.end = folder, check_time, time.monotonic() + total_time
+        (folder / "configs").mkdir(exist_ok=True)  # a project of nothing but the built-in options
         self.gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         self.count = self.gpus or 2
         self.common = [*NETWORK, *QUICK, f"trainer.accelerator={'gpu' if self.gpus else 'cpu'}"]
