@@ -45,33 +45,46 @@ def test_the_average_follows_short_training(script: Script, tmp_path: Path) -> N
 
 
 class Watch(Callback):
-    """Counts synchronizations between two looks of ``Invariants``, after all was initialized: of steps 10 to 15."""
+    """Counts synchronizations of some steps, from the third on, as the first two initialize everything."""
 
-    def __init__(self, waits: Synchronizations, *, begins: bool) -> None:
-        self.waits, self.begins = waits, begins
+    def __init__(self, waits: Synchronizations, steps: range, *, begins: bool) -> None:
+        self.waits, self.steps, self.begins = waits, steps, begins
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, index: int) -> None:
-        if self.begins and 9 <= index < 15:
+        if self.begins and index in self.steps:
             self.waits.__enter__()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, index: int
     ) -> None:
-        if not self.begins and 9 <= index < 15:
+        if not self.begins and index in self.steps:
             self.waits.__exit__(None, None, None)
 
 
 @pytest.mark.filterwarnings("ignore:.*smaller than the logging")
-def test_no_default_callback_waits_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("looks", "steps"), [([], range(9, 15)), (["callback.invariants=null"], range(2, 1000))], ids=["between", "without"]
+)
+def test_no_default_callback_waits_for_the_device(
+    looks: list[str], steps: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``Invariants`` waits when it looks, at steps 8 and 16, and at no step in between."""
     # As on a GPU; clipping waits on the CPU only.
     monkeypatch.setattr(Guard, "_can_defer", lambda guard, norm, optimizer: True)
-    overrides = [*QUICK, "callback=[default,ema]", "model=mlp", "trainer.gradient_clip_val=null", "trainer.devices=1"]
+    overrides = [
+        *QUICK,
+        *looks,
+        "callback=[default,ema]",
+        "model=mlp",
+        "trainer.gradient_clip_val=null",
+        "trainer.devices=1",
+    ]
     overrides += ["trainer.accelerator=cpu", "trainer.log_every_n_steps=1000", "trainer.max_epochs=1"]
     cfg = read_config(Project.find(__file__), [*overrides, f"folder={tmp_path}", f"checkpoints={tmp_path}"])
     with restored_signals():
         waits = Synchronizations()
-        components = assemble(cfg, [Watch(waits, begins=False)])
-        components.trainer.callbacks.insert(0, Watch(waits, begins=True))  # type: ignore[attr-defined]
+        components = assemble(cfg, [Watch(waits, steps, begins=False)])
+        components.trainer.callbacks.insert(0, Watch(waits, steps, begins=True))  # type: ignore[attr-defined]
         components.trainer.fit(components.task, datamodule=components.data)
     assert components.trainer.global_step > 15
     assert not waits.counted

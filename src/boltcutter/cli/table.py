@@ -23,7 +23,8 @@ boltcutter train reproduce=runs/…""",
     ),
     "evaluate": Command(
         "boltcutter.evaluation.evaluate:main",
-        "Evaluate a run: boltcutter evaluate run=<folder> [ckpt=best|last|path] [split=test] [data=…] [key=value …]",
+        "Evaluate a run: boltcutter evaluate run=<folder> [ckpt=best|last|path] [split=test|all|…] [data=…] "
+        "[key=value …]",
     ),
     "predict": Command(
         "boltcutter.prediction.predict:main",
@@ -132,12 +133,13 @@ boltcutter serve run=runs/… host=0.0.0.0 token_file=token      # reachable fro
     "add": Command(
         "boltcutter.scaffold.add:main",
         "Add a component to the project: boltcutter add model|data|task|callback|launch|experiment <name> "
-        "[--kind regression|sequence|text|image]",
+        "[--kind regression|sequence|text|image|ragged]",
         is_plain=True,
     ),
     "import": Command(
         "boltcutter.scaffold.port:main",
-        "Import a project of lightning-hydra-template or Lightning CLI: boltcutter import <folder> [--from lht|cli]",
+        "Import a project of lightning-hydra-template or Lightning CLI: boltcutter import <folder> [--from lht|cli] "
+        "[--config <file> …] [its overrides]",
         is_plain=True,
     ),
     "vendor": Command(
