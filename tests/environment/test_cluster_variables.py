@@ -364,7 +364,7 @@ def test_each_node_reports_invalid_variables(script: Script, tmp_path: Path) -> 
     assert done.stderr.count("\n") == 1
     done = script("train", *OVERRIDES, f"runs={tmp_path}", env=vertex(1, RANK="3", WORLD_SIZE="2"))
     assert done.returncode == 2
-    assert done.stderr == "error: RANK=3: expected less than WORLD_SIZE=2, as it counts from 0; correct one\n"
+    assert done.stderr == "error on rank 3: RANK=3: expected less than WORLD_SIZE=2, as it counts from 0; correct one\n"
 
 
 def test_the_number_of_nodes_follows_from_the_platform(script: Script) -> None:

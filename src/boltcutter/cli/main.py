@@ -18,7 +18,7 @@ from boltcutter.config.redaction import hide_variables
 from boltcutter.config.values import as_yaml, redacted, split_overrides
 from boltcutter.environment import cluster_variables, mpi_environment, threads
 from boltcutter.environment import platform_facts as platform
-from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
+from boltcutter.environment.process import distributed_rank, is_rank_zero, launched_rank, retain_freed_memory
 from boltcutter.environment.variables import check_variables
 from boltcutter.extend import RUNS, Command, PartError, load, rank_readers, resolve_references
 from boltcutter.project import LIBRARY, Project, ProjectError, install_command, is_own_package
@@ -134,8 +134,7 @@ def one_line_errors() -> Iterator[None]:
             lost = isinstance(error.__cause__, platform.PlatformError)  # then no rank may know that it is rank 0
             waits = not (is_rank_zero() or lost)  # so that rank 0 reports it first, on whose exit launchers end others
             time.sleep(10 if waits else 0)
-            rank = distributed_rank() if waits else None  # None as well before ranks have connected
-            place = "" if rank is None else f" on rank {rank}"
+            place = f" on rank {launched_rank() or 'above 0'}" if waits else ""
             print(*(f"error{place}: {line}" for line in _shown(error)), sep="\n", file=sys.stderr)
             sys.exit(2)
         rank = distributed_rank()

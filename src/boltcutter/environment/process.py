@@ -25,17 +25,25 @@ _children: list[Any] = []
 def is_rank_zero(env: Mapping[str, str] = os.environ) -> bool:
     """Whether this is global rank 0, or the only process: the one that prints and writes files.
 
+    Where no launcher has set the rank, ``LOCAL_RANK`` and ``NODE_RANK`` say it: Lightning sets them for its child
+    processes, or a user does for each node.
+    """
+    rank = launched_rank(env)
+    if rank is not None:
+        return not _is_above_zero(rank)
+    return not any(_is_above_zero(env.get(name, "0")) for name in ("LOCAL_RANK", "NODE_RANK"))
+
+
+def launched_rank(env: Mapping[str, str] = os.environ) -> str | None:
+    """The global rank that a launcher has set, as text; None if there is none, as where Lightning starts the ranks.
+
     ``RANK`` is set by torchrun and Kubeflow, ``SLURM_PROCID`` by srun (in an sbatch script it is meaningless),
-    ``OMPI_COMM_WORLD_RANK`` and ``PMI_RANK`` by mpirun, ``HOROVOD_RANK`` by horovodrun, ``LOCAL_RANK`` and
-    ``NODE_RANK`` by Lightning for its child processes, or manually for each node.
+    ``OMPI_COMM_WORLD_RANK`` and ``PMI_RANK`` by mpirun, ``HOROVOD_RANK`` by horovodrun.
     """
     names = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK"]
     if in_slurm_step(env):
         names.append("SLURM_PROCID")
-    rank = next((env[name] for name in names if name in env), None)
-    if rank is not None:
-        return not _is_above_zero(rank)
-    return not any(_is_above_zero(env.get(name, "0")) for name in ("LOCAL_RANK", "NODE_RANK"))
+    return next((env[name] for name in names if name in env), None)
 
 
 def _is_above_zero(rank: str) -> bool:
