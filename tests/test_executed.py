@@ -13,7 +13,7 @@ MAX_FUNCTIONS = {
     "assembly": 32,
     "callback": 155,
     "checkpoint": 82,
-    "checks": 43,
+    "checks": 45,
     "config": 106,
     "data": 105,
     "diagnosis": 145,

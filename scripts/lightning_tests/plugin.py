@@ -96,16 +96,16 @@ class Treatment:
         from lightning.pytorch.strategies import Strategy
 
         from boltcutter.assembly.assemble import build_loggers, permit_removals
+        from boltcutter.callback.metrics import SeparateMetrics
         from boltcutter.callback.reseed import EvaluationSeeds
         from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
-        from boltcutter.checks import learning
         from boltcutter.config.compose import changed
         from boltcutter.data.hooks import shard_loaders
         from boltcutter.report.media_logging import MediaLogging
         from boltcutter.run.changes import SettingChanges
+        from boltcutter.training.callbacks import in_order
         from boltcutter.training.ending import EndOfTraining
-        from boltcutter.training.resume_state import ResumeState
-        from boltcutter.training.train import Recorder
+        from boltcutter.training.failure import LostRankReport
 
         @functools.wraps(original)
         def init(trainer: Any, *args: Any, **arguments: Any) -> None:
@@ -113,10 +113,9 @@ class Treatment:
             shutil.copy(self.template / "record.json", folder)
             cfg = changed(self.cfg, {"folder": str(folder)})
             own = self.own_callbacks(cfg, arguments)
-            training = [ResumeState(), Recorder(cfg), EndOfTraining(cfg), SettingChanges(cfg), *learning.callbacks(cfg)]
-            media = MediaLogging(cfg.folder)
-            given = as_list(arguments.get("callbacks"))
-            arguments["callbacks"] = [EvaluationSeeds(0), *own.values(), *given, *training, media]
+            given = {f"given{index}": one for index, one in enumerate(as_list(arguments.get("callbacks")))}
+            ordered = in_order(cfg, own | given, SettingChanges(cfg), EndOfTraining(cfg))
+            arguments["callbacks"] = [one for one in ordered if not isinstance(one, LostRankReport)]
             if not arguments.get("barebones"):
                 loggers = arguments.get("logger")
                 if loggers is None or loggers is True:
@@ -129,8 +128,9 @@ class Treatment:
             original(trainer, *args, **arguments)
             shard_loaders(trainer, 0)
             permit_removals(trainer)
-            trainer.of_training = {id(one) for one in (*own.values(), *training)}
-            trainer.own_callbacks, trainer.is_fitted = own, False
+            evaluates = (EvaluationSeeds, SeparateMetrics, MediaLogging)
+            training = [one for one in ordered if not isinstance(one, evaluates) and one not in given.values()]
+            trainer.of_training, trainer.is_fitted = {id(one) for one in training}, False
 
         return init
 
@@ -147,9 +147,7 @@ class Treatment:
                 load_compiled(model)
                 data = options.get("datamodule")
                 seed_hooks(data or model, 0)
-                before = {id(one) for one in trainer.callbacks}
-                adapt(trainer, model, trainer.own_callbacks)
-                trainer.of_training |= {id(one) for one in trainer.callbacks} - before
+                adapt(trainer, model)
                 if data is not None:
                     run_hooks_early(trainer, model, data)
                 options.setdefault("weights_only", True)

@@ -25,7 +25,7 @@ def trainer(**options: float) -> L.Trainer:
 
 def test_gradient_clipping_is_disabled_for_manual_optimization(capsys: pytest.CaptureFixture[str]) -> None:
     made = trainer(gradient_clip_val=1.0)
-    adapt(made, Manual(), {})
+    adapt(made, Manual())
     assert made.gradient_clip_val is None
     assert "trainer.gradient_clip_val=1.0" in capsys.readouterr().out
 
@@ -37,11 +37,11 @@ class Clips(L.LightningModule):
 
 def test_the_default_clipping_gives_way_to_that_of_the_module(capsys: pytest.CaptureFixture[str]) -> None:
     made = trainer(gradient_clip_val=DEFAULT_CLIPPING)
-    adapt(made, Clips(), {})
+    adapt(made, Clips())
     assert made.gradient_clip_val is None
     assert "trainer.gradient_clip_val=1.0" in capsys.readouterr().out
     chosen = trainer(gradient_clip_val=0.5)
-    adapt(chosen, Clips(), {})  # it is passed to the module
+    adapt(chosen, Clips())  # it is passed to the module
     assert chosen.gradient_clip_val == 0.5
     assert capsys.readouterr().out == ""
 
@@ -52,12 +52,12 @@ def test_the_default_is_that_of_the_trainer() -> None:
 
 def test_an_explicit_clipping_is_refused_for_manual_optimization() -> None:
     with pytest.raises(ConfigError, match=r"gradient_clip_val=0\.5 .*gradient_clip_val=null"):
-        adapt(trainer(gradient_clip_val=0.5), Manual(), {})
+        adapt(trainer(gradient_clip_val=0.5), Manual())
 
 
 def test_accumulation_is_refused_for_manual_optimization() -> None:
     with pytest.raises(ConfigError, match="accumulate_grad_batches=2"):
-        adapt(trainer(accumulate_grad_batches=2), Manual(), {})
+        adapt(trainer(accumulate_grad_batches=2), Manual())
 
 
 TASK = """

@@ -83,8 +83,9 @@ def test_no_default_callback_waits_for_the_device(
     cfg = read_config(Project.find(__file__), [*overrides, f"folder={tmp_path}", f"checkpoints={tmp_path}"])
     with restored_signals():
         waits = Synchronizations()
-        components = assemble(cfg, [Watch(waits, steps, begins=False)])
-        components.trainer.callbacks.insert(0, Watch(waits, steps, begins=True))  # type: ignore[attr-defined]
+        components = assemble(cfg)
+        callbacks: list[L.Callback] = components.trainer.callbacks  # type: ignore[attr-defined]
+        callbacks[:] = [Watch(waits, steps, begins=True), *callbacks, Watch(waits, steps, begins=False)]
         components.trainer.fit(components.task, datamodule=components.data)
     assert components.trainer.global_step > 15
     assert not waits.counted

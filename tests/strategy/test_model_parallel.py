@@ -198,8 +198,8 @@ class Watch(Callback):
 Guard._can_defer = lambda guard, norm, optimizer: all(group["fused"] for group in optimizer.param_groups)
 Preemption._agree = lambda preemption, is_due=False: (0, 0)
 waits = Synchronizations()
-components = assemble(read_config(Project.find("scripts/train.py"), sys.argv[1:]), [Watch(waits, False)])
-components.trainer.callbacks.insert(0, Watch(waits, True))
+components = assemble(read_config(Project.find("scripts/train.py"), sys.argv[1:]))
+components.trainer.callbacks[:] = [Watch(waits, True), *components.trainer.callbacks, Watch(waits, False)]
 components.trainer.fit(components.task, datamodule=components.data)
 assert components.trainer.global_step == 6
 print(f"waited {dict(waits.counted)} times")

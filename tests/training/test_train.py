@@ -63,12 +63,6 @@ def test_files_of_a_run(trained: Path) -> None:
     assert "epoch 6/6" in (trained / "logs" / "rank-0.log").read_text()
 
 
-def test_a_checkpoint_has_the_run_id_and_commit(trained: Path) -> None:
-    provenance = torch.load(trained / "checkpoints" / "best.ckpt", weights_only=True)["boltcutter"]
-    known = record(trained)
-    assert (provenance["run"], provenance["commit"]) == (known["id"], known["git"]["commit"])
-
-
 def test_metrics_csv_has_one_row_per_step(trained: Path) -> None:
     with open(trained / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from boltcutter.checks.monitors import MonitorCheck
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.protocols import NativeTask
@@ -19,15 +16,13 @@ DEFAULT_CLIPPING = 1.0  # of configs/trainer/default.yaml, where Lightning has n
 WRAPPER = "_orig_mod"  # what torch.compile inserts into names
 
 
-def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, Callback]) -> None:
-    """Adapt the trainer to a module's own clipping or optimization, or a module that does not list its metrics.
+def adapt(trainer: L.Trainer, task: L.LightningModule) -> None:
+    """Adapt the trainer to a module's own clipping or optimization.
 
     Raises:
         ConfigError: A setting has no effect with manual optimization.
     """
     name = type(task).__name__
-    if callbacks and not isinstance(task, NativeTask):
-        trainer.callbacks.insert(0, MonitorCheck(callbacks))  # type: ignore[attr-defined]
     if task.automatic_optimization:
         clips_itself = is_overridden("configure_gradient_clipping", task) and not isinstance(task, NativeTask)
         if clips_itself and trainer.gradient_clip_val == DEFAULT_CLIPPING:  # any other value is passed to it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -48,6 +48,7 @@ from boltcutter.checks.components import (
     check_world_size,
 )
 from boltcutter.checks.hardware import check_hardware
+from boltcutter.checks.monitors import MonitorCheck
 from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.instantiate import build, find_mistakes
@@ -63,7 +64,6 @@ from boltcutter.internals import launches_processes, set_launcher, set_timeout
 from boltcutter.logger.csv_logger import CSVLogger
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData, find_model
-from boltcutter.report.media_logging import MediaLogging
 from boltcutter.run.folder import read_record
 from boltcutter.strategy.ddp import spawning_strategy
 from boltcutter.strategy.process_launcher import MultiProcessingLauncher
@@ -212,12 +212,22 @@ def _blame_null_settings(cfg: DictConfig, unknown: list[str], mistakes: list[str
         yield mistake
 
 
-def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_callbacks: bool = True) -> Components:
+def configured_callbacks(cfg: DictConfig, configured: Mapping[str, Callback]) -> list[Callback]:
+    """Callbacks of a trainer that trains no run: to evaluate, or to check a configuration."""
+    return [MonitorCheck(configured), EvaluationSeeds(cfg.get("seed", 0)), SeparateMetrics(), *configured.values()]
+
+
+def assemble(
+    cfg: DictConfig,
+    in_order: Callable[[Mapping[str, Callback]], list[Callback]] | None = None,
+    *,
+    with_callbacks: bool = True,
+) -> Components:
     """Instantiate trainer, data and task, and check that they match.
 
     Args:
         cfg: Checked configuration.
-        extra_callbacks: Callbacks besides those of the configuration.
+        in_order: Returns all callbacks of the trainer, in their order, from those of the configuration by name.
         with_callbacks: Whether to instantiate those, and the loggers.
 
     Raises:
@@ -227,11 +237,11 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     check_hardware(cfg)
     check_batches_and_clipping(cfg.trainer)
     callbacks = build_each(cfg, "callback", Callback) if with_callbacks else {}
-    added = [*extra_callbacks, *([MediaLogging(cfg.folder)] if with_callbacks else [])]
     loggers: list[Logger] = build_loggers(cfg) if with_callbacks else recorded_loggers(cfg)
     if cfg.trainer.get("barebones"):
         cfg, callbacks, loggers = _without_features(cfg, callbacks), _plain_callbacks(callbacks), []
-    trainer = _build_trainer(cfg, callbacks, added, loggers)
+    ordered = in_order(callbacks) if in_order else configured_callbacks(cfg, callbacks)
+    trainer = _build_trainer(cfg, callbacks, ordered, loggers)
     reduce_results(trainer)
     topology = Topology.of(trainer)
     limit_threads(topology.num_processes)
@@ -243,7 +253,7 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     check_components(cfg, topology, data, task, callbacks.values())
     check_hooks(task, callbacks, tests=bool(cfg.get("test", True)))
     check_combination(cfg, trainer, task, callbacks if with_callbacks else None)
-    adapt(trainer, task, callbacks)  # last, as it adds callbacks that are none of the configuration
+    adapt(trainer, task)
     return Components(trainer, data, task, topology)
 
 
@@ -297,7 +307,7 @@ def recorded_loggers(cfg: DictConfig) -> list[Logger]:
 
 
 def _build_trainer(
-    cfg: DictConfig, callbacks: dict[str, Callback], added: Sequence[Callback], loggers: list[Logger]
+    cfg: DictConfig, callbacks: dict[str, Callback], ordered: list[Callback], loggers: list[Logger]
 ) -> L.Trainer:
     """Instantiate the trainer, with what Lightning lacks: some precisions and launchers, and a timeout."""
     # Without these, Lightning would add its own where the configuration has none.
@@ -317,7 +327,7 @@ def _build_trainer(
     trainer: L.Trainer = build(
         cfg.trainer,
         "trainer",
-        callbacks=[EvaluationSeeds(cfg.get("seed", 0)), SeparateMetrics(), *callbacks.values(), *added],
+        callbacks=ordered,
         logger=loggers or None,
         default_root_dir=str(cfg.folder),
         **{name: value for name, value in defaults.items() if name not in cfg.trainer},

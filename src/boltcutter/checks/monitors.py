@@ -11,10 +11,12 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter.config.errors import ConfigError, hint
+from boltcutter.protocols import NativeTask
 from boltcutter.run.metrics import Mode, infer_mode
 
 DEFAULT_MONITOR = "val/loss"  # in ``configs/callback``; the name under which built-in tasks log their loss
 VALIDATION = re.compile(r"(^|[^a-z])(val|valid|validation|eval|dev)([^a-z]|$)", re.I)
+HOOKS = ("on_validation_end", "on_train_batch_end")
 LATE_HOOKS = ("on_train_batch_end", "on_train_epoch_start", "on_train_epoch_end")  # may log after the first step
 
 
@@ -35,14 +37,19 @@ class MonitorCheck(Callback):
         self._validation_done = False  # a full one, not only the sanity check
 
     def state_dict(self) -> dict[str, Any]:
-        """Replaced monitors, so that a resumed run uses the same ones."""
-        return {"replaced": {name: list(choice) for name, choice in self.replaced.items()}}
+        """Replaced monitors, so that a resumed run uses the same ones; empty, which is not saved, if there are none."""
+        return {"replaced": {name: list(choice) for name, choice in self.replaced.items()}} if self.replaced else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replace the monitors before Lightning restores the state of callbacks, whose keys contain them."""
         for name, (monitor, mode) in state_dict["replaced"].items():
             if name in self.callbacks and name not in self.replaced:
                 self._replace(name, monitor, mode)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Do nothing for a module that declares its metrics, which were checked before."""
+        if isinstance(pl_module, NativeTask):
+            vars(self).update(dict.fromkeys(HOOKS))  # Lightning skips hooks that are not callable
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record the validation metrics."""
@@ -63,7 +70,8 @@ class MonitorCheck(Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Reset for another training."""
-        vars(self).pop("on_train_batch_end", None)
+        for hook in HOOKS:
+            vars(self).pop(hook, None)
 
     def _replace_or_refuse(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Replace or refuse monitored metrics that are certainly not logged."""

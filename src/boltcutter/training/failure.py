@@ -88,19 +88,15 @@ def explain_errors(trainer: L.Trainer) -> Iterator[None]:
         MetricNotLoggedError: Lightning did not find a monitored metric.
         FirstBatchError: Task, model or data failed at the first batch, or before it.
     """
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    callbacks.insert(0, report := LostRankReport())
     try:
         yield
     except (ConfigError, RankLostError):
         raise
     except Exception as error:
-        report.on_exception(trainer, None, error)
+        LostRankReport().on_exception(trainer, None, error)  # of an error outside Lightning's loops
         if explained := _explain(trainer, error):
             raise explained from error
         raise
-    finally:
-        callbacks.remove(report)
 
 
 def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:

@@ -9,21 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback
 
-from boltcutter import extend
 from boltcutter.assembly.assemble import Components, assemble, read_config
-from boltcutter.assembly.recorded import describe
-from boltcutter.callback import transport
-from boltcutter.callback.monitors import MonitoredValues
-from boltcutter.callback.plan import PlanCheck
-from boltcutter.callback.trial_callback import trial_reporter
-from boltcutter.callback.weights import SameWeights
 from boltcutter.checkpoint.load import read_steps
-from boltcutter.checks import learning
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, one_line
-from boltcutter.config.values import name_missing_files, redacted
+from boltcutter.config.values import name_missing_files
 from boltcutter.data.hooks import run_hooks_early
 from boltcutter.environment import lease, startup
 from boltcutter.environment import stop_signals as signals
@@ -33,7 +24,7 @@ from boltcutter.environment.warning_filters import filter_warnings
 from boltcutter.evaluation.folds import check_fold
 from boltcutter.evaluation.splits import NoLoaderError, prediction_argument, skip_reason
 from boltcutter.project import Project, command
-from boltcutter.protocols import BuffersMetrics, ClosesWithExitCode, NativeData, PlannedExit, handles_signals
+from boltcutter.protocols import ClosesWithExitCode, PlannedExit, handles_signals
 from boltcutter.report import terminal as summary
 from boltcutter.run import evaluations, lineage
 from boltcutter.run.best import find_tested, relative, resumed_checkpoint
@@ -44,12 +35,11 @@ from boltcutter.run.metrics import final_metrics
 from boltcutter.run.remote.store import run_store
 from boltcutter.run.restart import check_start
 from boltcutter.run.store import join
-from boltcutter.training.best import CheckpointRecorder
+from boltcutter.training import callbacks
 from boltcutter.training.ending import EndOfTraining, early_stop, unfinished_schedule
-from boltcutter.training.exactness import ExactnessCheck
 from boltcutter.training.failure import explain_errors
-from boltcutter.training.resume import check_restored_paths, explain_restoring, load_initial_state
-from boltcutter.training.resume_state import ResumeState
+from boltcutter.training.recorder import flush_loggers
+from boltcutter.training.resume import explain_restoring, load_initial_state
 
 
 def main(project: Project, overrides: list[str]) -> Path:
@@ -128,11 +118,7 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     """
     checkpoint = resumed_checkpoint(cfg)
     ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
-    callbacks = [Recorder(cfg), ending, changes, ExactnessCheck(cfg), CheckpointRecorder(cfg), PlanCheck()]
-    callbacks += [MonitoredValues(), SameWeights(), *learning.callbacks(cfg), *transport.callbacks(cfg)]
-    callbacks += [*trial_reporter(cfg), *extend.callbacks(cfg)]
-    callbacks.insert(0, ResumeState())  # it logs the metrics of an epoch before they are recorded
-    components = assemble(cfg, callbacks)
+    components = assemble(cfg, lambda configured: callbacks.in_order(cfg, configured, changes, ending))
     trainer, data, task = components.trainer, components.data, components.task
     if not handles_signals(trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
@@ -270,13 +256,6 @@ def load_data(components: Components) -> None:
         run_hooks_early(components.trainer, components.task, components.data)
 
 
-def flush_loggers(trainer: L.Trainer) -> None:
-    """Write the metrics logged so far to disk."""
-    for logger in trainer.loggers:
-        if isinstance(logger, BuffersMetrics):
-            logger.flush()
-
-
 @contextmanager
 def close_loggers_at_exit(trainer: L.Trainer) -> Iterator[None]:
     """Close loggers that have a ``close`` method with the exit code of the process."""
@@ -294,39 +273,3 @@ def close_loggers_at_exit(trainer: L.Trainer) -> Iterator[None]:
         for logger in trainer.loggers:
             if isinstance(logger, ClosesWithExitCode):
                 logger.close(code)
-
-
-class Recorder(Callback):
-    """Records what is known only once training starts, and adds the run's id and commit to each checkpoint."""
-
-    def __init__(self, cfg: DictConfig) -> None:
-        self.cfg = cfg
-        self.provenance: dict[str, Any] = {"save": 0}  # number of the save in this attempt
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Record the fingerprint of the data, log the configuration, and print a summary of the run."""
-        check_restored_paths(trainer)
-        if not trainer.is_global_zero:
-            return
-        folder = Path(self.cfg.folder)
-        record = read_record(folder)
-        self.provenance |= {"run": record["id"], **{name: record["git"][name] for name in ("commit", "dirty")}}
-        self.provenance["attempt"] = len(record["attempts"])
-        data = trainer.datamodule  # type: ignore[attr-defined]
-        if isinstance(data, NativeData):
-            read_as = getattr(data, "read_as", [])  # empty if a checkpoint says how
-            update_record(folder, data=data.fingerprint(), **({"columns": read_as} if read_as else {}))
-        hyperparameters = redacted(self.cfg)
-        for logger in trainer.loggers:
-            logger.log_hyperparams(hyperparameters)
-            if isinstance(location := getattr(logger, "location", None), str):
-                update_record(folder, wandb={"id": logger.version, "location": location})
-        update_record(folder, loggers=describe(trainer.loggers, folder))
-        summary.print_start(folder, trainer, pl_module)
-
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add the run's id and commit to the checkpoint, and flush metrics so that none logged before it is lost."""
-        flush_loggers(trainer)
-        self.provenance["save"] += 1
-        checkpoint["boltcutter"] = dict(self.provenance)
-        run_store().flush(Path(self.cfg.folder))

@@ -1,0 +1,61 @@
+"""What each training records of itself when it starts, and in each checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+from boltcutter.assembly.recorded import describe
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.values import redacted
+from boltcutter.protocols import BuffersMetrics, NativeData
+from boltcutter.report import terminal as summary
+from boltcutter.run.folder import read_record, update_record
+from boltcutter.run.remote.store import run_store
+from boltcutter.training.resume import check_restored_paths
+
+
+class Recorder(Callback):
+    """Records what is known only once training starts, and adds the run's id and commit to each checkpoint."""
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self.cfg = cfg
+        self.provenance: dict[str, Any] = {"save": 0}  # number of the save in this attempt
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Record the fingerprint of the data, log the configuration, and print a summary of the run."""
+        check_restored_paths(trainer)
+        if not trainer.is_global_zero:
+            return
+        folder = Path(self.cfg.folder)
+        record = read_record(folder)
+        self.provenance |= {"run": record["id"], **{name: record["git"][name] for name in ("commit", "dirty")}}
+        self.provenance["attempt"] = len(record["attempts"])
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        if isinstance(data, NativeData):
+            read_as = getattr(data, "read_as", [])  # empty if a checkpoint says how
+            update_record(folder, data=data.fingerprint(), **({"columns": read_as} if read_as else {}))
+        hyperparameters = redacted(self.cfg)
+        for logger in trainer.loggers:
+            logger.log_hyperparams(hyperparameters)
+            if isinstance(location := getattr(logger, "location", None), str):
+                update_record(folder, wandb={"id": logger.version, "location": location})
+        update_record(folder, loggers=describe(trainer.loggers, folder))
+        summary.print_start(folder, trainer, pl_module)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Add the run's id and commit to the checkpoint, and flush metrics so that none logged before it is lost."""
+        flush_loggers(trainer)
+        self.provenance["save"] += 1
+        checkpoint["boltcutter"] = dict(self.provenance)
+        run_store().flush(Path(self.cfg.folder))
+
+
+def flush_loggers(trainer: L.Trainer) -> None:
+    """Write the metrics logged so far to disk."""
+    for logger in trainer.loggers:
+        if isinstance(logger, BuffersMetrics):
+            logger.flush()
