@@ -16,11 +16,11 @@ MAX_FUNCTIONS = {
     "checks": 45,
     "config": 106,
     "data": 105,
-    "diagnosis": 145,
+    "diagnosis": 165,
     "environment": 102,
     "evaluation": 35,
     "report": 100,
-    "run": 95,
+    "run": 96,
     "task": 66,
     "training": 77,
 }

@@ -214,6 +214,13 @@ pin_memory: Callable[[Any], Any] = _pin_memory.pin_memory
 # torch: one kernel for all tensors of a model. clip_grads_with_norm_ of nn.utils takes half as long again.
 foreach_norm, foreach_mul_ = torch._foreach_norm, torch._foreach_mul_
 
+
+# torch: DTensor.to_local() would record a step of autograd; other tensors are whole.
+def local_shard(tensor: Any) -> Any:
+    """This rank's shard of a tensor, or the tensor."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
 # torch: else buffers that differ between ranks on purpose, such as those of metrics, would become those of rank 0.
 ignore_in_ddp: Callable[..., None] = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
 

@@ -61,6 +61,10 @@ class Guard(Callback):
         max_skipped_steps: Number of consecutive steps to skip before training stops.
         save_batch: Whether to save the batch.
 
+    Attributes:
+        norms: Norm of each gradient of this rank at the latest step, before clipping; None if there are none.
+        norm: That of all gradients of all ranks.
+
     Raises:
         ValueError: ``max_skipped_steps`` is negative.
     """
@@ -70,6 +74,8 @@ class Guard(Callback):
             raise ValueError(f"callback.guard.max_skipped_steps={max_skipped_steps} must be 0 or more; try 0")
         self.folder, self.max_skipped_steps, self.save_batch = Path(folder), max_skipped_steps, save_batch
         self.skipped = 0
+        self.norms: Tensor | None = None
+        self.norm: Tensor | None = None
         self._batch: Any = None
         self._batch_idx = 0
         self._pending: GradientCheck | None = None  # recorded, but not yet checked
@@ -114,6 +120,7 @@ class Guard(Callback):
         Raises:
             NonFiniteGradientError: A gradient is not finite, and ``max_skipped_steps`` steps were skipped already.
         """
+        self.norms = self.norm = None
         if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
             finite = (p.grad.isfinite().all() for p in pl_module.parameters() if p.grad is not None)  # not yet computed
             # No further wait for the device, as the scaler reads from it at each step, too.
@@ -138,6 +145,7 @@ class Guard(Callback):
         if hasattr(norms, "full_tensor"):  # gradients are DTensors
             norms = norms.full_tensor()
         norm = self._reducer.global_grad_norm(parameters, norms) if self._reducer else torch.linalg.vector_norm(norms)
+        self.norms, self.norm = norms, norm
         deferred = self._can_defer(norm, optimizer) and not _lacks_momentum(optimizer, parameters)
         if deferred:
             optimizer.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]

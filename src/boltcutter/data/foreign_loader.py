@@ -308,6 +308,7 @@ class RankBatches(EpochState, Sampler[Any]):
         self.source = self.source.sampler if self.batches is not None else self.source
         self.follows_epochs = self.training
         self._recorded: deque[tuple[int, list[Any]]] = deque(maxlen=self.ahead + 2)
+        self.recent = deque(maxlen=self.ahead + 2)
         self._saved: dict[str, Any] = {}
         self.changes = SamplerChanges(self.source)
 
@@ -366,6 +367,8 @@ class RankBatches(EpochState, Sampler[Any]):
             if not entries or (self.drop_last and len(entries) < size):
                 return
             batch = entries if self.batches is not None else entries[0]
+            if self.recent is not None:
+                self.recent.append((number, 1, batch))
             key = self.stream(Purpose.SAMPLES, position=number, rank=rank)
             if self.in_process:
                 self.seed_samples(key)

@@ -84,6 +84,17 @@ class EpochState:
     used = False  # whether an epoch has begun
     rank = 0
     worker_seeds: torch.Generator | None = None  # of a loader with workers
+    recent: deque[tuple[int, int, Any]] | None = None  # first batch, their number, indices of samples
+
+    def indices_of(self, number: int) -> Any:
+        """Indices of the samples of this rank in a batch of the epoch, which were drawn last; None if unknown."""
+        while self.recent:
+            first, count, indices = self.recent[0]
+            if first <= number < first + count:
+                size, at = len(indices) // count, number - first
+                return indices if count == 1 else indices[at * size : (at + 1) * size]
+            self.recent.popleft()
+        return None
 
     @property
     def sampler(self) -> Self:
@@ -165,6 +176,7 @@ class BatchSampler(EpochState, Sampler[Batch]):
         self.changes = SamplerChanges(index_sampler)
         self._drawn: tuple[int, npt.NDArray[np.int64]] | None = None  # epoch, and the indices of index_sampler
         self._recorded: deque[tuple[int, list[int]]] = deque(maxlen=MAX_RECORDED)
+        self.recent: deque[tuple[int, int, Any]] = deque(maxlen=MAX_RECORDED)
         self.recorded: dict[int, list[int]] = {}  # batches that were drawn before training was interrupted, once
 
     def order(self, epoch: int, first: int = 0, last: int | None = None) -> npt.NDArray[np.int64]:
@@ -242,6 +254,8 @@ class BatchSampler(EpochState, Sampler[Batch]):
         return {number: chosen for number, chosen in self._recorded if number >= done}
 
     def _batch(self, indices: Any, positions: npt.NDArray[np.int64]) -> Batch:
+        first, last = int(positions[0]) // self.batch_size, int(positions[-1]) // self.batch_size
+        self.recent.append((first, last - first + 1, indices))
         return Batch(indices, seed=self.seed, positions=positions, **self.place)
 
     def _shard(self, size: int) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """The run folder: created once, recorded, resumed and reproduced.
 
 ``<runs>/<name>/<id>/`` holds ``config.yaml`` (every value resolved), ``record.json`` (lineage of the run, and all
-attempts), ``code.patch`` (uncommitted changes), ``metrics.csv``, ``checkpoints/``, ``logs/`` of each rank,
-``evaluation/``, ``report.html`` and the files of W&B.
+attempts), ``code.patch`` (uncommitted changes), ``metrics.csv``, ``steps.ledger``, ``checkpoints/``, ``logs/`` of each
+rank, ``evaluation/``, ``report.html`` and the files of W&B.
 """
 
 from __future__ import annotations

@@ -1,0 +1,389 @@
+"""A callback that writes one row for each optimizer step, without waiting for a device."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from time import monotonic
+from typing import Any, BinaryIO
+
+import lightning as L
+import numpy as np
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+from torch.optim import Optimizer
+from xxhash import xxh3_64_intdigest
+
+from boltcutter import files
+from boltcutter.callback.guard import Guard
+from boltcutter.data.sampler import EpochState
+from boltcutter.internals import foreach_norm, local_shard, tree_leaves
+from boltcutter.protocols import ReducesGradientNorms, gather_objects
+from boltcutter.run.ledger import SIZE, header, ledger_path, read_ledger
+
+PACK = struct.Struct("<IIdddQQQQ").pack  # ROW of run/ledger.py
+BLOCK = 64  # rows that are written together
+MAX_SECONDS = 1.0  # after which fewer are written, too
+HASHED = 2  # gradients, evenly spread over the model, of which each step hashes the bits; of all others the norms
+MAX_BYTES = 1 << 12  # of each, from its beginning
+CHUNK = 1 << 20  # numbers that are multiplied at once on a GPU
+ODD = -7046029254386353131  # 2^64 divided by the golden ratio, as a signed number
+
+
+class RanksDifferError(RuntimeError):
+    """Ranks that must have equal weights have not; all ranks raise it, and rank 0 reports it."""
+
+    hide_traceback = True
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether another rank reports it."""
+        return dist.get_rank() != 0
+
+
+@dataclass(slots=True)
+class Step:
+    """A row that is not written yet; on a GPU, its tensors are not computed yet."""
+
+    step: int
+    epoch: int
+    losses: list[Tensor]
+    norm: Tensor | None
+    lr: float
+    samples: int | Tensor
+    gradient: int | Tensor
+    state: tuple[int | Tensor, int | Tensor] = (0, 0)  # digests of the weights, and of the state of the optimizer
+
+
+class StepLedger(Callback):
+    """Write what each optimizer step has computed to ``steps.ledger``, by which two runs are compared step by step.
+
+    A row has 64 bytes: ``run/ledger.py`` has the columns. Each rank writes its own file. Values of a GPU are copied
+    while it computes, and written later; nothing waits for it. A resumed run continues after the step of its
+    checkpoint. If replicas of the weights differ between ranks, training stops.
+
+    Args:
+        folder: Folder of the run.
+        every_n_steps: Number of steps after which weights and the state of the optimizer are hashed, and replicas
+            compared; also before each checkpoint.
+
+    Raises:
+        ValueError: ``every_n_steps`` is not positive.
+    """
+
+    def __init__(self, folder: Path, *, every_n_steps: int = 100) -> None:
+        if every_n_steps < 1:
+            raise ValueError(f"callback.ledger.every_n_steps={every_n_steps} must be 1 or more; try 100")
+        self.folder, self.every_n_steps = Path(folder), every_n_steps
+        self._begin(0)
+
+    def _begin(self, step: int) -> None:
+        self._file: BinaryIO | None = None
+        self._handles: list[Any] = []  # of hooks of optimizers
+        self._rows: list[Step] = []
+        self._copied: tuple[list[Step], list[Tensor | None], Any] | None = None
+        self._losses: list[Tensor] = []  # of the batches since the last step
+        self._samples: int | Tensor = 0
+        self._gradient: int | Tensor = 0
+        self._norms: Tensor | None = None  # of the gradients, where the guard computes none
+        self._lr = math.nan
+        self._sampler: EpochState | None = None
+        self._guard: Guard | None = None
+        self._step, self._due = step, monotonic() + MAX_SECONDS
+        self._compared: tuple[int, list[Tensor]] | None = None  # the last comparison of ranks: step, digest of each
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy writes nothing: a trainer may be pickled while it trains."""
+        return {"folder": self.folder, "every_n_steps": self.every_n_steps}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin anew."""
+        vars(self).update(state)
+        self._begin(0)
+
+    # Life cycle
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Open the file, without what was done after the checkpoint from which training is resumed."""
+        self._close()
+        self._begin(trainer.global_step)
+        self._file = self._open(ledger_path(self.folder, trainer.global_rank), pl_module.device.type)
+        self._parameters = [p for p in pl_module.parameters() if p.requires_grad and not p.is_meta]
+        is_plain = not any(hasattr(p, "full_tensor") for p in self._parameters)
+        self._hashed = hashed_parts(self._parameters) if pl_module.device.type == "cpu" and is_plain else []
+        guards = [callback for callback in trainer.callbacks if isinstance(callback, Guard)]  # type: ignore[attr-defined]
+        if guards and getattr(trainer.precision_plugin, "scaler", None) is None:
+            self._guard = guards[0]
+        elif is_plain and not isinstance(trainer.strategy, ReducesGradientNorms):
+            vars(self)["on_before_optimizer_step"] = self._measure
+        found = [getattr(optimizer, "optimizer", optimizer) for optimizer in trainer.optimizers]
+        self._optimizers = [optimizer for optimizer in found if isinstance(optimizer, Optimizer)]
+        self._handles = [optimizer.register_step_post_hook(self._after_step) for optimizer in self._optimizers]
+        self._has_replicas = has_replicas(trainer)
+        self.on_train_epoch_start(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Find the sampler that knows the indices of the samples; without one, hash each batch."""
+        self._sampler = find_sampler(trainer)
+        if self._sampler is None:
+            vars(self)["on_train_batch_start"] = self._hash_batch  # else no hook that each step would call
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Note the loss and the samples; after an optimizer step, add a row."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            self._losses.append(loss if not loss.ndim and not loss.requires_grad else loss.detach().reshape(()))
+        if self._sampler is not None:
+            self._samples = hash_indices(self._sampler.indices_of(batch_idx), self._samples)
+        step = trainer.global_step
+        if step == self._step:
+            return
+        if len(self._rows) >= BLOCK or monotonic() > self._due:
+            self._flush()
+        norms, norm = self._norms, None
+        if self._guard is not None:
+            norms, norm = self._guard.norms, self._guard.norm
+        elif norms is not None:
+            norm = torch.linalg.vector_norm(norms)
+        if not self._hashed and norms is not None:
+            self._gradient = norms
+        row = Step(step, trainer.current_epoch, self._losses, norm, self._lr, self._samples, self._gradient)
+        self._rows.append(row)
+        self._losses, self._samples, self._gradient = [], 0, 0
+        before, self._step = self._step, step
+        if step // self.every_n_steps != before // self.every_n_steps:
+            self._hash_state(row)
+            if self._has_replicas:
+                self._compare_ranks(row, pl_module)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Hash what is saved, and write all rows."""
+        if self._file is not None:
+            # While it validates, weights may be those of an average.
+            if self._rows and self._rows[-1].step == trainer.global_step and not trainer.validating:
+                self._hash_state(self._rows[-1])
+            self._flush(waits=True)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Hash the last weights, and write all rows."""
+        if self._rows:
+            self._hash_state(self._rows[-1])
+        self._close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Write all rows."""
+        self._close()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Write all rows."""
+        self._close()
+
+    # What a row has
+
+    def _hash_batch(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        self._samples = digest((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)), self._samples)
+
+    def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        gradients = [p.grad for p in self._parameters if p.grad is not None and not p.grad.is_sparse]
+        self._norms = torch.stack(foreach_norm(gradients)) if gradients else None
+
+    def _after_step(self, optimizer: Optimizer, args: Any, options: Any) -> None:
+        """Note with what an optimizer has done its step, before others change it."""
+        self._lr = float(optimizer.param_groups[0]["lr"])
+        if self._hashed:
+            norms = self._norms if self._guard is None else self._guard.norms
+            found = int(self._gradient) if norms is None else hash_bytes(norms, int(self._gradient))
+            for parameter, size in self._hashed:
+                if (gradient := parameter.grad) is not None:
+                    found = hash_bytes(gradient, found, size)
+            self._gradient = found
+
+    def _hash_state(self, row: Step) -> None:
+        states = (optimizer.state.get(p, {}) for optimizer in self._optimizers for p in self._parameters)
+        values = (value for state in states for _, value in sorted(state.items()))
+        tensors = (value for value in values if isinstance(value, Tensor) and value.numel() > 1)  # on a GPU, none else
+        row.state = digest(self._parameters), digest(tensors)
+
+    def _compare_ranks(self, row: Step, module: L.LightningModule) -> None:
+        """Compare replicas of the weights: on a GPU, those of the last time, so that nothing waits for it.
+
+        Raises:
+            RanksDifferError: They differ.
+        """
+        weights = row.state[0]
+        local = weights if isinstance(weights, Tensor) else torch.tensor(weights - (weights >> 63 << 64))
+        everywhere = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+        dist.all_gather(everywhere, local)
+        before, self._compared = self._compared, (row.step, everywhere)
+        step, gathered = before if before and local.is_cuda else self._compared
+        digests = torch.stack(gathered).tolist()
+        if len(set(digests)) == 1:
+            return
+        usual = digests.index(max(digests, key=digests.count))
+        rank = next(rank for rank, value in enumerate(digests) if value != digests[usual])
+        names = [name for name, p in module.named_parameters() if p.requires_grad and not p.is_meta]
+        each = gather_objects([int(digest([parameter])) for parameter in self._parameters])
+        different = [name for name, one, two in zip(names, each[rank], each[usual], strict=True) if one != two]
+        raise RanksDifferError(
+            f"after step {step} the weights of rank {rank} differ from those of rank {usual}, although both are "
+            f"replicas{f', first in {different[0]}' if different else ''}; "
+            "change weights and gradients alike on all ranks, as what one rank does alone is not averaged, or set "
+            "callback.ledger=null if that is meant"
+        )
+
+    # Writing
+
+    def _open(self, path: Path, device: str) -> BinaryIO:
+        """Open a file whose rows go up to the step from which training continues."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        earlier = read_ledger(path) if self._step else None
+        file = open(path, "r+b" if earlier else "wb", opener=files.opener(self.folder))  # noqa: SIM115
+        if earlier:
+            file.truncate(SIZE * (1 + int(np.count_nonzero(earlier.rows["step"] <= self._step))))
+            file.seek(0, 2)
+        else:
+            file.write(header(device))
+        return file
+
+    def _flush(self, *, waits: bool = False) -> None:
+        """Write the rows of the block before, whose tensors are on the host by now, and copy those of this one.
+
+        Args:
+            waits: Whether to wait for the device and to write these, too.
+        """
+        self._due = monotonic() + MAX_SECONDS
+        self._write()
+        rows, self._rows = self._rows, []
+        tensors: list[list[Tensor]] = [
+            [loss for row in rows for loss in row.losses],
+            [row.norm for row in rows if row.norm is not None],
+            [row.gradient for row in rows if isinstance(row.gradient, Tensor)],
+            [found for row in rows for found in (row.samples, *row.state) if isinstance(found, Tensor)],
+        ]
+        copies = [torch.stack(column).to("cpu", non_blocking=True) if column else None for column in tensors]
+        event = None
+        if any(column and column[0].is_cuda for column in tensors):
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        self._copied = rows, copies, event
+        if event is None or waits:
+            self._write()
+
+    def _write(self) -> None:
+        """Write the rows that were copied."""
+        copied, self._copied = self._copied, None
+        if copied is None or self._file is None:
+            return
+        rows, copies, event = copied
+        if event is not None:
+            event.synchronize()  # of a block before, so this does not wait
+        losses, norms, gradients, digests = (iter(()) if copy is None else iter(copy.tolist()) for copy in copies)
+        lines = []
+        for row in rows:
+            loss = [next(losses) for _ in row.losses]
+            mean, norm = (sum(loss) / len(loss) if loss else math.nan), (math.nan if row.norm is None else next(norms))
+            gradient = row.gradient
+            if isinstance(gradient, Tensor):
+                gradient = xxh3_64_intdigest(np.array(next(gradients)).tobytes())
+            samples, *state = (
+                next(digests) % (1 << 64) if isinstance(found, Tensor) else found for found in (row.samples, *row.state)
+            )
+            lines.append(PACK(row.step, row.epoch, mean, norm, row.lr, samples, gradient, *state))
+        self._file.write(b"".join(lines))
+        self._file.flush()
+
+    def _close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for name in ("on_train_batch_start", "on_before_optimizer_step"):
+            vars(self).pop(name, None)
+        if self._file is not None:
+            self._flush(waits=True)
+            self._file.close()
+        self._begin(self._step)
+
+
+def find_sampler(trainer: L.Trainer) -> EpochState | None:
+    """The sampler that knows which samples are in a batch; None for streams, and for several loaders."""
+    leaves = tree_leaves(trainer.train_dataloader)
+    loader = leaves[0] if len(leaves) == 1 else None
+    owners = (getattr(loader, name, None) for name in ("epoch_sampler", "batch_sampler", "sampler"))
+    return next((owner for owner in owners if isinstance(owner, EpochState) and owner.recent is not None), None)
+
+
+def has_replicas(trainer: L.Trainer) -> bool:
+    """Whether all ranks must have equal weights after each step."""
+    strategy = trainer.strategy
+    is_replicated = isinstance(strategy, DDPStrategy) and not isinstance(strategy, ReducesGradientNorms)
+    averages = getattr(strategy, "_model_averaging_period", None) is not None  # they differ in between
+    on_known_device = strategy.root_device.type in ("cpu", "cuda")
+    return is_replicated and not averages and on_known_device and dist.is_initialized() and trainer.world_size > 1
+
+
+def hashed_parts(parameters: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
+    """Of which parameters the bits of gradients are hashed, and how many elements of each."""
+    chosen = parameters[:: -(-len(parameters) // HASHED) or 1]
+    return [(parameter, MAX_BYTES // parameter.element_size()) for parameter in chosen]
+
+
+def hash_indices(indices: Any, seed: int | Tensor) -> int | Tensor:
+    """Digest of which samples are in a batch, and of a number."""
+    if indices is None or isinstance(seed, Tensor):
+        return seed
+    found = np.asarray(indices)
+    return int(xxh3_64_intdigest(found.tobytes() if found.dtype.kind in "iu" else repr(indices).encode(), seed))
+
+
+def digest(tensors: Iterable[Tensor], found: int | Tensor = 0) -> int | Tensor:
+    """A 64-bit digest of all bits of tensors: of those on a GPU a tensor, which is not computed yet.
+
+    Args:
+        tensors: On the CPU or on a GPU; on other devices they are left out.
+        found: Digest of what was before them.
+
+    Source: Dietzfelbinger, Universal Hashing and k-Wise Independent Random Variables via Integer Arithmetic without
+    Primes, 1996: sums of products with random odd numbers, on a GPU.
+    """
+    for tensor in tensors:
+        local = local_shard(tensor.detach())
+        if local.is_cuda:
+            for chunk in torch.split(as_integers(local), CHUNK):
+                found = found * ODD + (chunk * multipliers(local.device)[: len(chunk)]).sum()
+        elif local.device.type == "cpu" and isinstance(found, int):
+            found = hash_bytes(local, found)
+    return found
+
+
+def as_integers(tensor: Tensor) -> Tensor:
+    """The bits of a tensor as integers, of 32 bits where that is possible."""
+    flat = tensor.coalesce().values() if tensor.is_sparse else tensor
+    flat = flat.contiguous().reshape(-1)
+    kinds = {1: torch.uint8, 2: torch.int16}
+    return flat.view(kinds.get(flat.element_size(), torch.int32))
+
+
+@lru_cache(8)
+def multipliers(device: torch.device) -> Tensor:
+    """Random odd numbers of 64 bits, always the same."""
+    generator = np.random.default_rng(0)
+    return torch.from_numpy(generator.integers(-(1 << 62), 1 << 62, CHUNK) * 2 + 1).to(device)
+
+
+def hash_bytes(tensor: Tensor, seed: int, size: int | None = None) -> int:
+    """Digest of the bytes of a tensor on the CPU, of at most ``size`` elements from its beginning, and of a number."""
+    try:
+        array = tensor.numpy()
+    except (TypeError, RuntimeError):  # sparse, of a type that NumPy does not have, or with a gradient
+        array = as_integers(tensor.detach()).numpy()
+    if size is not None and array.size > size:
+        array = array.reshape(-1)[:size]
+    return int(xxh3_64_intdigest(array if array.flags.c_contiguous else array.copy(), seed))  # type: ignore[arg-type]

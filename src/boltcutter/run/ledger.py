@@ -1,0 +1,167 @@
+"""The ledger of a run: what each optimizer step has computed, by which two runs are compared step by step.
+
+``steps.ledger`` in the folder of a run is that of rank 0, ``steps-rank-1.ledger`` that of rank 1: a header of 64 bytes,
+then a row of 64 bytes for each optimizer step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# Little-endian on each machine. A digest of 0 was not computed.
+ROW = np.dtype(
+    [
+        ("step", "<u4"),  # optimizer steps that were done, also this one: from 1
+        ("epoch", "<u4"),
+        ("loss", "<f8"),  # mean over the batches of the step, as training_step returned it; NaN if it is unknown
+        ("gradient_norm", "<f8"),  # before clipping; NaN if it is unknown
+        ("lr", "<f8"),  # with which the step was done, of the first parameter group
+        ("samples", "<u8"),  # digest of the indices of the samples; of the batch where a loader has no indices
+        ("gradient", "<u8"),  # digest of the gradients with which the step was done
+        ("weights", "<u8"),  # digests after the step, at each 100th and at each checkpoint
+        ("optimizer", "<u8"),
+    ]
+)
+COLUMNS = ("samples", "loss", "gradient_norm", "gradient", "lr", "weights", "optimizer")  # first what causes the others
+DIGESTS = ("samples", "gradient", "weights", "optimizer")
+SIZE = 64
+FORMAT = "boltcutter steps 1"
+
+Rows = npt.NDArray[Any]
+
+
+def ledger_path(folder: Path, rank: int = 0) -> Path:
+    """Where the rows of a rank are."""
+    return folder / (f"steps-rank-{rank}.ledger" if rank else "steps.ledger")
+
+
+def header(device: str) -> bytes:
+    """The beginning of a ledger.
+
+    Args:
+        device: Type of the device: digests of gradients are those of all bits on the CPU, else of their norms.
+    """
+    return f"{FORMAT} {device}\n".encode().ljust(SIZE, b"\0")
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The steps of one rank.
+
+    Args:
+        device: Type of the device.
+        rows: Of type ``ROW``, by increasing steps.
+    """
+
+    device: str
+    rows: Rows
+
+    @property
+    def last(self) -> int:
+        """Number of the last step; 0 if there is none."""
+        return int(self.rows["step"][-1]) if len(self.rows) else 0
+
+    def row(self, step: int) -> Any:
+        """The row of a step; None if it has none."""
+        at = int(np.searchsorted(self.rows["step"], step))
+        return self.rows[at] if at < len(self.rows) and self.rows["step"][at] == step else None
+
+
+def read_ledger(path: Path) -> Ledger | None:
+    """Read a ledger; None if there is none. A torn tail, as of a machine that lost power, is left out."""
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if len(data) < SIZE or not data.startswith(f"{FORMAT} ".encode()):
+        return None
+    device = data[len(FORMAT) + 1 : SIZE].rstrip(b"\0").decode(errors="replace").strip()
+    rows = np.frombuffer(data, ROW, (len(data) - SIZE) // SIZE, SIZE)
+    steps = rows["step"].astype(np.int64)
+    torn = np.flatnonzero(np.diff(steps, prepend=0) <= 0)
+    return Ledger(device, rows[: torn[0]] if len(torn) else rows)
+
+
+def read_ledgers(folder: Path) -> list[Ledger]:
+    """The ledgers of a run, one for each rank; none for a run that wrote none."""
+    found = list[Ledger]()
+    while (ledger := read_ledger(ledger_path(folder, len(found)))) is not None:
+        found.append(ledger)
+    return found
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first step at which two ledgers differ.
+
+    Args:
+        step: Its number.
+        epoch: In which it is.
+        columns: Which differ, first what causes the others.
+        values: Both values of each.
+        rank: Of which rank.
+    """
+
+    step: int
+    epoch: int
+    columns: tuple[str, ...]
+    values: tuple[tuple[Any, Any], ...]
+    rank: int = 0
+
+    def __str__(self) -> str:
+        where = f"step {self.step} (epoch {self.epoch}){f' of rank {self.rank}' if self.rank else ''}"
+        shown = zip(self.columns, self.values, strict=True)
+        return f"{where}: " + ", ".join(
+            name if name in DIGESTS else f"{name} {here!r} → {there!r}" for name, (here, there) in shown
+        )
+
+
+def first_difference(
+    first: Ledger, second: Ledger, tolerances: dict[str, float] | None = None, rank: int = 0
+) -> Difference | None:
+    """The first step that both ledgers have and in which they differ; None if there is none.
+
+    Args:
+        first: Of one run.
+        second: Of another one.
+        tolerances: By column, a relative difference that is none. Digests are then not compared.
+        rank: Whose they are.
+    """
+    _, at, there = np.intersect1d(first.rows["step"], second.rows["step"], return_indices=True)
+    one, other = first.rows[at], second.rows[there]
+    skipped = {"gradient"} if first.device != second.device else set()
+    skipped |= {*DIGESTS[1:]} if tolerances else set()
+    differs = {
+        name: _differs(name, one[name], other[name], (tolerances or {}).get(name, 0.0))
+        for name in COLUMNS
+        if name not in skipped
+    }
+    somewhere = np.flatnonzero(np.logical_or.reduce(list(differs.values())))
+    if not len(somewhere):
+        return None
+    number = int(somewhere[0])
+    columns = tuple(name for name, where in differs.items() if where[number])
+    values = tuple((one[name][number].item(), other[name][number].item()) for name in columns)
+    return Difference(int(one["step"][number]), int(one["epoch"][number]), columns, values, rank)
+
+
+def differences(first: Path, second: Path) -> Iterator[Difference]:
+    """The first difference of each rank of two runs."""
+    for rank, pair in enumerate(zip(read_ledgers(first), read_ledgers(second), strict=False)):
+        if found := first_difference(*pair, rank=rank):
+            yield found
+
+
+def _differs(name: str, one: Rows, other: Rows, tolerance: float) -> npt.NDArray[np.bool_]:
+    """Where two columns differ: in any bit, or by more than a relative tolerance. NaN equals NaN."""
+    if name in DIGESTS:
+        return np.asarray((one != other) & (one != 0) & (other != 0))
+    if tolerance:
+        return ~np.isclose(one, other, rtol=tolerance, atol=0, equal_nan=True)
+    return np.asarray((one.view("<u8") != other.view("<u8")) & ~(np.isnan(one) & np.isnan(other)))

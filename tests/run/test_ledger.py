@@ -1,0 +1,86 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from boltcutter.run.ledger import ROW, SIZE, Ledger, first_difference, header, ledger_path, read_ledger, read_ledgers
+
+
+def rows(count: int = 5, **changed: Any) -> Any:
+    """Rows of consecutive steps; ``loss={3: 0.5}`` changes that of step 3."""
+    found = np.zeros(count, ROW)
+    found["step"], found["epoch"], found["lr"] = np.arange(1, count + 1), 1, 0.1
+    found["loss"], found["gradient_norm"] = 1 / found["step"], np.nan
+    found["samples"] = found["gradient"] = found["step"] + 100
+    for name, values in changed.items():
+        for step, value in values.items():
+            found[name][step - 1] = value
+    return found
+
+
+def write(path: Path, content: Any, extra: bytes = b"") -> Path:
+    path.write_bytes(header("cpu") + content.tobytes() + extra)
+    return path
+
+
+def test_rows_have_64_bytes_and_are_read_as_written(tmp_path: Path) -> None:
+    assert SIZE == ROW.itemsize == len(header("cpu")) == 64
+    found = read_ledger(write(tmp_path / "steps.ledger", rows(3)))
+    assert found is not None
+    assert found.device == "cpu"
+    assert found.last == 3
+    assert found.row(2)["loss"] == 0.5
+    assert found.row(4) is None
+
+
+@pytest.mark.parametrize("tail", [b"\x07" * 63, b"\0" * 64, rows(2).tobytes(), b"\0" * 200])
+def test_a_torn_tail_is_left_out(tail: bytes, tmp_path: Path) -> None:
+    found = read_ledger(write(tmp_path / "steps.ledger", rows(3), tail))
+    assert found is not None
+    assert found.rows["step"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"boltcutter", b"\0" * 640])
+def test_a_file_that_is_no_ledger_is_none(content: bytes | None, tmp_path: Path) -> None:
+    if content is not None:
+        ledger_path(tmp_path).write_bytes(content)
+    assert read_ledgers(tmp_path) == []
+
+
+def test_ledgers_of_all_ranks_are_read(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write(ledger_path(tmp_path, rank), rows(rank + 1))
+    assert [ledger.last for ledger in read_ledgers(tmp_path)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "step", "columns"),
+    [
+        ({}, None, ()),
+        ({"loss": {3: 1 / 3 + 1e-16}}, 3, ("loss",)),
+        ({"loss": {4: 9.0}, "gradient": {3: 7}}, 3, ("gradient",)),
+        ({"loss": {2: np.nan}, "samples": {2: 5}, "lr": {1: 0.1}}, 2, ("samples", "loss")),
+        ({"weights": {4: 5}}, None, ()),  # only one of them has hashed it
+        ({"gradient_norm": {5: 1.0}}, 5, ("gradient_norm",)),
+    ],
+)
+def test_the_first_step_that_differs(changed: dict[str, Any], step: int | None, columns: tuple[str, ...]) -> None:
+    found = first_difference(Ledger("cpu", rows()), Ledger("cpu", rows(**changed)))
+    assert (found and found.step) == step
+    assert (found.columns if found else ()) == columns
+
+
+def test_only_common_steps_are_compared() -> None:
+    assert first_difference(Ledger("cpu", rows(5)), Ledger("cpu", rows(3))) is None
+
+
+def test_a_relative_tolerance_of_a_column() -> None:
+    one, other = Ledger("cpu", rows()), Ledger("cpu", rows(loss={3: 1 / 3 + 1e-7, 5: 0.3}, gradient={2: 1}))
+    found = first_difference(one, other, {"loss": 1e-5})
+    assert found is not None
+    assert found.step == 5
+
+
+def test_digests_of_gradients_of_different_devices_are_not_compared() -> None:
+    assert first_difference(Ledger("cpu", rows()), Ledger("cuda", rows(gradient={1: 5}))) is None
