@@ -110,10 +110,11 @@ class NegativeResult(SystemExit):
 
     Args:
         result: What the command returns otherwise.
+        status: Another exit status.
     """
 
-    def __init__(self, result: Any) -> None:
-        super().__init__(1)
+    def __init__(self, result: Any, status: int = 1) -> None:
+        super().__init__(status)
         self.result = result
 
 

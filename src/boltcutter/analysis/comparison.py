@@ -18,7 +18,8 @@ from boltcutter.analysis.groups import Group, Result, pair, read_group, settings
 from boltcutter.analysis.record import find_runs, metric_mode
 from boltcutter.analysis.references import runs_folder
 from boltcutter.analysis.samples import LOSS, SampleComparison, compare_samples
-from boltcutter.analysis.significance import ALPHA, Estimate, Interval, compare_groups, compare_pairs, holm
+from boltcutter.analysis.scale import Scale, rounded
+from boltcutter.analysis.significance import ALPHA, Estimate, compare_groups, compare_pairs, holm
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError, as_config_error, printable
 from boltcutter.formatting import aligned
@@ -29,7 +30,6 @@ from boltcutter.run.metrics import Mode
 
 PILOT = 5  # seeds to start with
 MAX_SEEDS = 200  # beyond which more seeds are not the answer
-FRACTIONS = ("acc", "f1", "precision", "recall", "auroc", "auc", "iou", "dice")  # shown in points of 100
 SHOWN = 10  # samples that changed sides
 MAX_PICTURES = 50  # of all samples of a page
 MAX_READ = 20_000  # samples of the test split that are read to find them
@@ -68,7 +68,7 @@ def main(project: Project, arguments: list[str]) -> dict[str, Any]:
     found = [compare(groups[0], group, metric) for group in groups[1:]]
     found[0].warnings += caveats.measured_elsewhere(groups, known, metric)
     decide(found, mode, effect)
-    scale = _Scale.of(metric, mode, [value for group in groups for value in group.values])
+    scale = Scale.of(metric, mode, [value for group in groups for value in group.values])
     for comparison in found:
         seeds, ending = plan(comparison, scale, effect)
         for group, lacking in zip((comparison.first, comparison.second), seeds, strict=True):
@@ -113,7 +113,7 @@ def decide(found: Sequence[Comparison], mode: Mode, effect: float | None) -> Non
             comparison.decision = "equivalent"
 
 
-def plan(comparison: Comparison, scale: _Scale, effect: float | None) -> tuple[tuple[list[int], list[int]], str]:
+def plan(comparison: Comparison, scale: Scale, effect: float | None) -> tuple[tuple[list[int], list[int]], str]:
     """The seeds that each group needs for a decision, and the end of the verdict that announces them."""
     first, second, estimate, total = comparison.first, comparison.second, comparison.estimate, PILOT
     if comparison.decision != "undecided" or settings_of(first.results) == settings_of(second.results):
@@ -133,7 +133,7 @@ def plan(comparison: Comparison, scale: _Scale, effect: float | None) -> tuple[t
     return seeds, f"; run {more} more {'seed' if more == 1 else 'seeds'}:"
 
 
-def describe(comparison: Comparison, scale: _Scale, effect: float | None, comparisons: int) -> str:
+def describe(comparison: Comparison, scale: Scale, effect: float | None, comparisons: int) -> str:
     """The verdict in one sentence."""
     first, second, estimate = comparison.first, comparison.second, comparison.estimate
     verdict = {
@@ -152,49 +152,6 @@ def describe(comparison: Comparison, scale: _Scale, effect: float | None, compar
     return f"{verdict}: {scale.estimate(estimate.difference, estimate.interval, comparison.p)}{adjusted}, {count}"
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """How differences of a metric are written: fractions in points of 100."""
-
-    factor: float
-    unit: str
-
-    @classmethod
-    def of(cls, metric: str, mode: Mode, values: Sequence[float]) -> _Scale:
-        is_fraction = mode == "max" and any(name in metric.lower() for name in FRACTIONS)
-        in_points = is_fraction and min(values) >= 0 and max(values) <= 1
-        return cls(100.0, " points") if in_points else cls(1.0, f" in {metric}")
-
-    def size(self, value: float) -> str:
-        return f"{_rounded(abs(value) * self.factor, 2)}{self.unit}"
-
-    def signed(self, value: float, interval: Interval | None = None) -> str:
-        digits = _two_digits(value * self.factor / 2)
-        if interval:  # whose digits are enough for a larger value; of a smaller one, rounding would leave nothing
-            digits = max(self._digits(interval), min(digits, self._digits(interval) + 2))
-        return f"{value * self.factor:+.{digits}f}{self.unit}"
-
-    def interval(self, ends: Interval | None) -> str:
-        return " to ".join(f"{end * self.factor:.{self._digits(ends)}f}" for end in ends) if ends else "–"
-
-    def estimate(self, difference: float, interval: Interval | None, p: float) -> str:
-        shown = f", 95% interval {self.interval(interval)}" if interval else ""
-        return f"{self.signed(difference, interval)}{shown}, {'p < 0.001' if p < 0.001 else f'p = {p:.2g}'}"
-
-    def _digits(self, ends: Interval) -> int:
-        return _two_digits((ends[1] - ends[0]) / 2 * self.factor)
-
-
-def _rounded(value: float, digits: int) -> str:
-    """A number with so many significant digits; a larger one without decimals, not as 1e+02."""
-    return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
-
-
-def _two_digits(value: float) -> int:
-    """Decimals with which a number has at least two significant digits."""
-    return min(max(1 - math.floor(math.log10(abs(value))), 0), 8) if value else 2
-
-
 def as_dict(groups: Sequence[Group], found: Sequence[Comparison]) -> dict[str, Any]:
     """Everything that was found, as plain values."""
     comparisons = [
@@ -209,17 +166,17 @@ def as_dict(groups: Sequence[Group], found: Sequence[Comparison]) -> dict[str, A
     return {"groups": named, "comparisons": comparisons}
 
 
-def _lines(groups: Sequence[Group], found: Sequence[Comparison], scale: _Scale) -> Iterator[str]:
+def _lines(groups: Sequence[Group], found: Sequence[Comparison], scale: Scale) -> Iterator[str]:
     """The verdicts, the warnings, and the tables."""
     for comparison in found:
         yield from (comparison.verdict, *(f"  {command}" for command in comparison.commands))
     yield from dict.fromkeys(f"warning: {warning}" for comparison in found for warning in comparison.warnings)
     rows = [["group", "runs", "mean ± std", "min", "max"]]
     for group in groups:
-        spread = f" ± {_rounded(statistics.stdev(group.values), 2)}" if len(group.values) > 1 else ""
-        ends = [_rounded(end, 4) for end in (min(group.values), max(group.values))]
+        spread = f" ± {rounded(statistics.stdev(group.values), 2)}" if len(group.values) > 1 else ""
+        ends = [rounded(end, 4) for end in (min(group.values), max(group.values))]
         rows.append(
-            [group.label, str(len(group.values)), f"{_rounded(statistics.fmean(group.values), 4)}{spread}", *ends]
+            [group.label, str(len(group.values)), f"{rounded(statistics.fmean(group.values), 4)}{spread}", *ends]
         )
     yield from ("", *aligned(rows))
     rows = [["compared", "difference", "95% interval", "p", "effect size", "80% power from", "test"]]
@@ -234,7 +191,7 @@ def _lines(groups: Sequence[Group], found: Sequence[Comparison], scale: _Scale) 
 
 def _sample_lines(comparison: Comparison, found: SampleComparison) -> Iterator[str]:
     """What the comparison on samples has found."""
-    scale = _Scale(1.0, "") if found.measure == LOSS else _Scale(100.0, " points")
+    scale = Scale(1.0, "") if found.measure == LOSS else Scale(100.0, " points")
     these = "these two models" if found.pairs == 1 else f"these {found.pairs} pairs of models"
     shown = scale.estimate(found.difference, found.interval, found.p)
     yield from ("", f"{found.measure} of {these} on {found.count} samples: {shown} ({found.test})")

@@ -24,7 +24,7 @@ from boltcutter.extend import load
 from boltcutter.project import Project, ProjectError, restart
 from boltcutter.scaffold.translate import translate
 
-BEGIN_TRAINING = ("train", "search", "launch", "find-batch-size")
+BEGIN_TRAINING = ("train", "search", "launch", "find-batch-size", "try")
 EARLIER = ("resume=", "reproduce=", "--")  # of a run, which says what is trained; flags only show something
 
 

@@ -44,6 +44,25 @@ boltcutter compare --metric test/accuracy model=mlp model=resnet    # is the sec
     --html=<file>    a page with the samples that changed sides""",
         by_flag={"--metric": "boltcutter.analysis.comparison:main"},
     ),
+    "try": Command(
+        "boltcutter.tries.command:main",
+        """Accept or reject a change in pairs of runs: boltcutter try <overrides, git ref or patch> metric=… effect=…
+
+boltcutter try optimizer.lr=0.005 metric=val/accuracy effect=0.5%           # against the default configuration
+boltcutter try model.dropout=0.1 against='model=mlp trainer.max_epochs=5' metric=val/loss effect=0.01
+boltcutter try faster-mixup against=baseline metric=val/accuracy effect=0.5%    # a branch, against runs with this tag
+    against=         the baseline: overrides, a run, a tag of runs, a git ref or patch
+    effect=          smallest improvement worth having: in units of the metric, or in percent of the baseline's value
+    budget=12        most pairs of runs, 5 to 20
+    margin=0         what an improvement has to exceed
+    mode=min|max     which values are better; by default by the metric's name
+    split=by-seed|fixed    a split of the data for each pair, or one for all; by default as configured
+    parallel=1 gpus=       runs at a time on this machine, and GPUs of each
+Exit status: 0 accepted, 1 rejected, 3 undecided. The same command continues one that was interrupted.""",
+        flags="boltcutter.tries.question:FLAGS",
+        runs=(),
+        is_local=False,
+    ),
     "runs": Command(
         "boltcutter.analysis.command:main",
         """List runs: boltcutter runs ['<filter>'] [--sort <key>] [--columns <a,b>] [--limit <n>] [--json] [--csv]

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.project import LIBRARY, SOURCE
 from boltcutter.run import lineage
 
@@ -28,10 +32,11 @@ def list_files(root: Path, run: Path) -> list[str]:
     return [name for name in names if (root / name).is_symlink() or (root / name).is_file()]  # others were deleted
 
 
-def copy_code(root: Path, target: Path, state: dict[str, Any], library: dict[str, Any]) -> None:
+def copy_code(root: Path, target: Path, state: dict[str, Any], library: dict[str, Any], *, links: bool = True) -> None:
     """Copy the project's files with uncommitted changes, and to ``src`` the library if it is an editable checkout.
 
-    The states of both, from ``lineage.git_state`` and ``library_state``, are stored in the copy.
+    The states of both, from ``lineage.git_state`` and ``library_state``, are stored in the copy. With ``links``, it
+    links to large files.
     """
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
@@ -45,7 +50,7 @@ def copy_code(root: Path, target: Path, state: dict[str, Any], library: dict[str
         if source.is_symlink():
             inside = source.resolve().is_relative_to(root.resolve()) and not os.path.isabs(os.readlink(source))
             copy.symlink_to(os.readlink(source) if inside else source.resolve())
-        elif source.stat().st_size > LINKED_BYTES:
+        elif links and source.stat().st_size > LINKED_BYTES:
             copy.symlink_to(source)
         else:
             shutil.copy2(source, copy)
@@ -56,6 +61,57 @@ def copy_code(root: Path, target: Path, state: dict[str, Any], library: dict[str
         _write_state(copied_library, library)
     shutil.rmtree(target, ignore_errors=True)
     draft.replace(target)
+
+
+def find_commit(root: Path, ref: str) -> str | None:
+    """The commit of a git ref in the repository of a project; None if there is none."""
+    found = None if ref.startswith("-") else _git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    return found.stdout.decode().strip() if found and found.returncode == 0 else None
+
+
+def copy_commit(
+    root: Path, target: Path, commit: str, patches: Sequence[bytes] = (), library: dict[str, Any] | None = None
+) -> None:
+    """Copy the project's files as they are at a commit, with patches, by a temporary worktree.
+
+    Args:
+        root: Root of the project, which may be a folder of the repository.
+        target: Folder of the copy.
+        commit: Commit of the repository.
+        patches: Contents of patches that are applied to it, one after the other.
+        library: State of the library, from ``library_state``.
+
+    Raises:
+        ConfigError: The commit does not have the project, or a patch does not apply.
+    """
+    top = Path(os.fsdecode(_git(root, "rev-parse", "--show-toplevel").stdout).strip())
+    place = root.resolve().relative_to(top.resolve())
+    _git(root, "worktree", "prune")  # those of processes that were killed
+    with tempfile.TemporaryDirectory() as scratch:
+        worktree = Path(scratch, "worktree")
+        done = _git(root, "worktree", "add", "--detach", str(worktree), commit)
+        try:
+            if done.returncode or not (worktree / place).is_dir():
+                raise ConfigError(f"{commit}: cannot be checked out ({_reason(done)}); choose another commit")
+            for patch in patches:
+                done = _git(worktree, "apply", "--whitespace=nowarn", "-", given=patch)
+                if done.returncode:
+                    raise ConfigError(f"a patch does not apply to commit {commit[:8]} ({_reason(done)}); correct it")
+            state = lineage.git_state(worktree / place)
+            copy_code(worktree / place, target, state, library or {}, links=False)
+        finally:
+            _git(root, "worktree", "remove", "--force", str(worktree))
+
+
+def _git(where: Path, *words: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run git without variables that name another repository, and without hooks."""
+    inherited = {name: value for name, value in os.environ.items() if name not in lineage.GIT_VARIABLES}
+    command = ["git", *lineage.GIT_OPTIONS, "-C", str(where), *words]
+    return subprocess.run(command, input=given, capture_output=True, env=inherited | lineage.GIT_OFFLINE, timeout=600)
+
+
+def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
+    return one_line(done.stderr.decode(errors="replace").strip().rpartition("error: ")[2], 200)
 
 
 def _write_state(folder: Path, state: dict[str, Any]) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import selectors
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError
-from boltcutter.search.results import Progress
-from boltcutter.search.study import Study
-from boltcutter.search.trial import Sampled, Trial
+from boltcutter.search.results import Result
+from boltcutter.search.trial import Report, Sampled, Trial
 
 POLL = 0.5  # seconds between two looks at signals, processes and the time limit
 ELAPSED = "elapsed.txt"  # seconds of all continuations so far
@@ -22,15 +21,38 @@ INTERVAL = 5.0  # seconds between two writes of it
 ENDING_POLL = 0.05  # the same, while a process ends
 
 
+class Trials(Protocol):
+    """Which trials there are to run, and where their reports go."""
+
+    def interrupted(self) -> list[Sampled]:
+        """Trials that were started and did not end."""
+
+    def ask(self, total: int) -> Sampled | None:
+        """The next trial to start; None if there is none now."""
+
+    def report(self, number: int, count: int, metrics: Mapping[str, float]) -> bool:
+        """Store a validation; returns whether the trial stops."""
+
+    def tell(self, number: int, state: str, reports: Sequence[Report], error: str = "") -> Result:
+        """Store the end of a trial."""
+
+
+class Listener(Protocol):
+    """What is shown of trials."""
+
+    def ended(self, result: Result) -> None:
+        """Show a trial that ended."""
+
+
 def run_trials(
-    study: Study,
+    study: Trials,
     make_trial: Callable[[Sampled, Mapping[str, str]], Trial],
     *,
     total: int,
     parallel: int,
     gpus: float,
     should_stop: Callable[[], bool],
-    progress: Progress,
+    progress: Listener,
 ) -> None:
     """Run all trials that are interrupted or missing; each is an ordinary training in a process of its own.
 
@@ -83,7 +105,7 @@ def run_trials(
                 trial.end()
 
 
-def answer(study: Study, trial: Any, selector: selectors.BaseSelector) -> None:
+def answer(study: Trials, trial: Any, selector: selectors.BaseSelector) -> None:
     """Receive the message of a trial, and answer it, or stop to wait for it if it ends."""
     report = trial.receive()
     if report is None:

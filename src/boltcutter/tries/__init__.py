@@ -1,0 +1,1 @@
+"""Accept or reject a change against a baseline, in pairs of runs: ``boltcutter try`` and ``boltcutter tries``."""

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tries_runs import write_baseline
+
+from boltcutter.analysis.record import find_runs
+from boltcutter.config.compose import compose
+from boltcutter.config.values import plain
+from boltcutter.project import Project
+from boltcutter.tries.pairs import BASELINE, CHANGE, Pairs, append_line, fresh_seeds, read_lines
+from boltcutter.tries.sides import Side, Version
+
+CODE = {"commit": "c0ffee", "changes": None, "library_commit": None, "library_changes": None}
+
+
+@pytest.fixture
+def pairs(project: Project, tmp_path: Path) -> Pairs:
+    baseline = Side("baseline", ("model=mlp",), Version(), project, CODE)
+    (folder := tmp_path / "runs" / "tries" / "abc").mkdir(parents=True)
+    change = replace(baseline, label="change", overrides=("model=mlp", "optimizer.lr=0.1"))
+    return Pairs(folder, baseline, change, [3, 4, 5, 6, 7, 8, 9], "val/loss")
+
+
+def test_runs_of_the_baseline_are_reused_if_all_that_matters_is_the_same(pairs: Pairs, tmp_path: Path) -> None:
+    project, runs = pairs.baseline.project, tmp_path / "runs" / "mlp"
+    same = write_baseline(project, runs / "same", 3)
+    write_baseline(project, runs / "code", 4, git={"commit": "c0ffee", "changes": "1"})
+    write_baseline(project, runs / "packages", 5, packages={"torch": "1.0"})
+    write_baseline(project, runs / "hardware", 6, hardware={"cpu": "another"})
+    write_baseline(project, runs / "failed", 7, attempts=[{"reason": "ValueError: x"}])
+    config = plain(compose(project, ["model=mlp", "seed=8", "optimizer.lr=0.5"]))
+    write_baseline(project, runs / "config", 8, config=config)
+    write_baseline(project, runs / "metric", 9, metrics={"val/loss": None})
+    found = replace(pairs, known=find_runs(tmp_path / "runs"))
+    assert found.reusable_values() == [0.5]
+    assert found.num_reusable() == 1
+    assert [asked.number for _ in range(2) if (asked := found.ask(14))] == [1, 2]
+    assert found.outcomes[0, BASELINE].folder == str(same)
+    assert found.outcomes[0, BASELINE].is_reused
+
+
+def test_a_reused_run_of_other_data_is_trained_again(pairs: Pairs, tmp_path: Path) -> None:
+    project = pairs.baseline.project
+    write_baseline(project, tmp_path / "runs" / "mlp" / "old", 3, data="other data")
+    found = replace(pairs, known=find_runs(tmp_path / "runs"))
+    assert found.ask(14)
+    assert found.ask(14)
+    write_baseline(project, found.folder_of(0, CHANGE), 3)
+    found.tell(1, "complete", [])
+    assert (0, BASELINE) not in found.outcomes
+    for again in (found, replace(found, outcomes={})):  # also after the process was killed
+        asked = again.ask(14)
+        assert asked
+        assert asked.number == 0
+        assert not again.reusable_values()
+
+
+def test_pairs_count_in_their_order_not_as_they_end(pairs: Pairs) -> None:
+    project = pairs.baseline.project
+    numbers = [asked.number for _ in range(12) if (asked := pairs.ask(14))]
+    assert numbers == [1, 0, *range(2, 10)]  # of five pairs; there is no verdict before
+    for number in (2, 3, 0):
+        pair, side = divmod(number, 2)
+        write_baseline(project, pairs.folder_of(pair, (BASELINE, CHANGE)[side]), pair + 3)
+        pairs.tell(number, "complete", [])
+        assert not pairs.complete()
+    write_baseline(project, pairs.folder_of(0, CHANGE), 3)
+    pairs.tell(1, "complete", [])
+    assert len(pairs.complete()) == 2
+
+
+def test_a_failure_is_found_in_the_record_of_a_run(pairs: Pairs) -> None:
+    write_baseline(pairs.baseline.project, pairs.folder_of(0, BASELINE), 3, attempts=[{"reason": "ValueError: bad"}])
+    assert [asked.number for _ in range(2) if (asked := pairs.ask(14))] == [1, 2]
+    outcome = pairs.outcomes[0, BASELINE]
+    assert outcome.is_lost
+    assert math.isnan(outcome.value)
+    assert "bad" in outcome.error
+
+
+def test_torn_lines_are_ignored_and_not_continued(tmp_path: Path) -> None:
+    append_line(file := tmp_path / "x.jsonl", {"a": 1})
+    with open(file, "a") as opened:
+        opened.write('{"a": ')
+    append_line(file, {"a": 2})
+    assert [entry["a"] for entry in read_lines(file)] == [1, 2]
+
+
+def test_seeds_that_were_used_are_left_out() -> None:
+    assert fresh_seeds(3, 3, {4, 5}.__contains__) == [3, 6, 7]

@@ -1,0 +1,29 @@
+"""Runs of the baseline of a try, as training records them."""
+
+import platform
+from pathlib import Path
+
+from boltcutter.checkpoint.atomic import write_text
+from boltcutter.config.compose import compose
+from boltcutter.config.values import plain
+from boltcutter.formatting import to_json
+from boltcutter.project import Project
+from boltcutter.run import lineage
+
+
+def write_baseline(project: Project, folder: Path, seed: int, **facts: object) -> Path:
+    """A completed run of the baseline, as training records it."""
+    record = {
+        "config": plain(compose(project, ["model=mlp", f"seed={seed}", f"folder={folder}"])),
+        "attempts": [{"reason": "completed", "seconds": 2.0}],
+        "git": {"commit": "c0ffee", "changes": None},
+        "library": {},
+        "packages": lineage.packages(),
+        "python": platform.python_version(),
+        "hardware": lineage.hardware(),
+        "metrics": {"val/loss": 0.5},
+        "data": f"data of seed {seed}",
+    }
+    folder.mkdir(parents=True)
+    write_text(folder / "record.json", to_json(record | facts, default=str))
+    return folder
