@@ -14,7 +14,7 @@ from repairs import FILES_NOT_REPAIRED, LEFT_OUT, NOT_REPAIRED, REPAIRED
 from boltcutter.cli.file_fix import locate
 from boltcutter.cli.main import main
 from boltcutter.cli.mistake import explain
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, Mistake
 from boltcutter.environment.startup import restored_signals
 from boltcutter.extend import Command
 from boltcutter.project import Project
@@ -27,7 +27,7 @@ MINE = "configs/experiment/mine.yaml: "
 MLP = "_target_: boltcutter.model.mlp.MLP\ninput_shape: ${data.shape}\nnum_classes: ${data.num_classes}\n"
 AS_LIST = "".join(f"- {line}\n" for line in MLP.splitlines())
 STOPPING = "callback=[default,early_stopping]"
-Refusal = Callable[..., list[str]]
+Refusal = Callable[..., list[Mistake]]
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
 # Overrides, the beginning of the message, and a part of its remedy.
@@ -293,15 +293,21 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     """Call a command that must be refused; return the lines on standard error."""
     monkeypatch.delenv("BOLTCUTTER_DEBUG", raising=False)
 
-    def call(*overrides: str, project: Project = PROJECT, module: str = "boltcutter.planning.check") -> list[str]:
+    def call(*overrides: str, project: Project = PROJECT, module: str = "boltcutter.planning.check") -> list[Mistake]:
         with pytest.raises(SystemExit) as stopped:
             main(project, Command(f"{module}:main", ""), None, overrides)
         out, err = capsys.readouterr()
         assert stopped.value.code == 2
         assert not out
-        return err.splitlines()
+        mistakes = getattr(stopped.value.__context__, "mistakes", [])  # of a ConfigError
+        kinds = [mistake.kind for mistake in mistakes] or ["invalid_value"] * err.count("\n")
+        return [Mistake(line, kind) for line, kind in zip(err.splitlines(), kinds, strict=True)]
 
     return call
+
+
+def shown(line: Mistake) -> Mistake:
+    return Mistake(line.removeprefix("error: "), line.kind)
 
 
 def assert_one_line(lines: list[str], setting: str, remedy: str) -> None:
@@ -315,7 +321,7 @@ def assert_one_line(lines: list[str], setting: str, remedy: str) -> None:
 def test_a_mistake_in_overrides_is_one_line(overrides: str, setting: str, remedy: str, refusal: Refusal) -> None:
     lines = refusal(*shlex.split(overrides))
     assert_one_line(lines, setting, remedy)
-    mistake = explain(lines[0].removeprefix("error: "), shlex.split(overrides))
+    mistake = explain(shown(lines[0]), shlex.split(overrides))
     assert mistake.fix == REPAIRED.get(overrides)
     if overrides not in REPAIRED:
         assert mistake.replaces == (tuple(shlex.split(overrides)[-1:]) if overrides in WITHOUT else ())
@@ -345,7 +351,7 @@ def test_a_mistake_in_a_file_is_one_line(
     lines = refusal(*overrides.split(), project=project)
     assert_one_line([line.replace(f"{tmp_path}/", "") for line in lines], setting, remedy)
     arguments = overrides.split()
-    mistake = locate(explain(lines[0].removeprefix("error: "), arguments), project, arguments)
+    mistake = locate(explain(shown(lines[0]), arguments), project, arguments)
     assert bool(mistake.fix or mistake.replaces) == (contents not in FILES_NOT_REPAIRED)
     if mistake.file:
         assert mistake.file == f"{tmp_path}/configs/{name}.yaml"

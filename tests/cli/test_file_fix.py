@@ -1,5 +1,6 @@
 import shlex
 from pathlib import Path
+from typing import cast
 
 import pytest
 from repairs import FILES_NOT_REPAIRED
@@ -7,14 +8,15 @@ from test_mistakes import FILES, with_file
 
 from boltcutter.cli.file_fix import locate
 from boltcutter.cli.main import main
-from boltcutter.cli.mistake import Mistake, explain
+from boltcutter.cli.mistake import Explanation, explain
+from boltcutter.config.errors import ConfigError, Kind, Mistake
 from boltcutter.extend import Command
 from boltcutter.project import Project
 
 CHECK = Command("boltcutter.planning.check:main", "")
 
 
-def apply(mistake: Mistake) -> None:
+def apply(mistake: Explanation) -> None:
     """Replace the lines of a file that are wrong."""
     assert mistake.file
     assert mistake.line
@@ -36,9 +38,10 @@ def test_a_program_that_applies_fixes_repairs_files(
     for _ in range(5):
         try:
             main(project, CHECK, None, arguments)
-        except SystemExit:
-            line = capsys.readouterr().err.splitlines()[0].removeprefix("error: ")
-            mistake = locate(explain(line, arguments), project, arguments)
+        except SystemExit as end:
+            capsys.readouterr()
+            found = cast(ConfigError, end.__context__).mistakes[0]
+            mistake = locate(explain(found, arguments), project, arguments)
             assert mistake.fix or mistake.replaces
             if mistake.file:
                 apply(mistake)
@@ -81,7 +84,8 @@ def test_lines_of_a_file_are_corrected(
     contents: str, line: str, number: int, fix: str | None, replaced: list[str], project: Project
 ) -> None:
     (project.root / "configs" / "experiment" / "mine.yaml").write_text(contents)
-    mistake = locate(explain(line.format(root=project.root), []), project, [])
+    kind: Kind = "invalid_file" if "not valid YAML" in line else "unknown_key" if "no such" in line else "wrong_type"
+    mistake = locate(explain(Mistake(line.format(root=project.root), kind), []), project, [])
     assert mistake.file == f"{project.root}/configs/experiment/mine.yaml"
     assert (mistake.line, mistake.fix, [*mistake.replaces]) == (number, fix, replaced)
 
@@ -89,11 +93,13 @@ def test_lines_of_a_file_are_corrected(
 def test_arguments_and_files_of_others_are_not_corrected(project: Project, tmp_path: Path) -> None:
     mine = project.root / "configs" / "experiment" / "mine.yaml"
     mine.write_text("seed: a\nlr: 3\n")
-    given = explain("seed=a: expected int", ["seed=a"])
+    given = explain(Mistake("seed=a: expected int", "wrong_type"), ["seed=a"])
     assert locate(given, project, ["seed=a"]) == given
     other = tmp_path.with_name("other.yaml")
     other.write_text("a: [1")
-    assert locate(explain(f"{other}:1: not valid YAML: x; correct that line", []), project, []).file is None
+    line = Mistake(f"{other}:1: not valid YAML: x; correct that line", "invalid_file")
+    assert locate(explain(line, []), project, []).file is None
     (mine.parent / "another.yaml").write_text("lr: 3\n")
-    assert locate(explain("lr: no such key", []), project, []).file is None  # either may be meant
-    assert locate(explain("lr: no such key", []), project, ["experiment=mine"]).file == str(mine)
+    unknown = Mistake("lr: no such key", "unknown_key")
+    assert locate(explain(unknown, []), project, []).file is None  # either may be meant
+    assert locate(explain(unknown, []), project, ["experiment=mine"]).file == str(mine)

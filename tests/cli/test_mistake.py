@@ -3,12 +3,12 @@ import shlex
 import pytest
 from repairs import LEFT_OUT, REPAIRED
 
-from boltcutter.cli.main import main
 from boltcutter.cli.mistake import explain
-from boltcutter.extend import Command
+from boltcutter.config.errors import ConfigError, Kind, Mistake
+from boltcutter.planning.check import main as check_main
 from boltcutter.project import Project
 
-CHECK = Command("boltcutter.planning.check:main", "")
+PROJECT = Project.find(__file__)
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ CHECK = Command("boltcutter.planning.check:main", "")
         ("configs/model/mlp.yaml:2: not valid YAML: x; correct that line", "model=mlp", "invalid_file", None, 0),
     ],
 )  # fmt: skip
-def test_an_error_is_data(line: str, arguments: str, code: str, fix: str | None, replaced: int) -> None:
-    found = explain(line, [word.replace("␣", " ") for word in arguments.split()])
+def test_an_error_is_data(line: str, arguments: str, code: Kind, fix: str | None, replaced: int) -> None:
+    found = explain(Mistake(line, code), [word.replace("␣", " ") for word in arguments.split()])
     assert (found.code, found.fix and found.fix.replace(" and ", "␣and␣"), len(found.replaces)) == (code, fix, replaced)
     assert found.message == line
     assert line.endswith(found.remedy or "") or line.endswith(f"({found.remedy})")
@@ -75,16 +75,45 @@ def test_an_error_is_data(line: str, arguments: str, code: str, fix: str | None,
 
 def test_values_and_remedies_are_whole() -> None:
     text = "a=1 and status="
-    found = explain(f"filter={text}: position 15: nothing where a value was expected; write status=<value>", [text])
+    line = f"filter={text}: position 15: nothing where a value was expected; write status=<value>"
+    found = explain(Mistake(line), [text])
     assert (found.value, found.fix, found.replaces) == (text, None, ())
-    assert explain("add modle: no such kind (there are: x)", ["modle", "tiny"]).value == "modle"
-    assert explain("--foo: no such flag (there are: --help, --json)", ["--foo"]).remedy == "there are: --help, --json"
+    assert explain(Mistake("add modle: no such kind (there are: x)"), ["modle", "tiny"]).value == "modle"
+    assert (
+        explain(Mistake("--foo: no such flag (there are: --help, --json)"), ["--foo"]).remedy
+        == "there are: --help, --json"
+    )
     groups = "project: small; built-in: mlp, gpt"
-    assert explain(f"model=nope: no such option ({groups})", ["model=nope"]).remedy == groups
-    assert explain("seed=a: expected int | null", ["seed=a"]).remedy == "expected int | null"
-    assert explain("max_time=5minutes: expected D:H; correct it", ["max_time=5minutes"]).remedy == "correct it"
+    assert explain(Mistake(f"model=nope: no such option ({groups})"), ["model=nope"]).remedy == groups
+    assert explain(Mistake("seed=a: expected int | null"), ["seed=a"]).remedy == "expected int | null"
+    assert explain(Mistake("max_time=5minutes: expected D:H; correct it"), ["max_time=5minutes"]).remedy == "correct it"
     listed = "checkpoints of the run: best.ckpt"
-    assert explain(f"ckpt=step-9: no such file ({listed})", ["ckpt=step-9"]).remedy == listed
+    assert explain(Mistake(f"ckpt=step-9: no such file ({listed})"), ["ckpt=step-9"]).remedy == listed
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind"),
+    [
+        ("model=mlp model.activation='not installed'", "wrong_type"),
+        ("model=mlp model.activation='refers to nothing'", "wrong_type"),
+        ("optimizer.lr='no such key'", "wrong_type"),
+        ("model.hidden_size=1", "unknown_key"),
+        ("model='is not set'", "unknown_option"),
+        ("=3", "invalid_override"),
+        ("data.batch_size=[1", "invalid_override"),
+        ("model._target_=boltcutter.model.mlp.MPL", "unknown_class"),
+        ("model._target_=nowhere.Net", "not_installed"),
+        ("optimizer.lr=???", "missing_value"),
+        ("optimizer.lr='${expected}'", "unresolved_reference"),
+        ("+data.api_key=expected", "secret"),
+        ("resume=x reproduce='no such flag'", "conflict"),
+        ("experiment='given twice.yaml'", "unknown_option"),
+    ],
+)
+def test_what_the_user_wrote_never_decides_the_kind(overrides: str, kind: Kind) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_main(PROJECT, shlex.split(overrides))
+    assert [mistake.kind for mistake in error.value.mistakes] == [kind], error.value.mistakes
 
 
 @pytest.mark.slow
@@ -93,9 +122,9 @@ def test_a_program_that_applies_fixes_repairs(overrides: str, capsys: pytest.Cap
     arguments = shlex.split(overrides)
     for _ in range(5):
         try:
-            main(Project.find(__file__), CHECK, None, arguments)
-        except SystemExit:
-            found = explain(capsys.readouterr().err.splitlines()[0].removeprefix("error: "), arguments)
+            check_main(PROJECT, arguments)
+        except ConfigError as error:
+            found = explain(error.mistakes[0], arguments)
             assert found.fix or found.replaces
             kept = [argument for argument in arguments if argument not in found.replaces]
             arguments = [*kept, found.fix] if found.fix else kept

@@ -20,7 +20,9 @@ def check(first: Group, second: Group, pairs: Pairs, metric: str) -> list[str]:
     """Warnings of one line; raises ConfigError for other data, folds or metrics, and for runs in both groups."""
     groups, folders = (first, second), {result.run.folder for result in first.results}
     if both := [result.run.id for result in second.results if result.run.folder in folders]:
-        raise ConfigError(f"{second.label}: {listed(both)} are in both groups; let the filters exclude each other")
+        raise ConfigError(
+            f"{second.label}: {listed(both)} are in both groups; let the filters exclude each other", kind="conflict"
+        )
     _check_metric(first, second, metric)
     warnings = [*_check_data(first, second, pairs, metric), *_selection(first, second, metric)]
     warnings += [warning for group in groups for warning in _repeated_tests(group, metric)]

@@ -44,7 +44,9 @@ def main(project: Project, arguments: list[str]) -> list[Run] | None:
         return None
     if len(rest) > 1:
         if near := hint(rest[0], VERBS):
-            raise ConfigError(f"{rest[0]}: no such command{near} (there are: {', '.join(VERBS)})")
+            raise ConfigError(
+                f"{rest[0]}: no such command{near} (there are: {', '.join(VERBS)})", kind="unknown_command"
+            )
         raise ConfigError(f"{rest[1]}: one filter is expected; quote it: boltcutter runs '{' '.join(rest)}'")
     root = Path(place, actions.ARCHIVE) if "--archived" in flags else place
     known, text = find_runs(root), rest[0] if rest else ""
@@ -71,7 +73,7 @@ def parse(given: Sequence[str], values: Sequence[str], others: Sequence[str] = (
             shown = f"={value}" if value and nearest in (*values, "--html") else ""
             near = nearest and f"; did you mean {nearest}{shown}?"
             wrong = f"{name}{shown}" if shown else argument
-            raise ConfigError(f"{wrong}: no such flag{near} (there are: {', '.join(all_flags)})")
+            raise ConfigError(f"{wrong}: no such flag{near} (there are: {', '.join(all_flags)})", kind="unknown_flag")
         if name in values and not value:
             raise ConfigError(f"{name}: needs a value; write {name}=<{name.strip('-')}>")
         flags[name] = value
@@ -123,7 +125,7 @@ def serve(project: Project, place: str, flags: dict[str, str], rest: Sequence[st
         near = hint(key, live.SETTINGS) if text.startswith(f"{key}=") and " " not in text else ""
         if (fault := query.find_fault(known, key)) or not known:
             if near and key.isidentifier() and key not in compose(project):
-                raise ConfigError(f"{key}: no such argument{near}")
+                raise ConfigError(f"{key}: no such argument{near}", kind="unknown_key")
             print(printable(f"warning: {key}: {fault}\n" if fault else ""), end="", file=sys.stderr)
     live.serve(place, chosen, settings)
 

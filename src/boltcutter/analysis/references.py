@@ -76,7 +76,7 @@ def find(runs: Sequence[Run], text: str, key: str = "run") -> Run:
         best = best_run(having, metric)
         if best is None:
             near = hint(text, {f"{BEST}{name}" for run in runs for name in run.metrics})
-            raise ConfigError(f"{key}={text}: no run has {metric}{near or '; train one first'}")
+            raise ConfigError(f"{key}={text}: no run has {metric}{near or '; train one first'}", kind="unknown_run")
         mode = metric_mode([run for run in having if metric in run.metrics], metric) or "min"
         which = "largest" if mode == "max" else "smallest"
         _note(f"{key}={text} is {best.folder}, with the {which} {metric}, {format_number(best.metrics[metric])}")
@@ -86,9 +86,11 @@ def find(runs: Sequence[Run], text: str, key: str = "run") -> Run:
         return found[0]
     if not found:
         near = hint(text, (LATEST, *(run.id for run in runs))) or "; see boltcutter runs"
-        raise ConfigError(f"{key}={text}: no run with this id{near}")
+        raise ConfigError(f"{key}={text}: no run with this id{near}", kind="unknown_run")
     listed = ", ".join(run.id for run in found[:MAX_SHOWN]) + (", …" if len(found) > MAX_SHOWN else "")
-    raise ConfigError(f"{key}={text}: {len(found)} runs begin like this ({listed}); give more of the id")
+    raise ConfigError(
+        f"{key}={text}: {len(found)} runs begin like this ({listed}); give more of the id", kind="unknown_run"
+    )
 
 
 def _note(text: str) -> None:

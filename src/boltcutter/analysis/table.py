@@ -136,7 +136,8 @@ def print_table(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
         from rich.text import Text
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"runs: rich is not installed, but draws the table; {install_command('rich')}, or use --csv"
+            f"runs: rich is not installed, but draws the table; {install_command('rich')}, or use --csv",
+            kind="not_installed",
         ) from error
     console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=10_000)
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -71,7 +71,10 @@ def registered(task: Any, data: Any, trainer: Any, overrides: Sequence[str]) -> 
         more += [] if "name" in keys else [f"name={type(task).__name__.lower()}"]
     if trainer is not None:
         if not isinstance(trainer, L.Trainer):
-            raise ConfigError(f"trainer: expected an L.Trainer, got {_name(trainer)}; pass its arguments as overrides")
+            raise ConfigError(
+                f"trainer: expected an L.Trainer, got {_name(trainer)}; pass its arguments as overrides",
+                kind="wrong_type",
+            )
         if key := next((key for key in keys if key.partition(".")[0] == "trainer"), None):
             raise ConfigError(f"{key}: set it in the trainer that is passed as trainer=")
         if vars(trainer).setdefault("_boltcutter", False):
@@ -105,10 +108,13 @@ def check(task: Any, data: Any) -> None:
     if not isinstance(task, L.LightningModule):
         raise ConfigError(
             f"task: expected a LightningModule, got {_name(task)}; for a network, pass for example "
-            "task=boltcutter.Classification(model=…, optimizer=…)"
+            "task=boltcutter.Classification(model=…, optimizer=…)",
+            kind="wrong_type",
         )
     if not isinstance(data, L.LightningDataModule | None):
-        raise ConfigError(f"data: expected a LightningDataModule, got {_name(data)}; try its from_datasets(…)")
+        raise ConfigError(
+            f"data: expected a LightningDataModule, got {_name(data)}; try its from_datasets(…)", kind="wrong_type"
+        )
 
 
 def _order(callback: Any) -> int:

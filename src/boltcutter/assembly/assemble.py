@@ -50,7 +50,7 @@ from boltcutter.checks.components import (
 from boltcutter.checks.hardware import check_hardware
 from boltcutter.checks.monitors import MonitorCheck
 from boltcutter.config.compose import DictConfig, changed
-from boltcutter.config.errors import ConfigError, as_config_error
+from boltcutter.config.errors import ConfigError, Mistake, as_config_error
 from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.locate import locate
 from boltcutter.config.redaction import MASK
@@ -142,7 +142,9 @@ def complete_config(cfg: DictConfig) -> DictConfig:
     if mistakes:
         raise ConfigError(*dict.fromkeys(_blame_null_settings(cfg, unknown, mistakes)))
     if wrong := next((key for key in ("seed", "timeout") if isinstance(cfg[key], DictConfig)), None):
-        raise ConfigError(f"{wrong}._target_={cfg[wrong].get('_target_')}: expected a number; set {wrong}=1")
+        raise ConfigError(
+            f"{wrong}._target_={cfg[wrong].get('_target_')}: expected a number; set {wrong}=1", kind="wrong_type"
+        )
     # Values of the top level are not passed to a constructor, so convert 1e3 to int and a number to str here.
     cfg.seed = int(cfg.seed)
     if not isinstance(cfg.name, str):
@@ -165,7 +167,7 @@ def complete_config(cfg: DictConfig) -> DictConfig:
     return cfg
 
 
-def _contradictions(given: DictConfig, inferred: Mapping[str, Any]) -> list[str]:
+def _contradictions(given: DictConfig, inferred: Mapping[str, Any]) -> list[Mistake]:
     """Settings of the data that are given, but that the data determines to be something else."""
     wrong = []
     for key, found in inferred.items():
@@ -176,14 +178,12 @@ def _contradictions(given: DictConfig, inferred: Mapping[str, Any]) -> list[str]
             else value == found
         )
         if value is not None and not same and str(value) != str(found):
-            wrong.append(
-                f"data.{key}={format_value(value)}: contradicts the data, which has {format_value(found)}; "
-                f"set data.{key}=null to infer it"
-            )
+            text = f"data.{key}={format_value(value)}: contradicts the data, which has {format_value(found)}; "
+            wrong.append(Mistake(f"{text}set data.{key}=null to infer it"))
     return wrong
 
 
-def _find_mistakes(cfg: DictConfig) -> list[str]:
+def _find_mistakes(cfg: DictConfig) -> list[Mistake]:
     completed = changed(cfg, {"folder": cfg.get("folder") or "new"})  # the folder is set when the run starts
     if completed.trainer.get("precision") == FLOAT8:
         completed.trainer.precision = "bf16-mixed"  # which Lightning's annotation does not list
@@ -198,7 +198,7 @@ def _task_kind(cfg: DictConfig) -> str | None:
     return None
 
 
-def _blame_null_settings(cfg: DictConfig, unknown: list[str], mistakes: list[str]) -> Iterator[str]:
+def _blame_null_settings(cfg: DictConfig, unknown: list[str], mistakes: list[Mistake]) -> Iterator[Mistake]:
     """Replace mistakes that follow from null settings of the data, which it could not infer, by one that names it."""
     unset = [f"data.{key}" for key in unknown if cfg.data[key] is None]
     of_data = [mistake for mistake in mistakes if mistake.startswith("data.")] if unknown else []
@@ -208,7 +208,8 @@ def _blame_null_settings(cfg: DictConfig, unknown: list[str], mistakes: list[str
             continue  # what the data would have set is null elsewhere as well
         if source in unset and not mistake.startswith(source):
             cls = str(cfg.data._target_).rpartition(".")[2]
-            mistake = f"{source}=null: {cls}.infer_settings() does not return it; set {source}, or return it there"
+            line = f"{source}=null: {cls}.infer_settings() does not return it; set {source}, or return it there"
+            mistake = Mistake(line, "missing_value")
         yield mistake
 
 
@@ -319,7 +320,9 @@ def _build_trainer(
         if cfg.trainer.get(key) is False and names[key]:
             used = [f"callback.{name}" for name in names[key]]
             remedy = " ".join(f"{name}=null" for name in used)
-            raise ConfigError(f"trainer.{key}=false: cannot be combined with {', '.join(used)}; use {remedy} instead")
+            raise ConfigError(
+                f"trainer.{key}=false: cannot be combined with {', '.join(used)}; use {remedy} instead", kind="conflict"
+            )
     defaults = {key: bool(names[key]) for key in kinds}
     precision = full_precision(cfg.trainer)
     placeholder = placeholder_precision(precision, device_type(str(cfg.trainer.get("accelerator", "auto"))))

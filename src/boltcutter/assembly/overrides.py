@@ -60,7 +60,7 @@ def read_overrides(project: Project, overrides: Sequence[str]) -> DictConfig:
         special["resume"] = _run_above(special["resume"])
     given, rest = split_overrides(rest, "ckpt") if "resume" in special else ({}, rest)
     if len(special) == 2:
-        raise ConfigError("resume and reproduce exclude each other; give one of them")
+        raise ConfigError("resume and reproduce exclude each other; give one of them", kind="conflict")
     if not special:
         cfg = compose(project, rest)
         trust.check_arguments(rest, plain(cfg), project)
@@ -144,7 +144,7 @@ def load_evaluation_config(
     """
     if not special.get("run"):
         given = next((text for text in overrides if "=" not in text), "runs/digits-convnet/…")
-        raise ConfigError(f"run is not set; use run=<folder of a run>, as in run={given}")
+        raise ConfigError(f"run is not set; use run=<folder of a run>, as in run={given}", kind="missing_value")
     folder = Path(special["run"])
     cfg = load_run_config(project, folder, overrides)
     is_chosen = any(override.lstrip("+~").startswith("trainer") for override in overrides)

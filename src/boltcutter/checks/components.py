@@ -92,7 +92,8 @@ def check_return_type(name: str, target: str, wanted: type) -> None:
 def _wrong_type(name: str, target: str, kind: type, wanted: type) -> ConfigError:
     return ConfigError(
         f"{name}._target_={target}: expected a lightning.pytorch.{wanted.__name__}, "
-        f"got {kind.__module__}.{kind.__qualname__}{foreign.remedy(kind) or ''}"
+        f"got {kind.__module__}.{kind.__qualname__}{foreign.remedy(kind) or ''}",
+        kind="wrong_type",
     )
 
 

@@ -40,7 +40,8 @@ def check_devices(trainer: DictConfig) -> None:
     if accelerator == "tpu" and not XLAAccelerator.is_available():
         raise ConfigError(
             "trainer.accelerator=tpu: this machine has no TPU, or torch_xla is not installed (pip install "
-            "'torch_xla[tpu]' and its version of torch); try trainer=default"
+            "'torch_xla[tpu]' and its version of torch); try trainer=default",
+            kind="not_installed",
         )
     if accelerator in ("auto", "cuda", "gpu") and (fault := unusable_gpus()):
         raise ConfigError(
@@ -96,7 +97,10 @@ def _check_cuda(setting: str, precision: str) -> None:
                     f"{setting}: {name} does not support FP8 (compute capability 8.9 or higher); try bf16-mixed"
                 )
             if find_spec(library) is None:
-                raise ConfigError(f"{setting}: {library} is not installed; pip install {library}, or try bf16-mixed")
+                raise ConfigError(
+                    f"{setting}: {library} is not installed; pip install {library}, or try bf16-mixed",
+                    kind="not_installed",
+                )
 
 
 def _check_eps(setting: str, optimizer: DictConfig) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.cli.file_fix import locate
-from boltcutter.cli.mistake import Mistake, explain
+from boltcutter.cli.mistake import Explanation, explain
 from boltcutter.cli.table import commands
-from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.errors import ConfigError, Mistake, one_line
 from boltcutter.config.redaction import hide_variables
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.environment.stop_signals import PreemptionError
@@ -33,7 +33,7 @@ FLAG = "--json"
 def answer(name: str, arguments: Sequence[str], call: Callable[[list[str]], Any], start: str | None = None) -> None:
     """Run a command of the project at ``start``, and print the object: on rank zero of several ranks."""
     others = [argument for argument in arguments if argument != FLAG]
-    status, errors, result = 0, list[Mistake](), None
+    status, errors, result = 0, list[Explanation](), None
     try:
         with _printing_to_stderr() as text:
             try:
@@ -53,7 +53,7 @@ def answer(name: str, arguments: Sequence[str], call: Callable[[list[str]], Any]
             print(hide_variables(json.dumps({**found, "errors": [asdict(error) for error in errors]})), flush=True)
 
 
-def _explain(end: SystemExit, name: str, arguments: Sequence[str], status: int, start: str | None) -> list[Mistake]:
+def _explain(end: SystemExit, name: str, arguments: Sequence[str], status: int, start: str | None) -> list[Explanation]:
     """The errors that end a command; none if its exit status is its result."""
     if isinstance(end, PreemptionError):
         return [failure("interrupted", end.reason)]
@@ -65,10 +65,11 @@ def _explain(end: SystemExit, name: str, arguments: Sequence[str], status: int, 
         project = Project.find(start)
         translated = [(word, argument) for argument in arguments for word in _translated(project, name, argument)]
         words, given = [word for word, _ in translated], dict(translated)
-        mistakes = [locate(explain(line, words), project, words) for line in text.splitlines()]
+        shown = [Mistake(run_store().show(line), line.kind) for line in end.__context__.mistakes]
+        mistakes = [locate(explain(line, words), project, words) for line in shown]
         return [replace(one, replaces=tuple(given.get(word, word) for word in one.replaces)) for one in mistakes]
     if isinstance(end.__context__, ProjectError):
-        return [explain(one_line(text), arguments)]
+        return [explain(Mistake(one_line(text), "invalid_file"), arguments)]
     return [failure("failed", text)]
 
 
@@ -79,10 +80,10 @@ def _translated(project: Project, name: str, argument: str) -> list[str]:
     return [argument]
 
 
-def failure(code: str, text: str) -> Mistake:
+def failure(code: str, text: str) -> Explanation:
     """An error that is not about a setting."""
     problem, _, remedy = text.rpartition("; ")
-    return Mistake(code, "", None, text, remedy if problem else None, None)
+    return Explanation(code, "", None, text, remedy if problem else None, None)
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def _run(name: str, arguments: list[str], start: str | None, program: str | None
         known = commands()
         if name not in known:
             near = f"; use {ours}" if (ours := foreign.COMMANDS.get(name)) else hint(name, known)
-            raise ConfigError(f"{name}: no such command{near} (there are: {', '.join(known)})")
+            raise ConfigError(f"{name}: no such command{near} (there are: {', '.join(known)})", kind="unknown_command")
         command, project = known[name], Project.find(start)
     project.use_vendored_library()
     flags = {argument.partition("=")[0] for argument in arguments}

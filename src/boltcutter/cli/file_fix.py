@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from boltcutter.cli.mistake import REMOVABLE, REMOVED, Mistake, concerns
+from boltcutter.cli.mistake import REMOVABLE, REMOVED, Explanation, concerns
 from boltcutter.project import Project
 
 PLACE = re.compile(r"(.+?\.yaml)(?::([0-9]+))?")
@@ -19,7 +19,7 @@ ENDS = ("]", "}", "'", '"', "]}", "}]")  # that a line may lack
 Edit = tuple[int, int, str]  # the first character that is replaced, the one after the last, and the new text
 
 
-def locate(mistake: Mistake, project: Project, arguments: Sequence[str]) -> Mistake:
+def locate(mistake: Explanation, project: Project, arguments: Sequence[str]) -> Explanation:
     """Give a mistake in a file of the project its place and, where there is one, its correction.
 
     Args:
@@ -65,7 +65,7 @@ def _changed_lines(before: str, after: str) -> tuple[int, list[str], list[str]]:
     return first + 1, old[first:], new[first:]
 
 
-def _of_file(mistake: Mistake, text: str, number: int) -> Iterator[Edit]:
+def _of_file(mistake: Explanation, text: str, number: int) -> Iterator[Edit]:
     """Corrections of a file that cannot be read, the likeliest first; ``number`` is the line of the error, or 0."""
     lines = text.splitlines(keepends=True)
     starts = [sum(map(len, lines[:index])) for index in range(len(lines) + 1)]
@@ -91,7 +91,7 @@ def _of_file(mistake: Mistake, text: str, number: int) -> Iterator[Edit]:
             yield starts[index], end, re.sub(r"^(\s*[\w.]+):(?=[^\s:])", r"\1: ", line)
 
 
-def _of_entry(mistake: Mistake, text: str, path: Sequence[str]) -> Iterator[Edit]:
+def _of_entry(mistake: Explanation, text: str, path: Sequence[str]) -> Iterator[Edit]:
     """Corrections of an entry: another value, another key, or neither."""
     entry = _entry(text, path)
     if entry is None:
@@ -111,7 +111,7 @@ def _of_entry(mistake: Mistake, text: str, path: Sequence[str]) -> Iterator[Edit
             yield begin - key.start_mark.column, text.find("\n", max(end - 1, start)) + 1 or len(text), ""
 
 
-def _path(file: Path, mistake: Mistake) -> list[str]:
+def _path(file: Path, mistake: Explanation) -> list[str]:
     """The keys that lead to a setting in a file: without that of the group, if the file is an option of it."""
     keys, group = mistake.setting.split("."), file.parent.name
     if mistake.code == "unknown_option":

@@ -114,7 +114,7 @@ def _import(target: str) -> Any:
         if is_own_package(package):
             raise
         raise ConfigError(
-            f"{package}: not installed, but needed by this command; {install_command(package)}"
+            f"{package}: not installed, but needed by this command; {install_command(package)}", kind="not_installed"
         ) from error
 
 
@@ -198,9 +198,11 @@ def _answer(
         return
     for other in flags:
         if other not in (*known, "-h"):
-            raise ConfigError(f"{other}: no such flag{hint(other, known)} (there are: {', '.join(known)})")
+            raise ConfigError(
+                f"{other}: no such flag{hint(other, known)} (there are: {', '.join(known)})", kind="unknown_flag"
+            )
     if len(flags) > 1:
-        raise ConfigError(f"{flags[1]}: cannot be combined with {flags[0]}; give one of them")
+        raise ConfigError(f"{flags[1]}: cannot be combined with {flags[0]}; give one of them", kind="conflict")
     if flag == "--help":
         print(_help(project, usage, known))
     elif flag == "--print":

@@ -39,11 +39,13 @@ Choose models by validation metrics; the test split is for the last comparison."
 def main(project: Project, arguments: list[str]) -> None:
     """Serve until the client disconnects."""
     if arguments:
-        raise ConfigError(f"{arguments[0]}: mcp takes no such argument; remove it")
+        raise ConfigError(f"{arguments[0]}: mcp takes no such argument; remove it", kind="unknown_key")
     try:
         from mcp.server.mcpserver import MCPServer
     except ImportError:
-        raise ConfigError(f"mcp: not installed, but needed by this command; {install_command('mcp')}") from None
+        raise ConfigError(
+            f"mcp: not installed, but needed by this command; {install_command('mcp')}", kind="not_installed"
+        ) from None
     tools = Tools(project.root)
     server = MCPServer("boltcutter", instructions=INSTRUCTIONS, log_level="WARNING")
     for tool in (tools.list_runs, tools.compare, tools.check, tools.train, tools.read_report):

@@ -1,4 +1,4 @@
-"""A one-line error as data: what kind of mistake it is, and the override that corrects it.
+"""A one-line error as data: setting, value and remedy, and the override that corrects it.
 
 Every error has the form ``setting=value: problem; remedy``. This is the only place that takes it apart.
 """
@@ -10,25 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from boltcutter.config.compose import OVERRIDE
+from boltcutter.config.errors import Mistake
 
-# The first that occurs in the line decides. These codes are stable; a new kind of mistake gets a new one.
-CODES = {
-    "not a valid override|cannot read": "invalid_override",
-    "not valid YAML|is Hydra's syntax|^[^:]*\\.yaml: ": "invalid_file",
-    "no such flag": "unknown_flag",
-    "no such command": "unknown_command",
-    "no such option|no such group|no such kind|no such package": "unknown_option",
-    "no such key|no such argument|no metric, setting or field|takes no such argument|Unexpected keyword": "unknown_key",
-    "secret must not|must not be stored": "secret",
-    "refers to nothing|nterpolation|environment variable": "unresolved_reference",
-    "not installed|no module named": "not_installed",
-    "has no \\w+; did|dotted path|cannot be called": "unknown_class",
-    ": not set|is not set|: missing": "missing_value",
-    ": expected": "wrong_type",
-    "no run there|no such run|no run with this id|runs begin like this|: no run has": "unknown_run",
-    "given twice|exclude each other|cannot be combined": "conflict",
-    "": "invalid_value",
-}
 VALUE = r"'[^']*'|\[[^\]]*\]|(?:[^\s,;?]|[,;?](?=\S))+"
 ENDS = r"(?=\?|$|, | or | and | instead| \(|\)|;)"
 SUGGESTION = re.compile(rf"\b(did you mean|try|use|set|write) (?!group=option)({VALUE}){ENDS}")
@@ -43,10 +26,10 @@ END = re.compile(rf"(.*?)(?:{LISTED}|: (expected [^;]*))?$")
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """A mistake of the user."""
+class Explanation:
+    """A mistake of the user, as a program reads it."""
 
-    code: str  # one of ``CODES``
+    code: str  # the kind of the mistake; or failed, interrupted, internal_error
     setting: str  # key, flag or file that is wrong
     value: str | None  # as text; None if the setting itself is wrong
     message: str  # the whole line
@@ -57,8 +40,8 @@ class Mistake:
     line: int | None = None  # that is wrong, from 1
 
 
-def explain(line: str, arguments: Sequence[str]) -> Mistake:
-    """Take an error apart."""
+def explain(line: Mistake, arguments: Sequence[str]) -> Explanation:
+    """Take the line of a mistake apart."""
     setting = re.match(r"[^\s=:]*", line)[0]  # type: ignore[index]
     if is_place := re.match(r"[\w./ -]+\.yaml(:[0-9]+)?(?=: (?!not a valid override))", line):  # a line of a file
         setting = is_place[0]
@@ -76,12 +59,12 @@ def explain(line: str, arguments: Sequence[str]) -> Mistake:
     else:
         fix = None if is_place else _fix(line, setting, shown is not None and bare is None, given)
     keys = {_key(argument) for argument in (fix, given) if argument is not None}
-    code = next(code for pattern, code in CODES.items() if re.search(pattern, line))
-    is_removed = bool(fix) or (given is not None and _is_removable(code, given, line))
+    is_removed = bool(fix) or (given is not None and _is_removable(line.kind, given, line))
     after_flag = shown[1] if shown and given == setting else None  # of --sort foo
     wrong = (in_filter[1],) if in_filter else tuple(a for a in arguments if _key(a) in keys or a == after_flag)
     value = given if in_filter else given.partition("=")[2] if given and given.find("=") > 0 else None
-    return Mistake(code, setting, value or bare or (shown and shown[1]), line, remedy, fix, wrong if is_removed else ())
+    value = value or bare or (shown and shown[1])
+    return Explanation(line.kind, setting, value, str(line), remedy, fix, wrong if is_removed else ())
 
 
 def _fix(line: str, setting: str, has_value: bool, given: str | None) -> str | None:

@@ -31,5 +31,5 @@ def suggest_own_arguments(called: tuple[Project, Command, Sequence[str]]) -> Ite
             known = own | {*project.groups(), *map(str, compose(project) if keys else ())}
             misspelt = [key for key in keys if key not in known and hint(key, own) == hint(key, known) != ""]
         if misspelt:
-            raise ConfigError(f"{misspelt[0]}: no such argument{hint(misspelt[0], own)}") from error
+            raise ConfigError(f"{misspelt[0]}: no such argument{hint(misspelt[0], own)}", kind="unknown_key") from error
         raise

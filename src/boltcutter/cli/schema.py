@@ -46,7 +46,7 @@ NULL: Schema = {"type": "null"}
 def main(project: Project, arguments: list[str]) -> None:
     """Write a schema for each config group, and one for ``train.yaml`` and experiments."""
     if arguments:
-        raise ConfigError(f"{arguments[0]}: schema takes no such argument; remove it")
+        raise ConfigError(f"{arguments[0]}: schema takes no such argument; remove it", kind="unknown_key")
     project.activate()
     folder, schemas = project.root / FOLDER, make_schemas(project)
     try:

@@ -135,7 +135,9 @@ def _read_train(project: Project) -> tuple[dict[str, Any], dict[str, Any], dict[
     for file in files or [project.config_dirs[0] / "train.yaml"]:
         own, picked = read_option(file)
         if not isinstance(picked or {}, dict):
-            raise ConfigError(f"{file}: defaults must name an option of each group; write group: option")
+            raise ConfigError(
+                f"{file}: defaults must name an option of each group; write group: option", kind="invalid_file"
+            )
         values, defaults = merge(values, own), defaults | (picked or {})
     machine = project.config_dirs[0] / "local.yaml"
     local, picked = read_option(machine) if machine.is_file() else ({}, None)
@@ -200,7 +202,7 @@ def _sort(project: Project, overrides: Iterable[str]) -> tuple[dict[str, Any], l
             remedy = f"write {key}" if OVERRIDE.fullmatch(key) else "write group=option, key=value, +key=value or ~key"
             if key.endswith(".yaml"):
                 remedy = f"write experiment={key}"
-            raise ConfigError(f"{override or repr(override)}: not a valid override; {remedy}")
+            raise ConfigError(f"{override or repr(override)}: not a valid override; {remedy}", kind="invalid_override")
         sign, key, text = found[1] or found[4] or "", found[2] or found[5], found[3] or ""
         if project.has_group(key):
             picks[key] = None if sign == "~" else texts_as_typed(read_value(key, text))
@@ -212,7 +214,9 @@ def _sort(project: Project, overrides: Iterable[str]) -> tuple[dict[str, Any], l
 def _check_group(project: Project, group: str) -> None:
     if not project.has_group(group):
         known = list(project.groups())
-        raise ConfigError(f"{group}: no such group{hint(group, known)} (there are: {', '.join(known)})")
+        raise ConfigError(
+            f"{group}: no such group{hint(group, known)} (there are: {', '.join(known)})", kind="unknown_option"
+        )
 
 
 def _find_option(project: Project, group: str, option: str, above: tuple[Path, ...]) -> Path:
@@ -228,7 +232,7 @@ def _find_option(project: Project, group: str, option: str, above: tuple[Path, .
         skipped = paths.index(above[-1]) + 1 if above and above[-1] in paths else 0
         path = next((path for path in paths[skipped:] if path.is_file()), above[-1] if skipped else paths[-1])
     if path in above:
-        raise ConfigError(f"{path}: inherits from itself; correct its defaults")
+        raise ConfigError(f"{path}: inherits from itself; correct its defaults", kind="invalid_file")
     if not path.is_file():
         near = hint(path.stem, project.groups().get(group, {}))
         if group == "model" and path.stem in project.groups().get("task", {}):  # as others call their LightningModule
@@ -238,7 +242,7 @@ def _find_option(project: Project, group: str, option: str, above: tuple[Path, .
         others = (folder / group / f"{option}.yml" for folder in project.config_dirs)
         if other := next((file for file in others if file.is_file()), None):
             near = f"; rename {other} to {option}.yaml"
-        raise ConfigError(f"{group}={option}: no such option{near}{project.list_options(group)}")
+        raise ConfigError(f"{group}={option}: no such option{near}{project.list_options(group)}", kind="unknown_option")
     return path
 
 
@@ -279,16 +283,16 @@ def read_option(path: Path) -> tuple[dict[str, Any], Any]:
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         reason = one_line(error.problem or error)
-        raise ConfigError(f"{path}{line}: not valid YAML: {reason}; correct that line") from None
+        raise ConfigError(f"{path}{line}: not valid YAML: {reason}; correct that line", kind="invalid_file") from None
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{path}: {one_line(error)}") from None
+        raise ConfigError(f"{path}: {one_line(error)}", kind="invalid_file") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected keys with values, found a list; write key: value")
+        raise ConfigError(f"{path}: expected keys with values, found a list; write key: value", kind="invalid_file")
     values = {key: value for key, value in content.items() if key != "defaults"}
     defaults = texts_as_typed(content.get("defaults"))
     values = foreign.with_targets(values) or values
     if remedy := foreign.defaults_remedy(defaults):
-        raise ConfigError(f"{path}: {remedy}")
+        raise ConfigError(f"{path}: {remedy}", kind="invalid_file")
     return values, defaults
 
 
@@ -306,7 +310,7 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
     try:
         node = OmegaConf.select(cfg, parent) if parent else cfg
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{path}: {one_line(error)}") from None
+        raise ConfigError(f"{path}: {one_line(error)}", kind="invalid_file") from None
     keys = node if isinstance(node, DictConfig) else range(len(node)) if isinstance(node, ListConfig) else ()
     known = [str(k) for k in keys]
     is_call = isinstance(node, DictConfig) and "_target_" in node
@@ -323,7 +327,7 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
             near = f"; use {theirs}"
         elif told := foreign.advice(path):
             near = f"; {told}"
-        raise ConfigError(f"{path}: no such key{near or adds}")
+        raise ConfigError(f"{path}: no such key{near or adds}", kind="unknown_key")
     if key[0] == "~":
         del node[int(leaf) if isinstance(node, ListConfig) else leaf]
         return
@@ -348,7 +352,9 @@ def refuse_duplicates(overrides: Sequence[str]) -> None:
     for override in overrides:
         key = override.partition("=")[0].lstrip("+")
         if OVERRIDE.fullmatch(override) and given.setdefault(key, override) is not override:
-            raise ConfigError(f"{override}: {key} is given twice, also as {given[key]}; remove one of the two")
+            raise ConfigError(
+                f"{override}: {key} is given twice, also as {given[key]}; remove one of the two", kind="conflict"
+            )
 
 
 def _refuse_secrets(cfg: DictConfig) -> None:
@@ -358,7 +364,7 @@ def _refuse_secrets(cfg: DictConfig) -> None:
         remedy = f"write '{path}=${{oc.env:{name}}}' and set {name}"
         if what.startswith("the value of "):  # in a line of shell
             remedy = f"export {what.split()[-1]} where you start, so that runs and jobs inherit it"
-        raise ConfigError(f"{path}: {what} must not be stored with the run; {remedy}")
+        raise ConfigError(f"{path}: {what} must not be stored with the run; {remedy}", kind="secret")
 
 
 def _drop_unused(cfg: DictConfig, named: Mapping[str, str]) -> None:

@@ -36,7 +36,7 @@ def describe(cfg: DictConfig, root: Callable[..., Any], prefix: str = "") -> Ite
     every = list(_describe(redacted(cfg), plain(cfg), root, ""))
     rows = [row for row in every if not place or f"{row[0]}.".startswith(f"{place}.")]
     if not rows:
-        raise ConfigError(f"{prefix}: no such key{hint(prefix, [row[0] for row in every])}")
+        raise ConfigError(f"{prefix}: no such key{hint(prefix, [row[0] for row in every])}", kind="unknown_key")
     limits = COLUMNS if len(rows) > 1 else (None,) * 4
     cut = [[_shorten(text, limit) for text, limit in zip(row, limits, strict=True)] for row in rows]
     yield from aligned(cut)

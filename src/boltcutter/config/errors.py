@@ -5,17 +5,65 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
+
+# Kinds of mistakes, which --json names. They are stable; a new kind of mistake gets a new one.
+Kind = Literal[
+    "invalid_override",
+    "invalid_file",
+    "unknown_flag",
+    "unknown_command",
+    "unknown_option",
+    "unknown_key",
+    "secret",
+    "unresolved_reference",
+    "not_installed",
+    "unknown_class",
+    "missing_value",
+    "wrong_type",
+    "unknown_run",
+    "conflict",
+    "invalid_value",  # any other
+]
+
+
+class Mistake(str):
+    """What the user wrote wrong, in one line: ``setting=value: problem; remedy``.
+
+    Args:
+        line: The line; what it quotes is escaped.
+        kind: What kind of mistake it is, whatever the line quotes.
+    """
+
+    kind: Kind
+
+    def __new__(cls, line: object, kind: Kind = "invalid_value") -> Mistake:
+        """Make a text with a kind."""
+        made = super().__new__(cls, quoted(str(line)))
+        made.kind = kind
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mistake, (str(self), self.kind)
 
 
 class ConfigError(Exception):
-    """Mistakes in what the user wrote, each of which is reported in one line, whatever it quotes."""
+    """Mistakes in what the user wrote, each of which is reported in one line.
 
-    def __init__(self, *mistakes: object) -> None:
-        super().__init__(*(quoted(str(mistake)) for mistake in mistakes))
+    Args:
+        mistakes: The lines.
+        kind: What kind of mistakes those are that do not say it.
+
+    Attributes:
+        mistakes: The lines, each with its kind.
+    """
+
+    def __init__(self, *mistakes: object, kind: Kind = "invalid_value") -> None:
+        self.mistakes = [line if isinstance(line, Mistake) else Mistake(line, kind) for line in mistakes]
+        super().__init__(*self.mistakes)
 
     def __str__(self) -> str:
-        return "\n".join(self.args)
+        return "\n".join(self.mistakes)
 
 
 def hint(word: str, known: Iterable[Any], cutoff: float = 0.6) -> str:
@@ -56,7 +104,8 @@ def as_config_error() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
-        raise ConfigError(one_line(error)) from error
+        kind: Kind = "not_installed" if isinstance(error, ImportError) else "invalid_value"
+        raise ConfigError(one_line(error), kind=kind) from error
 
 
 @contextmanager
@@ -75,7 +124,9 @@ def prefix_errors(setting: str, *kinds: type[Exception]) -> Iterator[None]:
         yield
     except caught as error:
         key, _, value = setting.partition("=")
-        texts = error.args if isinstance(error, ConfigError) else [str(error)]
         raise ConfigError(
-            *(text if f"{key}=" in text else f"{setting}: {text.removeprefix(f'{value}: ')}" for text in texts)
+            *(
+                line if f"{key}=" in line else Mistake(f"{setting}: {line.removeprefix(f'{value}: ')}", line.kind)
+                for line in (error.mistakes if isinstance(error, ConfigError) else [Mistake(error)])
+            )
         ) from error

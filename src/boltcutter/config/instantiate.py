@@ -34,7 +34,7 @@ from boltcutter.config.annotations import (
     type_name,
 )
 from boltcutter.config.compose import ALWAYS_BUILT
-from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.config.errors import ConfigError, Mistake, hint, one_line
 from boltcutter.config.locate import adapter, add_to_path, locate, module_folder, origin, package, parameters
 from boltcutter.config.nested import MissingSettingError, fields, invalid_fields, is_pydantic, takes_other_keys
 from boltcutter.config.values import (
@@ -93,7 +93,7 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
         found = filter(None, (error.key_in(value, f"{path}.{name}") for name, value in arguments.items()))
         key = next(found, f"{path}.{error.name}").lstrip(".")
         remedy = error.near or f"; give +{key}=…"
-        raise ConfigError(f"{key}: not set, but {node['_target_']} reads it{remedy}") from error
+        raise ConfigError(f"{key}: not set, but {node['_target_']} reads it{remedy}", kind="missing_value") from error
     except Exception as error:
         # In classes of the library and the project, other built-in exceptions are bugs rather than wrong values.
         own = is_own_package(package(target))
@@ -106,7 +106,7 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
             beside = None if missing else module_folder(needed, error)
             command = f"pip install {needed}" if missing else install_command(needed)  # the name is of a requirement
             remedy = f"needs {needed}; {add_to_path(beside)}" if beside else f"{needed} is not installed; {command}"
-            raise ConfigError(f"{where}: {remedy}") from error
+            raise ConfigError(f"{where}: {remedy}", kind="not_installed") from error
         if re.match(rf"{where.partition('.')[0]}\b[.:=]|\w+(\.\w+)+=", text):
             raise ConfigError(text) from error
         place = "" if own else f" ({origin(error, package(target))})"
@@ -153,7 +153,7 @@ def _has_target(value: Any) -> bool:
     return (isinstance(value, dict) and "_target_" in value) or any(map(_has_target, inner))
 
 
-def find_mistakes(cfg: DictConfig, root: Callable[..., Any]) -> list[str]:
+def find_mistakes(cfg: DictConfig, root: Callable[..., Any]) -> list[Mistake]:
     """List the mistakes in ``cfg``, one line each; its top-level keys are arguments of ``root``, or other groups.
 
     Texts that look like numbers are kept in ``cfg`` where annotations say so, see ``follow_annotations``.
@@ -174,7 +174,11 @@ def find_mistakes(cfg: DictConfig, root: Callable[..., Any]) -> list[str]:
         found |= dict(_check(resolved[group], raw[group], group))
     # A mistake in the target of references is reported once, where it is defined.
     defined = {path: resolve_reference(cfg, path) for path in found}
-    return [f"{path}{text}" for path, text in found.items() if defined[path] == path or defined[path] not in found]
+    return [
+        Mistake(f"{path}{text}", text.kind)
+        for path, text in found.items()
+        if defined[path] == path or defined[path] not in found
+    ]
 
 
 def _positional(node: dict[str, Any], known: dict[str, inspect.Parameter]) -> list[inspect.Parameter]:
@@ -185,7 +189,7 @@ def _positional(node: dict[str, Any], known: dict[str, inspect.Parameter]) -> li
     return [*one_each, *rest * given][:given]
 
 
-def _check(value: Any, raw: Any, path: str) -> Iterator[tuple[str, str]]:
+def _check(value: Any, raw: Any, path: str) -> Iterator[tuple[str, Mistake]]:
     """Yield the mistakes below ``path``: their keys and messages."""
     if isinstance(raw, str) and REFERENCE.fullmatch(raw):
         return  # reported where it is defined
@@ -200,12 +204,12 @@ def _check(value: Any, raw: Any, path: str) -> Iterator[tuple[str, str]]:
         try:
             target = locate(str(value["_target_"]))
         except ConfigError as error:
-            yield f"{path}._target_", f": {error}"
+            yield f"{path}._target_", Mistake(f": {error}", error.mistakes[0].kind)
             return
         yield from _check_call(value, raw, target, path)
 
 
-def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> Iterator[tuple[str, str]]:
+def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> Iterator[tuple[str, Mistake]]:
     known, dot = parameters(target), path and f"{path}."
     name = getattr(target, "__qualname__", str(target))
     is_checked = node.get("_check_", True)
@@ -217,7 +221,7 @@ def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> I
         if key in SPECIAL:
             continue
         if value == "???":
-            yield f"{dot}{key}", f": not set; give {dot}{key}=…"
+            yield f"{dot}{key}", Mistake(f": not set; give {dot}{key}=…", "missing_value")
         elif key in known and isinstance(value, dict | list) and node.get("_recursive_") is False:
             continue  # the class instantiates and checks it itself
         elif key in named:
@@ -228,39 +232,41 @@ def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> I
         elif path:
             theirs = foreign.replacement(f"{dot}{key}", format_value(value))
             near = f"; use {theirs}" if theirs else hint(key, named) or f"; --describe {path} lists them"
-            yield f"{dot}{key}", f": {name} takes no such argument{near}"
+            yield f"{dot}{key}", Mistake(f": {name} takes no such argument{near}", "unknown_key")
         else:
             below = [inner for inner in paths(DictConfig(raw)) if inner.endswith(f".{key}")]
             near = f"; did you mean {below[0]}?" if below else hint(key, [*named, "defaults"])
-            yield key, f": no such key{near or '; --print shows all'}"
+            yield key, Mistake(f": no such key{near or '; --print shows all'}", "unknown_key")
     if not node.get("_partial_"):
         for n, p in named.items():
             if p.default is p.empty and n not in node and p not in receivers:
                 near = f"; write {dot}_partial_=true, as the task gives it" if n in GIVEN else ""
-                yield f"{dot}{n}", f": missing; {name} needs it ({type_name(p.annotation)}){near}"
+                text = f": missing; {name} needs it ({type_name(p.annotation)}){near}"
+                yield f"{dot}{n}", Mistake(text, "missing_value")
 
 
 def _check_positional(
     node: Any, raw: Any, receivers: list[inspect.Parameter] | None, name: str, dot: str
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[str, Mistake]]:
     """Yield mistakes in ``_args_``; their number and types are checked only if ``receivers`` are known."""
     if "_args_" not in node:
         return
     given = node["_args_"]
     if not isinstance(given, list):
-        yield f"{dot}_args_", f"={format_value(given)}: expected a list; write _args_: [{format_value(given)}]"
+        text = f"={format_value(given)}: expected a list; write _args_: [{format_value(given)}]"
+        yield f"{dot}_args_", Mistake(text, "wrong_type")
         return
     if receivers is not None and len(receivers) < len(given):
-        yield f"{dot}_args_", f": {name} takes {len(receivers)} positional arguments, got {len(given)}"
+        yield f"{dot}_args_", Mistake(f": {name} takes {len(receivers)} positional arguments, got {len(given)}")
         return
     for i, (value, p) in enumerate(zip_longest(given, receivers or ())):
         problems = list(_check(value, raw["_args_"][i], f"{dot}_args_.{i}"))
         yield from problems or (_mismatches(value, p.annotation, f"{dot}_args_.{i}") if p else ())
         if p and p.kind is not p.VAR_POSITIONAL and p.name in node:
-            yield f"{dot}{p.name}", f": given twice; remove it, or entry {i} of {dot}_args_"
+            yield f"{dot}{p.name}", Mistake(f": given twice; remove it, or entry {i} of {dot}_args_", "conflict")
 
 
-def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]:
+def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, Mistake]]:
     """Yield what does not match the type ``wanted``: ``value`` as a whole, or entries of a mapping."""
     if isinstance(value, dict) and "_target_" not in value and (kind := nested_class(wanted)):
         yield from _nested_mistakes(value, kind, path)
@@ -290,32 +296,31 @@ def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]
         near = " of at most 64 bits; correct it"
     if isinstance(value, dict) and "_target_" not in value:
         near = f"; add {path}._target_, the path of a class"
-    yield path, f"={shown}: expected {type_name(wanted)}{near}"
+    yield path, Mistake(f"={shown}: expected {type_name(wanted)}{near}", "wrong_type")
 
 
-def _nested_mistakes(value: dict[str, Any], kind: type, path: str) -> Iterator[tuple[str, str]]:
+def _nested_mistakes(value: dict[str, Any], kind: type, path: str) -> Iterator[tuple[str, Mistake]]:
     """Yield the mistakes in a mapping that becomes an object of a class: unknown and missing keys, wrong values."""
     known, found = fields(kind), False
     for key, inner in value.items():
         if inner == "???":
-            problems = [(f"{path}.{key}", f": not set; give {path}.{key}=…")]
+            problems = [(f"{path}.{key}", Mistake(f": not set; give {path}.{key}=…", "missing_value"))]
         elif key in known:
             problems = list(_mismatches(inner, known[key][0], f"{path}.{key}"))
         else:
-            near = hint(key, known) or "; remove it"
-            problems = (
-                [] if takes_other_keys(kind) else [(f"{path}.{key}", f": {kind.__qualname__} has no such field{near}")]
-            )
+            unknown = f": {kind.__qualname__} has no such field{hint(key, known) or '; remove it'}"
+            problems = [] if takes_other_keys(kind) else [(f"{path}.{key}", Mistake(unknown, "unknown_key"))]
         found |= bool(problems)
         yield from problems
     for key, (wanted, is_required) in known.items():
         if is_required and key not in value:
             found = True
-            yield f"{path}.{key}", f": missing; {kind.__qualname__} needs it ({type_name(wanted)})"
+            text = f": missing; {kind.__qualname__} needs it ({type_name(wanted)})"
+            yield f"{path}.{key}", Mistake(text, "missing_value")
     if is_pydantic(kind) and not found and not _has_target(value):
         for place, problem in invalid_fields(kind, value):
             key = ".".join([path, *place])
-            yield key, f": {kind.__qualname__}: {problem}; correct it"
+            yield key, Mistake(f": {kind.__qualname__}: {problem}; correct it")
 
 
 def _readings(value: Any, path: str) -> Iterator[Any]:

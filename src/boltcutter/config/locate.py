@@ -42,7 +42,7 @@ def locate(path: str) -> Callable[..., Any]:
     """Import the class or function at a dotted path."""
     module, names = path, list[str]()
     if not all(part.isidentifier() for part in module.split(".")):
-        raise ConfigError(f"{path!r} is not the dotted path of a class")
+        raise ConfigError(f"{path!r} is not the dotted path of a class", kind="unknown_class")
     if "keras" not in sys.modules:  # its backend is chosen at import; here it is torch
         os.environ.update(KERAS_BACKEND="torch", KERAS_TORCH_DEVICE="cpu")
     while True:
@@ -57,7 +57,7 @@ def locate(path: str) -> Callable[..., Any]:
                 what += "" if place else install_command(top)
                 if is_inner and find_spec(top):
                     what = f"which the installed version of {top} does not have; adapt the import to this version"
-                raise ConfigError(f"{path} needs {error.name}, {what}") from None
+                raise ConfigError(f"{path} needs {error.name}, {what}", kind="not_installed") from None
             module, _, last = module.rpartition(".")
             names.insert(0, last)
             if not module:
@@ -65,7 +65,7 @@ def locate(path: str) -> Callable[..., Any]:
                 remedy = add_to_path(place) if place else "give the full dotted path of a class"
                 if names[1:] and not place:
                     remedy = f"{install_command(last)}, or {remedy}"
-                raise ConfigError(f"{path}: no module named {last}; {remedy}") from None
+                raise ConfigError(f"{path}: no module named {last}; {remedy}", kind="not_installed") from None
         except Exception as error:  # an import can raise anything
             if is_own_package(module.partition(".")[0]):
                 raise
@@ -74,10 +74,10 @@ def locate(path: str) -> Callable[..., Any]:
             ) from error
     for name in names:
         if not hasattr(found, name):
-            raise ConfigError(f"{found.__name__} has no {name}{hint(name, dir(found))}")
+            raise ConfigError(f"{found.__name__} has no {name}{hint(name, dir(found))}", kind="unknown_class")
         found = getattr(found, name)
     if not callable(found):
-        raise ConfigError(f"{path} cannot be called; give the full dotted path of a class")
+        raise ConfigError(f"{path} cannot be called; give the full dotted path of a class", kind="unknown_class")
     return found
 
 

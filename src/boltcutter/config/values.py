@@ -16,7 +16,7 @@ from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException as OmegaConfBaseException  # re-exported
 
 from boltcutter.config import foreign, redaction
-from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.config.errors import ConfigError, Mistake, hint, one_line
 
 SPECIAL = (
     "_target_",
@@ -212,7 +212,7 @@ def read_value(key: str, text: str) -> Any:
         remedy = f"quote it for the shell, as in '{key}=[1,2]'"
         if unquoted := REFERENCE.search(text):
             remedy = f"quote the reference inside, as in '{key}=[\"{unquoted[0]}\"]'"
-        raise ConfigError(f"{key}: cannot read {text}; {remedy}") from None
+        raise ConfigError(f"{key}: cannot read {text}; {remedy}", kind="invalid_override") from None
 
 
 def parse(key: str, text: str) -> Any:
@@ -297,25 +297,27 @@ def _quote(text: str) -> str:
     return f"'{text}'" if "'" not in text and text.isprintable() else json.dumps(text, ensure_ascii=False)
 
 
-def format_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> str:
+def format_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> Mistake:
     """Summarize OmegaConf's error on a reference in one line: setting, problem, remedy."""
     where = getattr(error, "full_key", None) or "configuration"
     text = str(error).split("\n")[0]
     if missing := re.search(r"Missing mandatory value: (\S+)", text):
-        return f"{missing[1]}: not set; give {missing[1]}=…"
+        return Mistake(f"{missing[1]}: not set; give {missing[1]}=…", "missing_value")
     if unset := re.search(r"Environment variable '(\w+)' not found", text):
-        return f"{where}: environment variable {unset[1]} is not set; export {unset[1]}=…"
+        text = f"{where}: environment variable {unset[1]} is not set; export {unset[1]}=…"
+        return Mistake(text, "unresolved_reference")
     if key := re.search(r"Interpolation key '(.+)' not found|Error trying to access (.+): node", text):
         name = key[1] or key[2]
         if remedy := foreign.reference_remedy(name):
-            return f"{where}: ${{{name}}} refers to nothing; {remedy}"
+            return Mistake(f"{where}: ${{{name}}} refers to nothing; {remedy}", "unresolved_reference")
         near = hint(name, (path for path in paths(cfg) if path != where), 0.75)
-        return f"{where}: ${{{name}}} refers to nothing{near or f'; set {where}=…, or add {name}'}"
+        remedy = near or f"; set {where}=…, or add {name}"
+        return Mistake(f"{where}: ${{{name}}} refers to nothing{remedy}", "unresolved_reference")
     remedies = (foreign.reference_remedy(name) for name in RESOLVER.findall(str(OmegaConf.to_container(cfg))))
     if unknown := re.search(r"nterpolation type (\S+)", text):
         register = f"register {unknown[1]} in the module that resolvers of [tool.boltcutter] in pyproject.toml names"
-        return f"{where}: {text}; {next(filter(None, remedies), register)}"
-    return f"{where}: {text}; correct the reference"
+        return Mistake(f"{where}: {text}; {next(filter(None, remedies), register)}", "unresolved_reference")
+    return Mistake(f"{where}: {text}; correct the reference", "unresolved_reference")
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from boltcutter.config.errors import ConfigError, quoted
+from boltcutter.config.errors import ConfigError, Mistake, quoted
 
 # Smallest and largest value of each number.
 RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
@@ -44,7 +44,7 @@ def check_variables(env: Mapping[str, str] = os.environ) -> None:
         raise ConfigError(*mistakes)
 
 
-def _mistakes(env: Mapping[str, str]) -> Iterator[str]:
+def _mistakes(env: Mapping[str, str]) -> Iterator[Mistake]:
     numbers = dict[str, int]()
     for name, (least, most) in NUMBERS.items():
         if name not in env:
@@ -54,12 +54,17 @@ def _mistakes(env: Mapping[str, str]) -> Iterator[str]:
             numbers[name] = int(text)
             continue
         expected = f"from {least} to {most}" if most < LARGEST else f"of at least {least}"
-        yield f"{name}={quoted(env[name])}: expected an integer {expected}; correct it, or unset it"
+        line = f"{name}={quoted(env[name])}: expected an integer {expected}; correct it, or unset it"
+        yield Mistake(line, "wrong_type")
     for name, (pattern, expected) in FORMS.items():
         text = env.get(name, "").strip()
         is_unset = name not in env or (not text and name in UNSET_IF_EMPTY)
         if not is_unset and not re.fullmatch(pattern, text, re.A):
-            yield f"{name}={quoted(env[name])}: expected {expected}; correct it, or unset it"
+            line = f"{name}={quoted(env[name])}: expected {expected}; correct it, or unset it"
+            yield Mistake(line, "wrong_type")
     for name, size in WITHIN.items():
         if name in numbers and size in numbers and numbers[name] >= numbers[size]:
-            yield f"{name}={numbers[name]}: expected less than {size}={numbers[size]}, as it counts from 0; correct one"
+            line = (
+                f"{name}={numbers[name]}: expected less than {size}={numbers[size]}, as it counts from 0; correct one"
+            )
+            yield Mistake(line)

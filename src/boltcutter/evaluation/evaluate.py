@@ -67,7 +67,9 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
     cfg, folder = load_evaluation_config(project, special, rest)
     split = special.get("split", "test")
     if split not in SPLITS:
-        raise ConfigError(f"split={split}: expected {', '.join(SPLITS[:-1])} or all{hint(split, SPLITS)}")
+        raise ConfigError(
+            f"split={split}: expected {', '.join(SPLITS[:-1])} or all{hint(split, SPLITS)}", kind="wrong_type"
+        )
     cfg = complete_config(cfg)
     components = assemble(cfg, with_callbacks=False)
     with distributed_shutdown(), name_missing_files(cfg):

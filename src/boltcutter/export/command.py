@@ -133,14 +133,16 @@ def read_settings(project: Project, overrides: Sequence[str]) -> Export:
     """Compose and check the settings of the export."""
     chosen = [override.partition("=")[2] for override in overrides if override.startswith("export=")]
     if not chosen or chosen[-1].strip("[] ") in ("", "null"):
-        raise ConfigError(f"export: not set; give export=…{project.list_options('export')}")
+        raise ConfigError(f"export: not set; give export=…{project.list_options('export')}", kind="missing_value")
     cfg = DictConfig({"export": plain(compose(project, overrides, base=DictConfig({})).export)})
     if mistakes := find_mistakes(cfg, Settings):
         raise ConfigError(*mistakes)
     settings: Export = build(cfg.export, "export")
     for name, form in settings.formats.items():
         if missing := next((package for package in form.packages if find_spec(package) is None), None):
-            raise ConfigError(f"export={name}: {missing} is not installed; pip install '{LIBRARY}[export]'")
+            raise ConfigError(
+                f"export={name}: {missing} is not installed; pip install '{LIBRARY}[export]'", kind="not_installed"
+            )
     return settings
 
 

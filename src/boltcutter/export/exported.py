@@ -56,7 +56,8 @@ class ExportedModel(nn.Module):
             size = given["shape"][1] if len(given["shape"]) > 1 else None
         except ImportError as error:
             raise ConfigError(
-                f"export={export}: {error.name} is not installed; pip install 'boltcutter[export]'"
+                f"export={export}: {error.name} is not installed; pip install 'boltcutter[export]'",
+                kind="not_installed",
             ) from None
         except (ValueError, OSError) as error:
             raise ConfigError(f"export={export}: {one_line(error)}") from error

@@ -70,7 +70,10 @@ def main(project: Project, arguments: list[str]) -> None:
             with prefix_errors(f"run={special['run']}"):
                 run_verb(verb, Path(special["run"]), follow="--wait" in flags)
         elif verb.isalpha():
-            raise ConfigError(f"{verb}: no such command of launch{hint(verb, VERBS)} (there are: {', '.join(VERBS)})")
+            raise ConfigError(
+                f"{verb}: no such command of launch{hint(verb, VERBS)} (there are: {', '.join(VERBS)})",
+                kind="unknown_command",
+            )
         else:
             launch(project, rest, flags)
 
@@ -87,7 +90,7 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
         return
     tasks = combinations(launcher.array) if launcher.array else [[]]
     if resumed and launcher.array:
-        raise ConfigError("launch.array: cannot be combined with resume; remove one of them")
+        raise ConfigError("launch.array: cannot be combined with resume; remove one of them", kind="conflict")
     root = project.root
     cfgs = [read_training_config(project, [*rest, *task]) for task in tasks]
     for cfg in cfgs:
@@ -205,7 +208,7 @@ def read_launcher(
     several = picked if isinstance(picked, Sequence) and not isinstance(picked, str) else [picked]
     options = [str(option) for option in several if option is not None]
     if not options and earlier is None:
-        raise ConfigError(f"launch: not set; give launch=…{project.list_options('launch')}")
+        raise ConfigError(f"launch: not set; give launch=…{project.list_options('launch')}", kind="missing_value")
     if len(options) > 1:
         found = {option: compose(project, [f"launch={option}"], base=DictConfig({})).launch for option in options}
         launchers = [settings._target_ for settings in found.values() if "_target_" in settings]

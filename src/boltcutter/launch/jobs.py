@@ -11,7 +11,7 @@ from typing import Any
 
 from boltcutter import files
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError, one_line, printable
+from boltcutter.config.errors import ConfigError, Mistake, one_line, printable
 from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.locate import locate
 from boltcutter.environment import lease
@@ -66,7 +66,7 @@ def find_launcher(folder: Path, *, cancels: bool = False) -> tuple[Launcher, str
     mistakes = find_mistakes(settings, Settings)
     kind = None if mistakes else locate(str(facts["settings"].get("_target_")))
     if not mistakes and not all(hasattr(kind, name) for name in ("submit", "status", "cancel", "logs")):
-        mistakes = [f"launch._target_={facts['settings']['_target_']}: no launcher"]
+        mistakes = [Mistake(f"launch._target_={facts['settings']['_target_']}: no launcher")]
     if mistakes:
         raise ConfigError(f"run={folder}: its record.json: {mistakes[0]}; launch the run again")
     return build(settings.launch, "launch"), facts["id"]

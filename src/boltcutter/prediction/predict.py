@@ -65,7 +65,7 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     generates = isinstance(components.task, GeneratesTokens)
     if not special.get("input"):
         what = "<text or file>" if generates else "<file or folder>, several separated by commas"
-        raise ConfigError(f"input is not set; set input={what}")
+        raise ConfigError(f"input is not set; set input={what}", kind="missing_value")
     note_limit(components.trainer, "limit_predict_batches", rest)
     model = exported or find_checkpoint(cfg, special.get("ckpt", "best"))
     if generates:

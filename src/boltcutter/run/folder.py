@@ -112,7 +112,9 @@ def read_record(folder: Path) -> dict[str, Any]:
             raise ValueError("an entry has another type")
         return found
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"{folder}: no run there (record.json is missing); give the folder of a run") from None
+        raise ConfigError(
+            f"{folder}: no run there (record.json is missing); give the folder of a run", kind="unknown_run"
+        ) from None
     except (ValueError, OSError) as error:
         raise ConfigError(f"{folder}/record.json is damaged ({error}); restore it from a copy") from None
 

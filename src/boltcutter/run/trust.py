@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from boltcutter import files
-from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.errors import ConfigError, Mistake, one_line
 from boltcutter.files import REMEDY as REMEDY
 from boltcutter.project import Project
 
@@ -46,7 +46,7 @@ def apply_overrides(overrides: list[str]) -> list[str]:
             _digests = frozenset(override.removeprefix(f"trust={DIGESTS}").split(","))
             continue
         if override.lower() not in ("trust=true", "trust=false"):
-            raise ConfigError(f"{override[:200]}: expected trust=true or trust=false")
+            raise ConfigError(f"{override[:200]}: expected trust=true or trust=false", kind="wrong_type")
         _digests = frozenset()
         _granted = override.lower() == "trust=true"
     return [override for override in overrides if not override.startswith("trust=")]
@@ -175,7 +175,8 @@ def check(
         if not is_signed(node, signature) or (foreign := next(_foreign(folder), None)) is None:
             raise
         note = f"you have signed it, but others own or may write {one_line(foreign)}; chmod -R go-w {folder}, or "
-        raise ConfigError(*(str(line).replace(REMEDY, note + REMEDY) for line in error.args)) from None
+        lines = [Mistake(line.replace(REMEDY, note + REMEDY), line.kind) for line in error.mistakes]
+        raise ConfigError(*lines) from None
 
 
 def check_arguments(overrides: Sequence[str], composed: Any, project: Project) -> None:

@@ -27,10 +27,14 @@ def main(project: Project, arguments: list[str]) -> None:
     """
     example, words = split_flag(" ".join(arguments).split(), "--kind")
     if len(words) != 2:
-        raise ConfigError("kind and name: missing, or more than these; write `boltcutter add model tiny`")
+        raise ConfigError(
+            "kind and name: missing, or more than these; write `boltcutter add model tiny`", kind="missing_value"
+        )
     kind, name = words
     if kind not in KINDS:
-        raise ConfigError(f"add {kind}: no such kind{hint(kind, KINDS)} (there are: {', '.join(KINDS)})")
+        raise ConfigError(
+            f"add {kind}: no such kind{hint(kind, KINDS)} (there are: {', '.join(KINDS)})", kind="unknown_option"
+        )
     examples = sorted(folder.name for folder in (PARTS / kind).iterdir() if folder.is_dir())
     if example is not None and example not in examples:
         listed = f" (there are: {', '.join(examples)})" if examples else "; leave it out"
@@ -57,7 +61,7 @@ def split_flag(arguments: list[str], flag: str) -> tuple[str | None, list[str]]:
         value = text if equals else next(words, "")
         if not is_flag:
             near = f"; did you mean {flag}={value}?" if hint(name, [flag]) else ""
-            raise ConfigError(f"{name}={value}: no such flag{near} (there is: {flag})")
+            raise ConfigError(f"{name}={value}: no such flag{near} (there is: {flag})", kind="unknown_flag")
     return value, rest
 
 

@@ -29,10 +29,10 @@ def main(project: Project, arguments: list[str]) -> Path:
     names = [argument for argument in arguments if "=" not in argument]
     answers = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     if len(names) != 1:
-        raise ConfigError("name: missing, or more than one; write `boltcutter new my-project`")
+        raise ConfigError("name: missing, or more than one; write `boltcutter new my-project`", kind="missing_value")
     if unknown := sorted(answers.keys() - OPTIONS):
         near = hint(unknown[0], OPTIONS)
-        raise ConfigError(f"{unknown[0]}: no such argument{near} (there are: {', '.join(OPTIONS)})")
+        raise ConfigError(f"{unknown[0]}: no such argument{near} (there are: {', '.join(OPTIONS)})", kind="unknown_key")
     for name, text in ("name", names[0]), *answers.items():
         if not text.isprintable() or re.search(r"\{[{%#]", text):  # cookiecutter would execute it
             raise ConfigError(f"{name}={text}: has control characters, {{{{, {{% or {{#; leave them out")
@@ -40,7 +40,9 @@ def main(project: Project, arguments: list[str]) -> Path:
         from cookiecutter.exceptions import CookiecutterException
         from cookiecutter.main import cookiecutter
     except ImportError:
-        raise ConfigError("new: cookiecutter is not installed; run `pip install cookiecutter`") from None
+        raise ConfigError(
+            "new: cookiecutter is not installed; run `pip install cookiecutter`", kind="not_installed"
+        ) from None
     folder = Path(answers.pop("folder", "."))
     template, commit = find_template(answers.pop("template", None))
     context = {**answers, "project_slug": names[0]}

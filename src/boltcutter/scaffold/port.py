@@ -45,7 +45,9 @@ def main(project: Project, arguments: list[str]) -> None:
     overrides = [argument for argument in arguments if "=" in argument and not argument.startswith("--")]
     folders = [argument for argument in arguments if argument not in overrides]
     if len(folders) != 1:
-        raise ConfigError("folder: missing, or more than one; write `boltcutter import my-project --from lht`")
+        raise ConfigError(
+            "folder: missing, or more than one; write `boltcutter import my-project --from lht`", kind="missing_value"
+        )
     if kind not in (None, *KINDS):
         raise ConfigError(f"--from={kind}: neither {' nor '.join(KINDS)}; leave it out")
     source = Path(folders[0]).absolute()

@@ -29,7 +29,9 @@ def main(project: Project, arguments: list[str]) -> None:
         raise ConfigError(f"vendor: {project.root} is the repository of the library; edit it in src")
     names = [argument for argument in arguments if argument != "--undo"]
     if flags := [name for name in names if name.startswith("-")]:
-        raise ConfigError(f"{flags[0]}: no such flag{hint(flags[0], ['--undo'])} (there is: --undo)")
+        raise ConfigError(
+            f"{flags[0]}: no such flag{hint(flags[0], ['--undo'])} (there is: --undo)", kind="unknown_flag"
+        )
     if len(names) > 1:
         raise ConfigError(f"vendor {' '.join(names)}: more than one component; give one after the other")
     undo = "--undo" in arguments

@@ -26,7 +26,7 @@ def read(file: Path) -> dict[str, Any]:
     try:
         found = parse(file.read_text()) if file.is_file() else None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: not valid YAML: {error}; correct it") from error
+        raise ConfigError(f"{file}: not valid YAML: {error}; correct it", kind="invalid_file") from error
     return found if isinstance(found, dict) else {}
 
 

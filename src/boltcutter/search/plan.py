@@ -141,11 +141,11 @@ def read_settings(project: Project, arguments: Sequence[str]) -> dict[str, Any]:
     own = [override for override in arguments if is_search_override(override)]
     chosen = [override.partition("=")[2] for override in own if override.startswith("search=")]
     if not chosen or chosen[-1].strip("[] ") in ("", "null"):
-        raise ConfigError(f"search: not set; give search=…{project.list_options('search')}")
+        raise ConfigError(f"search: not set; give search=…{project.list_options('search')}", kind="missing_value")
     in_space = [o for o in own if o.lstrip("+~").startswith("search.space.")]
     settings = plain(compose(project, [o for o in own if o not in in_space], base=DictConfig({})).search)
     if not isinstance(space := settings.get("space") or {}, dict):
-        raise ConfigError(f"search.space={space}: expected values by key; set search.space.<key>=…")
+        raise ConfigError(f"search.space={space}: expected values by key; set search.space.<key>=…", kind="wrong_type")
     space = dict(space)
     for override in in_space:  # whose keys have dots, as those of training
         key, _, text = override.lstrip("+~").removeprefix("search.space.").partition("=")
@@ -171,7 +171,9 @@ def make_search(settings: Mapping[str, Any]) -> Search:
     engine = settings.get("engine")
     packages = {"ray": ["ray", "optuna"], "wandb": []}.get(str(engine), ["optuna"])
     if missing := next((package for package in packages if find_spec(package) is None), None):
-        raise ConfigError(f"search.engine={engine}: {missing} is not installed; {install_command(missing)}")
+        raise ConfigError(
+            f"search.engine={engine}: {missing} is not installed; {install_command(missing)}", kind="not_installed"
+        )
     cfg = DictConfig({"search": dict(settings)})
     if mistakes := find_mistakes(cfg, Settings):
         raise ConfigError(*mistakes)

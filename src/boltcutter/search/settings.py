@@ -105,11 +105,13 @@ def objectives(search: Search, cfg: Mapping[str, Any]) -> list[tuple[str, Mode]]
         raise ConfigError(f"search.metric={tested}: a search must not choose by the test split; use a metric of val/")
     modes = search.mode if isinstance(search.mode, list) else [search.mode] * len(metrics)
     if len(modes) != len(metrics):
-        raise ConfigError(f"search.mode={modes}: expected one for each of {len(metrics)} metrics; correct the list")
+        raise ConfigError(
+            f"search.mode={modes}: expected one for each of {len(metrics)} metrics; correct the list", kind="wrong_type"
+        )
     chosen: list[tuple[str, Mode]] = []
     for metric, mode in zip(metrics, modes, strict=True):
         better = mode or monitored.get(metric)
         if better is None:
-            raise ConfigError(f"search.mode: not set for {metric}; set search.mode=min or max")
+            raise ConfigError(f"search.mode: not set for {metric}; set search.mode=min or max", kind="missing_value")
         chosen.append((metric, better))
     return chosen

@@ -185,7 +185,7 @@ def _parse_range(setting: str, name: str, values: Sequence[str]) -> Range:
         low, high = map(kinds[name], values)
     except ValueError:
         numbers = "integers" if name.endswith("int") else "numbers"
-        raise ConfigError(f"{setting}: expected two {numbers}; write {name}(low, high)") from None
+        raise ConfigError(f"{setting}: expected two {numbers}; write {name}(low, high)", kind="wrong_type") from None
     log = name.startswith("log")
     if not low < high < math.inf or (log and low <= 0):
         kind = "of positive numbers " * log

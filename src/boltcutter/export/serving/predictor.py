@@ -51,7 +51,8 @@ class Predictor:
         self.data = data
         if not isinstance(data, NativeData):
             raise ConfigError(
-                f"run={folder}: {type(data or self.task).__name__} cannot read new inputs; derive it from DataModule"
+                f"run={folder}: {type(data or self.task).__name__} cannot read new inputs; derive it from DataModule",
+                kind="invalid_override",
             )
         self.export: ExportedModel | None = None
         self.device = components.trainer.strategy.root_device

@@ -46,7 +46,8 @@ def read_token(host: str, file: str) -> str:
         raise ConfigError(f"token_file={file}: cannot be read ({error}); give a file with the token") from error
     if len(token) < MIN_LENGTH or not token.isascii() or not token.isprintable():
         raise ConfigError(
-            f"token_file={file}: expected {MIN_LENGTH} or more printable characters; openssl rand -hex 32"
+            f"token_file={file}: expected {MIN_LENGTH} or more printable characters; openssl rand -hex 32",
+            kind="wrong_type",
         )
     return token
 

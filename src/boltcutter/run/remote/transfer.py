@@ -43,7 +43,7 @@ def fetch(url: str, folder: Path) -> list[str]:
     with storage_errors(url, url):
         found, _ = download(url.rstrip("/"), folder, index, is_file_of_run)
     if "record.json" not in read_index(index):
-        raise ConfigError(f"{url}: no run there (record.json is missing); give the URL of a run")
+        raise ConfigError(f"{url}: no run there (record.json is missing); give the URL of a run", kind="unknown_run")
     if launch and "record.json" in found:
         write_text(record, json.dumps(trust.read_json(record) | {"launch": launch}, indent=2) + "\n")
     return found
@@ -166,7 +166,9 @@ def storage_errors(setting: str, url: str) -> Iterator[None]:
     except ConfigError:
         raise
     except ImportError as error:
-        raise ConfigError(f"{setting}: {module or error} is not installed; {install_command(module)}") from error
+        raise ConfigError(
+            f"{setting}: {module or error} is not installed; {install_command(module)}", kind="not_installed"
+        ) from error
     except Exception as error:  # each storage raises its own
         raise ConfigError(f"{setting}: cannot be reached ({reason(error)}); {remedy_for(url)}") from error
 
