@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -16,11 +17,12 @@ from torch import Tensor
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from boltcutter.checkpoint.atomic import write, write_text
+from boltcutter.evaluation.spool import GatheredRows, Spool, row_type
 from boltcutter.formatting import csv_text
 from boltcutter.protocols import data_parallel, gather_objects
 from boltcutter.report.columns import concatenate, select_rows, to_columns, to_numpy
-from boltcutter.report.csv_table import Table, count_rows, write_csv
-from boltcutter.report.plots import draw_confusion, draw_targets
+from boltcutter.report.csv_table import CELLS_AT_ONCE, Table, count_rows, write_csv, write_parts
+from boltcutter.report.plots import draw_confusion, draw_targets, has_series
 from boltcutter.structure import count_samples, inputs_of, targets_of, tensors
 
 WORST = 24  # number of samples with the largest loss whose inputs are saved
@@ -28,12 +30,13 @@ MAX_CLASSES = 2000  # of a confusion matrix
 SHUFFLED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)  # whose order cannot be reproduced
 
 
-class BatchResult(NamedTuple):
-    """Columns from the outputs of one batch."""
+class RankRows(NamedTuple):
+    """What all ranks have to know of the rows of one."""
 
-    dataloader: int
-    samples: int
-    columns: Table
+    dtype: np.dtype[Any] | None  # of a row of all outputs
+    table: Table  # a few columns of all rows: index and dataloader, and outputs that are summarized
+    worst: Table  # rows with the largest loss
+    inputs: list[npt.NDArray[Any]]  # of these rows
 
 
 class PredictionWriter(Callback):
@@ -42,12 +45,13 @@ class PredictionWriter(Callback):
     ``predictions.csv`` has a row per sample, with a column for each output that has one number per sample, see
     ``boltcutter.report.columns.to_columns``. ``classes.csv`` and ``confusion.csv`` have metrics and counts per class;
     ``confusion.svg`` or ``series.svg`` plots them; ``worst.npz`` has the inputs with the largest loss. Outputs of
-    other shapes are skipped and listed once.
+    other shapes are skipped and listed once. Until the end, outputs are on the disk of ``folder``.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.batches: list[BatchResult] = []
+        self.rows = Spool(folder)
+        self.batches: list[tuple[int, int]] = []  # index of the loader, and number of samples
         self.worst: list[tuple[float, int, npt.NDArray[Any]]] = []  # loss, position on this rank, input to show
         self.skipped: dict[str, str] = {}  # output, and reason
 
@@ -69,8 +73,9 @@ class PredictionWriter(Callback):
         self.skipped |= skipped
         if not found:
             return
-        begin = sum(batch.samples for batch in self.batches)
-        self.batches.append(BatchResult(dataloader_idx, count, found))
+        begin = len(self.rows)
+        self.rows.append(found)
+        self.batches.append((dataloader_idx, count))
         inputs = find_shown(inputs_of(batch), count) if "loss" in found else None
         if inputs is not None:
             losses = torch.from_numpy(found["loss"])
@@ -81,58 +86,91 @@ class PredictionWriter(Callback):
     on_validation_batch_end = on_test_batch_end
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Gather over ranks and write on rank zero."""
-        local = self._table(trainer)
-        places = [place for _, place, _ in self.worst]
-        worst = (select_rows(local, places), [values for _, _, values in self.worst])
-        gathered = gather_objects((local, worst))
-        # Other ranks process the same samples.
-        gathered = gathered[:: trainer.world_size // data_parallel(trainer.strategy).size]
-        if not trainer.is_global_zero:
-            return
-        table = concatenate([rows for rows, _ in gathered if count_rows(rows)] or [local])
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        if table.keys() - {"index", "dataloader"}:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if (table["index"] < 0).any():
-                table["index"] = np.arange(count_rows(table))  # in the order of ranks and batches
-            keys = ("index", "dataloader")  # the last one is the primary key
-            order = np.lexsort([table[key] for key in keys if key in table])
-            if (np.diff(order) != 1).any():  # otherwise all would be copied
-                table = select_rows(table, order)
-            write_csv(self.folder / "predictions.csv", table | _class_names(table, _classes(data)), self.folder)
-            _write_summary(self.folder, table, _classes(data))
-            _write_worst(self.folder, [worst for _, worst in gathered], data)
+        """Gather over ranks, some rows at a time, and write on rank zero."""
+        every = trainer.world_size // data_parallel(trainer.strategy).size  # other ranks process the same samples
+        ranks = gather_objects(self._rows(trainer))[::every]
+        dtypes = [rank.dtype for rank in ranks if rank.dtype]
+        dtype = row_type(dtypes) if dtypes else np.dtype([])
+        if {*(dtype.names or ())} - {"index", "dataloader"}:
+            lengths = [count_rows(rank.table) for rank in ranks]
+            self._write(trainer, ranks, GatheredRows(self.rows, dtype, lengths, trainer.global_rank, every))
         else:
             self.skipped.setdefault("predictions.csv", f"{type(pl_module).__name__} returns no outputs per sample")
-        if self.skipped:
+        self.rows.close()
+        if self.skipped and trainer.is_global_zero:
             skipped = "; ".join(f"{what} ({why})" for what, why in self.skipped.items())
             print(f"{self.folder}: metrics are written; skipped outputs: {skipped}")
 
     on_validation_end = on_test_end
 
-    def _table(self, trainer: L.Trainer) -> Table:
-        """One row per sample of this rank."""
-        table, seen = concatenate([batch.columns for batch in self.batches]), set[str]()
-        for batch in self.batches:
-            seen.update(batch.columns)
-            batch.columns.clear()  # they are in the table now
-        for name in seen.difference(table):
-            self.skipped[name] = "is not returned for each batch"
-        loaders = trainer.val_dataloaders if trainer.validating else trainer.test_dataloaders
-        multiple = isinstance(loaders, list | tuple) and len(loaders) > 1
+    def _rows(self, trainer: L.Trainer) -> RankRows:
+        """What the other ranks have to know of the rows of this one."""
+        self.skipped |= dict.fromkeys(sorted(self.rows.dropped), "is not returned for each batch")
+        loaders = _loaders(trainer)
+        numbers, samples = np.array(self.batches, np.int64).reshape(-1, 2).T
         indices: list[int] = []
-        for number, loader in enumerate(loaders if isinstance(loaders, list | tuple) else [loaders]):
-            indices += _indices(loader, sum(batch.samples for batch in self.batches if batch.dataloader == number))
-        count = sum(batch.samples for batch in self.batches)
-        first = {"index": np.array(indices if len(indices) == count else range(count), np.int64)}
-        if multiple:
-            samples = [batch.samples for batch in self.batches]
-            first = {"dataloader": np.repeat([batch.dataloader for batch in self.batches], samples), **first}
-        names = getattr(getattr(loaders, "dataset", None), "names", None)  # of the files of a split
-        if table and isinstance(names, list | tuple) and indices and 0 <= min(indices) <= max(indices) < len(names):
-            first["file"] = np.array([names[index] for index in first["index"]])
-        return first | {name: column for name, column in table.items() if name not in first}
+        for number, loader in enumerate(loaders):
+            indices += _indices(loader, int(samples[numbers == number].sum()))
+        table = {"dataloader": np.repeat(numbers, samples)} if len(loaders) > 1 else {}
+        table["index"] = np.array(indices if len(indices) == len(self.rows) else range(len(self.rows)), np.int64)
+        for name, column in (self.rows.dtype.fields or {} if self.rows.dtype else {}).items():
+            if name == "loss" or (name in ("target", "prediction") and np.issubdtype(column[0], np.integer)):
+                table[name] = self.rows.read(slice(None), [name])[name]
+        places = np.array([place for _, place, _ in self.worst], np.int64)
+        worst = self.rows.read(places) | select_rows(table, places)
+        return RankRows(self.rows.dtype, table, worst, [values for _, _, values in self.worst])
+
+    def _write(self, trainer: L.Trainer, ranks: list[RankRows], gathered: GatheredRows) -> None:
+        """Write on rank zero, to which all ranks send some rows at a time."""
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        classes, names = _classes(data), gathered.dtype.names or ()
+        table = concatenate([rank.table for rank in ranks if count_rows(rank.table)] or [ranks[0].table])
+        files = _file_names(_loaders(trainer), table["index"])
+        if (table["index"] < 0).any():
+            table["index"] = np.arange(count_rows(table))  # in the order of ranks and batches
+        order = np.lexsort([table[key] for key in ("index", "dataloader") if key in table])  # the last one is primary
+        table = select_rows(table, order)
+        known, named = np.array(classes), _named_columns(table, classes) if "confidence" in names else []
+
+        def rows(places: npt.NDArray[Any]) -> Table:
+            found: Table = {key: table[key][places] for key in ("dataloader", "index") if key in table}
+            if files:
+                found["file"] = np.array([files[index] for index in found["index"]])
+            found |= {name: column for name, column in gathered.read(order[places]).items() if name not in found}
+            return found | {f"{name}_class": known[found[name]] for name in named}
+
+        step = max(1, CELLS_AT_ONCE // len(names))
+        parts = (rows(np.arange(begin, min(begin + step, len(order)))) for begin in range(0, max(1, len(order)), step))
+        if trainer.is_global_zero:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_parts(self.folder / "predictions.csv", parts, self.folder)
+        else:
+            deque(parts, maxlen=0)
+        series = rows(_examples(table)) if has_series(names) and len(order) else {}
+        if trainer.is_global_zero:
+            if series:
+                draw_targets(self.folder, series)
+            _write_summary(self.folder, table, classes)
+            _write_worst(self.folder, [(rank.worst, rank.inputs) for rank in ranks], files, data)
+
+
+def _loaders(trainer: L.Trainer) -> list[Any]:
+    """The loaders of the split that is evaluated."""
+    loaders = trainer.val_dataloaders if trainer.validating else trainer.test_dataloaders
+    return [*loaders] if isinstance(loaders, list | tuple) else [loaders]
+
+
+def _file_names(loaders: Sequence[Any], indices: npt.NDArray[np.int64]) -> Sequence[str]:
+    """Names of the files of a split, of which the indices are some; empty if they are unknown."""
+    names = getattr(getattr(loaders[0], "dataset", None), "names", None) if len(loaders) == 1 else None
+    is_list = isinstance(names, list | tuple) and len(indices) and 0 <= indices.min() <= indices.max() < len(names)
+    return names if names and is_list else ()
+
+
+def _examples(table: Table) -> npt.NDArray[Any]:
+    """Places of some rows, from the smallest to the largest loss if it is known."""
+    order = np.argsort(table.get("loss", np.arange(count_rows(table))), kind="stable")
+    return np.asarray(order[np.unique(np.linspace(0, len(order) - 1, 4).astype(int))], np.int64)
 
 
 def find_shown(inputs: Any, count: int) -> Any:
@@ -158,7 +196,9 @@ def _indices(loader: Any, length: int) -> list[int]:
     return seen if len(seen) == length and all(isinstance(index, int) for index in seen) else [-1] * length
 
 
-def _write_worst(folder: Path, ranks: Sequence[tuple[Table, list[npt.NDArray[Any]]]], data: Any) -> None:
+def _write_worst(
+    folder: Path, ranks: Sequence[tuple[Table, list[npt.NDArray[Any]]]], files: Sequence[str], data: Any
+) -> None:
     """Write the inputs with the largest loss; those of different shapes are padded, and ``shapes`` has their own."""
     inputs = [values for _, some in ranks for values in some]
     if len({(values.ndim, values.dtype) for values in inputs}) != 1:
@@ -169,6 +209,8 @@ def _write_worst(folder: Path, ranks: Sequence[tuple[Table, list[npt.NDArray[Any
     places = np.lexsort([rows["index"], -rows["loss"]])[:WORST]
     chosen = [inputs[place] for place in places]
     facts = {**select_rows(rows, places), **_texts(data, chosen)}
+    if files:
+        facts["file"] = np.array([files[index] for index in facts["index"]])
     if len({values.shape for values in chosen}) > 1:
         facts["shapes"] = np.array([values.shape for values in chosen])
         largest = facts["shapes"].max(axis=0)
@@ -187,13 +229,13 @@ def _classes(data: Any) -> list[str]:
     return [str(name) for name in names] if isinstance(names, list | tuple) else []
 
 
-def _class_names(table: Table, classes: list[str]) -> Table:
-    """The names of targets and predictions, as columns, if they are classes that have names."""
-    found, known = {}, np.array(classes)
-    for name in ("target", "prediction") if "confidence" in table else ():
-        if np.issubdtype(table[name].dtype, np.integer) and 0 <= table[name].min() <= table[name].max() < len(known):
-            found[f"{name}_class"] = known[table[name]]
-    return found
+def _named_columns(table: Table, classes: list[str]) -> list[str]:
+    """Those of targets and predictions that are indices of classes."""
+    return [
+        name
+        for name in ("target", "prediction")
+        if name in table and 0 <= table[name].min(initial=0) <= table[name].max(initial=0) < len(classes)
+    ]
 
 
 def _texts(data: Any, inputs: Sequence[npt.NDArray[Any]]) -> dict[str, Any]:
@@ -204,12 +246,9 @@ def _texts(data: Any, inputs: Sequence[npt.NDArray[Any]]) -> dict[str, Any]:
 
 
 def _write_summary(folder: Path, table: Table, classes: list[str]) -> None:
-    """Write metrics and counts per class, and plots."""
-    if not count_rows(table):
-        return
-    draw_targets(folder, table)
+    """Write metrics and counts per class."""
     names = ("target", "prediction")
-    if all(name in table and np.issubdtype(table[name].dtype, np.integer) for name in names):
+    if count_rows(table) and all(name in table for name in names):
         targets, predictions = (table[name] for name in names)
         if min(targets.min(), predictions.min()) >= 0 and max(targets.max(), predictions.max()) < MAX_CLASSES:
             _write_classes(folder, targets, predictions, classes)

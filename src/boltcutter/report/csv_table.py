@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +34,27 @@ def write_csv(path: Path, table: Mapping[str, Sequence[Any] | npt.NDArray[Any]],
         table: Columns.
         folder: Folder of a run, out of which no link in it leads the file; None for a path of the user.
     """
-    columns = [np.asarray(column) for column in table.values()]
+    write_parts(path, [table], folder)
+
+
+def write_parts(
+    path: Path, parts: Iterable[Mapping[str, Sequence[Any] | npt.NDArray[Any]]], folder: Path | None = None
+) -> None:
+    """Write a table of which each part has the same columns and some of the rows, as ``write_csv`` does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     opener = files.opener(folder) if folder else trust.without_blocking
     with open(path, "w", newline="", encoding="utf-8", opener=opener) as file:
         os.set_blocking(file.fileno(), True)  # only opening a FIFO that nobody reads must not block
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(map(as_cell, table))
-        rows = max(1, CELLS_AT_ONCE // max(1, len(columns)))
-        for begin in range(0, count_rows(table), rows):
-            parts = (column[begin : begin + rows] for column in columns)
-            texts = (map(as_cell, part) if part.dtype.kind in "OU" else part.astype(str) for part in parts)
-            writer.writerows(zip(*texts, strict=True))
+        for number, table in enumerate(parts):
+            if not number:
+                writer.writerow(map(as_cell, table))
+            columns = [np.asarray(column) for column in table.values()]
+            rows = max(1, CELLS_AT_ONCE // max(1, len(columns)))
+            for begin in range(0, count_rows(table), rows):
+                cells = (column[begin : begin + rows] for column in columns)
+                texts = (map(as_cell, part) if part.dtype.kind in "OU" else part.astype(str) for part in cells)
+                writer.writerows(zip(*texts, strict=True))
 
 
 def spread(name: str, values: npt.NDArray[Any]) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,23 @@ BLUE, ORANGE = "#08519c", "#d95f02"
 STYLE = "font: 12px sans-serif; fill: black"
 
 
+def has_series(columns: Iterable[str]) -> bool:
+    """Whether a table has several targets, such as a forecast, and their predictions."""
+    return bool(_steps(columns))
+
+
 def draw_targets(folder: Path, table: Table) -> None:
-    """Plot some samples with several targets, such as a forecast, in the order of the targets."""
-    names = [name for name in table if re.fullmatch(r"target_[0-9]+", name) and f"prediction{name[6:]}" in table]
-    if not names:
-        return
-    targets = np.stack([table[name] for name in names], axis=1)  # (N, T)
-    predictions = np.stack([table[f"prediction{name[6:]}"] for name in names], axis=1)
-    order = np.argsort(table.get("loss", np.arange(len(targets))), kind="stable")
-    chosen = order[np.unique(np.linspace(0, len(order) - 1, 4).astype(int))]
-    titles = [f"index {table['index'][place]}" for place in chosen]
-    draw_series(folder / "series.svg", targets[chosen], predictions[chosen], titles)
+    """Plot samples with several targets, such as a forecast, in the order of the targets."""
+    steps = _steps(table)
+    targets, predictions = (
+        np.stack([table[f"{name}{step}"] for step in steps], axis=1) for name in ("target", "prediction")
+    )  # (N, T)
+    draw_series(folder / "series.svg", targets, predictions, [f"index {index}" for index in table["index"]])
+
+
+def _steps(columns: Iterable[str]) -> list[str]:
+    names = [*columns]
+    return [name[6:] for name in names if re.fullmatch(r"target_[0-9]+", name) and f"prediction{name[6:]}" in names]
 
 
 def draw_confusion(path: Path, matrix: npt.NDArray[Any], names: Sequence[str]) -> None:
