@@ -18,7 +18,7 @@ MAX_FUNCTIONS = {
     "data": 105,
     "diagnosis": 165,
     "environment": 102,
-    "evaluation": 35,
+    "evaluation": 45,
     "report": 100,
     "run": 96,
     "task": 66,

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 
-from boltcutter.evaluation.spool import GatheredRows, Spool
+from boltcutter.evaluation.spool import Spool, gather_rows
 
 
 def test_rows_are_not_held_in_memory(tmp_path: Path) -> None:
@@ -14,7 +14,7 @@ def test_rows_are_not_held_in_memory(tmp_path: Path) -> None:
     rows = spool.read(np.array([49_999, 0]))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert len(spool) == 50_000
+    assert spool.length == 50_000
     assert rows["7"].tolist() == [99, 0]
     assert peak < 5e6
     assert not [*tmp_path.iterdir()]  # the file has no name: nothing is left after a kill
@@ -40,6 +40,5 @@ def test_rows_of_one_rank_are_read_in_any_order(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.append({"a": np.arange(5)})
     assert spool.dtype
-    gathered = GatheredRows(spool, spool.dtype, [5], 0, 1)
-    assert gathered.read(np.array([4, 0, 4]))["a"].tolist() == [4, 0, 4]
+    assert gather_rows(spool, spool.dtype, [5], np.array([4, 0, 4]), 0, 1)["a"].tolist() == [4, 0, 4]
     spool.close()

@@ -23,6 +23,7 @@ from lightning.pytorch.loggers import Logger
 from torch import nn
 
 from boltcutter.assembly.adapt import adapt, load_compiled
+from boltcutter.assembly.data_values import complete_references
 from boltcutter.assembly.hooks import check_hooks
 from boltcutter.assembly.overrides import PlainSettings, read_overrides
 from boltcutter.assembly.pixels import accept_pixels
@@ -125,7 +126,8 @@ def complete_config(cfg: DictConfig) -> DictConfig:
     for key, kinds in {"data": (dict, type(None)), "trainer": (dict,)}.items():
         if not isinstance(value := settings.get(key), kinds):
             raise ConfigError(f"{key}={format_value(value)}: no settings; choose a file of configs/{key}")
-    cfg, mistakes = cfg.copy(), _find_mistakes(cfg)
+    cfg = complete_references(cfg.copy())
+    mistakes = _find_mistakes(cfg)
     unknown = [key for key in ("shape", "num_classes", "kind") if key in (cfg.data or {}) and cfg.data[key] is None]
     if unknown and not any(mistake.startswith("data") for mistake in mistakes):
         data = build(cfg.data, "data")

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from boltcutter.checkpoint.atomic import write, write_text
-from boltcutter.evaluation.spool import GatheredRows, Spool, row_type
+from boltcutter.evaluation.spool import Spool, gather_rows, row_type
 from boltcutter.formatting import csv_text
 from boltcutter.protocols import data_parallel, gather_objects
 from boltcutter.report.columns import concatenate, select_rows, to_columns, to_numpy
@@ -73,7 +73,7 @@ class PredictionWriter(Callback):
         self.skipped |= skipped
         if not found:
             return
-        begin = len(self.rows)
+        begin = self.rows.length
         self.rows.append(found)
         self.batches.append((dataloader_idx, count))
         inputs = find_shown(inputs_of(batch), count) if "loss" in found else None
@@ -88,12 +88,13 @@ class PredictionWriter(Callback):
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Gather over ranks, some rows at a time, and write on rank zero."""
         every = trainer.world_size // data_parallel(trainer.strategy).size  # other ranks process the same samples
-        ranks = gather_objects(self._rows(trainer))[::every]
-        dtypes = [rank.dtype for rank in ranks if rank.dtype]
+        loaders = trainer.val_dataloaders if trainer.validating else trainer.test_dataloaders
+        loaders = [*loaders] if isinstance(loaders, list | tuple) else [loaders]
+        ranks = gather_objects(self._rows(loaders))[::every]
+        dtypes = [rank.dtype for rank in ranks if rank.dtype is not None]
         dtype = row_type(dtypes) if dtypes else np.dtype([])
         if {*(dtype.names or ())} - {"index", "dataloader"}:
-            lengths = [count_rows(rank.table) for rank in ranks]
-            self._write(trainer, ranks, GatheredRows(self.rows, dtype, lengths, trainer.global_rank, every))
+            self._write(trainer, loaders, ranks, dtype, every)
         else:
             self.skipped.setdefault("predictions.csv", f"{type(pl_module).__name__} returns no outputs per sample")
         self.rows.close()
@@ -103,16 +104,15 @@ class PredictionWriter(Callback):
 
     on_validation_end = on_test_end
 
-    def _rows(self, trainer: L.Trainer) -> RankRows:
+    def _rows(self, loaders: list[Any]) -> RankRows:
         """What the other ranks have to know of the rows of this one."""
         self.skipped |= dict.fromkeys(sorted(self.rows.dropped), "is not returned for each batch")
-        loaders = _loaders(trainer)
         numbers, samples = np.array(self.batches, np.int64).reshape(-1, 2).T
         indices: list[int] = []
         for number, loader in enumerate(loaders):
             indices += _indices(loader, int(samples[numbers == number].sum()))
         table = {"dataloader": np.repeat(numbers, samples)} if len(loaders) > 1 else {}
-        table["index"] = np.array(indices if len(indices) == len(self.rows) else range(len(self.rows)), np.int64)
+        table["index"] = np.array(indices if len(indices) == self.rows.length else range(self.rows.length), np.int64)
         for name, column in (self.rows.dtype.fields or {} if self.rows.dtype else {}).items():
             if name == "loss" or (name in ("target", "prediction") and np.issubdtype(column[0], np.integer)):
                 table[name] = self.rows.read(slice(None), [name])[name]
@@ -120,12 +120,15 @@ class PredictionWriter(Callback):
         worst = self.rows.read(places) | select_rows(table, places)
         return RankRows(self.rows.dtype, table, worst, [values for _, _, values in self.worst])
 
-    def _write(self, trainer: L.Trainer, ranks: list[RankRows], gathered: GatheredRows) -> None:
+    def _write(
+        self, trainer: L.Trainer, loaders: list[Any], ranks: list[RankRows], dtype: np.dtype[Any], every: int
+    ) -> None:
         """Write on rank zero, to which all ranks send some rows at a time."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        classes, names = _classes(data), gathered.dtype.names or ()
+        classes, names = _classes(data), dtype.names or ()
+        lengths = [count_rows(rank.table) for rank in ranks]
         table = concatenate([rank.table for rank in ranks if count_rows(rank.table)] or [ranks[0].table])
-        files = _file_names(_loaders(trainer), table["index"])
+        files = _file_names(loaders, table["index"])
         if (table["index"] < 0).any():
             table["index"] = np.arange(count_rows(table))  # in the order of ranks and batches
         order = np.lexsort([table[key] for key in ("index", "dataloader") if key in table])  # the last one is primary
@@ -136,7 +139,8 @@ class PredictionWriter(Callback):
             found: Table = {key: table[key][places] for key in ("dataloader", "index") if key in table}
             if files:
                 found["file"] = np.array([files[index] for index in found["index"]])
-            found |= {name: column for name, column in gathered.read(order[places]).items() if name not in found}
+            outputs = gather_rows(self.rows, dtype, lengths, order[places], trainer.global_rank, every)
+            found |= {name: column for name, column in outputs.items() if name not in found}
             return found | {f"{name}_class": known[found[name]] for name in named}
 
         step = max(1, CELLS_AT_ONCE // len(names))
@@ -152,12 +156,6 @@ class PredictionWriter(Callback):
                 draw_targets(self.folder, series)
             _write_summary(self.folder, table, classes)
             _write_worst(self.folder, [(rank.worst, rank.inputs) for rank in ranks], files, data)
-
-
-def _loaders(trainer: L.Trainer) -> list[Any]:
-    """The loaders of the split that is evaluated."""
-    loaders = trainer.val_dataloaders if trainer.validating else trainer.test_dataloaders
-    return [*loaders] if isinstance(loaders, list | tuple) else [loaders]
 
 
 def _file_names(loaders: Sequence[Any], indices: npt.NDArray[np.int64]) -> Sequence[str]:

@@ -1,0 +1,105 @@
+"""References such as ``${data.num_classes}``, of which the settings of a data module of any kind have no value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from boltcutter.config.compose import DictConfig, changed
+from boltcutter.config.errors import ConfigError
+from boltcutter.config.instantiate import build
+from boltcutter.config.locate import locate, parameters
+from boltcutter.config.values import plain
+
+REFERENCE = re.compile(r"\$\{data\.(\w+)\}")
+
+
+def complete_references(cfg: DictConfig) -> DictConfig:
+    """Return the configuration with values to which it refers, but which only the class of the data has.
+
+    A value is the default of an argument of that name, or else an attribute of the class or of the data module, which
+    takes the place of the reference.
+
+    Raises:
+        ConfigError: There is neither.
+    """
+    settings = plain(cfg)
+    data = settings["data"]
+    wanted = {*REFERENCE.findall(str(settings))}
+    missing = sorted(name for name in wanted if data and data.get(name) is None)
+    try:
+        target = locate(str(data["_target_"])) if missing else None
+    except (ConfigError, KeyError):  # which is reported with the other mistakes
+        return cfg
+    if not missing:
+        return cfg
+    known = parameters(target)
+    defaults = {
+        name: known[name].default
+        for name in missing
+        if name not in data and name in known and known[name].default is not known[name].empty
+    }
+    cfg = changed(cfg, {"data": {name: value for name, value in defaults.items() if _is_plain(value)}})
+    missing = [name for name in missing if cfg.data.get(name) is None]
+    if hasattr(target, "infer_settings"):
+        # Null is inferred from the data: what remains is no argument of its class.
+        missing = [name for name in missing if name not in cfg.data]
+    attributes = _attributes(cfg, target, missing)
+    if unknown := [name for name in missing if name not in attributes]:
+        raise ConfigError(*(_describe(name, settings, target) for name in unknown))
+    return changed(cfg, dict(_replaced({key: settings[key] for key in settings if key != "data"}, attributes)))
+
+
+def _attributes(cfg: DictConfig, target: Any, names: list[str]) -> dict[str, Any]:
+    """Values of attributes of a class, or else of what it makes; it is called only for those."""
+    found = _read(target, names)
+    if len(found) < len(names):
+        with suppress(ConfigError):  # a mistake in its arguments, which is reported when they are given
+            found = _read(build(cfg.data, "data"), names) | found
+    return found
+
+
+def _read(owner: Any, names: list[str]) -> dict[str, Any]:
+    found = {}
+    for name in names:
+        with suppress(Exception):  # a property may need what `setup` makes
+            value = getattr(owner, name)
+            if value is not None and _is_plain(value):
+                found[name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _replaced(node: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The entries that refer to one of the values, with the value in place of the reference."""
+    for key, inner in node.items():
+        found = REFERENCE.fullmatch(inner) if isinstance(inner, str) else None
+        if found and found[1] in values:
+            yield key, values[found[1]]
+        elif isinstance(inner, dict) and (below := dict(_replaced(inner, values))):
+            yield key, below
+
+
+def _places(node: Any, name: str, prefix: str = "") -> Iterator[str]:
+    """Settings that refer to a value of the data."""
+    if isinstance(node, dict):
+        for key, inner in node.items():
+            yield from _places(inner, name, f"{prefix}.{key}".lstrip("."))
+    elif name in REFERENCE.findall(str(node)):
+        yield prefix
+
+
+def _describe(name: str, settings: dict[str, Any], target: Any) -> str:
+    places, cls = [*_places(settings, name)], getattr(target, "__name__", str(target))
+    what = "is null, and" if name in settings["data"] else f"is no argument of {cls}, and"
+    return (
+        f"{places[0]}: ${{data.{name}}} {what} no attribute that its constructor sets; write self.{name} = … there, or "
+        f"give {' '.join(f'{place}=…' for place in places)}"
+    )
