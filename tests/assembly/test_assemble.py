@@ -278,3 +278,26 @@ def test_a_run_is_resumed_without_a_logger_that_is_not_installed(
     cfg.resume = str(tmp_path)
     assert [type(logger).__name__ for logger in build_loggers(cfg)] == ["Shown", "CSVLogger"]
     assert "warning: logger.server: mlflow is not installed; pip install mlflow; until then" in capsys.readouterr().err
+
+
+class Tutorial(L.LightningModule):
+    """A module whose step calls a network of floats, or itself."""
+
+    def __init__(self, direct: bool) -> None:
+        super().__init__()
+        self.net, self.direct = torch.nn.Conv2d(1, 10, 8), direct
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.net(x)
+        return outputs
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return (self.net if self.direct else self)(batch[0]).mean()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_other_modules_of_floats_get_pixels_as_floats(tmp_path: Path, direct: bool) -> None:
+    (tmp_path / "tutorial.yaml").write_text(f"_target_: {__name__}.Tutorial\ndirect: {str(direct).lower()}\n")
+    task: Any = assembled(tmp_path, f"task={tmp_path}/tutorial.yaml", "callback.best=null").task
+    pixels = torch.full((2, 1, 8, 8), 255, dtype=torch.uint8)
+    assert torch.equal(task.training_step((pixels,), 0), task.net(torch.ones(2, 1, 8, 8)).mean())

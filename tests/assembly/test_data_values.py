@@ -17,11 +17,6 @@ class Argument(L.LightningDataModule):
         super().__init__()
 
 
-class Passed(Argument):
-    def __init__(self, **kwargs) -> None:
-        super().__init__(**kwargs)
-
-
 class Attribute(L.LightningDataModule):
     num_classes = 3
 
@@ -54,7 +49,7 @@ def compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return compose
 
 
-@pytest.mark.parametrize("name", ["Argument", "Passed", "Attribute", "Property"])
+@pytest.mark.parametrize("name", ["Argument", "Attribute", "Property"])
 def test_a_value_that_only_the_class_of_the_data_has_is_used(compose: Any, name: str) -> None:
     cfg = compose(name)
     assert [*cfg.model.input_shape] == [4]
@@ -74,3 +69,8 @@ def test_settings_without_a_value_are_listed(compose: Any) -> None:
     assert all(text in second for text in ("Later", "self.num_classes", "model.num_classes=", "task.metrics.f1.num_cl"))
     values = ["model.num_classes", "task.metrics.accuracy.num_classes", "task.metrics.f1.num_classes"]
     assert compose("Later", "model.input_shape=[4]", *(f"{value}=3" for value in values)).model.num_classes == 3
+
+
+def test_a_mistake_in_the_settings_of_the_data_is_what_is_reported(compose: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^data\.batch_size"):
+        compose("Attribute", "+data.batch_size=8")

@@ -86,6 +86,11 @@ class Classes(L.LightningModule):
         return {"predictions": batch[0], "targets": batch[1]}
 
 
+class FileLosses(L.LightningModule):
+    def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        return {"losses": batch[0][:, 0], "predictions": batch[0], "targets": batch[1], "inputs": batch[1]}
+
+
 class Animals(L.LightningDataModule):
     classes = ("cat", "dog")
 
@@ -101,3 +106,12 @@ def test_predictions_have_the_names_of_files_and_classes(tmp_path: Path) -> None
     assert table["file"].tolist() == ["a.png", "b.png", "c.png"]
     assert table["prediction_class"].tolist() == ["cat", "dog", "cat"]
     assert table["target_class"].tolist() == ["dog"] * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_the_worst_errors_have_the_names_of_files(tmp_path: Path) -> None:
+    trainer = L.Trainer(accelerator="cpu", callbacks=[PredictionWriter(tmp_path)], logger=False)
+    trainer.test(FileLosses(), datamodule=Animals(), verbose=False)
+    with np.load(tmp_path / "worst.npz") as worst:
+        assert worst["files"].tolist() == ["a.png", "c.png", "b.png"]
+        assert worst["inputs"].shape == (3, 2)  # not the output of this name

@@ -64,7 +64,7 @@ from boltcutter.formatting import format_limit, parse_duration
 from boltcutter.internals import launches_processes, set_launcher, set_timeout
 from boltcutter.logger.csv_logger import CSVLogger
 from boltcutter.project import Project
-from boltcutter.protocols import NativeData, find_model
+from boltcutter.protocols import NativeData
 from boltcutter.run.folder import read_record
 from boltcutter.strategy.ddp import spawning_strategy
 from boltcutter.strategy.process_launcher import MultiProcessingLauncher
@@ -126,7 +126,7 @@ def complete_config(cfg: DictConfig) -> DictConfig:
     for key, kinds in {"data": (dict, type(None)), "trainer": (dict,)}.items():
         if not isinstance(value := settings.get(key), kinds):
             raise ConfigError(f"{key}={format_value(value)}: no settings; choose a file of configs/{key}")
-    cfg = complete_references(cfg.copy())
+    cfg = complete_references(cfg.copy(), _find_mistakes)
     mistakes = _find_mistakes(cfg)
     unknown = [key for key in ("shape", "num_classes", "kind") if key in (cfg.data or {}) and cfg.data[key] is None]
     if unknown and not any(mistake.startswith("data") for mistake in mistakes):
@@ -388,8 +388,9 @@ def _build_data_and_task(cfg: DictConfig) -> tuple[Any, L.LightningModule]:
     check_kind(cfg, locate(cfg.task._target_), data)  # before metrics refuse the number of classes
     task = build(cfg.task, "task")
     check_built(cfg, task, data)
-    if isinstance(data, NativeData) and isinstance(model := find_model(task), nn.Module):
-        accept_pixels(model, getattr(data, "shape", None) or ())
+    if isinstance(data, NativeData):
+        for module in (task, *task.children()):  # a step may call the module, or a network in it
+            accept_pixels(module, getattr(data, "shape", None) or ())
     return data, task
 
 

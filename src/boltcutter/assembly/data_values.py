@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -16,14 +16,18 @@ from boltcutter.config.values import plain
 REFERENCE = re.compile(r"\$\{data\.(\w+)\}")
 
 
-def complete_references(cfg: DictConfig) -> DictConfig:
+def complete_references(cfg: DictConfig, find_mistakes: Callable[[DictConfig], list[str]]) -> DictConfig:
     """Return the configuration with values to which it refers, but which only the class of the data has.
 
     A value is the default of an argument of that name, or else an attribute of the class or of the data module, which
     takes the place of the reference.
 
+    Args:
+        cfg: The configuration.
+        find_mistakes: Lists the mistakes in a configuration; the data is made only without any in its settings.
+
     Raises:
-        ConfigError: There is neither.
+        ConfigError: There is neither, or the settings of the data have mistakes.
     """
     settings = plain(cfg)
     data = settings["data"]
@@ -46,19 +50,16 @@ def complete_references(cfg: DictConfig) -> DictConfig:
     if hasattr(target, "infer_settings"):
         # Null is inferred from the data: what remains is no argument of its class.
         missing = [name for name in missing if name not in cfg.data]
-    attributes = _attributes(cfg, target, missing)
-    if unknown := [name for name in missing if name not in attributes]:
+    found = _read(target, missing)
+    others = {key: value for key, value in settings.items() if key != "data"}
+    if len(found) < len(missing):
+        without = changed(cfg, dict(_replaced(others, dict.fromkeys(missing))))
+        if mistakes := [mistake for mistake in find_mistakes(without) if mistake.startswith("data.")]:
+            raise ConfigError(*mistakes)
+        found = _read(build(cfg.data, "data"), missing) | found
+    if unknown := [name for name in missing if name not in found]:
         raise ConfigError(*(_describe(name, settings, target) for name in unknown))
-    return changed(cfg, dict(_replaced({key: settings[key] for key in settings if key != "data"}, attributes)))
-
-
-def _attributes(cfg: DictConfig, target: Any, names: list[str]) -> dict[str, Any]:
-    """Values of attributes of a class, or else of what it makes; it is called only for those."""
-    found = _read(target, names)
-    if len(found) < len(names):
-        with suppress(ConfigError):  # a mistake in its arguments, which is reported when they are given
-            found = _read(build(cfg.data, "data"), names) | found
-    return found
+    return changed(cfg, dict(_replaced(others, found)))
 
 
 def _read(owner: Any, names: list[str]) -> dict[str, Any]:

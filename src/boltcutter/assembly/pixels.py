@@ -27,7 +27,7 @@ class ScalePixels:
         if not self.is_reported and not torch.compiler.is_compiling():
             self.is_reported = True
             if is_rank_zero():
-                print(f"note: model: {type(model).__name__} takes no uint8, so inputs are divided by 255, to [0, 1]")
+                print(f"note: {type(model).__name__} takes no uint8, so inputs are divided by 255, to [0, 1]")
         return inputs[0].to(_float_dtype(model)) / 255, *inputs[1:]
 
 
@@ -41,7 +41,8 @@ def accept_pixels(model: nn.Module, shape: Sequence[int]) -> None:
         model: The network.
         shape: Shape of one sample; only images, (C, H, W), are pixels.
     """
-    if len(shape) != 3 or type(model).__module__.startswith("boltcutter."):
+    is_ours = type(model).__module__.startswith("boltcutter.")
+    if len(shape) != 3 or is_ours or next(model.parameters(), None) is None:
         return
     with suppress(Exception), seeded_generators(0), torch.no_grad():  # of user code, and of what cannot be copied
         trial, pixels = deepcopy(model).eval(), torch.zeros(1, *shape, dtype=torch.uint8)

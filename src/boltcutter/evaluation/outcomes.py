@@ -27,6 +27,7 @@ from boltcutter.structure import count_samples, inputs_of, targets_of, tensors
 
 WORST = 24  # number of samples with the largest loss whose inputs are saved
 MAX_CLASSES = 2000  # of a confusion matrix
+NPZ_ARGUMENTS = ("file", "inputs", "allow_pickle")  # which no column in worst.npz can be called
 SHUFFLED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)  # whose order cannot be reproduced
 
 
@@ -208,17 +209,15 @@ def _write_worst(
     chosen = [inputs[place] for place in places]
     facts = {**select_rows(rows, places), **_texts(data, chosen)}
     if files:
-        facts["file"] = np.array([files[index] for index in facts["index"]])
+        facts["files"] = np.array([files[index] for index in facts["index"]])
     if len({values.shape for values in chosen}) > 1:
         facts["shapes"] = np.array([values.shape for values in chosen])
         largest = facts["shapes"].max(axis=0)
         pads = [[(0, end - size) for size, end in zip(values.shape, largest, strict=True)] for values in chosen]
         chosen = [np.pad(values, pad) for values, pad in zip(chosen, pads, strict=True)]
+    named = {name: column for name, column in facts.items() if name not in NPZ_ARGUMENTS}
     stacked = np.stack(chosen)
-    write(
-        folder / "worst.npz",
-        lambda file: np.savez_compressed(file, inputs=stacked, allow_pickle=False, **facts),
-    )
+    write(folder / "worst.npz", lambda file: np.savez_compressed(file, inputs=stacked, allow_pickle=False, **named))
 
 
 def _classes(data: Any) -> list[str]:
