@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from boltcutter.config.compose import DictConfig, changed
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, Mistake
 from boltcutter.config.instantiate import build
 from boltcutter.config.locate import locate, parameters
 from boltcutter.config.values import plain
@@ -16,7 +16,7 @@ from boltcutter.config.values import plain
 REFERENCE = re.compile(r"\$\{data\.(\w+)\}")
 
 
-def complete_references(cfg: DictConfig, find_mistakes: Callable[[DictConfig], list[str]]) -> DictConfig:
+def complete_references(cfg: DictConfig, find_mistakes: Callable[[DictConfig], list[Mistake]]) -> DictConfig:
     """Return the configuration with values to which it refers, but which only the class of the data has.
 
     A value is the default of an argument of that name, or else an attribute of the class or of the data module, which
@@ -54,11 +54,11 @@ def complete_references(cfg: DictConfig, find_mistakes: Callable[[DictConfig], l
     others = {key: value for key, value in settings.items() if key != "data"}
     if len(found) < len(missing):
         without = changed(cfg, dict(_replaced(others, dict.fromkeys(missing))))
-        if mistakes := [mistake for mistake in find_mistakes(without) if mistake.startswith("data.")]:
+        if mistakes := [mistake for mistake in find_mistakes(without) if str(mistake).startswith("data.")]:
             raise ConfigError(*mistakes)
         found = _read(build(cfg.data, "data"), missing) | found
     if unknown := [name for name in missing if name not in found]:
-        raise ConfigError(*(_describe(name, settings, target) for name in unknown))
+        raise ConfigError(*(_describe(name, settings, target) for name in unknown), kind="unresolved_reference")
     return changed(cfg, dict(_replaced(others, found)))
 
 
