@@ -26,6 +26,7 @@ READ_RUNS = {
     "export": [["run={run}", "export=onnx"]],
     "serve": [["run={run}", "port=0"]],
     "check": [["run={run}"]],
+    "audit": [["run={run}"]],
     "doctor": [["run={run}"]],
     "launch": [
         *([verb, "run={run}"] for verb in ("status", "logs", "cancel", "fetch")),

@@ -61,10 +61,6 @@ IN_PLACE = {
     "checks/hardware": {
         "_C": "the version of CUDA that the driver supports; builds for CPUs do not have it",
     },
-    "checks/learning": {
-        "_MockOptimizer": "what Lightning trains with if configure_optimizers returned None",
-        "_version": "whether a parameter was changed in place",
-    },
     "checks/monitors": {
         "_results": "means of an unfinished epoch, which callback_metrics does not have",
     },
@@ -84,12 +80,19 @@ IN_PLACE = {
         "_utils": "worker: has _worker_info",
         "_worker_info": "set while a worker's samples are counted in this process",
     },
+    "diagnosis/calls": {
+        "_version": "whether a parameter was changed in place",
+    },
     "diagnosis/evidence": {
         "_compiled_call_impl": "whether a layer is compiled, where hooks and modes would recompile it",
     },
     "diagnosis/invariants": {
         "_computed": "whether a metric was computed since it was updated",
         "_update_count": "how often a metric was updated",
+    },
+    "diagnosis/nothing": {
+        "_MockOptimizer": "what Lightning trains with if configure_optimizers returned None",
+        "_version": "whether a parameter was changed in place",
     },
     "environment/workers": {
         "_MultiProcessingDataLoaderIter": "a worker that a signal kills ends training before it saves",
@@ -207,6 +210,7 @@ BatchNorm, NormWithStatistics = batchnorm._BatchNorm, batchnorm._NormBase
 
 # torch: the leaves of nested batches; the public alternative, optree, would be one more dependency.
 tree_leaves, tree_map, tree_map_only = _pytree.tree_leaves, _pytree.tree_map, _pytree.tree_map_only
+tree_flatten, tree_unflatten = _pytree.tree_flatten, _pytree.tree_unflatten
 
 # torch: moves nested batches to pinned memory as DataLoader does, for batches that are read without one.
 pin_memory: Callable[[Any], Any] = _pin_memory.pin_memory

@@ -13,10 +13,10 @@ import torch
 from conftest import ROOT, Script, run_command
 from torch.utils.data import DataLoader
 
-from boltcutter.checks.learning import NoGradientError
 from boltcutter.config.errors import ConfigError
 from boltcutter.training.failure import (
     IndexOutOfRangeError,
+    NoGradientError,
     OutOfMemoryError,
     explain_errors,
     out_of_memory_message,

@@ -111,8 +111,16 @@ boltcutter launch list""",
         """Check a configuration without training: boltcutter check [--batch] [run=<folder>] [overrides of train]
 
 boltcutter check model=mlp trainer.max_epochs=5     # prints ok, or each mistake on a line
-boltcutter check --batch model=mlp                  # also trains, validates and tests one batch""",
+boltcutter check --batch model=mlp                  # also trains eight steps: what is silently wrong""",
         flags="boltcutter.planning.flags:CHECK_FLAGS",
+    ),
+    "audit": Command(
+        "boltcutter.planning.audit:main",
+        """Say what is silently wrong in module and data: boltcutter audit [run=<folder>] [overrides of train]
+
+boltcutter audit model=mlp                          # eight steps, altered batches, all splits, baselines
+boltcutter audit run=runs/… ckpt=best               # of a run, whose model is compared with the baselines
+boltcutter audit script.py:Module script.py:Data    # of any Lightning script, without a configuration""",
     ),
     "doctor": Command(
         "boltcutter.planning.doctor:main",

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 Level = Literal["certain", "likely", "note"]  # cannot be meant; rarely meant; true, but often meant
 # start: before the first batch; batch: before a training step; graph: after a forward pass; step: after an optimizer
 # step; validation: after a validation step; validated: after a validation; summary: after 8, 64, 512, … steps, and at
-# the end. All but start and summary are asked only at the steps that are looked at.
-Moment = Literal["start", "batch", "graph", "step", "validation", "validated", "summary"]
+# the end. All but start and summary are asked only at the steps that are looked at. Only check --batch and audit ask
+# about a probe, before the first batch, and only audit about the data.
+Moment = Literal["start", "batch", "graph", "step", "validation", "validated", "summary", "probe", "data"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,24 @@ class Check:
         return (self.decide.__doc__ or "").strip().partition("\n")[0]
 
 
+# Checks of probes and data, which no training imports: it only lets users ignore them.
+ON_DEMAND = frozenset(
+    (
+        *("at-chance", "baseline", "broadcasting", "channels-flattened", "constant-column", "constant-input"),
+        *(
+            "duplicates",
+            "future-leak",
+            "group-overlap",
+            "in-place",
+            "label-leak",
+            "label-range",
+            "misaligned",
+            "mixing",
+        ),
+        *("nonfinite-data", "not-log", "overlap", "position", "random-validation", "reshape-not-transpose"),
+        *("shared-augmentation", "split-scale", "target-column", "unseen-labels", "unused-input", "worker-generator"),
+    )
+)
 CHECKS: dict[str, list[Check]] = {}  # by name; some decide at several moments
 
 
@@ -74,7 +93,8 @@ def check(
     """Register a function as a check."""
 
     def register(decide: Callable[[Evidence], Lines]) -> Callable[[Evidence], Lines]:
-        others = [c for c in CHECKS.get(name, []) if c.decide.__qualname__ != decide.__qualname__]  # a cell run again
+        place = (decide.__module__, decide.__qualname__)  # the same one if a cell of a notebook is run again
+        others = [c for c in CHECKS.get(name, []) if (c.decide.__module__, c.decide.__qualname__) != place]
         CHECKS[name] = [*others, Check(name, level, at, decide)]
         return decide
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -14,6 +14,11 @@ from torch.optim import Optimizer
 
 from boltcutter.diagnosis.graph import Graph
 from boltcutter.internals import foreach_norm, tree_leaves
+
+if TYPE_CHECKING:
+    from boltcutter.diagnosis.calls import Call
+    from boltcutter.diagnosis.loaders import Splits
+    from boltcutter.diagnosis.probe import Probe
 
 SAMPLE = 512  # elements of each parameter that are compared
 
@@ -54,6 +59,7 @@ class Steps:
     """What is kept of the steps of one optimizer that were looked at."""
 
     count: int = 0  # all steps, also those that were not looked at
+    rated: bool = False  # whether the learning rate was above 0
     uncleared: int = 0
     emptied: int = 0
     ratios: list[tuple[float, float]] = field(default_factory=list)  # relative change, learning rate
@@ -101,6 +107,10 @@ class Evidence:
         self.train_classes: set[int] = set()
         self.num_classes = 0
         self.scale: dict[str, tuple[float, float]] = {}  # mean and deviation of inputs
+        # of a trial, which is no training: check --batch and audit
+        self.probe: Probe | None = None
+        self.splits: Splits | None = None
+        self.predictions: list[Call] = []  # of a trained model in validation
         # of validation
         self.validations = 0
         self.validation_batch: Any = None

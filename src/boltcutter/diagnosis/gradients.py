@@ -88,7 +88,7 @@ def huge_update(seen: Evidence) -> Lines:
 def _rises(seen: Evidence, ratios: list[tuple[float, float]]) -> bool:
     """Whether the learning rate may still be low on purpose."""
     return ratios[-1][1] > 2 * min(rate for _, rate in ratios) or bool(
-        seen.trainer.lr_scheduler_configs and not seen.ended
+        seen.trainer.lr_scheduler_configs and (seen.probe is not None or not seen.ended)
     )
 
 
@@ -193,9 +193,7 @@ def zero_gradient(seen: Evidence) -> Lines:
     zero = [n for n in seen.trained if n in seen.got_gradient and n not in seen.got_nonzero]
     if not seen.ended or seen.step < 3 or not zero or any(steps.emptied for steps in seen.steps.values()):
         return
-    if len(zero) == len(seen.trained):
-        yield Line("all gradients were exactly 0 at all steps: the loss does not depend on the weights", "likely")
-    else:
+    if len(zero) < len(seen.trained):
         yield f"the gradient of {some(zero)} was exactly 0 at all {seen.looks} steps that were looked at"
 
 
@@ -203,7 +201,7 @@ def zero_gradient(seen: Evidence) -> Lines:
 def skipped_steps(seen: Evidence) -> Lines:
     """training_step returned None for over 20% of the batches that were looked at, and for five or more of them."""
     known = seen.module.automatic_optimization and seen.forward_passes >= 5
-    if known and seen.without_loss / seen.forward_passes > 0.2:
+    if known and 0.2 < seen.without_loss / seen.forward_passes < 1:
         yield (
             f"training_step returned None for {seen.without_loss} of {seen.forward_passes} batches that were "
             "looked at, which are not trained on; find out why"

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torchmetrics import MaxMetric, Metric, MinMetric
 from torchmetrics.metric import CompositionalMetric
 
-from boltcutter.diagnosis import data, gradients, layers, losses, optimizers, schedules  # noqa: F401  registers them
-from boltcutter.diagnosis.checks import CHECKS, Check, Finding, FindingError, Line, Moment
+from boltcutter.diagnosis import data, gradients, layers, losses, nothing, optimizers, schedules  # noqa: F401
+from boltcutter.diagnosis.checks import CHECKS, ON_DEMAND, Check, Finding, FindingError, Line, Moment
 from boltcutter.diagnosis.evidence import Evidence, Update, is_compiled, nonzero, sampled
 from boltcutter.diagnosis.graph import read_graph
 from boltcutter.diagnosis.seam import ActiveDropout
@@ -48,6 +48,8 @@ class Invariants(Callback):
         ValueError: ``ignore`` names no check, or ``on_finding`` is neither.
     """
 
+    shows_notes = False
+
     def __init__(
         self,
         *,
@@ -55,13 +57,12 @@ class Invariants(Callback):
         on_finding: Literal["warn", "error"] = "warn",
         folder: Path | None = None,
     ) -> None:
-        if unknown := [name for name in ignore if name not in CHECKS]:
-            raise ValueError(
-                f"callback.invariants.ignore={unknown[0]}: no check; there are {', '.join(sorted(CHECKS))}"
-            )
+        known = CHECKS.keys() | ON_DEMAND
+        if unknown := [name for name in ignore if name not in known]:
+            raise ValueError(f"callback.invariants.ignore={unknown[0]}: no check; there are {', '.join(sorted(known))}")
         if on_finding not in ("warn", "error"):
             raise ValueError(f"callback.invariants.on_finding={on_finding}: must be warn or error; try warn")
-        self.on_finding, self.folder = on_finding, folder and Path(folder)
+        self.ignore, self.on_finding, self.folder = tuple(ignore), on_finding, folder and Path(folder)
         chosen = [each for name, group in CHECKS.items() if name not in ignore for each in group]
         self._checks: dict[Moment, list[Check]] = {}
         for each in chosen:
@@ -184,8 +185,8 @@ class Invariants(Callback):
         self.findings.append(finding)
         if self._seen.trainer.is_global_zero:
             self._record()
-            if finding.level != "note":
-                print(f"warning: {finding}", file=sys.stderr)
+            if finding.level != "note" or self.shows_notes:
+                print(f"{'note' if finding.level == 'note' else 'warning'}: {finding}", file=sys.stderr)
         if finding.level != "note" and self.on_finding == "error":
             raise FindingError(f"{finding}; callback.invariants.ignore=[{finding.check}] leaves it out")
 
@@ -203,6 +204,8 @@ class Invariants(Callback):
             now = [{"check": f.check, "level": f.level, "text": f.text, "step": f.step} for f in self.findings]
             known = {each["check"] for each in now}
             update_record(self.folder, findings=[*(each for each in earlier if each["check"] not in known), *now])
+            if text := next((f.text for f in self.findings if f.check == nothing.NAME), None):
+                update_record(self.folder, warning=f"nothing is trained: {text}")  # which the end of the run repeats
 
     # Validation
 
@@ -407,6 +410,7 @@ class Watch:
                 self.look_at_loss()
             seen.batch = seen.loss = None
             if self.forward_passes > PATIENCE * seen.trainer.accumulate_grad_batches:
+                callback._ask("summary")
                 callback._close()  # no optimizer of which it knows makes steps
         return output
 
@@ -476,6 +480,7 @@ class Watch:
             optimizer, number, named, set(with_gradient), live, None, {}, learning_rate(optimizer), 0.0, cleared,
             self.had_gradient.pop(key, False),
         )  # fmt: skip
+        seen.steps[key].rated |= update.rate != 0
         self.compare(update)
         seen.update = update
         self.callback._ask("step")

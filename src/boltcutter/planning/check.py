@@ -1,4 +1,4 @@
-"""The check command: find mistakes without training, or by a trial of one batch. Nothing is written."""
+"""The check command: find mistakes without training, or by a trial of a few batches. Nothing is written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,6 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
 
 from boltcutter.assembly.assemble import Components, assemble, complete_config, read_config
 from boltcutter.assembly.overrides import load_run_config
@@ -25,13 +24,15 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, printable
 from boltcutter.config.values import split_overrides
 from boltcutter.data.hooks import run_hooks_early
+from boltcutter.diagnosis import Finding, Invariants
+from boltcutter.diagnosis.trial import Trial
 from boltcutter.environment.warning_filters import filter_warnings
 from boltcutter.evaluation.folds import check_fold
 from boltcutter.evaluation.splits import skip_reason
 from boltcutter.planning.flags import CHECK_FLAGS
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData, NativeTask, handles_signals
-from boltcutter.structure import split_batch, tensors, with_tensors
+from boltcutter.structure import split_batch
 from boltcutter.topology import ONE_DEVICE
 from boltcutter.training.failure import LAUNCH_BLOCKING, explain_errors
 
@@ -52,14 +53,18 @@ def errors_in_place() -> Iterator[None]:
 
 
 @errors_in_place()
-def main(project: Project, arguments: list[str]) -> None:
+def main(project: Project, arguments: list[str]) -> dict[str, list[Finding]] | None:
     """Check the configuration, load the data and apply the model to it, and print ``ok``.
 
     Args:
         project: Project whose configuration is used.
         arguments: Overrides of training, or ``run=<folder>`` for the configuration of an earlier run; with ``--batch``,
-            one batch is also trained, validated and tested.
+            some batches are also trained, and one is validated and tested.
+
+    Returns:
+        With ``--batch``, what was found.
     """
+    found = None
     filter_warnings()
     run, rest = split_overrides([argument for argument in arguments if argument not in CHECK_FLAGS], "run")
     cfg = complete_config(load_run_config(project, Path(run["run"]), rest)) if run else read_config(project, rest)
@@ -72,7 +77,7 @@ def main(project: Project, arguments: list[str]) -> None:
         try:
             if "--batch" in arguments:
                 cfg.folder = folder
-                run_one_batch(cfg, components.topology.data_ranks)
+                found = {"findings": run_trial(cfg, components.topology.data_ranks)}
             else:
                 apply_model(components, cfg)
         except Exception as error:
@@ -82,6 +87,7 @@ def main(project: Project, arguments: list[str]) -> None:
     for line in getattr(components.data, "read_as", ()):
         print(printable(line))
     print("ok")
+    return found
 
 
 def apply_model(components: Components, cfg: DictConfig) -> None:
@@ -107,42 +113,31 @@ def apply_model(components: Components, cfg: DictConfig) -> None:
             outputs = task(inputs)
             if losses := getattr(task, "losses", None):
                 losses(outputs, targets)
-            for text in suspicious_outputs(task, inputs, outputs):
-                print(f"warning: model: {text}", file=sys.stderr)
 
 
-def suspicious_outputs(task: L.LightningModule, inputs: Any, outputs: Any) -> Iterator[str]:
-    """What is rarely meant: samples that affect each other in evaluation, and probabilities in place of logits.
+def run_trial(
+    cfg: DictConfig,
+    num_ranks: int,
+    *,
+    with_data: bool = False,
+    weights: Callable[[L.LightningModule], None] | None = None,
+) -> list[Finding]:
+    """Train some batches, validate and test one, on one device, without loggers, checkpoints and progress bar.
 
     Args:
-        task: In evaluation mode.
-        inputs: Some samples: a tensor of shape (N, …), or a structure of several.
-        outputs: Of the task for these, shape (N, …).
-    """
-    if not isinstance(outputs, Tensor) or not outputs.ndim or not outputs.is_floating_point():
-        return
-    half, parts = len(outputs) // 2, tensors(inputs)
-    if half and parts and all(part.ndim and len(part) == len(outputs) for part in parts):
-        # The whole is repeated only to tell this from random outputs.
-        error = (task(with_tensors(inputs, [part[:half] for part in parts])) - outputs[:half]).abs().max()
-        if error > 0.02 * outputs.abs().max() and torch.equal(task(inputs), outputs):
-            yield (
-                "the output for a sample depends on the other samples of its batch, also in evaluation, so metrics "
-                "depend on data.batch_size; compute each sample by itself, or use BatchNorm, whose statistics are "
-                "fixed then"
-            )
-    has_classes = getattr(task, "kind", None) == "classification" and outputs.ndim == 2 and outputs.shape[1] > 1
-    if has_classes and outputs.min() >= 0 and torch.allclose(outputs.sum(1), torch.ones(()).to(outputs), atol=1e-3):
-        yield "its outputs are probabilities, while cross-entropy expects logits; remove the softmax"
+        cfg: Configuration.
+        num_ranks: Over which training divides a batch.
+        with_data: Whether the data are checked, too.
+        weights: Loads trained weights, with which predictions are compared with baselines.
 
-
-def run_one_batch(cfg: DictConfig, num_ranks: int) -> None:
-    """Train, validate and test one batch on one device, without loggers, checkpoints and progress bar.
+    Returns:
+        What ``callback.invariants`` and its probes found; nothing without that callback.
 
     Raises:
         ConfigError: A setting is wrong, or a metric that a callback monitors is not logged.
         FirstBatchError: The task, the model or the data failed.
     """
+    planned = cfg.trainer.copy()
     cfg.trainer.fast_dev_run = 1
     if num_ranks > 1:
         cfg.trainer.update(ONE_DEVICE)
@@ -154,6 +149,13 @@ def run_one_batch(cfg: DictConfig, num_ranks: int) -> None:
         data.batch_size //= num_ranks
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     callbacks[:] = [c for c in callbacks if not isinstance(c, ProgressBar) and not handles_signals([c])]
+    trials = []
+    for place, callback in enumerate(callbacks):
+        if type(callback) is Invariants:
+            options: Any = {"ignore": callback.ignore, "on_finding": callback.on_finding}
+            callbacks[place] = trial = Trial(with_data=with_data, weights=weights, **options)
+            trials.append(trial)
+            plan_training(trainer, planned)  # which the trial ends
     with explain_errors(trainer), broadcasting_refused():
         check_fold(cfg, trainer)
         with as_config_error():
@@ -162,6 +164,18 @@ def run_one_batch(cfg: DictConfig, num_ranks: int) -> None:
         trainer.fit(task, datamodule=data)
         if cfg.test and not skip_reason(data, task, "test"):
             trainer.test(task, datamodule=data, verbose=False)
+    return [finding for trial in trials for finding in trial.findings]
+
+
+def plan_training(trainer: L.Trainer, settings: DictConfig) -> None:
+    """Give a trainer of a trial the length of the training, which schedules depend on."""
+    steps, epochs = settings.get("max_steps"), settings.get("max_epochs")
+    if epochs is None:
+        epochs = 1000 if steps in (None, -1) else -1  # as Lightning does
+    trainer.fit_loop.max_epochs = epochs
+    trainer.fit_loop.epoch_loop.max_steps = -1 if steps is None else steps
+    limit = settings.get("limit_train_batches")
+    trainer.limit_train_batches = 1.0 if limit is None else limit
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from boltcutter.callback.plan import PlanCheck
 from boltcutter.callback.reseed import EvaluationSeeds
 from boltcutter.callback.trial_callback import trial_reporter
 from boltcutter.callback.weights import SameWeights
-from boltcutter.checks import learning
 from boltcutter.checks.monitors import MonitorCheck
+from boltcutter.checks.resources import ResourceNotes
 from boltcutter.config.compose import DictConfig
 from boltcutter.report.media_logging import MediaLogging
 from boltcutter.run.changes import SettingChanges
@@ -56,7 +56,7 @@ def in_order(
         PlanCheck(),
         MonitoredValues(),
         SameWeights(),
-        *learning.callbacks(cfg),
+        ResourceNotes(),
         *transport.callbacks(cfg),  # of several nodes
         *trial_reporter(cfg),  # of a search
         *extend.callbacks(cfg),  # of other distributions

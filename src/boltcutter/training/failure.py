@@ -21,7 +21,6 @@ from lightning.pytorch.callbacks import Callback
 
 from boltcutter.callback.checkpoint import MetricNotLoggedError
 from boltcutter.checks.first_batch import DEVICE_ASSERT, OUT_OF_RANGE, FirstBatchError, first_batch_message
-from boltcutter.checks.learning import NoGradientError
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.protocols import data_parallel
 
@@ -64,6 +63,12 @@ class RankLostError(RuntimeError):
 
 class IndexOutOfRangeError(RuntimeError):
     """An index on a GPU is out of range; this process cannot use the GPU any more."""
+
+    hide_traceback = True
+
+
+class NoGradientError(RuntimeError):
+    """The loss depends on no parameter, or gradients are needed where they are disabled."""
 
     hide_traceback = True
 

@@ -12,8 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from boltcutter.checks.learning import LearningCheck, NoGradientError
-from boltcutter.config.compose import DictConfig
+from boltcutter.diagnosis import Invariants
 
 
 class Module(L.LightningModule):
@@ -137,7 +136,7 @@ def fit(tmp_path: Path) -> Any:
     (tmp_path / "record.json").write_text("{}")
 
     def call(module: L.LightningModule, **options: Any) -> dict[str, Any]:
-        check = LearningCheck(DictConfig({"folder": str(tmp_path)}))
+        check = Invariants(folder=tmp_path)
         trainer = L.Trainer(
             **{"max_epochs": 3, "callbacks": [check], **options},
             accelerator="cpu",
@@ -160,28 +159,24 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-@pytest.mark.parametrize("kind", [OtherParameters, Detached])
-def test_training_stops_without_any_gradient(kind: type[Module], fit: Any) -> None:
-    with pytest.raises(NoGradientError, match=rf"no parameter of SGD gets a gradient: the loss of {kind.__name__}\."):
-        fit(kind())
-
-
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        (ReturnsNone, "training_step returned None for all 10 batches"),
+        (OtherParameters, "no parameter of SGD gets a gradient: the loss of OtherParameters."),
+        (Detached, "no parameter of SGD gets a gradient: the loss of Detached."),
+        (ReturnsNone, "training_step returned None for all 8 batches"),
         (NoOptimizer, "configure_optimizers returned None"),
-        (ZeroRate, "all learning rates were 0 in 10 steps"),
+        (ZeroRate, "all learning rates were 0 in 8 steps"),
         (ZeroSchedule, "all learning rates were 0 in 30 steps"),
-        (ConstantLoss, "the loss was 2.5 in all 10 batches"),
-        (ForgetsStep, "no optimizer has changed a parameter"),
+        (ConstantLoss, "all gradients were exactly 0"),
+        (ForgetsStep, "SGD has made no step"),
     ],
 )
 def test_a_run_that_trains_nothing_warns(
     kind: type[Module], text: str, fit: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fit(kind())["warning"].startswith(f"nothing is trained: {text}")
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "nothing-trained (certain): " in line]
     assert len(lines) == 1
     assert text in lines[0]
 
@@ -204,19 +199,7 @@ def test_a_run_that_trains_nothing_warns(
     ],
 )
 def test_unusual_runs_do_not_warn(kind: type[Module], options: dict[str, Any], fit: Any) -> None:
-    assert fit(kind(), **options) == {}
-
-
-def test_the_check_costs_nothing_after_the_first_steps(fit: Any, tmp_path: Path) -> None:
-    calls = []
-
-    class Counts(LearningCheck):
-        def on_train_batch_end(self, *args: Any) -> None:
-            calls.append(1)
-            super().on_train_batch_end(*args)
-
-    fit(Module(), callbacks=[Counts(DictConfig({"folder": str(tmp_path)}))])
-    assert len(calls) == 2
+    assert "warning" not in fit(kind(), **options)
 
 
 def test_the_record_says_it(script: Script, tmp_path: Path) -> None:
@@ -224,7 +207,7 @@ def test_the_record_says_it(script: Script, tmp_path: Path) -> None:
     done = script("train", *overrides, f"folder={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.startswith("warning: nothing is trained: all learning rates were 0")
+    assert line.startswith("warning: nothing-trained (certain): all learning rates were 0")
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert record["attempts"][0]["reason"].startswith("completed, but nothing is trained: all learning rates were 0")
     done = script("train", f"resume={tmp_path}/run", "trainer.max_epochs=2", "optimizer.lr=0.1")

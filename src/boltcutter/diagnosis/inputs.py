@@ -1,0 +1,139 @@
+"""Probes of shapes and inputs: what one pass of the user's step shows, and which inputs matter to the loss."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.loaders import digests
+from boltcutter.diagnosis.probe import seeded
+from boltcutter.diagnosis.targets import replaced
+from boltcutter.internals import tree_flatten
+
+MANY = 64  # values of a tensor, fewer of which may be equal by chance
+UNUSED = 0.25  # share of an input without influence
+
+
+def remarks(seen: Evidence, name: str) -> Lines:
+    """What was seen of the training step's shapes."""
+    probe = seen.probe
+    if probe is not None and "training_step" in probe.batches:
+        found = [remark for remark in probe.base("training_step").remarks if remark.check == name]
+        yield from (Line(remark.text) for remark in found[:1])
+
+
+@check("broadcasting", "certain", at="probe")
+def broadcasting(seen: Evidence) -> Lines:
+    """A prediction of shape (N, 1) and a target of shape (N,) are compared as N × N pairs."""
+    yield from remarks(seen, "broadcasting")
+
+
+@check("not-log", "certain", at="probe")
+def not_log(seen: Evidence) -> Lines:
+    """The first argument of kl_div, which must be log-probabilities, is above 0."""
+    yield from remarks(seen, "not-log")
+
+
+@check("channels-flattened", "certain", at="probe")
+def channels_flattened(seen: Evidence) -> Lines:
+    """Logits are flattened to rows while their classes are still dimension 1."""
+    yield from remarks(seen, "channels-flattened")
+
+
+@check("reshape-not-transpose", "likely", at="probe")
+def reshape_not_transpose(seen: Evidence) -> Lines:
+    """A reshape only exchanges the sizes of a tensor, so it mixes its rows."""
+    yield from remarks(seen, "reshape-not-transpose")
+
+
+@check("in-place", "certain", at="probe")
+def in_place(seen: Evidence) -> Lines:
+    """The samples of the dataset differ after a training step on a batch of them."""
+    probe, splits = seen.probe, seen.splits
+    loader = splits.train if splits else None
+    dataset = getattr(loader, "dataset", None)
+    before = digests(dataset, 128)
+    if (
+        probe is None
+        or loader is None
+        or before is None
+        or before != digests(dataset, 128)
+        or "training_step" not in probe.batches
+    ):
+        return  # random, or no dataset with indices
+    with seeded(0):
+        fresh = next(iter(loader))
+    trainer = probe.trainer
+    fresh = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(fresh))
+    originals = [t for t in tree_flatten(fresh)[0] if isinstance(t, Tensor)]
+    kept = [t.clone() for t in originals]
+    probe.run("training_step", fresh, training=True, copies=False, record=False)
+    changed = digests(dataset, 128) != before
+    for tensor, value in zip(originals, kept, strict=True):
+        tensor.copy_(value)  # which may be the samples themselves
+    if changed:
+        yield (
+            "training_step changes its batch in place, and with it the data, which are changed again in each epoch; "
+            "compute new tensors instead (x = x / 2, not x.div_(2))"
+        )
+
+
+def input_gradients(seen: Evidence) -> list[tuple[int, Tensor, Tensor]]:
+    """Of each floating-point part of the batch its index, value, and the gradient of the loss, where that is not 0."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches or not probe.module.automatic_optimization:
+        return []
+    leaves, _ = tree_flatten(probe.batches["training_step"])
+    count = probe.size("training_step")
+    parts = {
+        j: t.detach().clone().requires_grad_()
+        for j, t in enumerate(leaves)
+        if isinstance(t, Tensor) and t.is_floating_point() and t.ndim > 1 and len(t) == count
+    }
+    found: list[Tensor | None] = []
+
+    def differentiate(loss: Any) -> None:
+        if isinstance(loss, Tensor) and loss.grad_fn is not None:
+            found.extend(torch.autograd.grad(loss, [*parts.values()], allow_unused=True))
+
+    if parts:
+        batch = replaced(probe, "training_step", parts)
+        with suppress(RuntimeError):  # of a step that changes its inputs in place
+            probe.run("training_step", batch, training=True, record=False, then=differentiate)
+    gradients = zip(parts, found, strict=False)
+    return [(j, leaves[j], grad) for j, grad in gradients if grad is not None and bool(grad.any())]
+
+
+@check("constant-input", "certain", at="probe")
+def constant_input(seen: Evidence) -> Lines:
+    """All values of the inputs are equal, though the loss depends on them."""
+    assert seen.probe is not None
+    for j, value, _ in input_gradients(seen):
+        leaves, _ = tree_flatten(seen.probe.batches["training_step"])
+        wide = [t for t in leaves if isinstance(t, Tensor) and t.ndim > 1 and t.numel() > MANY]
+        # Beside data, a mask of ones is none.
+        if value.numel() > MANY and all(bool((t == t.flatten()[0]).all()) for t in wide):
+            yield (
+                f"all values of part {j} of the batch, {tuple(value.shape)}, are {float(value.flatten()[0]):g}; "
+                "correct how the data are read or scaled"
+            )
+
+
+@check("unused-input", "note", at="probe")
+def unused_input(seen: Evidence) -> Lines:
+    """A quarter of an input or more has no influence on the loss."""
+    for j, value, grad in input_gradients(seen):
+        used = grad.ne(0).flatten(1).any(0)
+        share = float((~used).float().mean())
+        if share >= UNUSED:
+            places = (~used).view(value.shape[1:]).nonzero()
+            ends = zip(places.min(0).values.tolist(), places.max(0).values.tolist(), strict=True)
+            yield (
+                f"{share:.0%} of part {j} of the batch, of shape {tuple(value.shape[1:])}, has no influence on the "
+                f"loss: [{', '.join(f'{low}–{high}' for low, high in ends)}]; is that meant?"
+            )

@@ -1,0 +1,112 @@
+"""Samples of the loaders of a run, read by index as its loaders read them: for probes and ``audit``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from boltcutter.data.sampler import Batch
+from boltcutter.diagnosis.probe import seeded
+from boltcutter.internals import tree_leaves
+from boltcutter.structure import inputs_of, targets_of
+
+MOST = 20_000  # samples of a split that are read
+SECONDS = 20.0  # for which a split is read
+CHUNK = 256  # samples that a dataset of batches is asked for together
+
+
+class Splits:
+    """The loaders of a run, and the samples that they read.
+
+    Args:
+        loaders: By the name of the split: ``train``, ``validation`` and ``test``, where there is one.
+    """
+
+    def __init__(self, loaders: Mapping[str, Any]) -> None:
+        self.loaders = {name: loader for name, loader in loaders.items() if loader is not None}
+        self._samples: dict[str, list[Any]] = {}
+
+    @property
+    def train(self) -> Any:
+        """The loader of training; None if there is none."""
+        return self.loaders.get("train")
+
+    def dataset(self, name: str) -> Any:
+        """The dataset of a split; None if there is none."""
+        return getattr(self.loaders.get(name), "dataset", None)
+
+    def samples(self, name: str) -> list[Any]:
+        """Samples of a split, evenly spread over it, with their transforms; empty if they cannot be read."""
+        if name not in self._samples:
+            with seeded(0):
+                self._samples[name] = [*read(self.loaders.get(name), MOST, SECONDS)]
+        return self._samples[name]
+
+    def table(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """Inputs (N, F) and targets (N,) of a split, in float64; None if samples are no such pairs."""
+        parts = [(inputs_of(sample), targets_of(sample)) for sample in self.samples(name)]
+        kinds = Tensor | np.ndarray | np.generic | int | float
+        if not parts or not all(isinstance(part, kinds) for pair in parts for part in pair):
+            return None
+        x, y = ([torch.as_tensor(pair[i]) for pair in parts] for i in range(2))
+        is_numeric = x[0].is_floating_point() or x[0].dtype == torch.uint8  # pixels; other integers are tokens
+        if any(v.shape != x[0].shape for v in x) or any(v.numel() != 1 for v in y) or not is_numeric:
+            return None
+        return torch.stack(x).flatten(1).double(), torch.stack([v.reshape(()) for v in y])
+
+
+def read(loader: Any, most: int, seconds: float) -> Iterator[Any]:
+    """Samples of a loader, evenly spread."""
+    dataset = getattr(loader, "dataset", None)
+    if dataset is None:
+        return
+    end = monotonic() + seconds
+    if isinstance(dataset, IterableDataset):
+        yield from islice(iter(dataset), most)
+        return
+    is_of_batches = getattr(loader, "batch_size", 1) is None and getattr(loader, "batch_sampler", None) is None
+    if is_of_batches or not hasattr(dataset, "__len__"):
+        return
+    indices = range(0, len(dataset), max(1, -(-len(dataset) // most)))
+    for start in range(0, len(indices), CHUNK):
+        if monotonic() > end:
+            return
+        yield from items(dataset, indices[start : start + CHUNK])
+
+
+def items(dataset: Any, indices: range) -> Iterator[Any]:
+    """Samples of a dataset, also of one that is only fetched a batch at a time."""
+    if hasattr(type(dataset), "__getitem__"):
+        yield from (dataset[i] for i in indices)
+    else:
+        batch = dataset.__getitems__(Batch([*indices]))
+        yield from zip(*batch, strict=True) if isinstance(batch, tuple) else batch
+
+
+def digest(sample: Any) -> bytes:
+    """Hash of the tensors, arrays and numbers of a sample."""
+    found = hashlib.blake2b(digest_size=8)
+    for leaf in [sample] if isinstance(sample, Tensor) else tree_leaves(sample):
+        if isinstance(leaf, Tensor):
+            leaf = leaf.detach().cpu().contiguous()
+            leaf = leaf.float() if leaf.dtype == torch.bfloat16 else leaf
+            found.update(leaf.numpy().tobytes())
+        else:
+            found.update(leaf.tobytes() if isinstance(leaf, np.ndarray) else repr(leaf).encode())
+    return found.digest()
+
+
+def digests(dataset: Any, count: int) -> list[bytes] | None:
+    """Hashes of the first samples; None if they cannot be read by index."""
+    if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        return None
+    with seeded(0):
+        return [digest(sample) for sample in items(dataset, range(min(count, len(dataset))))]

@@ -1,0 +1,318 @@
+"""Repeat the user's own steps on altered batches, for ``check --batch`` and ``audit``, never in a training.
+
+``training_step`` and ``validation_step`` are called as they are. Then some samples, labels or positions of the batch
+are replaced, and what the steps computed is compared. Weights, buffers, attributes, gradients, metrics, random states
+and modes are restored after each pass, and optimizers and schedulers make no step.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from time import monotonic
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torchmetrics import Metric
+
+from boltcutter.diagnosis.calls import Call, LossCalls, Remark
+from boltcutter.diagnosis.evidence import tensors_of
+from boltcutter.internals import tree_flatten, tree_unflatten
+
+MOST_PASSES = 40
+MOST_BYTES = 1 << 30  # of tensors that are kept of a pass
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+STEPS = ("training_step", "validation_step")
+
+
+class BudgetError(RuntimeError):
+    """All passes of a batch are used up, or the time is."""
+
+
+class Trace:
+    """What one pass of a step computed.
+
+    Attributes:
+        tensors: Inputs and outputs of each layer, in their order, with a name.
+        inputs: Shape of the first input of each layer.
+        with_grad: Whether gradients were enabled in a layer.
+        is_packed: Whether a layer got a ``PackedSequence``, in which the samples are sorted by length.
+        calls: Of loss functions.
+        remarks: On reshapes and shapes.
+        output: Of the step.
+        logged: Values that were logged.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[tuple[str, Tensor]] = []
+        self.inputs: dict[str, tuple[int, ...]] = {}
+        self.size = 0  # of these tensors, in bytes
+        self.with_grad = self.is_packed = False
+        self.calls: list[Call] = []
+        self.remarks: list[Remark] = []
+        self.output: Any = None
+        self.logged: dict[str, Any] = {}
+
+
+class Probe:
+    """Runs steps of a module on altered batches.
+
+    Args:
+        trainer: Which is about to train the first batch.
+        module: That it trains.
+        batch: First batch of training, on the device.
+        held: First batch of validation; None if there is none.
+        seconds: Time that passes may take together.
+    """
+
+    def __init__(
+        self, trainer: L.Trainer, module: L.LightningModule, batch: Any, held: Any, seconds: float = 30.0
+    ) -> None:
+        self.trainer, self.module = trainer, module
+        self.modes = {part: part.training for part in module.modules()}
+        batches = {"training_step": batch, "validation_step": held}
+        self.batches = {
+            kind: data for kind, data in batches.items() if data is not None and is_overridden(kind, module)
+        }
+        self.passes, self.most, self.end = 0, MOST_PASSES, monotonic() + seconds
+        self._base: dict[tuple[str, bool], Trace] = {}
+        self._repeated: dict[int, Trace] = {}
+
+    @property
+    def evaluated(self) -> str:
+        """The step in which samples should not depend on each other: that of validation, if there is one."""
+        return "validation_step" if "validation_step" in self.batches else "training_step"
+
+    def size(self, kind: str) -> int:
+        """Number of samples of a batch; 0 if it has no tensors."""
+        return next((len(t) for t in tensors_of(self.batches[kind]) if t.ndim), 0)
+
+    def base(self, kind: str, *, training: bool | None = None) -> Trace:
+        """The step on its own batch, in its own mode, or in that which is given."""
+        training = kind == "training_step" if training is None else training
+        if (kind, training) not in self._base:
+            self._base[kind, training] = self.run(kind, self.batches[kind], training=training)
+        return self._base[kind, training]
+
+    def forget(self) -> None:
+        """Release what layers computed; the calls of loss functions are kept."""
+        self._repeated.clear()
+        for trace in self._base.values():
+            trace.tensors.clear()
+
+    def repeated(self, seed: int) -> Trace:
+        """The step of ``evaluated`` once more, in evaluation mode, with the random numbers of a seed."""
+        if seed not in self._repeated:
+            self._repeated[seed] = self.run(self.evaluated, self.batches[self.evaluated], training=False, seed=seed)
+        return self._repeated[seed]
+
+    def run(
+        self,
+        kind: str,
+        batch: Any,
+        *,
+        training: bool,
+        seed: int = 0,
+        copies: bool = True,
+        record: bool = True,
+        then: Callable[[Any], None] | None = None,
+    ) -> Trace:
+        """Call a step, and restore all that it changes.
+
+        Args:
+            kind: ``training_step`` or ``validation_step``.
+            batch: Its batch.
+            training: Whether the layers are in their mode of training; otherwise all are in evaluation mode.
+            seed: Of random numbers that are drawn.
+            copies: Whether it gets a copy of the batch, so that it cannot change the data.
+            record: Whether what layers get and return is kept.
+            then: Called with the loss, before all is restored.
+
+        Raises:
+            BudgetError: There were too many passes, or they took too long.
+        """
+        if self.passes >= self.most or monotonic() > self.end:
+            raise BudgetError(f"{self.passes} passes of a batch, of at most {self.most}, have used up the time")
+        self.passes += 1
+        module, trace = self.module, Trace()
+        if copies:
+            batch = altered(batch, lambda t: t if t.requires_grad else t.detach().clone())
+        step = getattr(module, kind)
+        indices = [0] if is_param_in_hook_signature(step, "batch_idx", min_args=2) else []
+        indices += [0] if indices and is_param_in_hook_signature(step, "dataloader_idx", explicit=True) else []
+        context = "train_step_context" if kind == "training_step" else "val_step_context"
+        calls = LossCalls(tensors_of(batch), [p for p in module.parameters() if p.requires_grad])
+        with ExitStack() as stack:
+            stack.enter_context(kept(module))
+            stack.enter_context(without_effects(self.trainer, module, trace))
+            stack.enter_context(seeded(seed))
+            for part, mode in self.modes.items():
+                part.training = mode and training
+            for name, part in module.named_modules() if record else ():
+                if part is not module and not isinstance(part, Metric | torch.jit.ScriptModule):
+                    stack.callback(part.register_forward_hook(Recorder(name, trace)).remove)
+            stack.enter_context(torch.enable_grad() if kind == "training_step" else torch.no_grad())
+            stack.enter_context(getattr(self.trainer.precision_plugin, context)())
+            with calls:
+                trace.output = step(batch, *indices)
+            if then is not None:
+                then(trace.output.get("loss") if isinstance(trace.output, dict) else trace.output)
+        trace.calls, trace.remarks = calls.calls, calls.remarks
+        return trace
+
+
+class Recorder:
+    """A forward hook that keeps what a layer gets and returns."""
+
+    def __init__(self, name: str, trace: Trace) -> None:
+        self.name, self.trace = name, trace
+
+    def __call__(self, part: nn.Module, inputs: Any, output: Any) -> None:
+        """Keep the tensors."""
+        trace = self.trace
+        trace.with_grad |= torch.is_grad_enabled()
+        trace.is_packed |= any(isinstance(each, PackedSequence) for each in inputs)
+        given = tensors_of(inputs)
+        if given:
+            trace.inputs.setdefault(self.name, tuple(given[0].shape))
+        found = [(f"the input of {self.name}", t.detach()) for t in given]
+        found += [(f"the output of {self.name}", t.detach()) for t in tensors_of(output)]
+        if trace.size < MOST_BYTES:
+            trace.tensors += found
+            trace.size += sum(t.nbytes for _, t in found)
+
+
+# What a pass may change, and what is restored
+
+
+@contextmanager
+def kept(module: L.LightningModule) -> Iterator[None]:
+    """Restore weights, buffers, gradients, modes, and attributes of all layers: counters, lists, states of metrics."""
+    parts = [*module.modules()]
+    attributes = [(part, {k: v for k, v in vars(part).items() if k not in ("_modules", "_trainer")}) for part in parts]
+    held = [value for _, values in attributes for value in values.values()]
+    contents = [(v, copy.copy(v)) for v in held if isinstance(v, list | dict | set | deque)]
+    found = [*module.parameters(), *module.buffers(), *tensors_of([*held, *(inner for _, inner in contents)])]
+    tensors = {id(t): (t, t.detach().clone()) for t in found}
+    gradients = [(p, p.grad, None if p.grad is None else p.grad.clone(), p.requires_grad) for p in module.parameters()]
+    drawing = [(v, generator_state(v)) for v in held if isinstance(v, GENERATORS)]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for part, values in attributes:
+                for key in vars(part).keys() - values.keys() - {"_modules", "_trainer"}:
+                    del vars(part)[key]
+                vars(part).update(values)
+            for container, content in contents:
+                container.clear()
+                (container.extend if isinstance(container, list | deque) else container.update)(content)
+            for tensor, value in tensors.values():
+                if tensor.shape == value.shape and not torch.equal(tensor, value):
+                    tensor.copy_(value)
+            for p, grad, kept_grad, requires_grad in gradients:
+                p.grad = grad if grad is None or kept_grad is None else grad.copy_(kept_grad)
+                p.requires_grad_(requires_grad)
+        for generator, state in drawing:
+            set_generator_state(generator, state)
+
+
+@contextmanager
+def without_effects(trainer: L.Trainer, module: L.LightningModule, trace: Trace) -> Iterator[None]:
+    """Nothing is logged but to the trace, and neither optimizers nor schedulers make a step."""
+
+    def log(name: str, value: Any, *args: Any, **options: Any) -> None:
+        trace.logged[name] = value.detach().clone() if isinstance(value, Tensor) else value
+
+    def log_dict(values: Any, *args: Any, **options: Any) -> None:
+        trace.logged.update(values)
+
+    def no_step(closure: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return closure() if callable(closure) else None
+
+    optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer in trainer.optimizers]
+    steppers = [*optimizers, *(config.scheduler for config in trainer.lr_scheduler_configs)]
+    new = [(module, "log", log), (module, "log_dict", log_dict), *((each, "step", no_step) for each in steppers)]
+    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in new]
+    for owner, name, function in new:
+        vars(owner)[name] = function
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            vars(owner).pop(name, None)
+            if value is not None:
+                vars(owner)[name] = value
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw the numbers of a seed, and restore the global random states."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+def generator_state(generator: Any) -> Any:
+    """The state of a random generator."""
+    if isinstance(generator, np.random.Generator):
+        return copy.deepcopy(generator.bit_generator.state)
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Set the state of a random generator."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        (generator.setstate if isinstance(generator, random.Random) else generator.set_state)(state)
+
+
+# Batches and comparisons
+
+
+def altered(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The batch with other tensors."""
+    leaves, structure = tree_flatten(batch)
+    return tree_unflatten([change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
+
+
+def take(batch: Any, rows: Tensor) -> Any:
+    """Other rows of all tensors that have one for each sample."""
+    return altered(batch, lambda t: t[rows.to(t.device)] if t.ndim and len(t) == len(rows) else t)
+
+
+def is_close(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal but for rounding."""
+    if a.shape != b.shape or not a.is_floating_point():
+        return a.shape == b.shape and torch.equal(a, b)
+    return torch.allclose(a.float(), b.float(), rtol=0, atol=tolerance(a), equal_nan=True)
+
+
+def rows_that_differ(a: Tensor, b: Tensor) -> Tensor:
+    """Which rows of two tensors of equal shape differ, shape (R,)."""
+    if not a.is_floating_point():
+        return (a != b).flatten(1).any(1)
+    return ((a - b).abs() > tolerance(a)).flatten(1).any(1)
+
+
+def tolerance(a: Tensor) -> float:
+    """How much a value may differ by rounding, relative to the largest."""
+    relative = 2e-2 if a.dtype in (torch.bfloat16, torch.float16) else 1e-4
+    return relative * (float(a.abs().nan_to_num().max()) if a.numel() else 0.0) + 1e-12

@@ -1,0 +1,134 @@
+"""Probes of samples: whether their results depend on other samples, or on their place in the batch, in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.probe import Probe, Trace, is_close, take
+
+FEWEST = 4  # samples of a batch
+SEQUENTIAL = (nn.MultiheadAttention, nn.RNNBase, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
+def layouts(t: Tensor, count: int) -> Iterator[Tensor]:
+    """The tensor with the samples as dimension 0, in each way in which they may be arranged."""
+    for d in range(min(t.ndim, 3)):
+        if t.shape[d] == count:
+            yield t.movedim(d, 0)
+    if t.ndim and len(t) > count and len(t) % count == 0:
+        yield t.reshape(count, -1)
+        yield t.reshape(-1, count, *t.shape[1:]).movedim(1, 0)
+
+
+def are_kept(a: Tensor, b: Tensor, keep: slice, count: int) -> bool:
+    """Whether the rows of some samples are the same in some layout; True if there are no samples in it."""
+    pairs = [*zip(layouts(a, count), layouts(b, count), strict=True)]
+    return not pairs or any(is_close(x[keep], y[keep]) for x, y in pairs)
+
+
+def are_reversed(a: Tensor, b: Tensor, count: int) -> bool:
+    """Whether the rows are in reverse order in some layout; True if there are no samples in it."""
+    pairs = [*zip(layouts(a, count), layouts(b, count), strict=True)]
+    return not pairs or any(is_close(x, y.flip(0)) for x, y in pairs)
+
+
+def is_comparable(probe: Probe) -> bool:
+    """Whether a pass of evaluation can be repeated, and fits no weights, as MAML does within validation."""
+    base, again = probe.base(probe.evaluated, training=False), probe.repeated(seed=0)
+    same = all(is_close(a, b) for (_, a), (_, b) in zip(base.tensors, again.tensors, strict=False))
+    return same and not base.is_packed and not (probe.evaluated == "validation_step" and base.with_grad)
+
+
+def halves(probe: Probe) -> Iterator[tuple[slice, Trace]]:
+    """Passes of evaluation with one half of the samples, while the others are copies of one of these."""
+    kind = probe.evaluated
+    count = probe.size(kind)
+    half = count // 2
+    for keep, donor in ((slice(0, half), 0), (slice(half, count), count - 1)):
+        rows = torch.full((count,), donor)
+        rows[keep] = torch.arange(count)[keep]
+        yield keep, probe.run(kind, take(probe.batches[kind], rows), training=False)
+
+
+@check("mixing", "likely", at="probe")
+def mixing(seen: Evidence) -> Lines:
+    """In evaluation, results of kept samples change if the others become copies of one of them; so for both halves."""
+    probe = seen.probe
+    if probe is None or (count := probe.size(probe.evaluated)) < FEWEST or not is_comparable(probe):
+        return
+    base = probe.base(probe.evaluated, training=False)
+    for keep, other in halves(probe):
+        if [(n, t.shape) for n, t in other.tensors] != [(n, t.shape) for n, t in base.tensors]:
+            return  # the samples decide what is computed
+        for (name, a), (_, b) in zip(base.tensors, other.tensors, strict=True):
+            if not are_kept(a, b, keep, count):
+                yield _mixing_line(probe, name, base, count)
+                return
+        for x, y in zip(base.calls, other.calls, strict=False):
+            same_shapes = x.prediction.shape == y.prediction.shape and x.target.shape == y.target.shape
+            if not same_shapes or are_kept(x.prediction, y.prediction, keep, count) or not x.target.ndim:
+                continue
+            if not is_close(x.target, y.target) and are_kept(x.target, y.target, keep, count):
+                # By no layer, so rather by the loss, as of prototypes that are means of other samples.
+                yield Line(f"what {x.name} gets for a sample depends on the other samples of its batch", "note")
+
+
+def _mixing_line(probe: Probe, name: str, base: Trace, count: int) -> Line:
+    layer = name.removeprefix("the input of ").removeprefix("the output of ")
+    parts = layer.split(".")
+    path = [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
+    modules = dict(probe.module.named_modules())
+    inside = any(isinstance(modules.get(n), SEQUENTIAL) for n in path)
+    shapes = [base.inputs.get(n) for n in path]
+    # A dimension of size 1 beside the samples was added by hand: they are meant to be a sequence.
+    meant = any(shape and len(shape) == 3 and 1 in shape[:2] and count in shape[:2] for shape in shapes)
+    remedy = "remove statistics, softmax or reshapes over the batch"
+    if getattr(modules.get(layer), "batch_first", None) is False:
+        remedy = "set batch_first=True, as its input begins with the samples"
+    return Line(
+        "the result for a sample depends on the other samples of its batch, in evaluation mode too, first in "
+        f"{name}, so metrics depend on the batch size; {remedy}",
+        "note" if inside and meant else None,
+    )
+
+
+@check("position", "likely", at="probe")
+def position(seen: Evidence) -> Lines:
+    """In evaluation, reversing the order of the samples does not reverse that of the results."""
+    probe = seen.probe
+    if probe is None or (count := probe.size(probe.evaluated)) < FEWEST or not is_comparable(probe):
+        return
+    kind, module = probe.evaluated, probe.module
+    base = probe.base(kind, training=False)
+    known = {id(t) for t in (*module.parameters(), *module.buffers())}
+    states = [v for part in module.modules() for v in vars(part).values() if isinstance(v, Tensor)]
+    if any(id(v) not in known and count in v.shape for v in states):
+        return  # a state for each place in the batch, as of a recurrent network, is meant to stay there
+    other_seed = probe.repeated(seed=1)
+    flipped = probe.run(kind, take(probe.batches[kind], torch.arange(count).flip(0)), training=False)
+    names = [name for name, _ in base.tensors]
+    if names != [name for name, _ in flipped.tensors] or names != [name for name, _ in other_seed.tensors]:
+        return
+    for (name, a), (_, b), (_, c) in zip(base.tensors, flipped.tensors, other_seed.tensors, strict=True):
+        if a.shape == b.shape and is_close(a, c) and not is_close(a, b) and not are_reversed(a, b, count):
+            yield (
+                f"the result for a sample depends on its place in the batch, first in {name}, of shape "
+                f"{tuple(a.shape)} with {count} samples; add positions along time, not along the batch"
+            )
+            return
+
+
+@check("random-validation", "note", at="probe")
+def random_validation(seen: Evidence) -> Lines:
+    """In validation, results depend on random numbers."""
+    probe = seen.probe
+    if probe is None or "validation_step" not in probe.batches:
+        return
+    base, other = probe.base("validation_step"), probe.repeated(seed=1)
+    if any(not is_close(a, b) for (_, a), (_, b) in zip(base.tensors, other.tensors, strict=False)):
+        yield "validation_step draws random numbers, so its metrics vary; compare means of several validations"

@@ -1,0 +1,264 @@
+"""Checks of the data of a run, by samples of its splits after their transforms: for ``audit``."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, Subset
+
+from boltcutter.diagnosis.checks import Line, Lines, check, some
+from boltcutter.diagnosis.evidence import Evidence, tensors_of
+from boltcutter.diagnosis.loaders import Splits, digest, items
+from boltcutter.diagnosis.probe import seeded
+from boltcutter.internals import tree_leaves
+from boltcutter.structure import inputs_of
+
+WIDE = 32  # values of a sample, fewer of which may be equal by chance
+PAIRS = (("train", "validation"), ("train", "test"), ("validation", "test"))
+SAME = 0.999999  # correlation
+IGNORED = -100  # a label without a loss
+
+
+def first_leaf(sample: Any) -> Tensor | None:
+    """The first tensor of a sample's inputs; None if they are something else."""
+    leaf = next(iter(tree_leaves(inputs_of(sample))), None)
+    return torch.as_tensor(leaf) if isinstance(leaf, Tensor | np.ndarray) else None
+
+
+def keys_of(splits: Splits, name: str) -> list[tuple[bytes, int]]:
+    """Hash of the inputs of each sample, and its size; without constant ones, such as empty tiles of a picture."""
+    found = []
+    for sample in splits.samples(name):
+        leaf = first_leaf(sample)
+        if leaf is not None and leaf.numel() >= 4 and not bool((leaf == leaf.flatten()[0]).all()):
+            found.append((digest(inputs_of(sample)), leaf.numel()))
+    return found
+
+
+@check("overlap", "likely", at="data")
+def overlap(seen: Evidence) -> Lines:
+    """Samples are in two splits, by index, or as copies where copies within training are rare."""
+    splits = seen.splits
+    if splits is None:
+        return
+    for first, second in PAIRS:
+        a, b = splits.dataset(first), splits.dataset(second)
+        if a is None or b is None:
+            continue
+        if isinstance(a, Subset) and isinstance(b, Subset) and a.dataset is b.dataset:
+            common = {int(i) for i in a.indices} & {int(i) for i in b.indices}
+            if common:
+                yield Line(
+                    f"{len(common)} of {len(b)} {second} samples are also {first} samples, by index; split once, "
+                    "before any shuffle",
+                    "certain",
+                    subject=second,
+                )
+                continue
+        one, other = keys_of(splits, first), keys_of(splits, second)
+        if not one or not other:
+            continue
+        counts: dict[bytes, int] = {}
+        for key, _ in one:
+            counts[key] = counts.get(key, 0) + 1
+        own = sum(n for n in counts.values() if n > 1) / len(one)
+        shared = sum(key in counts for key, _ in other) / len(other)
+        is_wide = other[0][1] >= WIDE
+        if own < 0.5 and shared > 0.01 and (shared > 3 * own or (is_wide and shared > 0.05)):
+            yield Line(
+                f"{shared:.1%} of the {second} samples are exact copies of {first} samples, of which only {own:.1%} "
+                "are copies of one another; split before shuffling or copying",
+                subject=second,
+            )
+
+
+@check("group-overlap", "likely", at="data")
+def group_overlap(seen: Evidence) -> Lines:
+    """A group, such as a patient, has samples in two splits, where datasets have an attribute ``groups``."""
+    splits = seen.splits
+    for first, second in PAIRS if splits else ():
+        one, other = (_groups(splits.dataset(name)) for name in (first, second))  # type: ignore[union-attr]
+        if one and other and (common := sorted(map(str, one & other))):
+            yield Line(f"groups {some(common)} have samples in {first} and {second}; split by group", subject=second)
+
+
+def _groups(dataset: Any) -> set[Any]:
+    if isinstance(dataset, Subset):
+        whole = getattr(dataset.dataset, "groups", None)
+        return {_plain(whole[i]) for i in dataset.indices} if whole is not None else set()
+    found = getattr(dataset, "groups", None)
+    return {_plain(group) for group in found} if found is not None and not callable(found) else set()
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+@check("duplicates", "note", at="data")
+def duplicates(seen: Evidence) -> Lines:
+    """Over 1% of the training samples are copies of another one."""
+    found = [key for key, _ in keys_of(seen.splits, "train")] if seen.splits else []
+    if found and (share := 1 - len(set(found)) / len(found)) > 0.01:
+        yield f"{share:.1%} of {len(found)} training samples are copies of another one"
+
+
+@check("shared-augmentation", "note", at="data")
+def shared_augmentation(seen: Evidence) -> Lines:
+    """Validation and training are parts of one dataset, whose samples are random."""
+    splits = seen.splits
+    a, b = (splits.dataset("train"), splits.dataset("validation")) if splits else (None, None)
+    if isinstance(a, Subset) and isinstance(b, Subset) and a.dataset is b.dataset and len(b):
+        found = set()
+        for seed in (1, 2):
+            with seeded(seed):
+                found.add(digest(b[0]))
+        if len(found) > 1:
+            yield (
+                "both splits are parts of one dataset whose samples are random, so validation is augmented as training "
+                "is; give each split a dataset with its own transform"
+            )
+
+
+@check("worker-generator", "certain", at="data")
+def worker_generator(seen: Evidence) -> Lines:
+    """Copies of the dataset, as of two workers, draw the same numbers, however torch is seeded."""
+    loader = seen.splits.train if seen.splits else None
+    dataset = getattr(loader, "dataset", None)
+    is_seeded = not getattr(loader, "num_workers", 0) or getattr(loader, "worker_init_fn", None) is not None
+    if dataset is None or is_seeded or isinstance(dataset, IterableDataset) or not len(dataset):
+        return
+    one, other = copy.deepcopy(dataset), copy.deepcopy(dataset)
+    with seeded(1):
+        first = [digest(sample) for _ in range(2) for sample in items(one, range(1))]
+    with seeded(2):
+        second = [digest(sample) for _ in range(2) for sample in items(other, range(1))]
+    if first == second and first[0] != first[1]:
+        yield (
+            "the dataset has a random generator of its own, which is copied to all "
+            f"{loader.num_workers} workers, and again in each epoch: all draw the same numbers; use torch's or NumPy's "  # type: ignore[union-attr]
+            "global generator, or seed it in worker_init_fn"
+        )
+
+
+@check("target-column", "likely", at="data")
+def target_column(seen: Evidence) -> Lines:
+    """The correlation of an input with a continuous target is 1."""
+    table = seen.splits.table("train") if seen.splits else None
+    if table is None:
+        return
+    x, y = table
+    if x.shape[1] > 2000 or len(y) < 100 or not y.is_floating_point() or len(torch.unique(y)) < 10:
+        return
+    x, y = x - x.mean(0), y.double() - y.double().mean()
+    correlation = ((x * y[:, None]).sum(0) / (x.norm(dim=0) * y.norm() + 1e-12)).abs()
+    best = int(correlation.nan_to_num().argmax())
+    if float(correlation[best]) > SAME:
+        yield f"column {best} of the inputs is the target (correlation 1.000000); leave it out"
+
+
+@check("nonfinite-data", "likely", at="data")
+def nonfinite_data(seen: Evidence) -> Lines:
+    """Samples have NaN or Inf in them, and so has the loss of a training step on these."""
+    for name in seen.splits.loaders if seen.splits else ():
+        samples = seen.splits.samples(name)  # type: ignore[union-attr]
+        bad = [sample for sample in samples if any(bool((~t.isfinite()).any()) for t in floating(sample))]
+        if bad:
+            yield Line(
+                f"{len(bad)} of {len(samples)} {name} samples have values that are NaN or Inf; replace or remove them",
+                None if _spoils_loss(seen, bad) else "note",  # marks of missing values, which the module knows
+                subject=name,
+            )
+
+
+def _spoils_loss(seen: Evidence, samples: list[Any]) -> bool:
+    collate = getattr(seen.splits and seen.splits.train, "collate_fn", None)
+    if seen.probe is None or collate is None or "training_step" not in seen.probe.batches:
+        return False
+    strategy = seen.probe.trainer.strategy
+    batch = strategy.batch_to_device(collate([samples[i % len(samples)] for i in range(8)]))
+    output = seen.probe.run("training_step", batch, training=True, record=False).output
+    loss = output.get("loss") if isinstance(output, dict) else output
+    return isinstance(loss, Tensor) and not bool(loss.isfinite().all())
+
+
+def floating(sample: Any) -> list[Tensor]:
+    """The floating-point tensors and arrays of a sample."""
+    found = [torch.as_tensor(leaf) for leaf in tree_leaves(sample) if isinstance(leaf, Tensor | np.ndarray | float)]
+    return [t for t in found if t.is_floating_point()]
+
+
+@check("constant-column", "note", at="data")
+def constant_column(seen: Evidence) -> Lines:
+    """A column of a table has one value only."""
+    table = seen.splits.table("train") if seen.splits else None
+    if table is not None and len(table[0]) >= 20:
+        same = (table[0] == table[0][:1]).all(0).nonzero().flatten().tolist()
+        if same:
+            yield f"{len(same)} of {table[0].shape[1]} inputs have one value in training: {some([*map(str, same)])}"
+
+
+def class_count(seen: Evidence) -> int | None:
+    """The number of classes of the model, if cross-entropy gets the labels of the batch as they are."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches:
+        return None
+    labels = tensors_of(probe.batches["training_step"])
+    for call in probe.base("training_step").calls:
+        is_plain = call.name in ("cross_entropy", "nll_loss") and call.target.ndim == 1 and call.prediction.ndim == 2
+        if is_plain and any(t.shape == call.target.shape and torch.equal(t, call.target) for t in labels):
+            return call.prediction.shape[1]
+    return None
+
+
+def labels_of(seen: Evidence) -> dict[str, Tensor]:
+    """Labels of the samples of each split, if they are integers."""
+    tables = {name: seen.splits.table(name) for name in seen.splits.loaders} if seen.splits else {}
+    return {name: table[1] for name, table in tables.items() if table and not table[1].is_floating_point()}
+
+
+@check("label-range", "certain", at="data")
+def label_range(seen: Evidence) -> Lines:
+    """A label of a split is no class of the model, which gets labels as they are."""
+    if (count := class_count(seen)) is None:
+        return
+    for name, labels in labels_of(seen).items():
+        outside = torch.unique(labels[(labels >= count) | ((labels < 0) & (labels != IGNORED))]).tolist()
+        if outside:
+            yield Line(
+                f"{name} has labels {some([*map(str, outside)])}, but the model has {count} classes, 0 to {count - 1}; "
+                "correct num_classes or the labels",
+                subject=name,
+            )
+
+
+@check("unseen-labels", "likely", at="data")
+def unseen_labels(seen: Evidence) -> Lines:
+    """Over 1% of the samples of validation or test have a class of the model that no training sample has."""
+    count, labels = class_count(seen), labels_of(seen)
+    train = labels.pop("train", None)
+    if count is None or train is None or len(train) < 8 * count:
+        return
+    for name, held in labels.items():
+        unseen = ~torch.isin(held, train) & (held >= 0) & (held < count)
+        share = float(unseen.double().mean())
+        if share > 0.01:
+            classes = some([*map(str, torch.unique(held[unseen]).tolist())])
+            yield Line(
+                f"{share:.1%} of the {name} samples have classes that no training sample has ({classes}); "
+                "shuffle before splitting, or split by class",
+                subject=name,
+            )
+
+
+@check("split-scale", "likely", at="data")
+def split_scale(seen: Evidence) -> Lines:
+    """The deviation of the inputs differs tenfold between training and test."""
+    tables = [seen.splits.table(name) for name in ("train", "test")] if seen.splits else []
+    if len(tables) == 2 and tables[0] is not None and tables[1] is not None:
+        one, other = (float(table[0].std()) for table in tables if table is not None)
+        if one > 0 and other > 0 and not 0.1 < other / one < 10:
+            yield f"inputs of test have deviation {other:.3g}, those of training {one:.3g}; apply the same scaling"

@@ -1,0 +1,174 @@
+"""Probes of targets: whether they are in the order of the predictions, and whether predictions depend on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from boltcutter.diagnosis.calls import Call
+from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.probe import STEPS, Probe, is_close, rows_that_differ, take
+from boltcutter.internals import tree_flatten, tree_unflatten
+
+FEWEST = 8  # samples of a batch
+INTEGERS = (torch.int64, torch.int32)
+
+
+def steps_with_losses(seen: Evidence) -> Iterator[tuple[Probe, str, int]]:
+    """Probe, step and number of samples, of each step that calls a loss function for enough samples."""
+    for kind in STEPS:
+        probe = seen.probe
+        if probe is None or kind not in probe.batches or (count := probe.size(kind)) < FEWEST:
+            continue
+        if probe.base(kind).calls:
+            yield probe, kind, count
+
+
+def same_shapes(a: Call, b: Call) -> bool:
+    """Whether two calls have the same shapes."""
+    return a.prediction.shape == b.prediction.shape and a.target.shape == b.target.shape
+
+
+def changes(a: Call, b: Call) -> tuple[Tensor, Tensor] | None:
+    """Which rows of predictions and of targets differ between two calls; None if they cannot be compared."""
+    if not same_shapes(a, b) or (one := a.rows()) is None or (other := b.rows()) is None or len(one[0]) != len(one[1]):
+        return None
+    return rows_that_differ(one[0], other[0]), rows_that_differ(one[1], other[1])
+
+
+@check("misaligned", "certain", at="probe")
+def misaligned(seen: Evidence) -> Lines:
+    """If half of the samples are replaced, over 20% of changed targets lie beside kept predictions, and the reverse."""
+    for probe, kind, count in steps_with_losses(seen):
+        base = probe.base(kind)
+        found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in base.calls]
+        half = count // 2
+        for shift in (0, 1, 3):  # one replacement may have the same label
+            rows = torch.arange(count)
+            rows[:half] = torch.arange(half).roll(shift) + half
+            other = probe.run(kind, take(probe.batches[kind], rows), training=kind == "training_step", record=False)
+            for each, a, b in zip(found, base.calls, other.calls, strict=False):
+                if (pair := changes(a, b)) is not None:
+                    each.append(pair)
+        for call, pairs in zip(base.calls, found, strict=True):
+            if not pairs:
+                continue
+            in_p, in_t = (torch.stack(part).any(0) for part in zip(*pairs, strict=True))
+            only_t, only_p = int((in_t & ~in_p).sum()), int((in_p & ~in_t).sum())
+            enough = min(int(in_p.sum()), int(in_t.sum())) >= 4 and only_p >= 3
+            if enough and only_t > 0.2 * float(in_t.sum()) and only_p > 0.2 * float(in_p.sum()):
+                yield (
+                    f"{only_t / int(in_t.sum()):.0%} of the targets of {call.name} in {kind} belong to other samples "
+                    f"than the predictions beside them ({tuple(call.prediction.shape)} and "
+                    f"{tuple(call.target.shape)}); shuffle, flatten or transpose both alike"
+                )
+                return
+
+
+@check("label-leak", "certain", at="probe")
+def label_leak(seen: Evidence) -> Lines:
+    """If the label of one sample is changed, its own prediction changes, at each place that is tried."""
+    for probe, kind, count in steps_with_losses(seen):
+        leaves, _ = tree_flatten(probe.batches[kind])
+        for j, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == count == leaf.numel():
+                for call in _moved_by_label(probe, kind, j, leaf):
+                    if _depends_on_more(probe, kind, j, call):
+                        yield (
+                            f"predictions in {kind} depend on the targets themselves, part {j} of the batch; leave "
+                            "them out of the inputs"
+                        )
+                        return
+
+
+def _moved_by_label(probe: Probe, kind: str, j: int, labels: Tensor) -> list[Call]:
+    """Calls of which the prediction for a sample depends on its label. That of others may, as in few-shot learning."""
+    base = probe.base(kind)
+    tried, moved = [0] * len(base.calls), [0] * len(base.calls)
+    for place in sorted({0, len(labels) // 3, len(labels) // 2, len(labels) - 1}):
+        others = (labels != labels[place]).flatten().nonzero()
+        if not len(others):
+            continue
+        changed = labels.clone()
+        changed[place] = labels[int(others[0])]
+        other = probe.run(kind, replaced(probe, kind, {j: changed}), training=kind == "training_step", record=False)
+        for k, (a, b) in enumerate(zip(base.calls, other.calls, strict=False)):
+            if (pair := changes(a, b)) is None or not bool(pair[1].any()):
+                continue
+            (p, t), (q, u) = a.rows(), b.rows()  # type: ignore[misc]  # as they have changes
+            differ = ~torch.isclose(p.float(), q.float(), rtol=1e-3, atol=1e-5)
+            if p.shape[1] > 1 and not t.is_floating_point():  # a margin changes the logits of these classes only
+                for classes in (t, u):
+                    differ.scatter_(1, classes.clamp(0, p.shape[1] - 1), False)
+            tried[k] += 1
+            moved[k] += bool(differ.any(1)[pair[1]].all())
+        if moved and not any(moved):
+            break  # no label changes its prediction
+    return [call for call, n, m in zip(base.calls, tried, moved, strict=True) if n >= 2 and m == n]
+
+
+def _depends_on_more(probe: Probe, kind: str, j: int, call: Call) -> bool:
+    """Whether the prediction depends on something else of the batch, so that part j is no input by itself."""
+    leaves, _ = tree_flatten(probe.batches[kind])
+    flipped = {i: leaf.flip(0) for i, leaf in enumerate(leaves) if i != j and isinstance(leaf, Tensor) and leaf.ndim}
+    other = probe.run(kind, replaced(probe, kind, flipped), training=kind == "training_step", record=False)
+    return any(same_shapes(c, call) and not is_close(c.prediction, call.prediction) for c in other.calls)
+
+
+def replaced(probe: Probe, kind: str, parts: dict[int, Tensor]) -> Any:
+    """The batch of a step with some other tensors."""
+    leaves, structure = tree_flatten(probe.batches[kind])
+    return tree_unflatten([parts.get(i, leaf) for i, leaf in enumerate(leaves)], structure)
+
+
+@check("future-leak", "certain", at="probe")
+def future_leak(seen: Evidence) -> Lines:
+    """If one token is replaced, the prediction changes whose target it is, of a causal model or of shifted targets."""
+    probe = seen.probe
+    if probe is None or (count := probe.size(probe.evaluated)) < 2:
+        return
+    kind = probe.evaluated
+    leaves, _ = tree_flatten(probe.batches[kind])
+    tokens = [j for j, t in enumerate(leaves) if _are_tokens(t, count)]
+    calls = [c for c in probe.base(kind).calls if c.name in ("cross_entropy", "nll_loss")] if tokens else []
+    if not any(c.target.numel() >= 3 * count for c in calls):
+        return
+    first = leaves[tokens[0]]
+    place = first.shape[1] // 2
+    new = {j: leaves[j].clone() for j in tokens}
+    new[tokens[0]][:, place] = first[:, place].roll(1)
+    is_shifted = False
+    for j in tokens[1:]:
+        if leaves[j].shape == first.shape and torch.equal(leaves[j][:, :-1], first[:, 1:]):
+            new[j][:, place - 1] = new[tokens[0]][:, place]
+            is_shifted = True
+        elif leaves[j].shape == first.shape and torch.equal(leaves[j], first):
+            new[j][:, place] = new[tokens[0]][:, place]
+    training = kind == "training_step"
+    other = probe.run(kind, replaced(probe, kind, new), training=training, record=False)
+    for a, b in zip(probe.base(kind).calls, other.calls, strict=False):
+        if a.name not in ("cross_entropy", "nll_loss") or (pair := changes(a, b)) is None:
+            continue
+        in_p, in_t = pair
+        if not bool(in_t.any()) or float((in_p & in_t).sum()) < 0.9 * float(in_t.sum()):
+            continue
+        same = torch.equal(first, leaves[tokens[-1]]) and not is_shifted and a.target.numel() == first.numel()
+        # An autoencoder may see all tokens. A model is causal if no earlier position changes.
+        is_causal = len(in_p) == first.numel() and not bool(in_p.view(count, -1)[:, :place].any())
+        if is_shifted or not same or is_causal:
+            remedy = (
+                "the targets are the inputs of the same positions; shift them by one"
+                if same
+                else "use a causal mask, and shift what a decoder gets by one"
+            )
+            yield Line(f"each prediction depends on the token that it is to predict: {remedy}")
+            return
+
+
+def _are_tokens(t: Any, count: int) -> bool:
+    is_matrix = isinstance(t, Tensor) and t.dtype in INTEGERS and t.ndim == 2
+    return is_matrix and len(t) == count and t.shape[1] >= 4

@@ -1,0 +1,28 @@
+import pytest
+import torch
+
+from boltcutter.diagnosis.baselines import errors_of, fit
+from boltcutter.diagnosis.calls import Call
+
+
+@pytest.mark.parametrize("features", [5, 400])  # fewer and more than samples
+def test_a_linear_model_learns_linear_targets(features: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(200, features, generator=g).double()
+    y = x[:, 0] * 3 + 1
+    classes, (mean, last, linear) = fit(x[:100], y[:100], x[100:], y[100:])
+    assert not classes
+    assert linear.errors.mean() < 0.9 * mean.errors.mean() < last.errors.mean()
+    if features == 5:
+        assert linear.errors.mean() < 0.01
+        classes, (frequent, linear) = fit(x[:100], (y[:100] > 2).long(), x[100:], (y[100:] > 2).long())
+        assert classes
+        assert linear.errors.mean() < 0.2 < frequent.errors.mean()
+
+
+def test_errors_of_the_model_are_those_of_its_loss_function() -> None:
+    call = Call("cross_entropy", torch.eye(3), torch.tensor([0, 1, 0]))
+    found = errors_of([call], classes=True)
+    assert found is not None
+    assert found.tolist() == [0, 0, 1]
+    assert errors_of([call], classes=False) is None

@@ -1,0 +1,103 @@
+"""Planted bugs that only probes and data show are named, no correct program is, and a trial changes nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from programs import CORRECT, Base, Program, digits
+from programs.running import find, trainer_of
+from torch import nn
+from torch.nn import functional as F
+from torchmetrics.classification import MulticlassAccuracy
+
+from boltcutter.diagnosis import CHECKS, Invariants
+from boltcutter.diagnosis.checks import ON_DEMAND
+from boltcutter.diagnosis.probe import MOST_PASSES
+from boltcutter.diagnosis.trial import Trial
+
+# Correct programs that are nearest to an alarm of a probe.
+NEAR = {"variable_length", "q_learning", "metric_learning", "gan"}
+
+
+def near(programs: dict[str, Program]) -> list[Any]:
+    """The programs, most of which are slow together."""
+    return [pytest.param(p, id=n, marks=() if n in NEAR else pytest.mark.slow) for n, p in programs.items()]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("program", near(CORRECT))
+def test_a_correct_program_is_not(program: Program, tmp_path: Path) -> None:
+    assert not [f for f in find(program, tmp_path, Trial(with_data=True)) if f.level != "note"]
+
+
+class Stateful(Base):
+    """Counts, keeps outputs, has metrics, statistics and a random generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(10)
+        self.outputs: list[Any] = []
+        self.counts = {"steps": 0}
+        self.generator = torch.Generator().manual_seed(1)
+        self.schedule_steps = 0
+
+    def network(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Dropout(), nn.Linear(32, 10))
+
+    def loss(self, x: Any, y: Any) -> Any:
+        self.counts["steps"] += 1
+        self.outputs.append(out := self(x + torch.randn(x.shape, generator=self.generator) + torch.randn_like(x)))
+        self.accuracy.update(out, y)
+        return F.cross_entropy(out, y)
+
+    def state(self) -> list[Any]:
+        tensors = [t.clone() for t in (*self.state_dict().values(), self.accuracy.tp, self.generator.get_state())]
+        return [*tensors, len(self.outputs), self.counts["steps"], self.accuracy._update_count]
+
+
+class Compares(Trial):
+    """Compares the states before and after the probes."""
+
+    before: Any
+    after: Any
+    passes = 0
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        def state() -> list[Any]:
+            return [*pl_module.state(), torch.get_rng_state(), *(t.clone() for t in batch), trainer.global_step]
+
+        if not batch_idx:
+            self.before = state()
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        if not batch_idx:
+            self.after, self.passes = state(), self._seen.probe.passes  # type: ignore[union-attr]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_probes_change_nothing(tmp_path: Path) -> None:
+    L.seed_everything(0, verbose=False)
+    module, trial = Stateful(), Compares()
+    trainer = trainer_of(tmp_path, trial)
+    trainer.fit(module, *digits(320, 64))
+    assert 5 < trial.passes <= MOST_PASSES
+    for before, after in zip(trial.before, trial.after, strict=True):
+        assert torch.equal(torch.as_tensor(before), torch.as_tensor(after))
+    assert trainer.global_step == 8
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trial_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    trial = Trial(seconds=0)
+    trainer = trainer_of(tmp_path, trial)
+    trainer.fit(Base(), *digits(320, 64))
+    assert trainer.global_step == 1
+    assert {f.level for f in trial.findings} == {"note"}
+
+
+def test_checks_of_probes_can_be_ignored_by_a_training() -> None:
+    assert {name for name, group in CHECKS.items() if any(c.at in ("probe", "data") for c in group)} == ON_DEMAND
+    Invariants(ignore=["mixing"])
+    with pytest.raises(ValueError, match=r"callback\.invariants\.ignore=mixng"):
+        Invariants(ignore=["mixng"])
