@@ -39,6 +39,7 @@ OWN_FLAGS = {"check": CHECK_FLAGS, "doctor": DOCTOR_FLAGS}
 OWN = {  # keys of commands besides overrides of training
     "train": {"resume", "reproduce"},
     "check": {"run"},
+    "audit": {"run", "ckpt"},
     "doctor": {"run", "devices", "memory"},
     "evaluate": {"run", "ckpt", "split"},
     "predict": {"run", "ckpt", "input", "output", "tokens", "temperature", "top_k", "export"},
