@@ -31,7 +31,7 @@ class Place(NamedTuple):
 # epoch.
 PLACES = {
     "start": Place("boltcutter.training.train", "assemble", 1),
-    "begin": Place("boltcutter.training.train", "Recorder.on_fit_start", 1),
+    "begin": Place("boltcutter.training.recorder", "Recorder.on_fit_start", 1),
     "training": Place("boltcutter.task.base", "Task.training_step", 27),
     "validation": Place("boltcutter.task.base", "Task.validation_step", 2 + 5 + 5 + 3),
     "checkpoint": Place("lightning.pytorch", "Trainer.save_checkpoint", 3),

@@ -63,6 +63,7 @@ def test_a_missing_gpu_is_reported() -> None:
         step.main(Path(), ["device=cuda"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", step.ON_CUDA)
 def test_configurations_for_gpus_are_valid(name: str) -> None:
     overrides = [override for override in step.ON_CUDA[name].overrides if override != step.CUDA]

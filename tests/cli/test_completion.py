@@ -129,7 +129,8 @@ def shell(name: str, folder: Path) -> Iterator[Callable[[str], str]]:
         os.close(ours)
 
 
-@pytest.mark.parametrize("name", ["bash", pytest.param("zsh", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bash", "zsh"])
 def test_completion_in_a_shell(name: str, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "other.py").write_text("raise SystemExit('never run')\n")

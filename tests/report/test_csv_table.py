@@ -63,6 +63,7 @@ def test_a_pipe_gets_a_whole_table(tmp_path: Path) -> None:
     assert lines[-1] == "49999\n"
 
 
+@pytest.mark.slow
 def test_writing_a_wide_table_takes_little_memory(tmp_path: Path) -> None:
     table = {str(number): np.zeros(5000, np.float32) for number in range(200)}
     tracemalloc.start()
