@@ -112,6 +112,13 @@ def test_objects_classes_and_functions_are_made(call: Audit, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_the_example_of_the_first_page() -> None:
+    done = run_command([sys.executable, "-m", "boltcutter", "audit", "docs/demo.py:Demo", "docs/demo.py:tokens"])
+    assert (done.returncode, done.stdout) == (0, "1 finding, 0 notes\n")
+    assert "future-leak (certain)" in done.stderr
+
+
+@pytest.mark.slow
 def test_the_model_of_a_run_is_compared_with_baselines(script: Script, tmp_path: Path) -> None:
     assert script("train", *QUICK, "model=mlp", "trainer.max_epochs=8", f"folder={tmp_path}/run").returncode == 0
     done = run_command([sys.executable, "-m", "boltcutter", "audit", f"run={tmp_path}/run"])
