@@ -36,6 +36,7 @@ class LoRA(L.LightningModule):
         super().__init__()
         self.save_hyperparameters()
         self.bert = BertForSequenceClassification.from_pretrained(pretrained, num_labels=len(LIBRARIES))
+        self.bert.train()  # from_pretrained returns it in evaluation mode, in which Lightning leaves it
         self.bert.bert.requires_grad_(False)
         for block in self.bert.bert.encoder.layer:
             attention = block.attention.self
