@@ -38,6 +38,7 @@ READ_RUNS = {
     "search": [["resume={search}"], ["resume={search}", "worker=0"], ["--check", "resume={search}"]],
     "compare": [["run={run}", "with={run}"], ["--metric", "val/loss", "{run}", "{search}"]],
     "sync": [["run={run}"]],
+    "info": [["run={run}"]],
     "runs": [["runs={runs}", "nothing=1"], ["runs={runs}", "--sort", "nothing"], ["remove", "{run}", "runs={runs}"]],
     "find-batch-size": [["resume={run}"]],
 }

@@ -47,6 +47,7 @@ OWN = {  # keys of commands besides overrides of training
     "export": {"run", "ckpt"},
     "compare": {"run", "with", "ckpt"},
     "sync": {"run"},
+    "info": {"run", "ckpt"},
     "find-batch-size": set(),
 }
 # Documented commands that need neither files nor packages beside those of the tests.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import asdict
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from boltcutter.analysis.groups import read_group
 from boltcutter.analysis.record import best_run, find_runs, is_held, metric_mode
 from boltcutter.environment.lease import Holder
+from boltcutter.environment.process import start_time
 
 from .conftest import Write
 
@@ -87,6 +90,32 @@ def test_a_search_has_the_metrics_of_its_best_trial(tmp_path: Path, write: Write
     (folder / "search.json").write_text(json.dumps(search | {"fixed": [{"data.fold": 0}]}))
     assert [run.kind for run in find_runs(tmp_path)] == ["search", "fold", "fold", "fold"]
     assert find_runs(tmp_path)[0].status == "completed"
+
+
+def test_a_launched_process_that_has_died_at_its_start_is_failed(tmp_path: Path, write: Write) -> None:
+    host, own = socket.gethostname(), start_time(os.getpid())
+    ids = [f"{os.getpid()} on {host} since {own}", f"{os.getpid()} on {host} since 1", f"{os.getpid()} on else since 1"]
+    for number, job in enumerate(ids):
+        write(tmp_path / str(number), reason=None, launch={"id": job})
+    assert [run.status for run in sorted(find_runs(tmp_path), key=lambda run: run.id)] == [
+        *("submitted", "failed", "submitted")
+    ]
+
+
+def test_a_search_with_repeated_runs_has_the_best_mean(tmp_path: Path, write: Write) -> None:
+    folder = tmp_path / "digits" / "s"
+    losses = {0.1: (0.5, 9.0), 0.2: (2.0, 4.0), 0.3: (0.1,)}  # of seeds 0 and 1, of which one is missing
+    pairs = [(lr, seed, loss) for lr, found in losses.items() for seed, loss in enumerate(found)]
+    for number, (lr, seed, loss) in enumerate(pairs):
+        settings = {"optimizer": {"lr": lr}, "seed": seed, "callback": {"reseed": {"seed": "${seed}"}}}
+        write(folder / "trials" / f"{number:04}", metrics={"val/loss": loss}, settings=settings)
+    search = {"metrics": [["val/loss", "min"]], "settings": {"space": {"optimizer.lr": "grid(0.1, 0.2, 0.3)"}}}
+    fixed = [{"optimizer.lr": lr, "seed": seed} for lr in losses for seed in (0, 1)]
+    (folder / "search.json").write_text(json.dumps({**search, "fixed": fixed}))
+    runs = find_runs(tmp_path)
+    assert next(run for run in runs if run.kind == "search").metrics == {"val/loss": 3.0}
+    group = read_group(str(folder), runs, "val/loss")
+    assert sorted(group.values) == [2.0, 4.0]
 
 
 def test_the_best_run_is_by_the_mode_that_runs_monitor(tmp_path: Path, write: Write) -> None:

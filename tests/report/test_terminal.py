@@ -58,6 +58,13 @@ def test_unavailable_commands_are_not_shown(tmp_path: Path, capsys: pytest.Captu
     assert "boltcutter predict" not in shown
 
 
+def test_the_folder_of_a_trace_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_with(tmp_path, "run", best="checkpoints/last.ckpt")
+    (folder / "profile").mkdir()
+    summary.print_end(folder)
+    assert f"{folder / 'profile'}\n" in capsys.readouterr().out
+
+
 def test_brackets_are_printed_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary.print_end(folder_with(tmp_path, "[bold]run [red]", test={"test/[blue]": 0.5}, best="best.ckpt"))
     shown = capsys.readouterr().out

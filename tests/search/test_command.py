@@ -309,6 +309,9 @@ def test_limits(script: Script, tmp_path: Path) -> None:
     options = ["search=random", "search.num_trials=3", "trainer.max_epochs=1"]
     run_search(script, tmp_path / "target", *options, "search.target=100")
     assert states(tmp_path / "target") == ["complete"]
+    repeats = ["search=seeds", "search.seeds=2", "trainer.max_epochs=1", "test=false"]
+    run_search(script, tmp_path / "repeated", *repeats, "search.target=100")
+    assert states(tmp_path / "repeated") == ["complete", "complete"]  # the target is of the mean
     options[-1] = "trainer.max_epochs=2000"
     begin = time.monotonic()
     output = run_search(script, tmp_path / "time", *options, "search.max_time=0:00:15")

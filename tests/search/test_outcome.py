@@ -13,7 +13,7 @@ import yaml
 
 from boltcutter.project import Project
 from boltcutter.run.metrics import Mode
-from boltcutter.search.outcome import summarize_groups, test_metrics, write_outcome, write_trials
+from boltcutter.search.outcome import best_on_average, summarize_groups, test_metrics, write_outcome, write_trials
 from boltcutter.search.plan import Plan
 from boltcutter.search.repeats import summarize
 from boltcutter.search.results import Result
@@ -111,6 +111,15 @@ def test_each_combination_is_averaged_on_its_own(tmp_path: Path) -> None:
     assert text.index("optimizer=sgd") < text.index("optimizer=adamw")
     means = [row[2] for line in text.splitlines() if (row := line.split())[:2] == ["val/loss", "2"]]
     assert means == ["0.5", "2.5"]
+
+
+def test_a_mean_is_of_all_repeated_runs(tmp_path: Path) -> None:
+    results = [result(tmp_path, n, loss, optimizer__lr=0.1, seed=n) for n, loss in enumerate((0.1, 3.1))]
+    metrics: list[tuple[str, Mode]] = [("val/loss", "min")]
+    assert best_on_average(results[:1], metrics, 2) is None
+    best = best_on_average(results, metrics, 2)
+    assert best
+    assert best.objectives == {"val/loss": pytest.approx(1.6)}
 
 
 def test_the_best_values_of_repeated_runs_are_those_of_the_best_mean(

@@ -124,6 +124,7 @@ def _of_run(folder: Path, record: Mapping[str, Any]) -> Facts:
         "seconds": sum(seconds) if seconds and math.isfinite(sum(seconds)) else None,
         "devices": _devices(last, _dict(record.get("hardware"))),
         "tags": [str(tag) for tag in _list(record.get("tags"))],
+        "job": str(_dict(record.get("launch")).get("id") or ""),
         "is_job": bool(record.get("launch")) or not record.get("config"),
         "settings": settings,
         "references": references,
@@ -145,6 +146,7 @@ def _of_search(folder: Path, record: Mapping[str, Any]) -> Facts:
         "settings": settings,
         "objectives": [[str(name), str(mode)] for name, mode in pairs],
         "trials": repeated or "trial",
+        "repeats": bool(common),
     }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.analysis.query import equals, select, value_of
-from boltcutter.analysis.record import Run, find_runs
+from boltcutter.analysis.record import Run, find_runs, mean_metrics, repetitions
 from boltcutter.analysis.references import find
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.config.redaction import MAX_COMMAND
@@ -81,7 +81,7 @@ def read_group(text: str, known: Sequence[Run], metric: str) -> Group:
 
     Args:
         text: A filter of ``known``; or the name or folder of a run, of runs, of repeated seeds or folds, or of a
-            search, which stands for its best trial.
+            search, which stands for its best trial, or the runs of the best values over seeds and folds.
         known: All runs.
         metric: Metric that is compared.
     """
@@ -96,7 +96,8 @@ def read_group(text: str, known: Sequence[Run], metric: str) -> Group:
     if tuned and is_folder and (folder / SEARCH).is_file():
         search = next(run for run in found if run.id == tuned[0].parent)
         searched = str(search.settings.get("search.metric"))
-        chosen, trials = [run for run in tuned if run.metrics == search.metrics][:1], len(tuned)
+        groups = [*([run] for run in tuned), *repetitions(tuned)]
+        chosen, trials = next((some for some in groups if mean_metrics(some) == search.metrics), []), len(tuned)
     elif tuned:
         chosen = [run for run in chosen if run not in tuned]
         warnings.append(f"{label}: {len(tuned)} trials of searches are no repetitions of one training, and left out")

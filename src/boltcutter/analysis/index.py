@@ -20,7 +20,7 @@ from boltcutter.analysis.facts import Facts, Place, read_facts, scan
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.run import trust
 
-FOLDER, FILE, VERSION = ".boltcutter", f"index-{os.getuid()}.json", 3
+FOLDER, FILE, VERSION = ".boltcutter", f"index-{os.getuid()}.json", 4
 MIN_CHANGED = 0.01  # of all runs, below which reading them again is faster than writing the index
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +14,11 @@ from boltcutter.analysis import index
 from boltcutter.analysis.facts import Facts, Place
 from boltcutter.checkpoint.storage import is_url
 from boltcutter.environment import lease
+from boltcutter.environment.process import LOCAL_JOB, start_time
 from boltcutter.run.metrics import Mode, infer_mode
 
 STATUSES = ("running", "completed", "interrupted", "killed", "failed", "submitted", "not started", "unreadable")
+OF_EACH_RUN = ("seed", "data.fold", "data.num_folds", "folder", "checkpoints", "resume")  # among repetitions
 KINDS = ("run", "job", "search", "trial", "seed", "fold")
 
 
@@ -85,17 +88,32 @@ def as_runs(found: Sequence[tuple[Place, Facts]]) -> list[Run]:
         if run.kind == "search":
             search, own = searches[run.folder], trials.get(run.id, [])
             name, mode = next(iter(search["objectives"]), ("", ""))
-            best = best_run(own, name, "max" if mode == "max" else "min")
-            repeats = search["trials"] != "trial"  # seeds or folds, none of which is chosen
-            metrics = _mean([r.metrics for r in own if r.metrics]) if repeats else best.metrics if best else {}
+            if search["trials"] != "trial":  # seeds or folds, none of which is chosen
+                metrics = mean_metrics([each for each in own if each.metrics])
+            else:
+                groups = repetitions(own) if search.get("repeats") else [[each] for each in own]
+                size = max(map(len, groups), default=0)
+                means = [replace(group[0], metrics=mean_metrics(group)) for group in groups if len(group) == size]
+                best = best_run(means, name, "max" if mode == "max" else "min")
+                metrics = best.metrics if best else {}
             runs[number] = replace(run, metrics=metrics)
     return sorted(runs, key=lambda run: (run.started, run.folder))
 
 
-def _mean(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
+def mean_metrics(runs: Sequence[Run]) -> dict[str, float]:
     """The mean of each metric that all have."""
+    metrics = [run.metrics for run in runs]
     common = [name for name in metrics[0] if all(name in each for each in metrics)] if metrics else []
     return {name: fmean(each[name] for each in metrics) for name in common}
+
+
+def repetitions(runs: Sequence[Run]) -> list[list[Run]]:
+    """Groups of runs whose settings differ in seed and fold only."""
+    groups: dict[frozenset[tuple[str, str]], list[Run]] = {}
+    for run in runs:
+        own = {key: value for key, value in run.settings.items() if key not in (*run.references, *OF_EACH_RUN)}
+        groups.setdefault(frozenset((key, repr(value)) for key, value in own.items()), []).append(run)
+    return list(groups.values())
 
 
 def _as_run(place: Place, facts: Facts, search: Facts | None) -> Run:
@@ -126,6 +144,8 @@ def _as_run(place: Place, facts: Facts, search: Facts | None) -> Run:
 def _status(folder: str, facts: Facts) -> str:
     reason = facts["reason"]
     if not reason:
+        if has_ended(str(facts.get("job") or "")):
+            return "failed"  # before it could record an attempt
         return "submitted" if facts.get("is_job") else "not started"
     if reason == "running":  # or killed before it could record that
         return "running" if is_held(Path(folder)) else "interrupted" if "objectives" in facts else "killed"
@@ -134,6 +154,14 @@ def _status(folder: str, facts: Facts) -> str:
     if reason in ("killed", "interrupted"):
         return str(reason)
     return "interrupted" if reason.startswith("preempted") else "failed"
+
+
+def has_ended(job: str) -> bool:
+    """Whether a launched process of this host, whose job id says when it has started, has ended."""
+    found = LOCAL_JOB.fullmatch(job)
+    if not found or found[2] != socket.gethostname():
+        return False
+    return start_time(int(found[1])) not in (found[3], None)
 
 
 def is_held(folder: Path) -> bool:

@@ -79,6 +79,11 @@ boltcutter runs runs=s3://bucket/runs                     # another folder, or o
 A run is an id, the beginning of one, latest, or best:<metric>; so it is in run=, resume=, reproduce= and with=.""",
         is_plain=True,
     ),
+    "info": Command(
+        "boltcutter.analysis.checkpoint:main",
+        "Show which run and code made a checkpoint: boltcutter info run=<folder> [ckpt=best|last|path], or ckpt=<file>",
+        runs=("run",),
+    ),
     "search": Command(
         "boltcutter.search.command:main",
         """Search hyperparameters, or repeat over seeds and folds: boltcutter search search=… [overrides of train]

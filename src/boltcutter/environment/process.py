@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -186,6 +187,9 @@ def pid_namespace() -> str:
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
+
+
+LOCAL_JOB = re.compile(r"([0-9]+) on (\S+) since (.*)")  # pid, host and start time of a process, as the id of a job
 
 
 def start_time(pid: int) -> str | None:

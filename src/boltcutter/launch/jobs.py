@@ -195,7 +195,10 @@ def _state(folder: Path) -> str:
         ended = "killed" if holder is None or holder.is_alive() is False else ended
     state = [] if record.get("launch") else ["not launched"]
     if ended != "completed" and (launched := find_launcher(folder)):
-        state = [launched[0].status(launched[1]).text]
+        status = launched[0].status(launched[1])
+        state = [status.text]
+        if not attempts and status.state == "ended":
+            ended = "failed at its start, see launch logs"
     return ", ".join([*state, f"{len(attempts)} attempt{'' if len(attempts) == 1 else 's'}", ended])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 import socket
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from boltcutter import files
-from boltcutter.environment.process import start_time
+from boltcutter.environment.process import LOCAL_JOB, start_time
 from boltcutter.launch.job import Job, Launcher, Range, Status, assignments, check_settings, code_path, follow_log
 
 
@@ -78,7 +77,7 @@ class LocalLauncher(Launcher):
 
     def status(self, job_id: str) -> Status:
         """Return whether the process runs; unknown on another host."""
-        found = re.fullmatch(r"([0-9]+) on (\S+) since (.*)", job_id)
+        found = LOCAL_JOB.fullmatch(job_id)
         if not found or found[2] != socket.gethostname():
             return Status("unknown", f"process {job_id}")
         alive = bool(found[3]) and str(start_time(int(found[1]))) == found[3]

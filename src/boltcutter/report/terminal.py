@@ -80,6 +80,8 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
     if _limit(record) == "max_time":
         rows["stopped by"] = f"trainer.max_time={record['config']['trainer']['max_time']}"
     report = folder / "report.html"
+    profile = folder / "profile"  # of debug=profile
+    rows["profile"] = str(profile) if profile.is_dir() else None
     rows["report"] = str(report) if report.is_file() else None
     if checkpoint:
         commands = [

@@ -87,7 +87,7 @@ def search(plan: Plan, worker: int | None = None) -> None:
         print(f"wandb sweep {write_sweep(plan)}    # creates the sweep, and prints the command of its agents")
         return
     from boltcutter.search.local import TimeLimit, run_trials  # which need Optuna
-    from boltcutter.search.outcome import write_outcome
+    from boltcutter.search.outcome import best_on_average, write_outcome
     from boltcutter.search.results import Progress
 
     study = open_study(plan, worker)
@@ -96,8 +96,14 @@ def search(plan: Plan, worker: int | None = None) -> None:
     limit = TimeLimit(plan.folder if worker is None else worker_folder(plan.folder, worker), settings.time_limit)
     print(f"{plan.total} trials in {display_path(plan.folder)}", flush=True)
 
+    def is_reached() -> bool:
+        if not plan.repeats:
+            return reached(plan, progress.best)
+        best = best_on_average(progress.results, plan.metrics, plan.repeats)
+        return reached(plan, best.objectives[plan.metrics[0][0]] if best else None)
+
     def should_stop() -> bool:
-        return bool(signals.received_signal()) or limit.is_over() or reached(plan, progress.best)
+        return bool(signals.received_signal()) or limit.is_over() or is_reached()
 
     options: dict[str, Any] = {"total": plan.total, "should_stop": should_stop, "progress": progress}
     if settings.engine == "ray":
@@ -119,7 +125,7 @@ def search(plan: Plan, worker: int | None = None) -> None:
         print(f"search.max_time={settings.max_time} is used up; continue with: {proceed} search.max_time=<more>")
     if worker is not None:
         states = [result.state for result in study.results()]
-        if "running" in states or not (len(states) >= plan.total or reached(plan, progress.best)):
+        if "running" in states or not (len(states) >= plan.total or is_reached()):
             return
     lease.check()
     results = study.results()
@@ -155,7 +161,7 @@ def open_study(plan: Plan, worker: int | None = None) -> Study:
 
 
 def reached(plan: Plan, best: float | None) -> bool:
-    """Whether the best value has reached the target."""
+    """Whether the best value, the mean of repeated runs if there are any, has reached the target."""
     target = plan.search.target
     if target is None or best is None:
         return False

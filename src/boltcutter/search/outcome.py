@@ -43,13 +43,18 @@ def write_outcome(plan: Plan, results: Sequence[Result], importances: Importance
     print(f"report  {display_path(report)}")
 
 
-def best_on_average(results: Sequence[Result], metrics: Metrics) -> Result | None:
+def best_on_average(results: Sequence[Result], metrics: Metrics, repeats: int | None = None) -> Result | None:
     """The best values by the means over seeds and folds, as a trial without these; None if no such group is complete.
 
     A group of which a trial has failed or is missing is left out: its mean is over other seeds and folds.
+
+    Args:
+        results: All trials.
+        metrics: Of the search.
+        repeats: Number of trials of a complete group; by default that of the largest.
     """
     groups = group_repeated(results)
-    size = max(map(len, groups.values()), default=0)
+    size = repeats or max(map(len, groups.values()), default=0)
     averages = [
         replace(group[0], objectives={name: fmean(r.objectives[name] for r in group) for name, _ in metrics})
         for group in groups.values()

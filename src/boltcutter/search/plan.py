@@ -72,6 +72,11 @@ class Plan:
         return Space(self.search.space)
 
     @property
+    def repeats(self) -> int:
+        """Number of runs, over seeds and folds, of each choice of values; 0 if none is repeated."""
+        return (self.search.seeds or 1) * (self.search.folds or 1) if self.search.seeds or self.search.folds else 0
+
+    @property
     def total(self) -> int:
         """Number of trials."""
         return len(self.fixed) * (self.search.num_trials or 1)

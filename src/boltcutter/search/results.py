@@ -111,12 +111,13 @@ class Progress:
 
     Attributes:
         best: Best value of the first metric; None before the first complete trial.
+        results: Trials that have ended.
     """
 
     def __init__(self, metrics: Metrics, total: int, earlier: Iterable[Result] = ()) -> None:
         self.metrics, self.total = metrics, total
         self.best: float | None = None
-        self._count = 0
+        self.results: list[Result] = []
         for result in earlier:
             if result.state != "running":
                 self._add(result)
@@ -127,10 +128,10 @@ class Progress:
         scores = " ".join(f"{name}={format_value(value)}" for name, value in result.objectives.items())
         values = " ".join(f"{key}={format_value(value)}" for key, value in result.values.items())
         text = f"trial {result.number} {result.state}: {result.error or scores}  {values}"
-        print(f"[{self._count}/{self.total}] {text}", flush=True)
+        print(f"[{len(self.results)}/{self.total}] {text}", flush=True)
 
     def _add(self, result: Result) -> None:
-        self._count += 1
+        self.results.append(result)
         name, mode = self.metrics[0]
         if result.state == "complete" and name in result.objectives:
             value = result.objectives[name]
