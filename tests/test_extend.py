@@ -2,14 +2,18 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
+
+from boltcutter.extend import Part
 
 ACME = ROOT / "tests" / "acme"
 Boltcutter = Callable[..., subprocess.CompletedProcess[str]]
@@ -125,6 +129,15 @@ def test_a_part_that_cannot_be_used_is_named(path: str, code: str, message: str,
     assert done.returncode == 2
     assert done.stderr.startswith(message)
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_documentation_lists_all_fields_of_a_part() -> None:
+    table = re.findall(r"^\| `(\w+)` \| (.+) \|$", (ROOT / "docs" / "extending.md").read_text(), re.M)
+    assert [name for name, _ in table] == [field.name for field in fields(Part)]
+    documented = " ".join(str(Part.__doc__).replace("``", "`").split())
+    for name, text in table:
+        assert f"{name}: {text}." in documented
+    assert len(table) <= 7
 
 
 def test_the_documentation_shows_the_distribution() -> None:
