@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from lightning.pytorch import Trainer
 
+from boltcutter.config.annotations import matches
 from boltcutter.config.compose import compose, merge
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.locate import KERAS_ADAPTER, adapter, keeps_arguments, locate, origin, parameters, same_target
@@ -173,3 +174,13 @@ def test_a_module_beside_the_class_is_not_to_be_installed(
         locate("net.Net")
     with pytest.raises(ConfigError, match=rf"no module named beside_pkg; .*PYTHONPATH={re.escape(str(tmp_path))}$"):
         locate("beside_pkg.Net")
+
+
+def test_a_default_of_none_is_also_a_value() -> None:
+    def build(kind: str = None, size: int = 1) -> None:  # type: ignore[assignment]  # noqa: RUF013
+        """As much code of others is annotated."""
+
+    known = parameters(build)
+    assert matches(None, known["kind"].annotation)
+    assert matches("a", known["kind"].annotation)
+    assert not matches(None, known["size"].annotation)

@@ -297,7 +297,8 @@ def test_invalid_settings_are_one_line_errors(path: Path, settings: dict[str, An
     [
         ("a.csv", b"", r"a.csv: not a valid table \(No columns to parse from file\); replace it"),
         ("a.csv", b"age,price\n", r"a.csv: the table has no rows"),
-        ("a.csv", b"age\n1,2\n3,4,5\n", r"a.csv: not a valid table"),
+        ("a.csv", b"age,price\na,kg\n" + b"1,2\n3,4\n" * 9, r"column \w+ has '\w+', .*; remove the first row .*header"),
+        ("a.csv", b"# of 2024\nage,size\n1,2\n", r"a.csv: line 1, the header, has 1 cell, but line 2 has 2; remove"),
         ("a.csv", b"\xff\xfe\x00", r"a.csv: not a text in UTF-8; set data.encoding"),
         ("a.csv", b"age,price\nm\xfcde,2\n", r"a.csv: not a text in UTF-8; set data.encoding, such as"),
         ("a.csv", b"age,age,price\n1,2,3\n", r"a.csv: column age appears more than once; rename"),

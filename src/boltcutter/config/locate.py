@@ -14,6 +14,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import walk_tb
+from types import GenericAlias
 from typing import Any, get_type_hints
 
 from boltcutter.config.errors import ConfigError, hint, one_line
@@ -155,6 +156,9 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     except Exception:  # evaluating annotations can raise anything
         hints = {n: p.annotation for n, p in found.items() if not isinstance(p.annotation, str)}
     typed = {n: p.replace(annotation=hints.get(n, Any)) for n, p in found.items()}
+    # `size: int = None` means `int | None`, as type checkers read it before PEP 484 was changed.
+    unset = {n: p for n, p in typed.items() if p.default is None and isinstance(p.annotation, type | GenericAlias)}
+    typed |= {n: p.replace(annotation=p.annotation | None) for n, p in unset.items()}
     base = _keyword_base(target, typed)
     if base is not None:
         typed = {n: p for n, p in typed.items() if p.kind is not p.VAR_KEYWORD}

@@ -23,6 +23,7 @@ from boltcutter.data.files import MAX_EXPANSION, ExpansionError, expansion_limit
 
 Floats = npt.NDArray[np.float64]
 Type = Literal["number", "text"]
+FIRST_LINE = re.compile(r"Expected 1 fields in line ([0-9]+), saw ([0-9]+)")  # of pandas, where text is above a table
 SEPARATORS = ",;\t|"
 BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 # Texts that stand for a missing number; in a column of texts, all but the empty one are texts like others.
@@ -82,6 +83,11 @@ def read_table(
             f"{path}: not a text in {encoding or 'UTF-8'}; set data.encoding, such as data.encoding={proposed}"
         ) from None
     except (ValueError, OSError, EOFError, LookupError) as error:
+        if found := FIRST_LINE.search(str(error)):
+            raise ValueError(
+                f"{path}: line 1, the header, has 1 cell, but line {found[1]} has {found[2]}; remove the lines above "
+                "the header, or set data.separator"
+            ) from None
         raise ValueError(f"{path}: not a valid table ({' '.join(str(error).split())}); replace it") from None
     table = table.rename(columns=str)
     if repeated := [str(name) for name in table.columns[table.columns.duplicated()]]:
@@ -229,6 +235,8 @@ def _decide(values: pd.Series[Any], given: Type | None, name: str, decimal: str)
             remedy = f"write 1234.5, or set data.decimal=',' for 1234,5; {remedy}" if decimal == "." else remedy
         else:
             shown, what = others, "is no number, unlike most values of this column"
+            if others == [known.iloc[0]] and (known == others[0]).sum() == 1:
+                remedy = f"remove the first row if it belongs to the header, such as units; else {remedy}"
         raise ValueError(f"{name}: column {values.name} has {_quoted(shown)}, which {what}; {remedy}")
     return "text", f"text, {len(distinct)} different" + _count_missing(len(texts) - len(known), "")
 
