@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from conftest import run_command
@@ -62,13 +63,13 @@ def test_world_size_of_processes_started_by_a_launcher() -> None:
 def test_a_failed_process_terminates_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "CHILD_TIMEOUT", 0.3)
     with subprocess.Popen(["sleep", "60"]) as child:
-        process.track_children([child])
+        process.track_children(SimpleNamespace(procs=[child]))
         began = time.monotonic()
         with pytest.raises(ZeroDivisionError), process.distributed_shutdown():
             raise ZeroDivisionError
         assert child.returncode == -signal.SIGKILL
         assert time.monotonic() - began < 30
-        process.track_children([])
+        process.track_children(None)
 
 
 HUNG = """

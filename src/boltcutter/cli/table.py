@@ -63,6 +63,13 @@ Exit status: 0 accepted, 1 rejected, 3 undecided. The same command continues one
         runs=(),
         is_local=False,
     ),
+    "why": Command(
+        "boltcutter.analysis.why:main",
+        """Say why a run is as it is: boltcutter why run=<folder> --hang
+
+boltcutter why run=latest --hang    # where each rank of a run that does not go on is, while it goes on""",
+        flags="boltcutter.analysis.why:FLAGS",
+    ),
     "runs": Command(
         "boltcutter.analysis.command:main",
         """List runs: boltcutter runs ['<filter>'] [--sort <key>] [--columns <a,b>] [--limit <n>] [--json] [--csv]

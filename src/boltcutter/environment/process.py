@@ -20,7 +20,7 @@ MAX_MMAP_THRESHOLD = 32 << 20  # bytes; glibc accepts no larger value
 CHILD_TIMEOUT = 8.0  # seconds that a child process has to exit by itself
 
 _distributed_rank: int | None = None
-_children: list[Any] = []
+_launcher: Any = None  # of the ranks that this process has started
 
 
 def is_rank_zero(env: Mapping[str, str] = os.environ) -> bool:
@@ -118,21 +118,25 @@ def distributed_rank() -> int | None:
     return _distributed_rank
 
 
-def track_children(children: list[Any]) -> None:
-    """Register ``subprocess.Popen`` objects that must not outlive this process; the list may be filled later."""
-    global _children
-    _children = children
+def track_children(launcher: Any) -> None:
+    """Register a launcher whose processes, ``procs``, must not outlive this one.
+
+    Not the list: Lightning binds another one when it starts them.
+    """
+    global _launcher
+    _launcher = launcher
 
 
 def _end_children() -> None:
     """Give the children time to notice and report that this process failed, then kill them."""
     end = time.monotonic() + CHILD_TIMEOUT
-    for child in _children:
-        while child.poll() is None and time.monotonic() < end:
+    for child in getattr(_launcher, "procs", []):
+        is_running = child.is_alive if hasattr(child, "is_alive") else lambda child=child: child.poll() is None
+        while is_running() and time.monotonic() < end:
             time.sleep(0.05)
-        if child.poll() is None:
+        if is_running():
             child.kill()
-            child.wait()
+            (child.join if hasattr(child, "join") else child.wait)()
 
 
 def _destroy_process_group(*, wait: bool = True) -> None:

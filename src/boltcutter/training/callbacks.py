@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import Callback
 
 from boltcutter import extend
 from boltcutter.callback import transport
+from boltcutter.callback.announced import Announced
 from boltcutter.callback.metrics import SeparateMetrics
 from boltcutter.callback.monitors import MonitoredValues
 from boltcutter.callback.plan import PlanCheck
@@ -42,6 +43,7 @@ def in_order(
         ending: Evaluates the last weights, and records what ended training.
     """
     return [
+        Announced(cfg.folder, float(cfg.timeout)),  # before another callback can hang, or wait on_exception
         LostRankReport(),  # of on_exception, in which another callback may wait for the rank that is lost
         MonitorCheck(configured),  # replaces a monitor, or says that it is not logged, before others read it
         EvaluationSeeds(cfg.seed),  # before another callback draws random numbers in validation

@@ -16,7 +16,7 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, one_line
 from boltcutter.config.values import name_missing_files
 from boltcutter.data.hooks import run_hooks_early
-from boltcutter.environment import lease, startup
+from boltcutter.environment import announcement, lease, startup
 from boltcutter.environment import stop_signals as signals
 from boltcutter.environment.identity import isolate_attempts, job_id, run_id
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
@@ -65,7 +65,7 @@ def main(project: Project, overrides: list[str]) -> Path:
         run_store().check(cfg)
         try:
             holding = lease.hold(folder, is_holder=is_rank_zero(), lease=run_store().lease(folder))
-            with holding, run_store().mirrored(folder):
+            with holding, run_store().mirrored(folder), announcement.announce(folder, float(cfg.timeout)):
                 check_start(cfg, given=given)
                 with name_missing_files(cfg):
                     train(cfg, project)
@@ -120,6 +120,7 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
     components = assemble(cfg, lambda configured: callbacks.in_order(cfg, configured, changes, ending))
     trainer, data, task = components.trainer, components.data, components.task
+    announcement.follow(trainer)
     if not handles_signals(trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
         signals.restore_handlers()  # no callback checks the flag
@@ -130,7 +131,7 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     with explain_errors(trainer):
         load_data(components)
     load_initial_state(components, cfg, checkpoint, ending, changes)
-    track_children(getattr(trainer.strategy.launcher, "procs", []))
+    track_children(trainer.strategy.launcher)
     if trainer.is_global_zero:
         create_run(cfg, project, components, checkpoint)
     with attempt(cfg, components, checkpoint, changes):

@@ -1,0 +1,189 @@
+"""What this process of a run does, in memory that others of the same user can read, also while it hangs.
+
+``announce`` makes two memory files, which ``/proc/<pid>/fd`` names and which end with the process:
+
+- ``FACTS``: rank, state and counters as JSON. A thread writes them twice a second, so that a step costs nothing.
+- ``STACKS``: where ``faulthandler`` writes the stacks of all threads on the signal ``ASK``: in C, so also while other C
+  code holds Python's lock.
+
+``hang.py``, which local rank 0 starts as a process of its own, reads both. Other systems than Linux have neither.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from boltcutter.environment.hang import ASK, END, FACTS, MESSAGE, SIZE, STACKS, read_text, write_text
+from boltcutter.environment.process import in_slurm_step
+from boltcutter.protocols import PlannedExit
+
+SCRIPT = Path(__file__).with_name("hang.py")
+INTERVAL = 0.5  # seconds between two writes
+# What distinguishes attempts, and is equal in all processes of one.
+ATTEMPT = ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", "SLURM_STEP_ID")
+
+_own: Announcement | None = None
+_writes = 0  # parts of files that were written
+
+
+class HangError(RuntimeError):
+    """The run made no progress for twice its timeout, or another rank has failed and this one does not notice it."""
+
+    hide_traceback = True
+
+
+@contextmanager
+def announce(folder: Path, timeout: float) -> Iterator[None]:
+    """Announce this process during the block; local rank 0 also starts the process that watches the run.
+
+    Args:
+        folder: Of the run.
+        timeout: Seconds without progress until stacks are reported; after twice as many the run is ended.
+    """
+    global _own
+    if not hasattr(os, "memfd_create"):
+        yield
+        return
+    local = os.environ.get("LOCAL_RANK") or (os.environ.get("SLURM_LOCALID") if in_slurm_step() else None) or "0"
+    rank = os.environ.get("RANK") or (os.environ.get("SLURM_PROCID") if in_slurm_step() else None) or local
+    withdraw()
+    _own = own = Announcement(folder, int(rank), timeout)
+    watcher = None
+    if int(local) == 0 and sys.executable:
+        command = [sys.executable, "-I", "-S", str(SCRIPT), str(own.folder), str(timeout), str(os.getpid())]
+        with suppress(OSError):
+            watcher = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        yield
+    except BaseException as error:
+        own.set_state("done" if isinstance(error, PlannedExit) else "failed")
+        raise
+    else:
+        own.set_state("done")
+    finally:
+        if watcher is not None:
+            watcher.wait()  # it has started another process
+
+
+def withdraw() -> None:
+    """Withdraw the announcement of a process that goes on after training, which would be ended otherwise."""
+    global _own
+    if _own is not None:
+        _own.close()
+        _own = None
+
+
+def follow(trainer: Any) -> None:
+    """Announce the counters of a trainer, and its rank; also in a process that was forked or spawned for the rank."""
+    if _own is not None:
+        _own.rank, _own.trainer = trainer.global_rank, trainer
+
+
+def joined(folder: Path, timeout: float, rank: int) -> bool:
+    """Announce this process if another one has started it as a rank; return whether it had to be."""
+    global _own
+    if not hasattr(os, "memfd_create") or (_own is not None and _own.pid == os.getpid()):
+        return False
+    withdraw()
+    _own = Announcement(folder, rank, timeout, joined=True)
+    return True
+
+
+def set_state(state: str) -> None:
+    """Announce ``running``, ``failed`` or ``done``: others that still run are ended soon if one has failed."""
+    if _own is not None:
+        _own.set_state(state)
+
+
+def advance() -> None:
+    """Count as progress that a part of a file was written."""
+    global _writes
+    _writes += 1
+
+
+class Announcement:
+    """The two memory files of this process.
+
+    Args:
+        folder: Of the run.
+        rank: Global rank, as far as it is known.
+        timeout: Seconds without progress until stacks are reported.
+        joined: Whether another process of the run has forked or spawned this one as a rank.
+    """
+
+    def __init__(self, folder: Path, rank: int, timeout: float, *, joined: bool = False) -> None:
+        self.joined = joined
+        self.folder, self.rank, self.timeout = Path(os.path.realpath(folder)), rank, timeout
+        self.pid, self.trainer, self.state = os.getpid(), None, "running"
+        self._facts, self._stacks = os.memfd_create(FACTS), os.memfd_create(STACKS)
+        os.ftruncate(self._facts, SIZE)
+        faulthandler.register(ASK, self._stacks, all_threads=True)
+        self._handler: Any = None
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(END, self._raise)
+        self._stopped, self._lock = threading.Event(), threading.Lock()
+        self.write()
+        threading.Thread(target=self._write_often, daemon=True, name="announcement").start()
+
+    def set_state(self, state: str) -> None:
+        """Announce another state at once."""
+        self.state = state
+        self.write()
+
+    def write(self) -> None:
+        """Write what this process does now."""
+        facts: dict[str, Any] = {"pid": self.pid, "rank": self.rank, "folder": str(self.folder), "state": self.state}
+        facts |= {"timeout": self.timeout, "stacks": self._stacks, "host": socket.gethostname(), "saved": _writes}
+        facts["joined"] = self.joined
+        facts |= {"main": threading.main_thread().ident, "attempt": [os.environ.get(name, "") for name in ATTEMPT]}
+        with suppress(Exception):  # a trainer that is not set up yet
+            facts |= position(self.trainer) if self.trainer is not None else {}
+        with self._lock, suppress(OSError):
+            if self._facts >= 0:
+                write_text(self._facts, 0, json.dumps(facts))
+
+    def close(self) -> None:
+        """Withdraw the announcement."""
+        files, self._facts, self._stacks = (self._facts, self._stacks), -1, -1
+        if os.getpid() == self.pid:  # a forked process has no such thread, and may have the lock of one
+            self._stopped.set()
+            self._lock.acquire()
+            faulthandler.unregister(ASK)
+            if self._handler is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(END, self._handler)
+            self._lock.release()
+        for file in files:
+            os.close(file)
+
+    def _write_often(self) -> None:
+        while not self._stopped.wait(INTERVAL):
+            self.write()
+
+    def _raise(self, number: int, frame: FrameType | None) -> None:
+        raise HangError(read_text(self._facts, MESSAGE) or "ended by another process")
+
+
+def position(trainer: Any) -> dict[str, Any]:
+    """Where a trainer is: all counters that grow with each batch, of training and of evaluation."""
+    epoch = trainer.fit_loop.epoch_loop
+    loops = (epoch.val_loop, trainer.validate_loop, trainer.test_loop, trainer.predict_loop)
+    return {
+        "stage": str(trainer.state.stage.value) if trainer.state.stage else "",
+        "epoch": trainer.current_epoch,
+        "step": trainer.global_step,
+        "batch": epoch.batch_progress.current.ready,
+        "trained": epoch.batch_progress.total.completed,
+        "evaluated": [loop.batch_progress.current.ready for loop in loops],
+    }

@@ -1,0 +1,515 @@
+"""Where the ranks of a run are, and the process that watches them: it reports a run without progress, and ends it.
+
+It runs as a script of its own, ``python -I -S hang.py <folder> <timeout> <pid>``, one on each node, without packages:
+within a millisecond, and whatever Python code or C code of a rank does. ``boltcutter why --hang`` uses its functions.
+Ranks are found by the memory files of ``announcement.py``, which only processes of the same user can have open.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import re
+import select
+import signal
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+FACTS, STACKS = "boltcutter-facts", "boltcutter-stacks"
+SIZE, MESSAGE = 8192, 4096  # bytes of the facts, and where the reason for its end is written
+ASK = getattr(signal, "SIGRTMIN", 0) + 6  # asks a process for its stacks
+END = getattr(signal, "SIGRTMIN", 0) + 7  # raises HangError in a process
+ANSWER_SECONDS = 2.0  # for stacks
+POLL_SECONDS = 0.5
+SUSPENDED = 10.0  # seconds between two polls after which this process was suspended itself
+EARLY = 2.5  # seconds before the timeout at which stacks are taken, while collectives still wait
+GRACE = 12.0  # seconds that a rank has to notice that another has failed
+END_SECONDS = 5.0  # for HangError, after which a process is killed
+FIRST = 10  # times the timeout, after which a run is ended that has trained no batch yet, or compiles
+MAX_SCAN = 60.0  # seconds between two searches for further processes
+DEEPEST = 40  # frames of a stack on the terminal
+
+THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)\b.*\(most recent call first\):")
+FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "in the kernel, such as for a file system"}
+LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", "<")
+STANDARD = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
+COLLECTIVES = [f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}nn{os.sep}parallel{os.sep}"]
+COLLECTIVES += [f"{LIBRARY}strategy{os.sep}{name}.py" for name in ("shared_memory", "mpi", "horovod")]
+# What may hang by itself, and calls no code of the user.
+INNER = tuple(f"{LIBRARY}{name}{os.sep}" for name in ("checkpoint", "data", "logger", "model", "report", "run", "task"))
+COMPILERS = (f"{os.sep}torch{os.sep}_dynamo{os.sep}", f"{os.sep}torch{os.sep}_inductor{os.sep}", "/triton/")
+DEBUGGERS = ("pdb.py", "bdb.py", f"{os.sep}debugpy{os.sep}", f"{os.sep}pydevd")
+BACKWARD = "_engine_run_backward"
+
+
+class Frame(NamedTuple):
+    """A call in a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_of_user(self) -> bool:
+        """Whether it is neither of an installed package nor of the standard library or this one."""
+        return not (
+            self.file.startswith((LIBRARY, *INSTALLED[2:], *STANDARD)) or any(at in self.file for at in INSTALLED[:2])
+        )
+
+    def __str__(self) -> str:
+        text = linecache.getline(self.file, self.line).strip()[:100]
+        return f"{self.file}:{self.line} in {self.function}{f': {text}' if text else ''}"
+
+
+def write_text(file: int, offset: int, text: str) -> None:
+    """Write text of up to 4 kB into a memory file, with its length."""
+    data = text.encode()[: MESSAGE - 4]
+    os.pwrite(file, len(data).to_bytes(4, "little") + data, offset)
+
+
+def read_text(file: int, offset: int) -> str:
+    """Read what ``write_text`` wrote there; empty if nothing was."""
+    found = os.pread(file, MESSAGE, offset)
+    return found[4 : 4 + int.from_bytes(found[:4], "little")].decode(errors="replace")
+
+
+class Process:
+    """A process of a run: a rank, or one that a rank has forked, such as a worker of a loader.
+
+    Args:
+        pid: Its process ID.
+        number: File descriptor of its facts.
+
+    Raises:
+        OSError: It has ended, or is that of another user.
+        ValueError: It has no facts yet.
+    """
+
+    def __init__(self, pid: int, number: str) -> None:
+        self.pid, self.frames, self.text, self.note = pid, list[Frame](), "", ""
+        self.pidfd = self.file = self.stacks = -1
+        try:
+            self.pidfd = os.pidfd_open(pid)
+            self.file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
+            self.facts = self.read()
+            self.stacks = os.open(f"/proc/{pid}/fd/{self.facts['stacks']}", os.O_RDONLY)
+        except (OSError, ValueError):
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close its files."""
+        for file in (self.pidfd, self.file, self.stacks):
+            if file >= 0:
+                os.close(file)
+
+    def read(self) -> dict[str, Any]:
+        """Its facts now."""
+        for _ in range(10):  # it may be writing them
+            with suppress(ValueError):
+                self.facts = dict(json.loads(read_text(self.file, 0)))
+                return self.facts
+        raise ValueError("no facts")
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether it has made its facts itself, rather than a process that has forked it."""
+        return bool(self.facts["pid"] == self.pid)
+
+    def is_forked(self) -> bool:
+        """Whether it was forked by the one that made the facts, rather than reads them, as this process does."""
+        with suppress(OSError, StopIteration), open(f"/proc/{self.pid}/fdinfo/{self.facts['stacks']}") as file:
+            flags = next(line for line in file if line.startswith("flags")).split()[1]
+            return int(flags, 8) & os.O_ACCMODE == os.O_RDWR
+        return False
+
+    def is_alive(self) -> bool:
+        """Whether it runs; not if it has only not been waited for."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return not poll.poll(0)
+
+    def state(self) -> str:
+        """The letter by which ``ps`` shows what it does."""
+        with suppress(OSError), open(f"/proc/{self.pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+        return ""
+
+    def handles(self, number: int) -> bool:
+        """Whether it has a handler for a signal, which would end it otherwise."""
+        with suppress(OSError, StopIteration):
+            with open(f"/proc/{self.pid}/status") as file:
+                mask = next(line for line in file if line.startswith("SigCgt")).split()[1]
+            return bool(int(mask, 16) >> (number - 1) & 1)
+        return False
+
+    def send(self, number: int) -> None:
+        """Send a signal, to this process only, even if its ID is used again."""
+        with suppress(OSError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def ask(self, *, wakes: bool = False) -> None:
+        """Read its stacks.
+
+        Args:
+            wakes: Whether a process that a signal has stopped is continued for as long as that takes.
+        """
+        self.frames, self.text, state = [], "", self.state()
+        self.note = STATES.get(state, "")
+        if not self.handles(ASK) or (state in "Tt" and not wakes):
+            return
+        begin = seen = os.fstat(self.stacks).st_size
+        self.send(ASK)
+        if state == "T":
+            self.send(signal.SIGCONT)
+        end = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < end:
+            time.sleep(0.05)
+            size = os.fstat(self.stacks).st_size
+            if size > begin and size == seen:
+                break
+            seen = size
+        if state == "T":
+            self.send(signal.SIGSTOP)
+        self.text = os.pread(self.stacks, seen - begin, begin).decode(errors="replace")
+        self.frames = main_stack(self.text, int(self.facts["main"]))
+        if not self.frames:
+            self.note = self.note or "does not answer"
+
+    @property
+    def place(self) -> Frame | None:
+        """The innermost call of the user's code, or else of this library, or of any package."""
+        last = max((at for at, frame in enumerate(self.frames) if frame.file.startswith(LIBRARY)), default=-1)
+        inner = self.frames[:last] if last >= 0 else self.frames  # without the script that has called the library
+        own = [frame for frame in inner if frame.is_of_user]
+        library = [frame for frame in inner if frame.file.startswith(INNER)]
+        others = [frame for frame in inner if not frame.file.startswith(STANDARD)]
+        return next(iter(own or library or others or self.frames), None)
+
+    @property
+    def collective(self) -> str:
+        """The operation in which it waits for other ranks; empty if it does something else."""
+        found = ""
+        for frame in self.frames:
+            if any(at in frame.file for at in COLLECTIVES):
+                found = frame.function
+            elif found or not frame.file.startswith(STANDARD):
+                break
+        return found or ("backward" if self.frames and self.frames[0].function == BACKWARD else "")
+
+
+def main_stack(text: str, main: int) -> list[Frame]:
+    """The stack of the main thread in what ``faulthandler`` wrote; that of the last thread if it is not there."""
+    stacks: dict[int, list[Frame]] = {}
+    for line in text.splitlines():
+        if found := THREAD.match(line):
+            stacks[int(found[1], 16)] = current = []
+        elif stacks and (found := FRAME.match(line)):
+            current.append(Frame(found[1], int(found[2]), found[3]))
+    return stacks.get(main) or (list(stacks.values())[-1] if stacks else [])
+
+
+def find(folder: str, known: Sequence[int] = ()) -> list[Process]:
+    """The processes of a run on this machine, ranks first and in their order; those in ``known`` are left out."""
+    found: list[Process] = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) in known:
+            continue
+        with suppress(OSError):
+            if entry.stat().st_uid == os.geteuid():
+                found += _of(int(entry.name), folder)
+    return sorted(found, key=lambda one: (not one.is_rank, one.facts["rank"], one.pid))
+
+
+def _of(pid: int, folder: str) -> Iterator[Process]:
+    files = f"/proc/{pid}/fd"
+    candidates = []
+    for number in sorted(os.listdir(files), key=int, reverse=True):
+        with suppress(OSError, ValueError, KeyError):
+            if os.readlink(f"{files}/{number}").startswith(f"/memfd:{FACTS}"):
+                candidates.append(one := Process(pid, number))
+                if one.facts["folder"] != folder or not (one.is_rank or one.is_forked()):
+                    candidates.pop().close()
+    best = next((one for one in candidates if one.is_rank), candidates[0] if candidates else None)
+    for one in candidates:
+        if one is not best:
+            one.close()
+    return iter([best] if best else [])
+
+
+def children(pid: int) -> list[int]:
+    """IDs of the processes that a process has started."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat") as file:
+            if int(file.read().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(name))
+    return found
+
+
+def where(facts: dict[str, Any]) -> str:
+    """Step and batch of a rank."""
+    if "stage" not in facts or not facts["stage"]:
+        return f"step {facts['step']}" if facts.get("step") else "before the first batch"
+    evaluated = max(facts["evaluated"])
+    if facts["stage"] in ("train", "fit"):
+        return f"step {facts['step']}, epoch {facts['epoch']}, batch {facts['batch']}"
+    return f"step {facts['step']}, epoch {facts['epoch']}, {facts['stage']}, batch {evaluated}"
+
+
+def describe(processes: Sequence[Process]) -> list[dict[str, Any]]:
+    """What each rank does, of processes that were asked: the place, the operation, and the stack of the main thread."""
+    started = {one.facts["rank"] for one in processes if one.is_rank and one.facts["joined"]}
+    ranks = [one for one in processes if one.is_rank and (one.facts["joined"] or one.facts["rank"] not in started)]
+    some_wait = any(one.collective for one in ranks)
+    found = []
+    for one in ranks:
+        workers = [other for other in processes if other.facts["pid"] == one.pid != other.pid]
+        fact: dict[str, Any] = {key: one.facts.get(key) for key in ("rank", "pid", "host", "step", "epoch", "batch")}
+        place = one.place
+        fact |= {"at": where(one.facts), "waits_in": one.collective, "missing": some_wait and not one.collective}
+        fact |= {"note": one.note, "file": place and place.file, "line": place and place.line}
+        fact |= {"function": place and place.function, "place": str(place) if place else ""}
+        fact["stack"] = [f'File "{frame.file}", line {frame.line} in {frame.function}' for frame in one.frames]
+        fact["workers"] = [{"pid": other.pid, "place": str(other.place)} for other in workers if other.place]
+        found.append(fact)
+    return found
+
+
+def lines(found: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for each rank, and for each of its workers, then their stacks, equal ones once."""
+    shown = []
+    for fact in found:
+        waits = f"waits for other ranks in {fact['waits_in']}" if fact["waits_in"] else ""
+        what = [waits or ("others wait for it" if fact["missing"] else ""), fact["note"], fact["place"]]
+        shown.append(f"rank {fact['rank']} ({fact['at']}): {'; '.join(filter(None, what))}")
+        shown += [f"  process {one['pid']} of rank {fact['rank']}: {one['place']}" for one in fact["workers"]]
+    stacks: dict[tuple[str, ...], list[int]] = {}
+    for fact in found:
+        if fact["stack"]:
+            stacks.setdefault(tuple(fact["stack"][:DEEPEST]), []).append(fact["rank"])
+    for stack, ranks in stacks.items():
+        shown += [f"stack of rank {', '.join(map(str, ranks))}, the last call first:", *(f"  {one}" for one in stack)]
+    return shown
+
+
+def log(processes: Sequence[Process], headline: str) -> None:
+    """Append what all threads do to the logs of the ranks."""
+    hide, opener = _library()
+    for one in processes:
+        if not one.text:
+            continue
+        folder = one.facts["folder"]
+        kind = "" if one.is_rank else f", process {one.pid}"
+        with suppress(OSError):
+            os.makedirs(f"{folder}/logs", exist_ok=True)
+            path = f"{folder}/logs/rank-{one.facts['rank']}.log"
+            with open(path, "a", opener=opener(folder), encoding="utf-8") as file:
+                place = one.place
+                file.write(hide(f"{headline}\n{where(one.facts)}{kind}{f'; {place}' if place else ''}\n{one.text}\n"))
+
+
+def _library() -> tuple[Any, Any]:
+    """How secrets are hidden, and how files of a run are opened; imported only once there is something to report."""
+    root = os.path.dirname(LIBRARY.rstrip(os.sep))
+    if not sys.flags.no_site:
+        from boltcutter.config.redaction import hide_variables
+        from boltcutter.files import opener
+
+        return hide_variables, opener
+    import site
+
+    site.main()
+    if root not in sys.path:
+        sys.path.insert(0, root)
+    from boltcutter.config.redaction import hide_variables
+    from boltcutter.files import opener
+
+    return hide_variables, opener
+
+
+class Watch:
+    """Watches the processes of a run on this node, until all have ended.
+
+    Args:
+        folder: Of the run.
+        timeout: Seconds without progress until it is reported; after twice as many the run is ended.
+        leader: Process ID of local rank 0.
+    """
+
+    def __init__(self, folder: str, timeout: float, leader: int) -> None:
+        self.folder, self.timeout, self.leader = folder, timeout, leader
+        self.members: dict[int, Process] = {}
+        self.seen: dict[int, tuple[str, float]] = {}  # of each process: its last facts, and since when
+        self.attempt: Any = None
+        self.failed = 0.0  # when a rank has failed or vanished; 0: none has
+        self.reported = False
+        self.next_scan, self.pause = 0.0, POLL_SECONDS
+
+    def run(self) -> None:
+        """Watch until no process is left."""
+        before = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if (gap := now - before) > SUSPENDED:
+                self.seen = {pid: (facts, since + gap) for pid, (facts, since) in self.seen.items()}
+                self.failed += gap if self.failed else 0
+            before = now
+            self.scan(now)
+            self.update(now)
+            if not self.members:
+                self.next_scan = 0.0
+                self.scan(now)
+                if not self.members:
+                    return
+            self.judge(now)
+            poll = select.poll()
+            for one in self.members.values():
+                poll.register(one.pidfd, select.POLLIN)
+            poll.poll(POLL_SECONDS * 1000)
+
+    def scan(self, now: float, *, at_once: bool = False) -> None:
+        """Look for further ranks of this attempt."""
+        if self.failed or (now < self.next_scan and not at_once):
+            return
+        self.next_scan, self.pause = now + self.pause, min(2 * self.pause, MAX_SCAN)
+        for one in find(self.folder, tuple(self.members)):
+            if one.pid == self.leader:
+                self.attempt = one.facts["attempt"]
+            is_member = one.pid == self.leader or (self.attempt is not None and one.facts["attempt"] == self.attempt)
+            if one.is_rank and is_member and one.facts["state"] != "done":
+                self.members[one.pid], self.seen[one.pid] = one, ("", now)
+            else:
+                one.close()
+
+    def update(self, now: float) -> None:
+        """Read facts; forget processes that have ended."""
+        for pid, one in list(self.members.items()):
+            with suppress(ValueError):
+                facts = json.dumps(one.read())
+                if facts != self.seen[pid][0]:
+                    self.seen[pid] = facts, now
+                    if self.reported and one.facts["state"] == "running" and not self.failed:
+                        self.reported = False
+                        self.say([f"rank {one.facts['rank']} goes on: {where(one.facts)}"])
+            if pid == self.leader and self.attempt != one.facts["attempt"]:
+                self.attempt, self.next_scan, self.pause = one.facts["attempt"], 0.0, POLL_SECONDS
+            state, alive = one.facts["state"], one.is_alive()
+            if state == "failed" or (not alive and state != "done"):
+                self.failed = self.failed or now
+            if not alive or (state == "done" and not self._keeps(one)):
+                del self.members[pid]
+                one.close()
+                if not alive and state != "done":
+                    self.end_children(one.pid)
+
+    def _keeps(self, one: Process) -> bool:
+        """Whether a process that is done still has its announcement: one that goes on, as a notebook, withdraws it."""
+        with suppress(OSError):
+            return os.readlink(f"/proc/{one.pid}/fd/{one.facts['stacks']}").startswith(f"/memfd:{STACKS}")
+        return False
+
+    def judge(self, now: float) -> None:
+        """Report a run without progress, and end it after another timeout."""
+        if not self.members:
+            return
+        idle = now - max(self.seen[pid][1] for pid in self.members)
+        if self.failed:
+            late = [
+                one
+                for pid, one in self.members.items()
+                if one.facts["state"] == "running" and now - max(self.failed, self.seen[pid][1]) > GRACE
+            ]
+            if late:
+                found = self.report(f"a rank has failed, and others go on without progress for {GRACE:.0f} s")
+                self.end(late, found)
+                return
+        if idle < max(self.timeout - EARLY, 0.6 * self.timeout):
+            return
+        if not self.reported:
+            self.reported = True
+            self.report(f"no batch, validation batch or saved file for {self.timeout:g} s (timeout={self.timeout:g})")
+        begun = any(one.facts.get("trained") for one in self.members.values())
+        frames = [frame.file for one in self.members.values() for frame in one.frames]
+        if any(at in file for file in frames for at in DEBUGGERS):
+            return
+        if all(one.state() == "T" for one in self.members.values()):
+            return  # somebody has stopped the whole run, to continue it later
+        compiles = any(at in file for file in frames for at in COMPILERS)
+        if idle > self.timeout * (2 if begun and not compiles else FIRST):
+            found = self.report(f"no progress for {idle:.0f} s: the run is ended (timeout={self.timeout:g})")
+            self.end(list(self.members.values()), found)
+
+    def report(self, headline: str) -> str:
+        """Ask for stacks, and write them to the terminal and the logs; return the ranks' places in one line."""
+        self.scan(time.monotonic(), at_once=True)
+        processes = [one for one in find(self.folder) if one.facts["attempt"] == self.attempt]
+        for one in processes:
+            one.ask(wakes=True)
+            if (member := self.members.get(one.pid)) is not None:
+                member.frames = one.frames
+        found = describe(processes)
+        self.say([headline, *lines(found), f"stacks of all threads: {self.folder}/logs/"])
+        log(processes, headline)
+        for one in processes:
+            one.close()
+        places = [f"rank {fact['rank']} ({fact['at']}): {fact['place'] or fact['note']}" for fact in found]
+        return f"{headline}; {'; '.join(places)}"
+
+    def say(self, text: list[str]) -> None:
+        """Print lines on the terminal of the run."""
+        hide, _ = _library()
+        shown = "".join("".join(c if c.isprintable() else "?" for c in line) + "\n" for line in text)
+        with suppress(OSError, ValueError):
+            print(hide(f"warning: {shown}"), end="", file=sys.stderr, flush=True)
+
+    def end(self, processes: Sequence[Process], reason: str) -> None:
+        """End processes, and those that they have forked: by an exception if they notice it, else by SIGKILL."""
+        for one in processes:
+            with suppress(OSError):
+                write_text(one.file, MESSAGE, reason)
+            if one.handles(END):
+                one.send(END)
+            if one.state() == "T":
+                one.send(signal.SIGCONT)
+        end = time.monotonic() + END_SECONDS
+        while time.monotonic() < end and any(self._is_running(one) for one in processes):
+            time.sleep(0.1)
+        for one in processes:
+            if self._is_running(one):
+                self.end_children(one.pid)
+                one.send(signal.SIGKILL)
+        self.failed = self.failed or time.monotonic()
+
+    def _is_running(self, one: Process) -> bool:
+        with suppress(ValueError):
+            one.read()
+        return one.is_alive() and one.facts["state"] == "running"
+
+    def end_children(self, pid: int) -> None:
+        """Kill what a process has forked or spawned, such as workers of a loader; not the commands that it runs."""
+        for one in find(self.folder):
+            if one.facts["pid"] == pid and not one.is_rank:
+                one.send(signal.SIGKILL)
+            one.close()
+        for child in children(pid):
+            with suppress(OSError):
+                with open(f"/proc/{child}/cmdline", "rb") as file:
+                    is_spawned = b"multiprocessing.spawn" in file.read()
+                if is_spawned:
+                    os.kill(child, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE):
+        signal.signal(ignored, signal.SIG_IGN)
+    if os.fork():
+        os._exit(0)  # so that the rank which has started this process need not wait for it
+    Watch(sys.argv[1], float(sys.argv[2]), int(sys.argv[3])).run()

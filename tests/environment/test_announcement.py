@@ -1,0 +1,88 @@
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from hanging import hanging
+
+from boltcutter.environment import announcement, hang
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux names memory files in /proc")
+
+
+def facts(folder: Path) -> list[dict[str, object]]:
+    found = hang.find(str(folder.resolve()))
+    for process in found:
+        process.close()
+    return [process.facts for process in found]
+
+
+def test_a_process_announces_its_rank_and_how_it_ends(tmp_path: Path) -> None:
+    with announcement.announce(tmp_path, 60):
+        (found,) = facts(tmp_path)
+        assert (found["rank"], found["state"], found["pid"]) == (0, "running", os.getpid())
+    assert [found["state"] for found in facts(tmp_path)] == ["done"]
+    with pytest.raises(ZeroDivisionError), announcement.announce(tmp_path, 60):
+        raise ZeroDivisionError
+    assert [found["state"] for found in facts(tmp_path)] == ["failed"]
+    announcement.withdraw()
+    assert not facts(tmp_path)
+
+
+def test_counters_of_a_trainer_are_announced(tmp_path: Path) -> None:
+    counters = SimpleNamespace(current=SimpleNamespace(ready=5), total=SimpleNamespace(completed=14))
+    loop = SimpleNamespace(batch_progress=counters, val_loop=SimpleNamespace(batch_progress=counters))
+    trainer = SimpleNamespace(
+        fit_loop=SimpleNamespace(epoch_loop=loop),
+        **dict.fromkeys(("validate_loop", "test_loop", "predict_loop"), loop.val_loop),
+        state=SimpleNamespace(stage=SimpleNamespace(value="train")),
+        current_epoch=1,
+        global_step=14,
+        global_rank=3,
+    )
+    with announcement.announce(tmp_path, 60):
+        announcement.follow(trainer)
+        announcement.advance()
+        announcement.set_state("running")
+        (found,) = facts(tmp_path)
+        assert (found["rank"], hang.where(found)) == (3, "step 14, epoch 1, batch 5")
+        trainer.global_step = 15
+        end = time.monotonic() + 20
+        while facts(tmp_path)[0]["step"] != 15 and time.monotonic() < end:
+            time.sleep(0.05)
+        assert facts(tmp_path)[0]["step"] == 15, "the thread writes what has changed"
+    announcement.withdraw()
+
+
+def test_the_watching_process_ends_with_the_run(tmp_path: Path) -> None:
+    def watching() -> list[int]:
+        script = str(announcement.SCRIPT)
+        of_run = str((tmp_path / "run").resolve())
+        return [
+            process.pid
+            for process in psutil.process_iter(["cmdline"])
+            if {script, of_run} <= set(process.info["cmdline"] or ())
+        ]
+
+    with hanging(tmp_path / "run", "wait_for_lock", "wait_for_lock") as started:
+        assert len(watching()) == 1, "one on each node"
+        for process in started:
+            process.kill()
+            process.wait()
+        end = time.monotonic() + 20
+        while watching() and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not watching()
+
+
+def test_a_forked_process_announces_itself_as_another_rank(tmp_path: Path) -> None:
+    with announcement.announce(tmp_path, 60):
+        assert not announcement.joined(tmp_path, 60, 1), "it is announced already"
+    announcement.withdraw()
+    assert announcement.joined(tmp_path, 60, 1)
+    try:
+        assert [(found["rank"], found["joined"]) for found in facts(tmp_path)] == [(1, True)]
+    finally:
+        announcement.withdraw()

@@ -1,0 +1,96 @@
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from hanging import hanging, places
+
+from boltcutter.environment import hang
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux names memory files in /proc")
+STACKS = """Thread 0x00007f0000000001 (most recent call first):
+  File "/usr/lib/x/threading.py", line 3 in wait
+
+Current thread 0x00007f0000000002 (most recent call first):
+  File "/somewhere/task.py", line 31 in training_step
+  File "/somewhere/train.py", line 6 in <module>
+"""
+
+
+def test_the_stack_of_the_main_thread_is_read() -> None:
+    assert hang.main_stack(STACKS, 0x7F0000000001)[0].function == "wait"
+    assert hang.main_stack(STACKS, 0x7F0000000002)[0] == hang.Frame("/somewhere/task.py", 31, "training_step")
+    assert hang.main_stack(STACKS, 5)[0].line == 31  # that of the last thread, as far as is known
+    assert hang.main_stack("", 5) == []
+
+
+def test_each_rank_is_found_with_its_place_whatever_it_waits_for(tmp_path: Path) -> None:
+    kinds = ["wait_for_lock", "hold_the_lock_of_python", "compute", "stop", "fork"]
+    with hanging(tmp_path / "run", *kinds) as started:
+        for place in places(tmp_path / "run", len(kinds)):
+            assert str(tmp_path / "program.py") in place
+        assert [process.poll() for process in started] == [None] * len(kinds), "asking ends nothing"
+
+
+def test_processes_of_another_run_are_not_found(tmp_path: Path) -> None:
+    with hanging(tmp_path / "run", "wait_for_lock"):
+        assert not hang.find(str(tmp_path / "other"))
+        held = [hang.find(str(tmp_path / "run")) for _ in range(2)]
+        assert [len(found) for found in held] == [1, 1], "one that reads the facts is no process of the run"
+        for process in sum(held, []):
+            process.close()
+
+
+@pytest.mark.parametrize("kind", ["wait_for_lock", pytest.param("hold_the_lock_of_python", marks=pytest.mark.slow)])
+def test_a_run_without_progress_is_reported_and_ended_after_a_second_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    monkeypatch.setattr(hang, "END_SECONDS", 0.5)
+    with hanging(tmp_path / "run", kind) as (process,):
+        watch = hang.Watch(str((tmp_path / "run").resolve()), 0.4, process.pid)
+        monkeypatch.setattr(hang, "FIRST", 2)
+        watch.run()
+        assert process.wait(10)
+        _, err = process.communicate()
+    said = capsys.readouterr().err
+    assert said.index("timeout=0.4") < said.index("the run is ended")
+    assert f"{tmp_path}/program.py" in said
+    assert f"{tmp_path}/program.py" in (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+    if kind == "wait_for_lock":
+        assert "HangError" in err
+    else:
+        assert process.returncode == -signal.SIGKILL
+
+
+def test_the_others_of_a_failed_rank_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang, "GRACE", 0.5)
+    with hanging(tmp_path / "run", "wait_for_lock", "stop") as (first, second):
+        watch = hang.Watch(str((tmp_path / "run").resolve()), 1000.0, first.pid)
+        watch.scan(time.monotonic())
+        assert set(watch.members) == {first.pid, second.pid}
+        first.kill()
+        first.wait()
+        watch.run()
+        assert second.wait(10)
+
+
+def test_a_run_that_somebody_stopped_as_a_whole_is_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang, "FIRST", 1)
+    with hanging(tmp_path / "run", "stop") as (process,):
+        watch = hang.Watch(str((tmp_path / "run").resolve()), 0.1, process.pid)
+        for _ in range(3):
+            watch.scan(now := time.monotonic())
+            watch.update(now)
+            watch.judge(now)
+            time.sleep(0.2)
+        assert watch.reported
+        assert process.poll() is None
+
+
+def test_a_rank_that_goes_on_is_not_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A process that has withdrawn its announcement, as a notebook after training, is none of the run."""
+    with hanging(tmp_path / "run", "end") as (process,):
+        assert process.wait(20) == 0
+        hang.Watch(str((tmp_path / "run").resolve()), 0.1, process.pid).run()
+    assert capsys.readouterr().err == ""
