@@ -38,7 +38,7 @@ def test_processes_of_another_run_are_not_found(tmp_path: Path) -> None:
         assert not hang.find(str(tmp_path / "other"))
         held = [hang.find(str(tmp_path / "run")) for _ in range(2)]
         assert [len(found) for found in held] == [1, 1], "one that reads the facts is no process of the run"
-        for process in sum(held, []):
+        for process in (*held[0], *held[1]):
             process.close()
 
 

@@ -178,6 +178,8 @@ class Process:
             seen = size
         if state == "T":
             self.send(signal.SIGSTOP)
+            while self.state() in "RSD" and self.is_alive() and time.monotonic() < end + ANSWER_SECONDS:
+                time.sleep(0.01)
         self.text = os.pread(self.stacks, seen - begin, begin).decode(errors="replace")
         self.frames = main_stack(self.text, int(self.facts["main"]))
         if not self.frames:
