@@ -430,7 +430,9 @@ class Watch:
                 if one.facts["state"] == "running" and now - max(self.failed, self.seen[pid][1]) > GRACE
             ]
             if late:
-                found = self.report(f"a rank has failed, and others go on without progress for {GRACE:.0f} s")
+                found = self.report(
+                    f"a rank has failed, and others go on without progress for {GRACE:.0f} s", wakes=True
+                )
                 self.end(late, found)
                 return
         if idle < max(self.timeout - EARLY, 0.6 * self.timeout):
@@ -446,15 +448,20 @@ class Watch:
             return  # somebody has stopped the whole run, to continue it later
         compiles = any(at in file for file in frames for at in COMPILERS)
         if idle > self.timeout * (2 if begun and not compiles else FIRST):
-            found = self.report(f"no progress for {idle:.0f} s: the run is ended (timeout={self.timeout:g})")
+            found = self.report(
+                f"no progress for {idle:.0f} s: the run is ended (timeout={self.timeout:g})", wakes=True
+            )
             self.end(list(self.members.values()), found)
 
-    def report(self, headline: str) -> str:
-        """Ask for stacks, and write them to the terminal and the logs; return the ranks' places in one line."""
+    def report(self, headline: str, *, wakes: bool = False) -> str:
+        """Ask for stacks, and write them to the terminal and the logs; return the ranks' places in one line.
+
+        Only a rank that is ended next is woken for that, since one that was stopped would go on.
+        """
         self.scan(time.monotonic(), at_once=True)
         processes = [one for one in find(self.folder) if one.facts["attempt"] == self.attempt]
         for one in processes:
-            one.ask(wakes=True)
+            one.ask(wakes=wakes)
             if (member := self.members.get(one.pid)) is not None:
                 member.frames = one.frames
         found = describe(processes)
