@@ -62,6 +62,7 @@ ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here
     ),
     r"(?:uv tool|pip) install .*": ("they install packages", "test_docs.py::test_extras_and_files_on_a_page_exist"),
     r"python scripts/lightning_suite\.py.*": ("needs a checkout of Lightning, and hours", "test_lightning_suite.py"),
+    r"boltcutter (?:try|tries|mcp)\b.*": ("they train for minutes, or serve", "tries/test_command.py"),
     r"wandb artifact put .*": ("uploads to an account", "logger/test_wandb.py"),
     r"(?:gcloud|gsutil) .*|.* launch=vertex .*": (CLOUD, "launch/cloud/test_vertex.py"),
     r"aws s3 .*": (CLOUD, "launch/test_sky.py"),

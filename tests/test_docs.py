@@ -17,6 +17,7 @@ from boltcutter.assembly.assemble import read_config
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.cli.commands import commands as known_commands
 from boltcutter.cli.commands import run
+from boltcutter.cli.mcp_server import RUN_LIMITS
 from boltcutter.config.values import split_overrides
 from boltcutter.export.command import read_settings
 from boltcutter.export.serving.server import LIMITS, SERVER
@@ -24,6 +25,7 @@ from boltcutter.launch.command import FLAGS, VERBS
 from boltcutter.planning.flags import CHECK_FLAGS, DOCTOR_FLAGS
 from boltcutter.project import Project, tomllib
 from boltcutter.scaffold import new, vendor
+from boltcutter.tries.question import parse_request
 
 ROOT = Path(__file__).parents[1]
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
@@ -104,6 +106,11 @@ def check(project: Project, name: str, arguments: list[str]) -> None:
         assert {argument.partition("=")[0] for argument in arguments[1:]} <= {"run", *FLAGS}
     elif any(argument in ("--describe", "--print", "--check", "--help", "--completion") for argument in arguments):
         run(name, arguments, str(project.root))
+    elif name in ("try", "tries"):
+        if name == "try" and {"metric", "effect"} <= {argument.partition("=")[0] for argument in arguments}:
+            parse_request(arguments)
+    elif name == "mcp":
+        assert not [a for a in arguments if a.partition("=")[0] not in RUN_LIMITS]
     elif name == "compare" and "--metric" in arguments:
         groups = parse_comparison(arguments)[3]
         assert [parse_filter(group) for group in groups if not group.startswith("runs/")]

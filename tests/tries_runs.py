@@ -9,6 +9,19 @@ from boltcutter.config.values import plain
 from boltcutter.formatting import to_json
 from boltcutter.project import Project
 from boltcutter.run import lineage
+from boltcutter.tries.ledger import Entry
+
+ENTRY = Entry(
+    **dict.fromkeys(("time", "question", "change", "baseline", "metric", "mode", "effect", "margin", "verdict"), ""),
+    **dict.fromkeys(("difference", "low", "high"), None),
+    **dict.fromkeys(("pairs", "budget", "runs", "reused"), 1),
+    id="a",
+    seconds=1.0,
+    is_stopped=False,
+    seeds=[1],
+    baseline_overrides=[],
+    change_overrides=["optimizer.lr=0.1"],
+)
 
 
 def write_baseline(project: Project, folder: Path, seed: int, **facts: object) -> Path:

@@ -3,12 +3,22 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.extend import NegativeResult
 from boltcutter.project import Project
-from boltcutter.tries.command import UNDECIDED
+from boltcutter.tries import listing
+from boltcutter.tries.command import UNDECIDED, main
+
+
+def ask_plain(project: Project, *arguments: str) -> tuple[int, dict[str, Any]]:
+    try:
+        return 0, main(project, [*arguments])
+    except NegativeResult as end:
+        return int(end.code or 0), end.result
 
 
 def started(runs: Path) -> list[str]:
@@ -97,3 +107,28 @@ def test_runs_at_the_same_time_give_the_same_verdict(ask, tmp_path: Path) -> Non
         assert one[key] == four[key]
     lines = (tmp_path / "one" / "tries.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["verdict"] == "accepted"
+
+
+def test_what_was_accepted_is_confirmed_together_on_fresh_seeds(ask, project: Project, tmp_path: Path) -> None:
+    runs = f"runs={tmp_path / 'runs'}"
+    ask("optimizer.lr=0.05", "budget=5", "against=tags=[a]")
+    ask("trainer.max_epochs=3", "optimizer.lr=0.06", "budget=5", "effect=0.02", "against=tags=[a]")
+    status, result = ask_plain(project, "--confirm", runs)
+    assert status == 0
+    assert len(result["confirms"]) == 2
+    assert result["effect"] == "0.02"
+    assert result["seeds"][0] == 5
+    assert {"trainer.max_epochs=3", "optimizer.lr=0.06", "tags=[a]"} <= {*result["change_overrides"]}
+    listed = listing.main(project, [runs])
+    assert [entry["verdict"] for entry in listed] == ["accepted"] * 3
+    with pytest.raises(ConfigError, match="nothing was accepted"):
+        ask("--confirm")
+
+
+def test_the_limits_of_an_agent_hold(ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOLTCUTTER_TRY_LIMITS", "30/4")
+    status, result = ask("optimizer.lr=0.05")
+    assert (status, result["is_stopped"], result["pairs"], result["runs"]) == (UNDECIDED, True, 2, 4)
+    assert any("max_runs=4" in line for line in result["explanation"])
+    monkeypatch.delenv("BOLTCUTTER_TRY_LIMITS")
+    assert ask("optimizer.lr=0.05")[0] == 0

@@ -40,7 +40,7 @@ def test_the_explanation_has_guarantees_and_limits() -> None:
     lost = explain([0.82, 0.83, 0.84, 0.825, math.nan])
     assert "1 of 5 runs" in lost
     assert "45%" not in lost
-    assert "stopped by hand" in explain([0.82], is_stopped=True)
+    assert "stopped" in explain([0.82], is_stopped=True)
 
 
 def test_the_interval_may_have_one_end() -> None:

@@ -4,20 +4,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from boltcutter.tries import ledger
-from boltcutter.tries.ledger import LEDGER, Entry
+from tries_runs import ENTRY
 
-ENTRY = Entry(
-    **dict.fromkeys(("time", "question", "change", "baseline", "metric", "mode", "effect", "margin", "verdict"), ""),
-    **dict.fromkeys(("difference", "low", "high"), None),
-    **dict.fromkeys(("pairs", "budget", "runs", "reused"), 1),
-    id="a",
-    seconds=1.0,
-    is_stopped=False,
-    seeds=[1],
-    baseline_overrides=[],
-    change_overrides=["optimizer.lr=0.1"],
-)
+from boltcutter.tries import ledger
+from boltcutter.tries.ledger import LEDGER
 
 
 def test_the_newest_entry_of_each_try_is_read_and_torn_lines_are_not(tmp_path: Path) -> None:

@@ -21,14 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.cli.answer import failure
-from boltcutter.config.errors import ConfigError
-from boltcutter.environment.startup import PARENT_PID
-from boltcutter.formatting import format_limit
+from boltcutter.config.errors import ConfigError, hint
+from boltcutter.config.values import split_overrides
+from boltcutter.environment.startup import PARENT_PID, TRY_LIMITS
+from boltcutter.formatting import format_limit, parse_count
 from boltcutter.project import Project, install_command
 from boltcutter.run import trust
 
 LIMIT, GRACE = 300.0, 60.0  # seconds for a command, and after its time to save and to write a report
 MAX_REPORT, MAX_LENGTH = 20_000, 30_000  # characters of a report, and of all arguments of a command
+RUN_LIMITS = {"max_runs": 200, "max_runs_per_hour": 30}  # of tries, by default
 HIDDEN = re.compile(r"<(script|style|svg|head)\b", re.I)  # what is no text of a report
 INSTRUCTIONS = """Arguments are overrides such as "model=mlp" and "trainer.max_epochs=3". Check them before training.
 An error has a `code` and, where there is one, a `fix`: write it in place of the arguments in `replaces`, and try again.
@@ -38,17 +40,31 @@ Choose models by validation metrics; the test split is for the last comparison."
 
 def main(project: Project, arguments: list[str]) -> None:
     """Serve until the client disconnects."""
-    if arguments:
-        raise ConfigError(f"{arguments[0]}: mcp takes no such argument; remove it", kind="unknown_key")
+    given, rest = split_overrides(arguments, *RUN_LIMITS)
+    if rest:
+        raise ConfigError(
+            f"{rest[0]}: mcp takes no such argument{hint(rest[0], RUN_LIMITS)}; remove it", kind="unknown_key"
+        )
+    limits = {key: parse_count(given.get(key, str(value))) for key, value in RUN_LIMITS.items()}
+    if wrong := next((key for key, value in limits.items() if value is None), ""):
+        raise ConfigError(f"{wrong}={given[wrong]}: not a number of runs; try {wrong}={RUN_LIMITS[wrong]}")
     try:
         from mcp.server.mcpserver import MCPServer
     except ImportError:
         raise ConfigError(
             f"mcp: not installed, but needed by this command; {install_command('mcp')}", kind="not_installed"
         ) from None
-    tools = Tools(project.root)
+    tools = Tools(project.root, max_runs=limits["max_runs"], max_runs_per_hour=limits["max_runs_per_hour"])
     server = MCPServer("boltcutter", instructions=INSTRUCTIONS, log_level="WARNING")
-    for tool in (tools.list_runs, tools.compare, tools.check, tools.train, tools.read_report):
+    for tool in (
+        tools.list_runs,
+        tools.compare,
+        tools.check,
+        tools.train,
+        tools.try_change,
+        tools.tries,
+        tools.read_report,
+    ):
         server.tool()(tool)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, tools.end)
@@ -62,9 +78,22 @@ class Tools:
         root: Folder of the project.
         limit: Seconds for a command that does not train.
         grace: Seconds for a command to end after its time.
+        max_runs: Runs of all tries of the project, which no argument of a tool can raise.
+        max_runs_per_hour: The same within an hour.
     """
 
-    def __init__(self, root: Path, *, limit: float = LIMIT, grace: float = GRACE) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        limit: float = LIMIT,
+        grace: float = GRACE,
+        max_runs: int | None = None,
+        max_runs_per_hour: int | None = None,
+    ) -> None:
+        counts = {"max_runs": max_runs, "max_runs_per_hour": max_runs_per_hour}
+        found = {key: RUN_LIMITS[key] if value is None else value for key, value in counts.items()}
+        self.run_limits = f"{found['max_runs_per_hour']}/{found['max_runs']}"
         self.root, self.limit, self.grace, self.running = root, limit, grace, set[int]()
 
     def end(self, number: int, _: object) -> None:
@@ -96,6 +125,34 @@ class Tools:
         sealed = [] if any(override.startswith("test=") for override in overrides) else ["test=false"]
         limits = [*sealed, *overrides, f"trainer.max_time={format_limit(seconds)}"]
         return await self.run("train", *limits, seconds=seconds + self.grace)
+
+    async def try_change(
+        self,
+        overrides: list[str],
+        metric: str,
+        effect: str,
+        against: str = "",
+        budget: int = 12,
+        minutes: float = 60,
+    ) -> dict[str, Any]:
+        """Accept or reject a change in pairs of runs; the honest way to decide whether it is better.
+
+        The effect is the smallest improvement worth having, such as "0.5%" or "0.01"; against is the baseline. Call
+        again with the same arguments to continue. The number of runs is limited, and the test split is not read.
+        """
+        if not 0 < minutes < 1e6:
+            return _failed("failed", f"minutes={minutes} is not a time; use a positive number")
+        words = [
+            f"metric={metric}",
+            f"effect={effect}",
+            f"budget={budget}",
+            *([f"against={against}"] if against else []),
+        ]
+        return await self.run("try", *overrides, *words, seconds=max(minutes * 60, 1))
+
+    async def tries(self) -> dict[str, Any]:
+        """List the changes that were tried, and whether they were accepted."""
+        return await self.run("tries")
 
     async def read_report(self, run: str) -> dict[str, Any]:
         """Read the report of a run as text; the run is its id, the beginning of one, or "latest"."""
@@ -136,7 +193,12 @@ class Tools:
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
             # If the server is killed, it saves.
-            env={**os.environ, trust.AGENT: "1", PARENT_PID: f"{os.getpid()}:{signal.SIGTERM:d}"},
+            env={
+                **os.environ,
+                trust.AGENT: "1",
+                TRY_LIMITS: self.run_limits,
+                PARENT_PID: f"{os.getpid()}:{signal.SIGTERM:d}",
+            },
         )
         self.running.add(process.pid)
         reading = asyncio.ensure_future(process.communicate())

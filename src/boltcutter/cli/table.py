@@ -50,6 +50,7 @@ boltcutter compare --metric test/accuracy model=mlp model=resnet    # is the sec
 
 boltcutter try optimizer.lr=0.005 metric=val/accuracy effect=0.5%           # against the default configuration
 boltcutter try model.dropout=0.1 against='model=mlp trainer.max_epochs=5' metric=val/loss effect=0.01
+boltcutter try --confirm                                # all that was accepted together, on fresh seeds
 boltcutter try faster-mixup against=baseline metric=val/accuracy effect=0.5%    # a branch, against runs with this tag
     against=         the baseline: overrides, a run, a tag of runs, a git ref or patch
     effect=          smallest improvement worth having: in units of the metric, or in percent of the baseline's value
@@ -69,6 +70,11 @@ Exit status: 0 accepted, 1 rejected, 3 undecided. The same command continues one
 
 boltcutter why run=latest --hang    # where each rank of a run that does not go on is, while it goes on""",
         flags="boltcutter.analysis.why:FLAGS",
+    ),
+    "tries": Command(
+        "boltcutter.tries.listing:main",
+        "List the changes that were tried, and their verdicts: boltcutter tries [runs=<folder>] [--json]",
+        is_plain=True,
     ),
     "runs": Command(
         "boltcutter.analysis.command:main",
@@ -197,7 +203,8 @@ boltcutter serve run=runs/… host=0.0.0.0 token_file=token      # reachable fro
     ),
     "mcp": Command(
         "boltcutter.cli.mcp_server:main",
-        "Serve tools for agents by the Model Context Protocol, over standard input and output: boltcutter mcp",
+        "Serve tools for agents by the Model Context Protocol, over standard input and output: boltcutter mcp "
+        "[max_runs=200] [max_runs_per_hour=30]",
         is_plain=True,
     ),
 }

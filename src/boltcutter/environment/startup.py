@@ -23,6 +23,7 @@ from boltcutter.environment.process import call_glibc
 
 TRIAL_FD = "BOLTCUTTER_TRIAL_FD"  # descriptor of a socket that is connected to the search that started this trial
 LAUNCHER_PID = "BOLTCUTTER_LAUNCHER_PID"  # of the process that starts the other ranks
+TRY_LIMITS = "BOLTCUTTER_TRY_LIMITS"  # most runs of tries per hour and in all, which an agent may start
 PARENT_PID = "BOLTCUTTER_PARENT_PID"  # of a process that this one must not outlive, or <pid>:<signal to end by>
 PR_SET_PDEATHSIG = 1  # prctl(2)
 REPORT_TIMEOUT = 15.0  # seconds that a rank has to report that its launcher ended

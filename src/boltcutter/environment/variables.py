@@ -29,6 +29,7 @@ FORMS = {  # a pattern, and what it is in words
     ),
     "WANDB_MODE": ("online|offline|disabled|shared|dryrun|run", "online, offline or disabled"),
     "BOLTCUTTER_DEBUG": ("[01]", "0 or 1"),
+    "BOLTCUTTER_TRY_LIMITS": ("[0-9]{1,18}/[0-9]{1,18}", "runs per hour and in all, such as 30/200"),
 }
 UNSET_IF_EMPTY = ("CUDA_VISIBLE_DEVICES", "WANDB_MODE", "BOLTCUTTER_DEBUG", "OMP_NUM_THREADS")
 WITHIN = {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE"}  # each is less than the other

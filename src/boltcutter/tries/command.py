@@ -7,7 +7,7 @@ import signal
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
@@ -16,11 +16,12 @@ from boltcutter.environment import lease, startup
 from boltcutter.environment import stop_signals as signals
 from boltcutter.extend import NegativeResult
 from boltcutter.formatting import to_json
-from boltcutter.project import Project
+from boltcutter.project import Project, display_path
 from boltcutter.search.local import run_trials
 from boltcutter.search.results import Result
-from boltcutter.tries import describe, ledger
+from boltcutter.tries import confirmation, describe, ledger, page
 from boltcutter.tries.ledger import Entry
+from boltcutter.tries.limits import RunLimits
 from boltcutter.tries.pairs import BASELINE, CHANGE, Outcome
 from boltcutter.tries.plan import Try, fingerprint, now, prepare
 from boltcutter.tries.question import parse_request
@@ -37,7 +38,10 @@ def main(project: Project, arguments: list[str]) -> dict[str, Any]:
         NegativeResult: The change is rejected (exit status 1), or it is undecided (3).
         PreemptionError: A signal other than SIGINT has stopped it; the same command continues.
     """
-    tried = prepare(project, parse_request(arguments))
+    confirms: tuple[str, ...] = ()
+    if confirmation.FLAG in arguments:
+        arguments, confirms = confirmation.arguments_of(project, arguments)
+    tried = prepare(project, replace(parse_request(arguments), confirms=confirms))
     with startup.restored_signals():
         signals.install_handlers()
         try:
@@ -65,7 +69,16 @@ def run(tried: Try) -> None:
         print(f"{reusable} of {len(pairs.seeds)} runs of the baseline exist already")
     if text := forecast(tried):
         print(text)
-    sys.stdout.flush()
+    print(f"page: {display_path(page.write(tried))}", flush=True)
+    limits = RunLimits.of_environment(tried.folder.parent)
+
+    def may_start(name: str) -> bool:
+        tried.limit = limits.reached()
+        if not tried.limit:
+            limits.add(name)
+        return not tried.limit
+
+    pairs.start = may_start
     run_trials(
         pairs,
         pairs.make_trial,
@@ -92,6 +105,8 @@ class Progress:
             print(printable(line), flush=True)
             if count == 1 and not any(side.is_lost for side in complete[0]) and not verdict.difference:
                 print("note: both runs of the first pair have the same value: the change may do nothing", flush=True)
+        if len(complete) > self._shown:
+            page.write(self._tried)
         self._shown = len(complete)
 
 
@@ -126,9 +141,12 @@ def conclude(tried: Try) -> dict[str, Any]:
     )
     lines += [f"  cost: {describe.cost(tried.pairs)}"]
     if tried.is_stopped:
-        lines.append("  the same command continues")
+        lines += [f"  {tried.limit}"] * bool(tried.limit) + ["  the same command continues"]
     elif verdict.word == "undecided":
         lines.append("  --again asks once more on fresh seeds, which adds the errors of both times")
+    if verdict.word == "accepted" and not tried.confirms:
+        lines.append("  of many tries some are luck: boltcutter try --confirm runs all that was accepted once more")
+    lines.append(f"  page: {display_path(page.write(tried, lines))}")
     print(printable("\n".join(lines)))
     entry = as_entry(tried, verdict)
     runs = tried.folder.parents[1]
@@ -174,6 +192,7 @@ def as_entry(tried: Try, verdict: Verdict) -> Entry:
         seconds=round(sum(outcome.seconds for outcome in trained), 1),
         baseline_overrides=list(pairs.baseline.overrides),
         change_overrides=list(pairs.change.overrides),
+        confirms=tried.confirms,
         code="" if pairs.change.project == pairs.baseline.project else fingerprint(pairs.change.code),
     )
 

@@ -99,7 +99,7 @@ def explanation(
     yield {
         "accepted": f"accepted: better than the baseline, {shown}",
         "rejected": f"rejected: improves by less than {scale.size(effect)}, {shown}",
-    }.get(verdict.word, f"undecided: {'stopped by hand' if is_stopped else 'the budget is spent'}, {shown}")
+    }.get(verdict.word, f"undecided: {'stopped before its end' if is_stopped else 'the budget is spent'}, {shown}")
     if verdict.word == "rejected" and verdict.low > 0:
         yield "  it is better, but by less than was asked for"
     if math.isfinite(verdict.low) or math.isfinite(verdict.high):

@@ -128,6 +128,7 @@ class Pairs:
     swapped: frozenset[int] = frozenset({0})
     outcomes: dict[tuple[int, str], Outcome] = field(default_factory=dict)
     parallel: int = 1
+    start: Callable[[str], bool] = lambda name: True  # called with the name of a run; False: it may not start
 
     def __post_init__(self) -> None:
         self._asked = set[tuple[int, str]]()
@@ -186,6 +187,8 @@ class Pairs:
                     continue
                 if self._has_failed(pair, side):
                     continue
+                if not self.start(self.folder_of(pair, side).name):
+                    return None
                 self._asked.add((pair, side))
                 return Sampled(2 * pair + NAMES.index(side), {})
         return None

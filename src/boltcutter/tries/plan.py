@@ -57,6 +57,8 @@ class Try:
     notes: list[str] = field(default_factory=list)
     is_stopped: bool = False
     gpus: float = 0.0
+    confirms: tuple[str, ...] = ()
+    limit: str = ""  # that was reached
 
     @property
     def folder(self) -> Path:
@@ -117,7 +119,7 @@ def prepare(project: Project, request: Request) -> Try:
         entries,
     )
     tried.notes += split_notes(tried)
-    tried.pairs.parallel, tried.gpus = request.parallel, request.gpus or 0.0
+    tried.pairs.parallel, tried.gpus, tried.confirms = request.parallel, request.gpus or 0.0, request.confirms
     return tried
 
 

@@ -14,6 +14,7 @@ from boltcutter.tries.sign_flips import BUDGET, check_budget
 
 FLAGS = {
     "--final": "allow a metric of the test split, which is for the last comparison",
+    "--confirm": "run all that was accepted together once more, on fresh seeds",
     "--again": "ask a question once more that was not decided, with fresh seeds",
 }
 KEYS = ("against", "metric", "mode", "effect", "budget", "margin", "split", "parallel", "gpus")
@@ -95,6 +96,7 @@ class Request:
     parallel: int
     gpus: float | None
     again: bool
+    confirms: tuple[str, ...] = ()  # ids of tries
 
 
 def parse_request(arguments: Sequence[str]) -> Request:

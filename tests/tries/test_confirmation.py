@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tries_runs import ENTRY
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.project import Project
+from boltcutter.tries import ledger
+from boltcutter.tries.confirmation import arguments_of
+
+
+def test_changes_of_code_have_to_be_joined_by_a_person(project: Project, tmp_path: Path) -> None:
+    ledger.append(tmp_path, replace(ENTRY, verdict="accepted", code="abc", change="my-branch", effect="1%"))
+    with pytest.raises(ConfigError, match="my-branch"):
+        arguments_of(project, ["--confirm", f"runs={tmp_path}"])
+    found, ids = arguments_of(project, ["--confirm", "joined", f"runs={tmp_path}"])
+    assert ids == ("a",)
+    assert {"joined", "effect=1%", "seed=2", "optimizer.lr=0.1"} <= {*found}
+
+
+def test_one_metric_is_confirmed_at_a_time(project: Project, tmp_path: Path) -> None:
+    for name, metric in (("a", "val/loss"), ("b", "val/accuracy")):
+        ledger.append(tmp_path, replace(ENTRY, id=name, verdict="accepted", metric=metric))
+    with pytest.raises(ConfigError, match="metric="):
+        arguments_of(project, ["--confirm", f"runs={tmp_path}"])
