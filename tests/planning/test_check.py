@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from boltcutter.config.errors import ConfigError
@@ -194,3 +195,10 @@ def test_correct_configurations(mistake: Check) -> None:
     assert mistake(*OWN) == mistake("--batch", *OWN) == "ok\n"
     assert mistake("--batch", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2") == "ok\n"
     assert mistake("--batch", "model=flat.yaml", "callback=[default,early_stopping]") == "ok\n"
+
+
+def test_a_mistake_in_the_samples_is_one_line(tmp_path: Path) -> None:
+    np.full(4000, 65_000, np.uint16).tofile(tmp_path / "tokens.bin")
+    given = ["data=tokens", f"data.path={tmp_path}/tokens.bin", "data.shape=[32]", "data.vocab_size=60000"]
+    with pytest.raises(ConfigError, match=r"token 65000, but data\.vocab_size=60000"):
+        check.main(Project.at(ROOT), [*given, "data.batch_size=2", "task=language", "model=gpt", "logger=null"])

@@ -107,7 +107,8 @@ def apply_model(components: Components, cfg: DictConfig) -> None:
         data.batch_size = min(data.batch_size, NUM_SAMPLES)
         device = trainer.strategy.root_device
         task.to(device).eval()
-        batch = next(iter(data.loader("train")))
+        with as_config_error():  # what the data finds wrong in a sample that it reads
+            batch = next(iter(data.loader("train")))
         inputs, targets = split_batch(task.transfer_batch_to_device(batch, device, 0))
         with torch.no_grad(), broadcasting_refused():
             outputs = task(inputs)
