@@ -86,8 +86,10 @@ def test_runs_with_the_same_seed_are_identical_and_with_another_seed_not(script:
     other = script("compare", f"run={tmp_path}/a", f"with={tmp_path}/c", "ckpt=best")
     assert other.returncode == 1
     lines = other.stdout.splitlines()
-    assert lines[0] == "setting   seed=0 → 1"
-    assert lines[1].startswith("data      ")  # another split
+    assert lines[0].startswith("step      step 1 (epoch 0): samples, loss ")
+    assert lines[1] == "setting   seed=0 → 1"
+    assert lines[2].startswith("hardware  device cpu → cuda")
+    assert lines[3].startswith("data      ")  # another split
     assert any(line.startswith("metric    test/loss is ") for line in lines)
     assert "tensors differ, by at most " in lines[-2]
     assert lines[-1] == "rounding  varies on cuda without trainer.deterministic=true"
@@ -114,6 +116,7 @@ def test_errors_are_one_line(script: Script, overrides: list[str], message: str)
         ({"a": torch.tensor([1.0 + 1e-6, float("nan")])}, False, "1 of 1 tensors differ"),
         ({"a": torch.tensor([1.0])}, False, "different models: 1 tensors have no counterpart (a"),
         ({"b": torch.tensor([1.0, 2.0])}, False, "different models: 2 tensors have no counterpart (a, b"),
+        ({"b": torch.tensor([1.0, float("nan")])}, True, "1 tensors, 2 parameters, bitwise identical; 1 of them are"),
         ({"a": torch.tensor([1, 2])}, False, "1 of 1 tensors differ"),
     ],
 )
@@ -131,6 +134,21 @@ def test_settings_are_compared_individually() -> None:
         "model.depth=1 → None",
         "name=None → x",
     ]
+
+
+def test_a_run_without_a_ledger_is_said_to_be_not_compared(tmp_path: Path) -> None:
+    lines, is_different = compare.step_differences(tmp_path / "a", tmp_path / "b")
+    assert "steps.ledger" in lines[0]
+    assert not is_different
+
+
+def test_settings_without_effect_on_a_step_are_last() -> None:
+    settings = ["name=a → b", "data.num_workers=0 → 2", "optimizer.lr=0.1 → 0.2"]
+    found = compare.Comparison(settings, None, [], "", identical=True, records=("package   numpy 1 → 2",))
+    lines = str(found).splitlines()
+    assert [line.split("=")[0].split()[-1] for line in lines[:1]] == ["optimizer.lr"]
+    assert lines[1] == "package   numpy 1 → 2"
+    assert all("without effect" in line for line in lines[2:4])
 
 
 def test_records_of_somebody_else_are_compared_in_printable_lines(

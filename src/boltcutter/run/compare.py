@@ -1,4 +1,4 @@
-"""Compare two runs: settings, data, metrics and weights; one may be a reproduction of the other."""
+"""Compare two runs: settings, records, steps, metrics and weights; one may be a reproduction of the other."""
 
 from __future__ import annotations
 
@@ -17,10 +17,17 @@ from boltcutter.environment.warning_filters import filter_warnings
 from boltcutter.extend import NegativeResult
 from boltcutter.project import Project
 from boltcutter.run.best import find_checkpoint
+from boltcutter.run.differences import record_differences
 from boltcutter.run.folder import read_record, read_run_config
+from boltcutter.run.ledger import differences, ledger_path, read_ledger
 from boltcutter.run.remote.store import run_store
 
 LOCATION_SETTINGS = ("folder", "checkpoints", "resume", "reproduce", "runs")  # paths, which do not affect results
+# Settings, or the groups of settings, that do not change what a step computes: they are listed last.
+WITHOUT_EFFECT = (
+    *("name", "tags", "report", "test", "timeout", "logger", "trust", "choices.logger", "launch"),
+    *("callback.progress", "callback.throughput", "callback.ledger", "data.num_workers"),
+)
 IGNORED_METRICS = {"recompiles"}  # restarts from 0 in a resumed run
 
 
@@ -35,6 +42,8 @@ class Comparison:
         weights: How the weights differ.
         identical: Whether metrics and weights are bitwise identical.
         nondeterministic: Devices of attempts whose rounding varies, for lack of ``trainer.deterministic=true``.
+        steps: The first step that differs, of each rank, and in what; empty if none does.
+        records: What else differs in the records: code, packages and hardware.
     """
 
     settings: list[str]
@@ -43,10 +52,17 @@ class Comparison:
     weights: str
     identical: bool
     nondeterministic: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
+    records: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        settings = sorted(self.settings, key=has_no_effect)
+        matter = [line for line in settings if not has_no_effect(line)]
         lines = [
-            *(f"setting   {line}" for line in self.settings),
+            *(f"step      {line}" for line in self.steps),
+            *(f"setting   {line}" for line in matter),
+            *self.records,
+            *(f"setting   {line}, without effect on a step" for line in settings[len(matter) :]),
             *([f"data      {self.data}"] if self.data else []),
             *(f"metric    {line}" for line in self.metrics or ["identical"]),
             f"weights   {self.weights}",
@@ -93,7 +109,37 @@ def compare(project: Project, overrides: list[str]) -> Comparison:
     weights, equal = weight_difference(*(extract_weights(load(path)) for path in checkpoints))
     data = None if first == second else f"{first} → {second}"
     varying = nondeterministic_devices(*records)
-    return Comparison(settings, data, metrics, weights, identical=equal and not metrics, nondeterministic=varying)
+    folders = Path(special["run"]), Path(special["with"])
+    steps, is_different = step_differences(*folders)
+    return Comparison(
+        settings,
+        data,
+        metrics,
+        weights,
+        identical=equal and not metrics and not is_different,
+        nondeterministic=varying,
+        steps=tuple(steps),
+        records=tuple(record_differences(folders, tuple(records), project.root)),
+    )
+
+
+def has_no_effect(line: str) -> bool:
+    """Whether a setting that differs does not change what a step computes."""
+    key = line.partition("=")[0]
+    return any(key == name or key.startswith(f"{name}.") for name in WITHOUT_EFFECT)
+
+
+def step_differences(first: Path, second: Path) -> tuple[list[str], bool]:
+    """Describe the first step of each rank that differs, or why there is none; and whether steps differ."""
+    if found := [str(difference) for difference in differences(first, second)]:
+        return found, True
+    ledgers = {folder: read_ledger(ledger_path(folder)) for folder in (first, second)}
+    if missing := [run_store().show(folder) for folder, ledger in ledgers.items() if ledger is None]:
+        return [f"not compared, as {' and '.join(missing)} has no steps.ledger"], False
+    lasts = [ledger.last for ledger in ledgers.values() if ledger is not None]
+    if len({*lasts}) < 2:
+        return [], False
+    return [f"the first {min(lasts)} are equal; one run has {lasts[0]}, the other {lasts[1]}"], True
 
 
 def setting_differences(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -108,6 +154,12 @@ def setting_differences(first: Mapping[str, Any], second: Mapping[str, Any], pre
 
 def weight_difference(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> tuple[str, bool]:
     """Describe how two sets of weights differ, and whether they are bitwise identical."""
+    if renamed := renamed_tensors(first, second):
+        second = {**second, **{old: second[new] for old, new in renamed.items()}}
+        second = {name: second[name] for name in first}
+        line, equal = weight_difference(first, second)
+        old, new = next(iter(renamed.items()))
+        return f"{line}; {len(renamed)} of them are renamed, {old} → {new}", equal
     unmatched = list(first.keys() ^ second.keys())
     unmatched += [name for name in first.keys() & second.keys() if first[name].shape != second[name].shape]
     if unmatched:
@@ -124,6 +176,14 @@ def weight_difference(first: Mapping[str, torch.Tensor], second: Mapping[str, to
         f"{len(unequal)} of {len(first)} tensors differ, by at most {largest:.3g} ({', '.join(unequal[:3])} …)",
         False,
     )
+
+
+def renamed_tensors(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """New names of tensors, if those that have no counterpart are equal one to one, in their order; else none."""
+    old, new = ([name for name in one if name not in other] for one, other in ((first, second), (second, first)))
+    pairs = list(zip(old, new, strict=False)) if len(old) == len(new) else []
+    is_same = all(first[a].shape == second[b].shape and bitwise_equal(first[a], second[b]) for a, b in pairs)
+    return dict(pairs) if is_same else {}
 
 
 def bitwise_equal(first: torch.Tensor, second: torch.Tensor) -> bool:

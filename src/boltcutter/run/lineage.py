@@ -283,6 +283,12 @@ def holds_secret(file: Path) -> bool:
     return bool(SECRET_TEXT.search(text)) or holds_value(text)
 
 
+def changed_files(root: Path, first: str | None, second: str | None) -> list[str] | None:
+    """Files that differ between two commits; None if the repository does not have both."""
+    known = [str(commit) for commit in (first, second) if re.fullmatch("[0-9a-f]{40,64}", str(commit))]
+    return _names(_git(root, *DIFF_COMMAND, "--name-only", "-z", *known, "--")) if len(known) == 2 else None
+
+
 def list_files(root: Path, *options: str) -> list[str] | None:
     """List files of a repository; None if there is none, or git fails."""
     return _names(_git(root, "--literal-pathspecs", "ls-files", "-z", *options))

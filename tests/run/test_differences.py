@@ -1,0 +1,34 @@
+from pathlib import Path
+from typing import Any
+
+from boltcutter.run.differences import record_differences
+
+PATCH = "diff --git a/{0} b/{0}\nindex 1..2\n--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-x\n+{1}\n"
+
+
+def test_code_packages_and_hardware_that_differ_are_named(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"python": "3.11.0", "library": {"version": "1.0"}}
+    first: dict[str, Any] = {
+        "git": {"commit": "a", "changes": "1"},
+        "packages": {"x": "1.0", "y": "2"},
+        "hardware": {"threads": 1},
+    }
+    second: dict[str, Any] = {
+        "git": {"commit": "b", "changes": "2"},
+        "packages": {"x": "2.0", "z": "3"},
+        "hardware": {"threads": 2},
+    }
+    first["hardware"], second["hardware"] = {"threads": 1}, {"threads": 2}
+    folders = tmp_path / "a", tmp_path / "b"
+    for folder, text in zip(folders, "12", strict=True):
+        folder.mkdir()
+        (folder / "code.patch").write_text(PATCH.format("same.py", "0") + PATCH.format("other.py", text))
+    assert list(record_differences(folders, (first | common, second | common), tmp_path)) == [
+        "code      commit a → b",
+        "code      uncommitted changes differ: other.py",
+        "package   x 1.0 → 2.0",
+        "package   y 2 → absent",
+        "package   z absent → 3",
+        "hardware  threads 1 → 2",
+    ]
+    assert list(record_differences((folders[0],) * 2, (first, first), tmp_path)) == []
