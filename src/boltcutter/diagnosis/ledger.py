@@ -42,10 +42,9 @@ class RanksDifferError(RuntimeError):
 
     hide_traceback = True
 
-    @property
-    def is_reported(self) -> bool:
-        """Whether another rank reports it."""
-        return dist.get_rank() != 0
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.is_reported = dist.get_rank() != 0  # now, as the process group is gone when errors are printed
 
 
 @dataclass(slots=True)
