@@ -37,7 +37,7 @@ PAGES = [
 ]
 COMMAND = re.compile(r"(?:scripts/(\w+)\.py|boltcutter (?=[a-z]))(.*)")
 PROGRAM = r"(?:eval \"\$\()?(?:GLIBC_\S+ )?(?:python |boltcutter |torchrun |mpirun |horovodrun |srun python )"
-OWN_FLAGS = {"check": CHECK_FLAGS, "doctor": DOCTOR_FLAGS}
+OWN_FLAGS = {"check": CHECK_FLAGS, "doctor": DOCTOR_FLAGS, "why": {"--hang"}}
 OWN = {  # keys of commands besides overrides of training
     "train": {"resume", "reproduce"},
     "check": {"run"},
@@ -50,6 +50,7 @@ OWN = {  # keys of commands besides overrides of training
     "compare": {"run", "with", "ckpt"},
     "sync": {"run"},
     "info": {"run", "ckpt"},
+    "why": {"run"},
     "find-batch-size": set(),
 }
 # Documented commands that need neither files nor packages beside those of the tests.

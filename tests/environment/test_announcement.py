@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 from hanging import hanging
 
+from boltcutter.checkpoint.load import save
 from boltcutter.environment import announcement, hang
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux names memory files in /proc")
@@ -86,3 +88,11 @@ def test_a_forked_process_announces_itself_as_another_rank(tmp_path: Path) -> No
         assert [(found["rank"], found["joined"]) for found in facts(tmp_path)] == [(1, True)]
     finally:
         announcement.withdraw()
+
+
+def test_writes_to_a_checkpoint_are_progress(tmp_path: Path) -> None:
+    before = announcement._writes
+    with open(tmp_path / "file", "w+b") as file:
+        save({"state_dict": {"weight": torch.ones(3)}}, file)
+    assert announcement._writes > before
+    assert torch.load(tmp_path / "file", weights_only=True)["state_dict"]["weight"].sum() == 3

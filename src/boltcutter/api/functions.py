@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from boltcutter.cli.main import expand_home, local_runs, prepare_process
 from boltcutter.config.errors import ConfigError
+from boltcutter.environment import announcement
 from boltcutter.environment.process import distributed_rank
 from boltcutter.environment.startup import restored_signals
 from boltcutter.environment.stop_signals import PreemptionError
@@ -213,6 +214,7 @@ def _unchanged_process() -> Iterator[None]:
         raise
     finally:
         trust.apply_overrides([f"trust={is_trusted}"])
+        announcement.withdraw()  # a notebook that is idle afterwards does not hang
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import torch
 
 from boltcutter.checkpoint import sharded_checkpoint, unpickle
 from boltcutter.checkpoint.storage import CheckpointError, is_url, open_file, store_errors
+from boltcutter.environment.announcement import CountedFile
 from boltcutter.protocols import GeneratesTokens
 
 # Raised by torch on damaged files.
@@ -44,7 +45,7 @@ def load(path: str | Path, map_location: Any = "cpu", *, lazy: bool = False) -> 
 
 def save(checkpoint: dict[str, Any], file: IO[bytes]) -> None:
     """Write a checkpoint to a file that is open for reading and writing, so that this user can load its objects."""
-    torch.save(checkpoint, file)
+    torch.save(checkpoint, CountedFile(file))
     unpickle.seal(file)
 
 

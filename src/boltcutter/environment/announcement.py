@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from boltcutter.environment.hang import ASK, END, FACTS, MESSAGE, SIZE, STACKS, read_text, write_text
 from boltcutter.environment.process import in_slurm_step
@@ -107,10 +107,24 @@ def set_state(state: str) -> None:
         _own.set_state(state)
 
 
-def advance() -> None:
-    """Count as progress that a part of a file was written."""
-    global _writes
-    _writes += 1
+class CountedFile:
+    """A file that is open for writing, each write to which counts as progress.
+
+    Args:
+        file: Any file; all but ``write`` is passed on to it.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        """Write, and count it."""
+        global _writes
+        _writes += 1
+        return self._file.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 class Announcement:

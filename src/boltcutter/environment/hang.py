@@ -439,7 +439,9 @@ class Watch:
             return
         if not self.reported:
             self.reported = True
-            self.report(f"no batch, validation batch or saved file for {self.timeout:g} s (timeout={self.timeout:g})")
+            self.report(
+                f"no batch, validation batch or write to a checkpoint for {self.timeout:g} s (timeout={self.timeout:g})"
+            )
         begun = any(one.facts.get("trained") for one in self.members.values())
         frames = [frame.file for one in self.members.values() for frame in one.frames]
         if any(at in file for file in frames for at in DEBUGGERS):
