@@ -93,8 +93,8 @@ def check(
     """Register a function as a check."""
 
     def register(decide: Callable[[Evidence], Lines]) -> Callable[[Evidence], Lines]:
-        place = (decide.__module__, decide.__qualname__)  # the same one if a cell of a notebook is run again
-        others = [c for c in CHECKS.get(name, []) if (c.decide.__module__, c.decide.__qualname__) != place]
+        place = (decide.__module__, decide.__qualname__, at)  # the same one if a cell of a notebook is run again
+        others = [c for c in CHECKS.get(name, []) if (c.decide.__module__, c.decide.__qualname__, c.at) != place]
         CHECKS[name] = [*others, Check(name, level, at, decide)]
         return decide
 
