@@ -1,5 +1,6 @@
 import os
 import time
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,7 +47,7 @@ def test_counters_of_a_trainer_are_announced(tmp_path: Path) -> None:
     )
     with announcement.announce(tmp_path, 60):
         announcement.follow(trainer)
-        announcement.advance()
+        announcement.CountedFile(BytesIO()).write(b"x")
         announcement.set_state("running")
         (found,) = facts(tmp_path)
         assert (found["rank"], hang.where(found)) == (3, "step 14, epoch 1, batch 5")
