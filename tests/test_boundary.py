@@ -39,10 +39,11 @@ READ_RUNS = {
     "compare": [["run={run}", "with={run}"], ["--metric", "val/loss", "{run}", "{search}"]],
     "sync": [["run={run}"]],
     "info": [["run={run}"]],
+    "why": [["run={run}", "--hang"]],
     "runs": [["runs={runs}", "nothing=1"], ["runs={runs}", "--sort", "nothing"], ["remove", "{run}", "runs={runs}"]],
     "find-batch-size": [["resume={run}"]],
 }
-READ_NO_RUNS = {"new", "add", "vendor", "import", "mcp", "schema"}  # mcp starts others
+READ_NO_RUNS = {"new", "add", "vendor", "import", "mcp", "schema", "try", "tries"}  # mcp and try start others
 
 
 RECORDS = {"record.json", "search.json", "registered.json", "RECORD", "LINEAGE"}  # names and constants

@@ -20,7 +20,7 @@ MAX_FUNCTIONS = {
     "config": 106,
     "data": 105,
     "diagnosis": 168,
-    "environment": 116,
+    "environment": 122,
     "evaluation": 45,
     "report": 100,
     "run": 96,

@@ -35,7 +35,7 @@ MAX_SCAN = 60.0  # seconds between two searches for further processes
 DEEPEST = 40  # frames of a stack on the terminal
 
 THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)\b.*\(most recent call first\):")
-FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+FRAME = re.compile(r'  File "(.*)", line ([0-9]+) in (.*)')
 STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "in the kernel, such as for a file system"}
 LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", "<")
@@ -44,7 +44,7 @@ COLLECTIVES = [f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.s
 COLLECTIVES += [f"{LIBRARY}strategy{os.sep}{name}.py" for name in ("shared_memory", "mpi", "horovod")]
 # What may hang by itself, and calls no code of the user.
 INNER = tuple(f"{LIBRARY}{name}{os.sep}" for name in ("checkpoint", "data", "logger", "model", "report", "run", "task"))
-COMPILERS = (f"{os.sep}torch{os.sep}_dynamo{os.sep}", f"{os.sep}torch{os.sep}_inductor{os.sep}", "/triton/")
+COMPILERS = (f"{os.sep}torch{os.sep}_dynamo{os.sep}", "/triton/")  # Inductor is called by Dynamo
 DEBUGGERS = ("pdb.py", "bdb.py", f"{os.sep}debugpy{os.sep}", f"{os.sep}pydevd")
 BACKWARD = "_engine_run_backward"
 
