@@ -56,7 +56,7 @@ ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here
     ),
     r"boltcutter audit\b.*": ("it trains", "planning/test_audit.py"),
     r"boltcutter why .*": ("they need a run that hangs", "analysis/test_hang.py"),
-    r"boltcutter info .*": ("they need a run of the reader", ""),
+    r"boltcutter info .*": ("they need a run of the reader", "analysis/test_checkpoint.py"),
     r"boltcutter import .*": ("they convert a project of the reader", "scaffold/test_port.py"),
     r"python3 -m venv .*": ("they install packages", "test_workflows.py::test_the_pinned_versions_can_be_installed"),
     r"uv pip compile .*|cp constraints\.txt .*": (
