@@ -249,7 +249,7 @@ def _of(pid: int, folder: str) -> Iterator[Process]:
 def children(pid: int) -> list[int]:
     """IDs of the processes that a process has started."""
     found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
+    for name in filter(re.compile("[0-9]+").fullmatch, os.listdir("/proc")):
         with suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat") as file:
             if int(file.read().rpartition(")")[2].split()[1]) == pid:
                 found.append(int(name))
