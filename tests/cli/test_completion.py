@@ -194,7 +194,8 @@ def test_names_of_runs_are_completed_in_a_shell(name: str, tmp_path: Path) -> No
             assert after_tab(line).rstrip() == f"{line.rpartition(' ')[0]} {ending}", line
 
 
-@pytest.mark.parametrize("name", ["bash", pytest.param("zsh", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bash", "zsh"])
 def test_a_tab_executes_and_inserts_no_name_of_somebody_else(name: str, tmp_path: Path) -> None:
     """Neither modules of the working directory nor commands in the names of runs and folders."""
     for run in ("x$(touch touched)", "y`touch touched`", "z;touch touched"):

@@ -247,12 +247,17 @@ def divide(worker: int) -> None:
 @pytest.mark.parametrize(
     ("cls", "kind", "workers"),
     [
-        (Sized, "shuffled", 0),
-        (Stream, "", 2),
         (Sized, "shuffled", 3),
-        (Sized, "divided", 2),
-        (Stream, "shuffled divided", 2),
         (Stream, "own divided", 3),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (Sized, "shuffled", 0),
+                (Stream, "", 2),
+                (Sized, "divided", 2),
+                (Stream, "shuffled divided", 2),
+            )
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Length of IterableDataset")

@@ -30,8 +30,7 @@ def test_rows_have_64_bytes_and_are_read_as_written(tmp_path: Path) -> None:
     assert found is not None
     assert found.device == "cpu"
     assert found.last == 3
-    assert found.row(2)["loss"] == 0.5
-    assert found.row(4) is None
+    assert found.rows["loss"].tolist() == [1.0, 0.5, 1 / 3]
 
 
 @pytest.mark.parametrize("tail", [b"\x07" * 63, b"\0" * 64, rows(2).tobytes(), b"\0" * 200])
@@ -73,13 +72,6 @@ def test_the_first_step_that_differs(changed: dict[str, Any], step: int | None, 
 
 def test_only_common_steps_are_compared() -> None:
     assert first_difference(Ledger("cpu", rows(5)), Ledger("cpu", rows(3))) is None
-
-
-def test_a_relative_tolerance_of_a_column() -> None:
-    one, other = Ledger("cpu", rows()), Ledger("cpu", rows(loss={3: 1 / 3 + 1e-7, 5: 0.3}, gradient={2: 1}))
-    found = first_difference(one, other, {"loss": 1e-5})
-    assert found is not None
-    assert found.step == 5
 
 
 def test_digests_of_gradients_of_different_devices_are_not_compared() -> None:

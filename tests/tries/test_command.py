@@ -44,6 +44,7 @@ def test_a_change_is_rejected(ask) -> None:
     assert result["high"] < 0.01
 
 
+@pytest.mark.slow
 def test_what_cannot_be_told_is_undecided_and_asked_again_on_fresh_seeds(ask, tmp_path: Path) -> None:
     arguments = ("optimizer.lr=0.0012", "effect=0.0024", "budget=5")
     status, result = ask(*arguments)
@@ -58,6 +59,7 @@ def test_what_cannot_be_told_is_undecided_and_asked_again_on_fresh_seeds(ask, tm
     assert larger["seeds"][0] == 10
 
 
+@pytest.mark.slow
 def test_smaller_is_better_where_the_metric_says_so(ask) -> None:
     assert ask("optimizer.lr=0.05", "metric=val/loss")[0] == 0  # the loss is lower
     status, result = ask("optimizer.lr=0.05", "metric=val/loss", "mode=max")
@@ -100,6 +102,7 @@ def test_runs_of_the_baseline_are_used_by_several_tries(ask, project: Project, t
     assert result["reused"] == 0
 
 
+@pytest.mark.slow
 def test_runs_at_the_same_time_give_the_same_verdict(ask, tmp_path: Path) -> None:
     _, one = ask("optimizer.lr=0.05", f"runs={tmp_path / 'one'}")
     _, four = ask("optimizer.lr=0.05", "parallel=4", f"runs={tmp_path / 'four'}")
@@ -109,6 +112,7 @@ def test_runs_at_the_same_time_give_the_same_verdict(ask, tmp_path: Path) -> Non
     assert json.loads(lines[0])["verdict"] == "accepted"
 
 
+@pytest.mark.slow
 def test_what_was_accepted_is_confirmed_together_on_fresh_seeds(ask, project: Project, tmp_path: Path) -> None:
     runs = f"runs={tmp_path / 'runs'}"
     ask("optimizer.lr=0.05", "budget=5", "against=tags=[a]")

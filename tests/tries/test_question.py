@@ -36,6 +36,7 @@ def test_sizes_are_absolute_or_relative() -> None:
         "mode=more",
         "metric=test/accuracy",
         "metric=val/score",
+        "metric=throughput/samples_per_second",
         "metric=",
         "split=by_seed",
         "parallel=0",

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from boltcutter.diagnosis.calls import CLASSES, Call
-from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import REGRESSIONS
 from boltcutter.diagnosis.loaders import Splits
@@ -126,10 +126,9 @@ def baseline(seen: Evidence) -> Lines:
         unit = " of the squared error"
     verb = "beats" if gain > 0 else "is behind"
     sure = "" if abs(gain) > error else ", which may be chance"
-    yield Line(
+    yield (
         f"your model {verb} {best.name} by {abs(gain):.3g} ± {error:.2g}{unit}{sure} ({_score(own, classes)}; {text}; "
-        f"{budget})",
-        "note" if gain > error else "likely",
+        f"{budget})"
     )
 
 

@@ -114,16 +114,20 @@ class StepLedger(Callback):
         self._close()
         self._begin(trainer.global_step)
         self._file = self._open(ledger_path(self.folder, trainer.global_rank), pl_module.device.type)
-        self._parameters = [p for p in pl_module.parameters() if p.requires_grad and not p.is_meta]
-        is_plain = not any(hasattr(p, "full_tensor") for p in self._parameters)
-        self._hashed = hashed_parts(self._parameters) if pl_module.device.type == "cpu" and is_plain else []
+        found = [getattr(optimizer, "optimizer", optimizer) for optimizer in trainer.optimizers]
+        self._optimizers = [optimizer for optimizer in found if isinstance(optimizer, Optimizer)]
+        optimized = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
+        is_sharded = isinstance(trainer.strategy, ReducesGradientNorms)
+        if any(hasattr(p, "full_tensor") for p in optimized):  # the module may have gathered weights at this moment
+            is_sharded, self._parameters = True, optimized
+        else:
+            self._parameters = [p for p in pl_module.parameters() if p.requires_grad and not p.is_meta]
+        self._hashed = hashed_parts(self._parameters) if pl_module.device.type == "cpu" and not is_sharded else []
         guards = [callback for callback in trainer.callbacks if isinstance(callback, Guard)]  # type: ignore[attr-defined]
         if guards and getattr(trainer.precision_plugin, "scaler", None) is None:
             self._guard = guards[0]
-        elif is_plain and not isinstance(trainer.strategy, ReducesGradientNorms):
+        elif not is_sharded:
             vars(self)["on_before_optimizer_step"] = self._measure
-        found = [getattr(optimizer, "optimizer", optimizer) for optimizer in trainer.optimizers]
-        self._optimizers = [optimizer for optimizer in found if isinstance(optimizer, Optimizer)]
         self._handles = [optimizer.register_step_post_hook(self._after_step) for optimizer in self._optimizers]
         self._has_replicas = has_replicas(trainer)
         self.on_train_epoch_start(trainer, pl_module)
@@ -358,7 +362,7 @@ def digest(tensors: Iterable[Tensor], found: int | Tensor = 0) -> int | Tensor:
             for chunk in torch.split(as_integers(local), CHUNK):
                 found = found * ODD + (chunk * multipliers(local.device)[: len(chunk)]).sum()
         elif local.device.type == "cpu" and isinstance(found, int):
-            found = hash_bytes(local, found)
+            found = hash_bytes(local.clone(), found)  # as FSDP cannot resize a storage that NumPy has seen
     return found
 
 

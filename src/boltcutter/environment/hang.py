@@ -93,11 +93,11 @@ class Process:
     """
 
     def __init__(self, pid: int, number: str) -> None:
-        self.pid, self.frames, self.text, self.note = pid, list[Frame](), "", ""
+        self.pid, self.number, self.frames, self.text, self.note = pid, number, list[Frame](), "", ""
         self.pidfd = self.file = self.stacks = -1
         try:
             self.pidfd = os.pidfd_open(pid)
-            self.file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
+            self.file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY)
             self.facts = self.read()
             self.stacks = os.open(f"/proc/{pid}/fd/{self.facts['stacks']}", os.O_RDONLY)
         except (OSError, ValueError):
@@ -222,7 +222,7 @@ def find(folder: str, known: Sequence[int] = ()) -> list[Process]:
     """The processes of a run on this machine, ranks first and in their order; those in ``known`` are left out."""
     found: list[Process] = []
     for entry in os.scandir("/proc"):
-        if not entry.name.isdigit() or int(entry.name) in known:
+        if not re.fullmatch("[0-9]+", entry.name) or int(entry.name) in known:
             continue
         with suppress(OSError):
             if entry.stat().st_uid == os.geteuid():
@@ -484,8 +484,8 @@ class Watch:
     def end(self, processes: Sequence[Process], reason: str) -> None:
         """End processes, and those that they have forked: by an exception if they notice it, else by SIGKILL."""
         for one in processes:
-            with suppress(OSError):
-                write_text(one.file, MESSAGE, reason)
+            with suppress(OSError), open(f"/proc/{one.pid}/fd/{one.number}", "r+b", buffering=0) as file:
+                write_text(file.fileno(), MESSAGE, reason)
             if one.handles(END):
                 one.send(END)
             if one.state() == "T":

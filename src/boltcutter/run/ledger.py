@@ -67,11 +67,6 @@ class Ledger:
         """Number of the last step; 0 if there is none."""
         return int(self.rows["step"][-1]) if len(self.rows) else 0
 
-    def row(self, step: int) -> Any:
-        """The row of a step; None if it has none."""
-        at = int(np.searchsorted(self.rows["step"], step))
-        return self.rows[at] if at < len(self.rows) and self.rows["step"][at] == step else None
-
 
 def read_ledger(path: Path) -> Ledger | None:
     """Read a ledger; None if there is none. A torn tail, as of a machine that lost power, is left out."""
@@ -122,26 +117,18 @@ class Difference:
         )
 
 
-def first_difference(
-    first: Ledger, second: Ledger, tolerances: dict[str, float] | None = None, rank: int = 0
-) -> Difference | None:
+def first_difference(first: Ledger, second: Ledger, rank: int = 0) -> Difference | None:
     """The first step that both ledgers have and in which they differ; None if there is none.
 
     Args:
         first: Of one run.
         second: Of another one.
-        tolerances: By column, a relative difference that is none. Digests are then not compared.
         rank: Whose they are.
     """
     _, at, there = np.intersect1d(first.rows["step"], second.rows["step"], return_indices=True)
     one, other = first.rows[at], second.rows[there]
     skipped = {"gradient"} if first.device != second.device else set()
-    skipped |= {*DIGESTS[1:]} if tolerances else set()
-    differs = {
-        name: _differs(name, one[name], other[name], (tolerances or {}).get(name, 0.0))
-        for name in COLUMNS
-        if name not in skipped
-    }
+    differs = {name: _differs(name, one[name], other[name]) for name in COLUMNS if name not in skipped}
     somewhere = np.flatnonzero(np.logical_or.reduce(list(differs.values())))
     if not len(somewhere):
         return None
@@ -158,10 +145,8 @@ def differences(first: Path, second: Path) -> Iterator[Difference]:
             yield found
 
 
-def _differs(name: str, one: Rows, other: Rows, tolerance: float) -> npt.NDArray[np.bool_]:
-    """Where two columns differ: in any bit, or by more than a relative tolerance. NaN equals NaN."""
+def _differs(name: str, one: Rows, other: Rows) -> npt.NDArray[np.bool_]:
+    """Where two columns differ in any bit. NaN equals NaN."""
     if name in DIGESTS:
         return np.asarray((one != other) & (one != 0) & (other != 0))
-    if tolerance:
-        return ~np.isclose(one, other, rtol=tolerance, atol=0, equal_nan=True)
     return np.asarray((one.view("<u8") != other.view("<u8")) & ~(np.isnan(one) & np.isnan(other)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import platform
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -114,8 +113,6 @@ class Pairs:
         metric: Metric whose value counts.
         overrides: Of all runs.
         known: All runs, of which those of the baseline are reused.
-        swapped: Indices of pairs whose change is run first: by default the first pair, so that mistakes in the change
-            are found at once.
     """
 
     folder: Path
@@ -125,7 +122,6 @@ class Pairs:
     metric: str
     overrides: Sequence[str] = ()
     known: Sequence[Run] = ()
-    swapped: frozenset[int] = frozenset({0})
     outcomes: dict[tuple[int, str], Outcome] = field(default_factory=dict)
     parallel: int = 1
     start: Callable[[str], bool] = lambda name: True  # called with the name of a run; False: it may not start
@@ -178,7 +174,7 @@ class Pairs:
         # Before the first look there is no verdict; beyond, only as many pairs as run at the same time.
         limit = max(first_look(), done + max(1, self.parallel // 2))
         for pair in range(min(limit, len(self.seeds))):
-            order = NAMES[::-1] if pair in self.swapped else NAMES
+            order = NAMES if pair else NAMES[::-1]  # the change first, so that its mistakes are found at once
             for side in order:
                 if (pair, side) in self.outcomes or (pair, side) in self._asked:
                     continue
@@ -325,12 +321,6 @@ def fresh_seeds(first: int, count: int, used: Callable[[int], bool]) -> list[int
             found.append(first)
         first += 1
     return found
-
-
-def drawn_order(count: int, key: str) -> frozenset[int]:
-    """Indices of pairs whose change is run first, drawn by chance that depends on ``key`` only."""
-    draw = random.Random(key)  # noqa: S311 - not a secret
-    return frozenset(pair for pair in range(count) if draw.random() < 0.5)
 
 
 def parse_state(path: Path) -> dict[str, Any]:

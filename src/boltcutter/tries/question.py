@@ -139,6 +139,8 @@ def parse_request(arguments: Sequence[str]) -> Request:
 
 def _parse_question(given: dict[str, str]) -> Question:
     metric, text, split = given["metric"], given.get("mode"), given.get("split")
+    if metric.startswith("throughput/"):
+        raise ConfigError(f"metric={metric}: speed depends on what else a machine does; try a metric of val")
     if text not in MODES:
         raise ConfigError(f"mode={text}: neither min nor max; say which values of {metric} are better")
     if (mode := MODES[text] or infer_mode(metric)) is None:
