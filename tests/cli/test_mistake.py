@@ -102,7 +102,7 @@ def test_values_and_remedies_are_whole() -> None:
         ("=3", "invalid_override"),
         ("data.batch_size=[1", "invalid_override"),
         ("model._target_=boltcutter.model.mlp.MPL", "unknown_class"),
-        ("model._target_=nowhere.Net", "not_installed"),
+        ("model._target_=package_that_nobody_has.Net", "not_installed"),
         ("optimizer.lr=???", "missing_value"),
         ("optimizer.lr='${expected}'", "unresolved_reference"),
         ("+data.api_key=expected", "secret"),

@@ -121,6 +121,7 @@ def test_an_error_of_the_api_is_one_line(
     assert str(raised.value) == message
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_given_up(server: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rest_api, "TIMEOUT", 0.5)
     api = connect_google()
@@ -198,6 +199,7 @@ def test_azure_is_given_up_if_it_does_not_answer(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_missing_credentials_of_azure_are_one_line_with_the_command_to_log_in(
     azure_manager: ResourceManager, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ GOOGLE = "projects/my-project/secrets/wandb/versions/latest"
 VAULT = "https://team.vault.azure.net"
 
 
+@pytest.mark.slow
 def test_a_secret_of_google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """https://cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets.versions/access."""
     with google_server(tmp_path) as (server, env):

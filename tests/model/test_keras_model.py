@@ -338,6 +338,7 @@ def test_mistakes_are_reported_in_one_line(
     assert re.search(message, line)
 
 
+@pytest.mark.slow
 def test_the_wrapper_builds_a_model_and_moves_channels(script: Script, user_env: dict[str, str]) -> None:
     inner = ["+model._target_=boltcutter.model.keras_model.KerasModel", "+model.input_shape=${data.shape}"]
     inner += ["+model.channels_first=true", "+model.model._target_=user_keras.unbuilt"]

@@ -31,6 +31,7 @@ class Faulty(Devices):
         }
 
 
+@pytest.mark.slow
 def test_a_crash_or_a_hang_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     crash, mistake, hang, good, gpu = Faulty(tmp_path, check_time=5.0).rows()

@@ -63,6 +63,7 @@ def test_a_convnet_trains_in_bfloat16(script: Script, tmp_path: Path) -> None:
     assert all(torch.isfinite(weight).all() for weight in saved_weights(tmp_path / "run").values())
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_refused(script: Script, tmp_path: Path) -> None:
     require("g++", install="apt-get install g++")
     done = script("train", *OVERRIDES, *DP, "trainer.devices=2", "task.compile=true", f"folder={tmp_path}/run")

@@ -33,6 +33,7 @@ OVERRIDES = [*QUICK, "model=mlp", "test=false", "optimizer=sgd"]
 NON_FINITE = ["optimizer.lr=1e38", "trainer.gradient_clip_val=null"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_forked_and_spawned_ranks_have_the_weights_of_one_process(
     script: Script, reference: Path, tmp_path: Path, method: str

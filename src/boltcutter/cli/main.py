@@ -133,7 +133,7 @@ def one_line_errors() -> Iterator[None]:
         if is_mistake:
             lost = isinstance(error.__cause__, platform.PlatformError)  # then no rank may know that it is rank 0
             waits = not (is_rank_zero() or lost)  # so that rank 0 reports it first, on whose exit launchers end others
-            time.sleep(10 if waits else 0)
+            time.sleep(5 if waits else 0)
             place = f" on rank {launched_rank() or 'above 0'}" if waits else ""
             print(*(f"error{place}: {line}" for line in _shown(error)), sep="\n", file=sys.stderr)
             sys.exit(2)

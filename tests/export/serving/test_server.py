@@ -191,6 +191,7 @@ def test_heads_are_limited_in_size(digits: Served, encoding: bytes) -> None:
     assert digits.post("/predict", {"inputs": images(1).tolist()}).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_request_that_is_too_large_is_read_after_its_answer(digits: Served) -> None:
     with connect(digits) as client:
         client.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000000\r\n\r\n")
