@@ -124,7 +124,7 @@ def baseline(seen: Evidence) -> Lines:
         gain, error, unit = 100 * gain, 100 * error, " points of accuracy"
     else:
         unit = " of the squared error"
-    verb = "beats" if gain > 0 else "is behind"
+    verb = "beats" if gain > 0 else "is behind" if gain < 0 else "differs from"
     sure = "" if abs(gain) > error else ", which may be chance"
     yield (
         f"your model {verb} {best.name} by {abs(gain):.3g} ± {error:.2g}{unit}{sure} ({_score(own, classes)}; {text}; "
