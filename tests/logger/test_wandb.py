@@ -377,6 +377,7 @@ def test_a_server_that_disappears_does_not_stop_a_run(runs: Runs) -> None:
     assert len(history(runs.folder("vanished"))) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_server_that_stops_responding_does_not_delay_the_end(runs: Runs) -> None:
     result = runs.result("unresponsive")

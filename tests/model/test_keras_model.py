@@ -310,6 +310,7 @@ def test_two_ranks_equal_one_process(script: Script, user_env: dict[str, str], t
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_training_starts_from_a_keras_file(
     script: Script, user_env: dict[str, str], trained: Path, tmp_path: Path
 ) -> None:

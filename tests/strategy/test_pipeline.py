@@ -144,6 +144,7 @@ def test_a_language_model_with_tied_embeddings_trains_as_one_process(language_mo
     assert_same_history(language_models / "one", language_models / "two")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_outputs_that_the_steps_do_not_need_are_not_communicated(language_models: Path, rank: int) -> None:
     found = json.loads((language_models / "two" / f"{rank}.json").read_text())
