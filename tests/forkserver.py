@@ -259,7 +259,7 @@ def warm_up() -> None:
 
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         # On the CPU, as a fork cannot use a GPU that was used before.
-        check.main(project.Project.at(ROOT), ["trainer.accelerator=cpu"])
+        check.check_command(project.Project.at(ROOT), ["trainer.accelerator=cpu"])
     for cached in (extend.parts, extend.commands, project.declared_parts, store.run_store):
         cached.cache_clear()  # which parts there are depends on the environment of the child
 

@@ -251,7 +251,7 @@ class Readers:
                 self.path.write_bytes(content)
             else:
                 write_zip(self.path, self.records | {name: content})
-            for call in (loading.load, loading.read_metadata, AtomicCheckpointIO().load_checkpoint):
+            for call in (loading.load_checkpoint, loading.read_metadata, AtomicCheckpointIO().load_checkpoint):
                 try:
                     call(self.path)
                 except CheckpointError as error:

@@ -138,7 +138,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # whether SLURM is installed or not
 
     def call(*arguments: str) -> str:
-        command.main(Project.find(__file__), [*arguments])
+        command.launch_command(Project.find(__file__), [*arguments])
         return capsys.readouterr().out
 
     return call

@@ -251,7 +251,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def created(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new project with a trained run and a table."""
-    project = new.main(Project.at(ROOT), ["my-project", f"folder={tmp_path_factory.mktemp('created')}"])
+    project = new.new_command(Project.at(ROOT), ["my-project", f"folder={tmp_path_factory.mktemp('created')}"])
     (project / "configs" / "local.yaml").write_text(SHORT)
     (project / "measurements.csv").write_text(",".join("1" * 30) + "\n")
     call(project, "python scripts/train.py folder=runs/first/run")

@@ -139,7 +139,7 @@ def check(project: Project, name: str, arguments: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    return Project.find(new.main(Project.at(ROOT), ["my-project", f"folder={tmp_path_factory.mktemp('new')}"]))
+    return Project.find(new.new_command(Project.at(ROOT), ["my-project", f"folder={tmp_path_factory.mktemp('new')}"]))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -164,9 +164,9 @@ def test_commands_that_write_files_work_as_documented(project: Project) -> None:
         if name == "vendor" or (name == "add" and arguments):
             run(name, list(arguments), str(project.root))
     # Last and directly: a command in a project with a copy of the library restarts its process, which is pytest here.
-    vendor.main(project, [])
+    vendor.vendor_command(project, [])
     assert (project.root / "src" / "boltcutter" / "project.py").is_file()
-    vendor.main(project, ["--undo"])
+    vendor.vendor_command(project, ["--undo"])
 
 
 def test_commands_of_a_new_project_are_valid(project: Project) -> None:

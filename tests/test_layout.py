@@ -82,6 +82,18 @@ def test_no_module_has_the_name_of_one_of_the_standard_library() -> None:
     assert not names & sys.stdlib_module_names
 
 
+def test_functions_are_named_by_what_they_act_on() -> None:
+    """Exceptions: the console script, and what users import, ``boltcutter.load`` and ``boltcutter.diagnosis.check``."""
+    names = {"main", "check", "read", "write", "render", "load"}
+    found = [
+        f"{file.relative_to(SRC / 'boltcutter')}: {node.name}"
+        for file in FILES
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name in names
+    ]
+    assert sorted(found) == ["api/functions.py: load", "cli/commands.py: main", "diagnosis/checks.py: check"]
+
+
 def test_there_is_no_import_cycle() -> None:
     modules = {".".join(file.relative_to(SRC).with_suffix("").parts): file for file in FILES}
     graph = {

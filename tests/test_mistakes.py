@@ -12,7 +12,7 @@ import pytest
 from repairs import FILES_NOT_REPAIRED, LEFT_OUT, NOT_REPAIRED, REPAIRED
 
 from boltcutter.cli.file_fix import locate
-from boltcutter.cli.main import main
+from boltcutter.cli.main import dispatch_command
 from boltcutter.cli.mistake import explain
 from boltcutter.config.errors import ConfigError, Mistake
 from boltcutter.environment.startup import restored_signals
@@ -295,7 +295,7 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
     def call(*overrides: str, project: Project = PROJECT, module: str = "boltcutter.planning.check") -> list[Mistake]:
         with pytest.raises(SystemExit) as stopped:
-            main(project, Command(f"{module}:main", ""), None, overrides)
+            dispatch_command(project, Command(f"{module}:check_command", ""), None, overrides)
         out, err = capsys.readouterr()
         assert stopped.value.code == 2
         assert not out
@@ -388,7 +388,7 @@ def test_an_export_without_formats(override: str, refusal: Refusal) -> None:
 def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOLTCUTTER_DEBUG", "1")
     with pytest.raises(ConfigError, match=r"^sed: "):
-        main(PROJECT, Command("boltcutter.planning.check:main", ""), None, ["sed=1"])
+        dispatch_command(PROJECT, Command("boltcutter.planning.check:check_command", ""), None, ["sed=1"])
 
 
 @pytest.mark.parametrize(

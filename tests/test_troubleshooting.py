@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.cli.main import main
+from boltcutter.cli.main import dispatch_command
 from boltcutter.extend import Command
 from boltcutter.project import Project
 
@@ -43,7 +43,7 @@ def test_a_quoted_message_is_that_of_its_command(
     _, name, *arguments = shlex.split(command)
     assert name == "check"
     with pytest.raises(SystemExit):
-        main(Project.find(ROOT), Command("boltcutter.planning.check:main", ""), None, arguments)
+        dispatch_command(Project.find(ROOT), Command("boltcutter.planning.check:check_command", ""), None, arguments)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {message.removesuffix('…')}")
     assert message.endswith("…") or line == f"error: {message}"

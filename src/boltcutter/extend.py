@@ -141,7 +141,7 @@ def parts() -> tuple[Part, ...]:
 
 def _import(name: str, path: str) -> Part:
     try:
-        found = load(path)
+        found = load_object(path)
     except Exception as error:  # an import can raise anything
         raise PartError(
             f"{name}: {path} cannot be imported ({one_line(error)}); uninstall it, or correct it"
@@ -151,7 +151,7 @@ def _import(name: str, path: str) -> Part:
     return found
 
 
-def load(path: str) -> Any:
+def load_object(path: str) -> Any:
     """Import a module, given as ``package.module``, or a name in it, as ``package.module:name``."""
     module, _, name = path.partition(":")
     found = importlib.import_module(module)
@@ -171,7 +171,7 @@ def groups() -> tuple[str, ...]:
 
 def callbacks(cfg: DictConfig) -> list[Callback]:
     """The callbacks that parts add to the training of a configuration."""
-    return [callback for part in parts() if part.callbacks for callback in load(part.callbacks)(cfg)]
+    return [callback for part in parts() if part.callbacks for callback in load_object(part.callbacks)(cfg)]
 
 
 def sections() -> list[Section]:
@@ -181,7 +181,7 @@ def sections() -> list[Section]:
 
 def rank_readers() -> list[Callable[[], None]]:
     """Functions that set torchrun's variables for processes that other launchers started."""
-    return [load(part.ranks) for part in parts() if part.ranks]
+    return [load_object(part.ranks) for part in parts() if part.ranks]
 
 
 def resolve_references(project: Project, overrides: Sequence[str]) -> list[str]:
@@ -195,5 +195,5 @@ def resolve_references(project: Project, overrides: Sequence[str]) -> list[str]:
         return found
     for part in parts():
         if part.references:
-            found = load(part.references)(project, found)
+            found = load_object(part.references)(project, found)
     return found

@@ -5,7 +5,7 @@ import pytest
 from compared_runs import write_group, write_search
 
 from boltcutter import ConfigError
-from boltcutter.analysis.caveats import check, measured_elsewhere
+from boltcutter.analysis.caveats import find_caveats, measured_elsewhere
 from boltcutter.analysis.groups import pair, read_group
 from boltcutter.analysis.record import find_runs
 from boltcutter.run import evaluations
@@ -16,7 +16,7 @@ RESUMED = {"resumed_from": "last.ckpt", "reason": "completed", "devices": 1, "de
 
 def warnings_of(root: Path, metric: str = "test/accuracy", texts: tuple[str, str] = ("model=a", "model=b")) -> str:
     first, second = (read_group(text, find_runs(root), metric) for text in texts)
-    return "\n".join(check(first, second, pair(first, second), metric))
+    return "\n".join(find_caveats(first, second, pair(first, second), metric))
 
 
 def write_both(root: Path, seed: int = 0, **options: Any) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from boltcutter.analysis.checkpoint import describe, main
+from boltcutter.analysis.checkpoint import describe, info_command
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 
@@ -23,7 +23,7 @@ def test_the_code_of_a_checkpoint_is_named(tmp_path: Path, write: Write, capsys:
     write(tmp_path / "run", id="r1", library={"commit": "def"}, command="boltcutter train")
     origin = {"run": "r1", "commit": "abc", "dirty": True, "attempt": 2}
     file = save(tmp_path / "run" / "checkpoints" / "best.ckpt", boltcutter=origin)
-    facts = main(PROJECT, [f"ckpt={file}"])
+    facts = info_command(PROJECT, [f"ckpt={file}"])
     assert facts["run"] == "r1"
     assert "abc" in facts["code"]
     assert "code.patch" in facts["code"]
@@ -45,4 +45,4 @@ def test_the_record_of_another_run_says_nothing(tmp_path: Path, write: Write) ->
 @pytest.mark.parametrize("arguments", [[], ["model=mlp"]])
 def test_what_is_missing_is_named(arguments: list[str]) -> None:
     with pytest.raises(ConfigError, match="ckpt="):
-        main(PROJECT, arguments)
+        info_command(PROJECT, arguments)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from boltcutter.analysis.facts import Place, read_facts, read_labels, scan, stamp_of
-from boltcutter.analysis.page import write as write_page
+from boltcutter.analysis.page import write_table
 from boltcutter.analysis.record import find_runs
 
 from .conftest import Write
@@ -58,7 +58,7 @@ def test_a_folder_that_may_not_be_read_is_no_missing_run(
     assert [(run.id, run.status) for run in find_runs(tmp_path)] == [("a", "completed"), ("b", "unreadable")]
     is_file = Path.is_file
     monkeypatch.setattr(Path, "is_file", lambda path: (path.parent == hidden and refuse(str(hidden))) or is_file(path))
-    assert write_page(find_runs(tmp_path), tmp_path / "page.html", "").is_file()
+    assert write_table(find_runs(tmp_path), tmp_path / "page.html", "").is_file()
 
 
 def test_settings_are_flat_and_references_resolved_but_not_the_environment(

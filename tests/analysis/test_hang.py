@@ -15,7 +15,7 @@ PROJECT = Project.at(Path(__file__).parents[2])
 def test_the_places_of_all_ranks_are_printed_and_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with hanging(tmp_path / "run", "wait_for_lock", "compute") as started:
         places(tmp_path / "run", 2)
-        found = hang.main(PROJECT, [f"run={tmp_path}/run"])
+        found = hang.print_hang(PROJECT, [f"run={tmp_path}/run"])
         assert all(process.poll() is None for process in started)
     assert [(one["rank"], one["function"]) for one in found] == [(0, "wait_for_lock"), (1, "compute")]
     printed = capsys.readouterr().out
@@ -35,7 +35,7 @@ def test_the_places_of_all_ranks_are_printed_and_logged(tmp_path: Path, capsys: 
 )
 def test_what_cannot_be_asked_is_said(tmp_path: Path, overrides: list[str], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        hang.main(PROJECT, [override.format(tmp_path=tmp_path) for override in overrides])
+        hang.print_hang(PROJECT, [override.format(tmp_path=tmp_path) for override in overrides])
 
 
 def test_the_machine_of_a_run_elsewhere_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,4 +43,4 @@ def test_the_machine_of_a_run_elsewhere_is_named(tmp_path: Path, monkeypatch: py
     with lease.hold(tmp_path):
         monkeypatch.setattr(socket, "gethostname", lambda: "login")
         with pytest.raises(ConfigError, match="on login; ask on node-7"):
-            hang.main(PROJECT, [f"run={tmp_path}"])
+            hang.print_hang(PROJECT, [f"run={tmp_path}"])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from browser import Browse, References
 
-from boltcutter.analysis.page import MAX_POINTS, collect, write
+from boltcutter.analysis.page import MAX_POINTS, collect, write_table
 from boltcutter.analysis.record import find_runs
 from boltcutter.cli import commands
 
@@ -60,7 +60,7 @@ def read_data(page: Path) -> Any:
 
 def make(tmp_path: Path, write_run: Write, count: int, **facts: Any) -> Path:
     root = fill(tmp_path / "runs", write_run, count, **facts)
-    return write(find_runs(root), tmp_path / "page.html", "runs")
+    return write_table(find_runs(root), tmp_path / "page.html", "runs")
 
 
 def numbers(texts: Sequence[str]) -> list[int]:
@@ -246,7 +246,7 @@ def test_one_value_is_a_dot_and_metrics_are_axes(browse: Browse, tmp_path: Path,
 
 
 def write_page(tmp_path: Path, runs: list[Any], title: str = "x") -> Path:
-    return write(runs, tmp_path / "page.html", title)
+    return write_table(runs, tmp_path / "page.html", title)
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ def test_launch_takes_names_of_runs(
         given = []
         monkeypatch.setattr(references, "runs_folder", lambda project, overrides: str(runs))
     with pytest.raises(SystemExit, match="2"):
-        cli.main(PROJECT, COMMANDS["launch"], arguments=["status", "run=latest", *given])
+        cli.dispatch_command(PROJECT, COMMANDS["launch"], arguments=["status", "run=latest", *given])
     note, error = capsys.readouterr().err.splitlines()
     assert note.startswith(f"note: run=latest is {runs}/digits/{NEW}, ")
     assert error.startswith(f"error: run={runs}/digits/{NEW}: this run was not launched; ")
@@ -141,5 +141,5 @@ def test_search_takes_names_of_runs(
 ) -> None:
     monkeypatch.setattr(references, "runs_folder", lambda project, overrides: str(runs))
     with pytest.raises(SystemExit, match="2"):
-        cli.main(PROJECT, COMMANDS["search"], arguments=["resume=cccc"])
+        cli.dispatch_command(PROJECT, COMMANDS["search"], arguments=["resume=cccc"])
     assert capsys.readouterr().err.startswith(f"error: resume={runs}/digits/{TRIAL}: its record holds")

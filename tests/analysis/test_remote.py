@@ -9,7 +9,7 @@ import pytest
 from compared_runs import write_group
 
 from boltcutter.analysis import index
-from boltcutter.analysis.comparison import main
+from boltcutter.analysis.comparison import compare_groups_command
 from boltcutter.analysis.record import find_runs
 from boltcutter.analysis.references import resolve
 from boltcutter.analysis.remote import is_read
@@ -88,7 +88,7 @@ def test_runs_at_a_url_are_compared_with_their_predictions(
     store, place = fsspec.url_to_fs(bucket)
     store.put(f"{tmp_path}/runs/", f"{place}/", recursive=True)
     arguments = ["--metric", "test/accuracy", "model=a", "model=b", f"runs={bucket}"]
-    (comparison,) = main(Project.at(tmp_path), arguments)["comparisons"]
+    (comparison,) = compare_groups_command(Project.at(tmp_path), arguments)["comparisons"]
     assert comparison["samples"]["count"] == 20
     assert any("a-0 2 times, at 2 checkpoints" in line for line in comparison["warnings"])
     assert str(tmp_path / "scratch") not in capsys.readouterr().out

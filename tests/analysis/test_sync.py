@@ -13,7 +13,7 @@ from conftest import Script
 from wandb_server import GRAPHQL
 
 from boltcutter.analysis import sync
-from boltcutter.analysis.sync import SyncError, main
+from boltcutter.analysis.sync import SyncError, sync_command
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter.run import trust
@@ -108,7 +108,7 @@ def test_errors_are_one_line(
     for name, value in {"WANDB_BASE_URL": "http://127.0.0.1:9", "HOME": str(tmp_path), **env}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises((SyncError, ConfigError)) as error:
-        main(Project.find(__file__), [override.format(trained=trained) for override in overrides])
+        sync_command(Project.find(__file__), [override.format(trained=trained) for override in overrides])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -127,11 +127,11 @@ def test_a_record_of_somebody_else_uploads_nothing_of_this_machine(
     record["config"]["logger"] = {"wandb": settings}
     (tmp_path / "run" / "record.json").write_text(json.dumps(record))
     (tmp_path / "run" / "config.yaml").write_text("logger: {wandb: {save_code: true}}")
-    main(Project.find(__file__), [f"run={tmp_path}/run"])
+    sync_command(Project.find(__file__), [f"run={tmp_path}/run"])
     assert given.keys() == {"id", "name", "project", "config", "dir", "mode", "settings", "tags"}
     assert given["tags"] == record["config"]["tags"]
     assert given["id"] == record["id"]
     record["config"]["data"]["path"] = "https://example.org"
     (tmp_path / "run" / "record.json").write_text(json.dumps(record))
     with pytest.raises(ConfigError, match="would be contacted"):
-        main(Project.find(__file__), [f"run={tmp_path}/run"])
+        sync_command(Project.find(__file__), [f"run={tmp_path}/run"])

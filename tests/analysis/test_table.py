@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from compared_runs import write_group, write_search
 
-from boltcutter.analysis.command import main
+from boltcutter.analysis.command import runs_command
 from boltcutter.analysis.record import find_runs
 from boltcutter.analysis.table import (
     as_csv,
@@ -169,7 +169,7 @@ def test_a_search_over_seeds_has_the_mean_of_its_trials(tmp_path: Path) -> None:
 def test_columns_of_runs_that_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_group(tmp_path, "a", [0.9])
     write_group(tmp_path, "b", [0.4], seed=1, metric="val/accuracy")
-    main(Project.at(tmp_path), [f"runs={tmp_path}", "--limit=1", "--columns=id,test/accuracy"])
+    runs_command(Project.at(tmp_path), [f"runs={tmp_path}", "--limit=1", "--columns=id,test/accuracy"])
     assert capsys.readouterr().out.splitlines()[1].split() == ["b-1"]
-    main(Project.at(tmp_path), [f"runs={tmp_path}", "seed=7"])
+    runs_command(Project.at(tmp_path), [f"runs={tmp_path}", "seed=7"])
     assert capsys.readouterr().out == f"no runs in {tmp_path} match seed=7\n"

@@ -11,6 +11,6 @@ PROJECT = Project.at(Path(__file__).parents[2])
 
 def test_what_is_not_asked_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--hang"):
-        why.main(PROJECT, [f"run={tmp_path}"])
+        why.why_command(PROJECT, [f"run={tmp_path}"])
     with pytest.raises(ConfigError, match="no process trains in it"):
-        why.main(PROJECT, [f"run={tmp_path}", "--hang"])
+        why.why_command(PROJECT, [f"run={tmp_path}", "--hang"])

@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, Strate
 from boltcutter.assembly.assemble import assemble, read_config
 from boltcutter.callback.ema import EMA
 from boltcutter.callback.guard import Guard
-from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.load import load_checkpoint
 from boltcutter.environment.startup import restored_signals
 from boltcutter.project import Project
 
@@ -157,7 +157,7 @@ def test_ranks_average_their_part_of_the_weights(
         ):
             done = script("train", *arguments, ranks=2 * bool(more) * (arguments[-1] != "trainer.accelerator=cpu"))
             assert done.returncode == 0, done.stderr
-    ours, theirs = (load(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("two", "one"))
+    ours, theirs = (load_checkpoint(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("two", "one"))
     for key in ("state_dict", "current_model_state", "averaging_state"):
         torch.testing.assert_close(dict(ours[key]), dict(theirs[key]), rtol=0, atol=1e-6)
     assert all(not torch.equal(value, ours["current_model_state"][k]) for k, value in ours["state_dict"].items())

@@ -7,7 +7,7 @@ from typing import IO
 
 import pytest
 
-from boltcutter.checkpoint.atomic import fsync_folder, temporary_path, write, write_text
+from boltcutter.checkpoint.atomic import fsync_folder, temporary_path, write_atomically, write_text
 
 
 def test_temporary_paths_are_unique(tmp_path: Path) -> None:
@@ -52,12 +52,12 @@ def test_a_file_is_verified_before_it_replaces_another(tmp_path: Path) -> None:
         read.append(file.read())
         raise ValueError("damaged")
 
-    write(path, lambda file: file.write(b"first"), refuse)
+    write_atomically(path, lambda file: file.write(b"first"), refuse)
     assert (path.read_bytes(), read) == (b"first", [])  # nothing to replace
     with pytest.raises(ValueError, match="damaged"):
-        write(path, lambda file: file.write(b"second"), refuse)
+        write_atomically(path, lambda file: file.write(b"second"), refuse)
     assert (path.read_bytes(), read) == (b"first", [b"second"])
-    write(path, lambda file: file.write(b"third"), lambda file: read.append(file.read()))
+    write_atomically(path, lambda file: file.write(b"third"), lambda file: read.append(file.read()))
     assert (path.read_bytes(), read[1:]) == (b"third", [b"third"])
     assert list(tmp_path.iterdir()) == [path]
 
@@ -96,7 +96,7 @@ def test_a_folder_that_is_exchanged_meanwhile_does_not_lead_the_file_elsewhere(
         return "1"
 
     if when == "while it is written":
-        write(folder / "metrics.json", exchange)
+        write_atomically(folder / "metrics.json", exchange)
     else:
         monkeypatch.setattr(secrets, "token_hex", exchange)
         write_text(folder / "metrics.json", "text")

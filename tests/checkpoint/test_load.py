@@ -14,7 +14,7 @@ from conftest import QUICK, STATE, Script, flip_a_bit
 from torch import nn
 
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
-from boltcutter.checkpoint.load import find_damage, load, read_metadata, restore
+from boltcutter.checkpoint.load import find_damage, load_checkpoint, read_metadata, restore
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.checkpoint.weights import incompatibility, load_weights
 
@@ -61,7 +61,10 @@ def saved_on_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("options", [{}, {"lazy": True}, {"map_location": None}, {"map_location": None, "lazy": True}])
 def test_a_checkpoint_of_a_gpu_is_loaded_to_the_cpu(saved_on_gpu: Path, options: Any) -> None:
-    for found in (AtomicCheckpointIO().load_checkpoint(saved_on_gpu, **options), load(saved_on_gpu, **options)):
+    for found in (
+        AtomicCheckpointIO().load_checkpoint(saved_on_gpu, **options),
+        load_checkpoint(saved_on_gpu, **options),
+    ):
         assert found["state_dict"]["weight"].device == found["callbacks"]["Best"]["score"].device == torch.device("cpu")
         assert torch.equal(found["state_dict"]["weight"], STATE["state_dict"]["weight"])  # type: ignore[index]
 
@@ -70,26 +73,26 @@ def test_weights_of_a_gpu_are_loaded_into_a_model(saved_on_gpu: Path) -> None:
     model = nn.Linear(3, 2)
     load_weights(model, saved_on_gpu)
     assert torch.equal(model.weight, STATE["state_dict"]["weight"])  # type: ignore[index]
-    assert incompatibility(load(saved_on_gpu), model) is None
+    assert incompatibility(load_checkpoint(saved_on_gpu), model) is None
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "xpu"])
 def test_a_missing_device_is_not_reported_as_a_damaged_file(saved_on_gpu: Path, device: str) -> None:
     with pytest.raises(CheckpointError, match=rf"map_location={device} \(\w+ .*\w\); use map_location=cpu") as error:
-        load(saved_on_gpu, device)
+        load_checkpoint(saved_on_gpu, device)
     assert "damaged" not in str(error.value)
 
 
 def test_a_damaged_file_is_not_reported_as_a_missing_device(saved: Path) -> None:
     torch.save({"state_dict": Evil()}, saved)
     with pytest.raises(CheckpointError, match="would execute code or is damaged"):
-        load(saved, "cuda:1")
+        load_checkpoint(saved, "cuda:1")
 
 
 def test_only_a_lazily_loaded_file_stays_mapped(saved: Path) -> None:
-    found = load(saved)
+    found = load_checkpoint(saved)
     assert str(saved) not in Path("/proc/self/maps").read_text()
-    lazy = load(saved, lazy=True)
+    lazy = load_checkpoint(saved, lazy=True)
     assert str(saved) in Path("/proc/self/maps").read_text()
     for state in (found, lazy):
         assert torch.equal(state["state_dict"]["weight"], STATE["state_dict"]["weight"])  # type: ignore[index]
@@ -97,11 +100,11 @@ def test_only_a_lazily_loaded_file_stays_mapped(saved: Path) -> None:
 
 def test_a_legacy_file_is_refused(saved: Path) -> None:
     torch.save(STATE, saved, _use_new_zipfile_serialization=False)
-    readers: list[Callable[[Path], Any]] = [read_metadata, partial(load, lazy=True)]
+    readers: list[Callable[[Path], Any]] = [read_metadata, partial(load_checkpoint, lazy=True)]
     for read in readers:
         with pytest.raises(CheckpointError, match=r"not loaded, .* \(it has a legacy format\)$"):
             read(saved)
-    for find in (load, find_damage):
+    for find in (load_checkpoint, find_damage):
         with pytest.raises(CheckpointError, match=r"legacy format of torch before 1\.6.*convert it by python"):
             raise CheckpointError(find(saved))
 
@@ -118,9 +121,9 @@ def test_errors_of_torch_are_reported_in_one_line(
     def fail(*arguments: Any, **options: Any) -> None:
         raise error
 
-    monkeypatch.setattr("boltcutter.checkpoint.unpickle.read", fail)
+    monkeypatch.setattr("boltcutter.checkpoint.unpickle.read_archive", fail)
     with pytest.raises(CheckpointError, match=rf"not loaded, because it would execute code or is damaged \({why}\)$"):
-        load(saved)
+        load_checkpoint(saved)
 
 
 @pytest.mark.parametrize("error", [zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, zlib.error])

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from boltcutter.checkpoint import sharded_checkpoint as sharded
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
 from boltcutter.checkpoint.find import find_newest
-from boltcutter.checkpoint.load import find_damage, load, read_metadata
+from boltcutter.checkpoint.load import find_damage, load_checkpoint, read_metadata
 from boltcutter.checkpoint.storage import CheckpointError
 
 # Two ranks have a half each of a tensor, and the whole of another.
@@ -53,7 +53,7 @@ def folder(path: Path) -> Path:
 
 def test_shards_are_loaded_as_one_checkpoint(path: Path) -> None:
     assert sorted(file.name for file in folder(path).iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
-    found = load(path)
+    found = load_checkpoint(path)
     assert found.keys() == {"state_dict", "optimizer_states", "global_step"}
     assert torch.equal(found["state_dict"]["model.w"], WHOLE)
     assert torch.equal(found["optimizer_states"][0]["state"][0]["momentum"], WHOLE)
@@ -67,10 +67,10 @@ def test_a_kill_before_the_rename_keeps_the_previous_checkpoint(two_ranks: Scrip
     two_ranks(f"{BEGIN}\nsharded.save(checkpoint(2), path, {{}})", str(path))  # and no more
     assert len(list(path.parent.glob("last.ckpt.shards-*"))) == 2
     assert find_newest(path.parent) == str(path)
-    assert torch.equal(load(path)["state_dict"]["model.w"], WHOLE)
+    assert torch.equal(load_checkpoint(path)["state_dict"]["model.w"], WHOLE)
     two_ranks(f"{BEGIN}\nAtomicCheckpointIO().save_sharded(checkpoint(3), path, {{}})", str(path))
     assert list(path.parent.glob("last.ckpt.shards-*")) == [folder(path)]
-    assert torch.equal(load(path)["state_dict"]["model.w"], WHOLE * 3)
+    assert torch.equal(load_checkpoint(path)["state_dict"]["model.w"], WHOLE * 3)
 
 
 def test_a_single_file_replaces_shards_and_removes_them(path: Path) -> None:
@@ -96,7 +96,7 @@ def test_damaged_or_missing_shards_are_detected_and_skipped(path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=re.escape(f"{path}: its shard {folder(path).name}/__1_0.distcp is missing")
     ):
-        load(path)
+        load_checkpoint(path)
 
 
 class Evil:
@@ -112,7 +112,7 @@ def test_metadata_is_never_executed(path: Path, monkeypatch: pytest.MonkeyPatch)
     index["shards"]["files"][".metadata"] = [contents.stat().st_size, sharded._checksum(contents)]
     AtomicCheckpointIO()._write(path, lambda file: torch.save(index, file), keep=folder(path).name)
     with pytest.raises(CheckpointError, match="mkdir"):
-        load(path)
+        load_checkpoint(path)
     assert not Path("evil").exists()
 
 
@@ -152,7 +152,7 @@ def test_shards_of_other_types_or_folders_are_refused(
     monkeypatch.chdir(path.parent)
     described_anew(path, change)
     with pytest.raises(CheckpointError, match=message):
-        load(path)
+        load_checkpoint(path)
     assert not Path("evil").exists()
 
 
@@ -165,7 +165,7 @@ def test_values_other_than_tensors_are_refused(path: Path, monkeypatch: pytest.M
     )
     described_anew(path, as_bytes)
     with pytest.raises(CheckpointError, match=r"state_dict\.model\.w "):
-        load(path)
+        load_checkpoint(path)
     with pytest.raises(pickle.UnpicklingError):
         sharded._planner().load_bytes(SimpleNamespace(dest_index=MetadataIndex("w")), BytesIO())
     assert not Path("evil").exists()
@@ -220,7 +220,7 @@ def without_paths(metadata: Any, where: Path) -> None:
 def test_paths_of_another_type_are_not_shown(path: Path, change: Callable[[Any, Path], None]) -> None:
     described_anew(path, change)
     with pytest.raises(CheckpointError, match="a shard is outside of its folder"):
-        load(path)
+        load_checkpoint(path)
 
 
 def test_metadata_of_another_type_are_refused(path: Path) -> None:
@@ -229,7 +229,7 @@ def test_metadata_of_another_type_are_refused(path: Path) -> None:
     index["shards"]["files"][".metadata"] = [contents.stat().st_size, sharded._checksum(contents)]
     AtomicCheckpointIO()._write(path, lambda file: torch.save(index, file), keep=folder(path).name)
     with pytest.raises(CheckpointError, match="its metadata has another type"):
-        load(path)
+        load_checkpoint(path)
 
 
 def test_a_shard_file_elsewhere_is_refused(path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_shard_file_elsewhere_is_refused(path: Path) -> None:
     index["shards"]["files"][f"../{folder(path).name}/.metadata"] = index["shards"]["files"][".metadata"]
     AtomicCheckpointIO()._write(path, lambda file: torch.save(index, file), keep=folder(path).name)
     with pytest.raises(CheckpointError, match="is outside of its folder"):
-        load(path)
+        load_checkpoint(path)
 
 
 def test_a_file_that_is_not_listed_is_not_opened(path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_file_that_is_not_listed_is_not_opened(path: Path) -> None:
         (folder(path) / name).unlink()
         os.mkfifo(folder(path) / name)
         with pytest.raises(CheckpointError, match="a shard is not in its list of shards"):
-            load(path)
+            load_checkpoint(path)
 
 
 def test_tensors_that_are_larger_than_their_shards_are_refused(path: Path) -> None:
@@ -257,7 +257,7 @@ def test_tensors_that_are_larger_than_their_shards_are_refused(path: Path) -> No
     index["state_dict"] = {"model.w": torch.empty(10**6, 10**6, device="meta")}
     AtomicCheckpointIO()._write(path, lambda file: torch.save(index, file), keep=folder(path).name)
     with pytest.raises(CheckpointError, match="its tensors are larger than its shards"):
-        load(path)
+        load_checkpoint(path)
 
 
 @pytest.mark.parametrize("content", [b"\x80\x05\x96\x00\x00\x00\x00\x10\x00\x00\x00.", b"\x80\x02.", b""])
@@ -286,7 +286,7 @@ def test_an_entry_of_shards_of_another_form_is_refused(path: Path, change: Calla
     torch.save(index | {"shards": change(index["shards"])}, path)
     assert find_damage(path) == "its list of shards has another form than those that are written"
     with pytest.raises(CheckpointError, match="another form"):
-        load(path)
+        load_checkpoint(path)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "..", ""])
@@ -296,7 +296,7 @@ def test_a_shard_folder_elsewhere_is_refused(path: Path, name: str) -> None:
     index["shards"]["folder"] = name
     AtomicCheckpointIO()._write(path, lambda file: torch.save(index, file))
     with pytest.raises(CheckpointError, match="outside"):
-        load(path)
+        load_checkpoint(path)
     with pytest.raises(CheckpointError, match="outside"):
         sharded.load_into(path, index, {}, alone=False)
 
@@ -304,7 +304,7 @@ def test_a_shard_folder_elsewhere_is_refused(path: Path, name: str) -> None:
 def test_permuted_rows_are_restored(two_ranks: Script, tmp_path: Path) -> None:
     code = 'order = torch.tensor([1, 0, 3, 2, 5, 4])\norders = {"state_dict.model.w": order}\n'
     two_ranks(f"{BEGIN}\n{code}AtomicCheckpointIO().save_sharded(checkpoint(1), path, orders)", f"{tmp_path}/last.ckpt")
-    assert torch.equal(load(tmp_path / "last.ckpt")["state_dict"]["model.w"], WHOLE[[1, 0, 3, 2, 5, 4]])
+    assert torch.equal(load_checkpoint(tmp_path / "last.ckpt")["state_dict"]["model.w"], WHOLE[[1, 0, 3, 2, 5, 4]])
 
 
 def test_a_write_error_of_one_rank_is_reported_by_all(two_ranks: Script, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from conftest import STATE
 from boltcutter.checkpoint import storage
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
 from boltcutter.checkpoint.find import find_newest
-from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.load import load_checkpoint
 from boltcutter.checkpoint.storage import (
     is_within,
     open_file,
@@ -26,7 +26,7 @@ def test_a_file_at_a_url_is_downloaded_once(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(kind, "get_file", lambda fs, place, *a, **o: fetched.append(place) or plain(fs, place, *a, **o))
     store.save_checkpoint(STATE, url)
     found = str(find_newest("memory://far/run"))
-    assert load(found, lazy=True)["epoch"] == store.load_checkpoint(found)["epoch"] == 3
+    assert load_checkpoint(found, lazy=True)["epoch"] == store.load_checkpoint(found)["epoch"] == 3
     assert len(fetched) == 1
     store.save_checkpoint(STATE | {"epoch": 4}, url)
     assert store.load_checkpoint(url)["epoch"] == 4

@@ -26,7 +26,7 @@ from torch import nn
 
 from boltcutter.checkpoint import unpickle
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
-from boltcutter.checkpoint.load import find_damage, find_objects, load, read_metadata
+from boltcutter.checkpoint.load import find_damage, find_objects, load_checkpoint, read_metadata
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.checkpoint.unpickle import Placeholder, find_placeholders
 from boltcutter.run import trust
@@ -135,7 +135,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_plain_values_are_loaded_and_objects_become_placeholders(path: Path, protocol: int) -> None:
     content = TENSORS | {"hyper_parameters": FOREIGN | PLAIN, "loops": {"step": 3}}
     torch.save(content, path, pickle_protocol=protocol)
-    for found in (load(path), load(path, lazy=True)):
+    for found in (load_checkpoint(path), load_checkpoint(path, lazy=True)):
         assert torch.equal(found["state_dict"]["w"], TENSORS["state_dict"]["w"])
         assert isinstance(found["state_dict"]["p"], nn.Parameter)
         assert list(found["state_dict"]) == ["w", "p"]
@@ -165,7 +165,7 @@ def test_recursive_containers_are_listed_once() -> None:
 
 def test_a_placeholder_does_nothing(path: Path) -> None:
     torch.save({"hyper_parameters": FOREIGN}, path)
-    given = load(path)["hyper_parameters"]
+    given = load_checkpoint(path)["hyper_parameters"]
     assert isinstance(given["module"], Placeholder)
     with pytest.raises(TypeError):
         given["function"](1)
@@ -285,7 +285,7 @@ def archive(path: Path, pickled: bytes) -> None:
             made.writestr(record, pickled if record.endswith("data.pkl") else content)
 
 
-@pytest.mark.parametrize("reading", [load, read_metadata])
+@pytest.mark.parametrize("reading", [load_checkpoint, read_metadata])
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_code_is_refused(path: Path, attack: bytes, reading: Callable[[Path], Any]) -> None:
     archive(path, attack)
@@ -305,12 +305,12 @@ def test_code_is_refused(path: Path, attack: bytes, reading: Callable[[Path], An
 def test_the_reason_of_a_refusal_is_reported(path: Path, attack: bytes, reason: str) -> None:
     archive(path, attack)
     with pytest.raises(CheckpointError, match=reason):
-        load(path)
+        load_checkpoint(path)
 
 
 def test_objects_of_a_later_version_of_python_become_placeholders(path: Path) -> None:
     archive(path, raw(b"}X\x01\x00\x00\x00a", name("pathlib._local", "Path"), b"X\x01\x00\x00\x00b\x85Rs"))
-    assert repr(load(path)["a"]) == "<pathlib._local.Path: not loaded>"
+    assert repr(load_checkpoint(path)["a"]) == "<pathlib._local.Path: not loaded>"
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_an_attack_among_hyperparameters_is_refused(path: Path, evil: Any, proto
         torch.save(TENSORS | {"hyper_parameters": FOREIGN | {"evil": evil}}, path, pickle_protocol=protocol)
     except TypeError:  # a module as an argument cannot be pickled
         torch.save(TENSORS | {"hyper_parameters": FOREIGN | {"evil": Called(getattr, 1, "real")}}, path)
-    for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
+    for reading in (load_checkpoint, read_metadata, lambda p: load_checkpoint(p, lazy=True)):
         with pytest.raises(CheckpointError, match="execute code"):
             reading(path)
     assert not Path("touched").exists()
@@ -333,8 +333,8 @@ def test_an_attack_among_hyperparameters_is_refused(path: Path, evil: Any, proto
 def test_no_state_of_a_foreign_class_is_set_and_no_foreign_function_is_called(path: Path) -> None:
     held = {"hyper_parameters": {"a": Stateful(), "b": Called(shout, 1)}}
     torch.save(held, path)
-    assert isinstance(load(path)["hyper_parameters"]["a"], Placeholder)
-    assert isinstance(load(path)["hyper_parameters"]["b"], Placeholder)
+    assert isinstance(load_checkpoint(path)["hyper_parameters"]["a"], Placeholder)
+    assert isinstance(load_checkpoint(path)["hyper_parameters"]["b"], Placeholder)
     assert not Path("touched").exists()
     torch.load(path, weights_only=False)  # to see that the test would notice
     assert Path("touched").exists()
@@ -344,11 +344,11 @@ def test_of_the_attributes_of_a_state_dict_only_versions_are_kept(path: Path) ->
     weights: Any = OrderedDict(a=torch.ones(1))
     weights._metadata, weights.keys = {"": {"version": 1}}, 1
     torch.save({"state_dict": weights}, path)
-    assert vars(load(path)["state_dict"]) == {"_metadata": {"": {"version": 1}}}
+    assert vars(load_checkpoint(path)["state_dict"]) == {"_metadata": {"": {"version": 1}}}
     for other in (1, {"": 1}, {"": shout}, None):
         weights._metadata = other
         torch.save({"state_dict": weights}, path)
-        assert vars(load(path)["state_dict"]) == {}
+        assert vars(load_checkpoint(path)["state_dict"]) == {}
 
 
 def test_containers_that_multiply_are_refused(path: Path) -> None:
@@ -361,13 +361,13 @@ def test_containers_that_multiply_are_refused(path: Path) -> None:
     for inner in (value, {"a": value}, recursive, Called(slice, value)):
         torch.save({"hyper_parameters": inner}, path)
         with pytest.raises(CheckpointError, match="it has containers that multiply"):
-            load(path)
+            load_checkpoint(path)
 
 
 def test_legacy_formats_are_refused(path: Path) -> None:
     evil = {"state_dict": Called(os.system, "touch touched"), "hyper_parameters": FOREIGN}
     torch.save(evil, path, _use_new_zipfile_serialization=False)
-    for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
+    for reading in (load_checkpoint, read_metadata, lambda p: load_checkpoint(p, lazy=True)):
         with pytest.raises(CheckpointError):
             reading(path)
     with tarfile.open(path, "w") as tar:
@@ -376,7 +376,7 @@ def test_legacy_formats_are_refused(path: Path) -> None:
             entry = tarfile.TarInfo(member)
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-    for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
+    for reading in (load_checkpoint, read_metadata, lambda p: load_checkpoint(p, lazy=True)):
         with pytest.raises(CheckpointError):
             reading(path)
     assert not Path("touched").exists()
@@ -389,7 +389,7 @@ def test_a_compressed_file_is_refused_before_it_is_expanded(path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
         for record, content in records.items():
             made.writestr(record, content)
-    for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
+    for reading in (load_checkpoint, read_metadata, lambda p: load_checkpoint(p, lazy=True)):
         with pytest.raises(CheckpointError, match="it is compressed"):
             reading(path)
 
@@ -404,7 +404,7 @@ def test_a_file_whose_records_overlap_is_refused_before_it_is_read(path: Path) -
             record.filename = f"{largest.filename}{number}"
             archive.filelist.append(record)
         archive._didModify = True  # type: ignore[attr-defined]
-    for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
+    for reading in (load_checkpoint, read_metadata, lambda p: load_checkpoint(p, lazy=True)):
         with pytest.raises(CheckpointError, match="its records overlap"):
             reading(path)
     assert "its records overlap" in str(find_damage(path))
@@ -425,11 +425,11 @@ MANY = 1 << 28
 )
 def test_tensors_that_are_larger_than_the_file_are_refused(path: Path, attack: Any) -> None:
     torch.save({"hyper_parameters": attack}, path)
-    for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
+    for reading in (load_checkpoint, read_metadata, lambda p: load_checkpoint(p, lazy=True)):
         with pytest.raises(CheckpointError, match="larger than the file"):
             reading(path)
     torch.save({"hyper_parameters": [ONE.expand(1000), torch.zeros(0, 5), ONE[0], torch.ones(4, 4).T]}, path)
-    assert load(path)["hyper_parameters"][0].shape == (1000,)
+    assert load_checkpoint(path)["hyper_parameters"][0].shape == (1000,)
 
 
 def test_tensors_get_no_hooks_and_no_attributes_that_hide_their_own(path: Path) -> None:
@@ -439,7 +439,7 @@ def test_tensors_get_no_hooks_and_no_attributes_that_hide_their_own(path: Path) 
     buffer: Any = torch.ones(3)
     buffer.is_shared = buffer.names_of = "a"
     torch.save({"state_dict": {"w": weight, "b": buffer}}, path)
-    found = load(path)["state_dict"]
+    found = load_checkpoint(path)["state_dict"]
     assert isinstance(found["w"], nn.Parameter)
     assert vars(found["w"]) == {}
     assert vars(found["b"]) == {"names_of": "a"}
@@ -450,7 +450,7 @@ def test_tensors_get_no_hooks_and_no_attributes_that_hide_their_own(path: Path) 
 @pytest.mark.filterwarnings("ignore:.*")
 def test_torchscript_archives_are_not_loaded(path: Path) -> None:
     torch.jit.script(nn.Linear(1, 1)).save(str(path))
-    for reading in (load, read_metadata):
+    for reading in (load_checkpoint, read_metadata):
         with pytest.raises(CheckpointError):
             reading(path)
 
@@ -485,15 +485,15 @@ def write(path: Path, value: Any) -> Path:
 
 def test_objects_are_loaded_by_the_user_and_the_process_that_saved_them(tmp_path: Path, key: Path) -> None:
     path = write(tmp_path / "a.ckpt", {"norm": Normalization(0.5)})
-    assert load(path)["own"]["norm"].mean == 0.5
+    assert load_checkpoint(path)["own"]["norm"].mean == 0.5
     unpickle._written.clear()  # as in another process
-    assert load(path)["own"]["norm"].mean == 0.5
-    assert load(path, lazy=True)["own"]["norm"].mean == 0.5
+    assert load_checkpoint(path)["own"]["norm"].mean == 0.5
+    assert load_checkpoint(path, lazy=True)["own"]["norm"].mean == 0.5
     assert torch.load(path, weights_only=False)["own"]["norm"].mean == 0.5  # by torch itself
     key.unlink()
     write(path, {"norm": Normalization(0.25)})
     unpickle._written.clear()
-    assert load(path)["own"]["norm"].mean == 0.25
+    assert load_checkpoint(path)["own"]["norm"].mean == 0.25
 
 
 def test_objects_of_others_are_loaded_if_the_user_trusts_the_file(
@@ -503,12 +503,12 @@ def test_objects_of_others_are_loaded_if_the_user_trusts_the_file(
     unpickle._written.clear()
     key.unlink()
     trust.sign({})  # another key
-    own = load(path)["own"]
+    own = load_checkpoint(path)["own"]
     assert find_objects({"own": own}) == [f"own is a {__name__}.Normalization"]
     with pytest.raises(AttributeError, match="trust=true"):
         own.mean  # noqa: B018
     monkeypatch.setattr(trust, "_granted", True)
-    assert load(path)["own"].mean == 0.5
+    assert load_checkpoint(path)["own"].mean == 0.5
 
 
 def test_a_seal_of_another_file_executes_nothing(tmp_path: Path, key: Path) -> None:
@@ -518,7 +518,7 @@ def test_a_seal_of_another_file_executes_nothing(tmp_path: Path, key: Path) -> N
         root = next(name for name in target.namelist() if name.endswith("/data.pkl")).rpartition("/")[0]
         target.writestr(f"{root}/{unpickle.SEAL}", source.read(f"archive/{unpickle.SEAL}"))
     with pytest.raises(CheckpointError, match=r"execute|Path"):
-        load(theirs)
+        load_checkpoint(theirs)
     assert not (tmp_path / "executed").exists()
 
 
@@ -546,7 +546,7 @@ def test_a_file_without_its_seal_or_with_another_pickle_gives_placeholders(tmp_p
         "another number": lambda record, content: content.replace(b"mean", b"MEAN"),
     }
     for name, change in changes.items():
-        own = load(rewritten(path, change))["own"]
+        own = load_checkpoint(rewritten(path, change))["own"]
         assert isinstance(own, Normalization if name == "none" else Placeholder), name
 
 
@@ -558,7 +558,7 @@ def test_a_signature_of_something_else_is_no_seal(tmp_path: Path, key: Path) -> 
         sealed = unpickle._sealed(archive.read("archive/data.pkl"))
     for signed in ({"config": sealed}, [sealed], sealed["checkpoint"], sealed | {"name": "a"}):
         seal = str(trust.sign(signed)).encode()
-        own = load(rewritten(path, lambda r, c, seal=seal: seal if r.endswith(unpickle.SEAL) else c))["own"]  # type: ignore[misc]
+        own = load_checkpoint(rewritten(path, lambda r, c, seal=seal: seal if r.endswith(unpickle.SEAL) else c))["own"]  # type: ignore[misc]
         assert isinstance(own, Placeholder)
 
 
@@ -583,7 +583,7 @@ def test_a_pickle_that_is_exchanged_after_its_seal_was_verified_is_not_loaded(
 
     monkeypatch.setattr(unpickle, "_is_trusted", exchange)
     monkeypatch.chdir(tmp_path)
-    assert load(path)["own"].mean == 0.5
+    assert load_checkpoint(path)["own"].mean == 0.5
     assert not (tmp_path / "executed").exists()
 
 
@@ -597,4 +597,4 @@ def test_an_object_whose_class_has_moved_is_left_out(
 ) -> None:
     path = write(tmp_path / "a.ckpt", Normalization(0.5))
     monkeypatch.delattr(sys.modules[__name__], "Normalization")
-    assert find_objects(load(path)) == [f"own is a {__name__}.Normalization"]
+    assert find_objects(load_checkpoint(path)) == [f"own is a {__name__}.Normalization"]

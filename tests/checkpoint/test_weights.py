@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
-from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.load import load_checkpoint
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.checkpoint.weights import extract_weights, incompatibility, load_weights
 from boltcutter.task.regression import Regression
@@ -58,12 +58,12 @@ def test_another_model_or_optimizer_is_reported(tmp_path: Path) -> None:
     adam = torch.optim.Adam(task.parameters())
     path = tmp_path / "last.ckpt"
     torch.save({"state_dict": task.state_dict(), "optimizer_states": [adam.state_dict()]}, path)
-    assert incompatibility(load(path), task) is None
+    assert incompatibility(load_checkpoint(path), task) is None
     task.optimizer = torch.optim.SGD
-    assert "(dampening, momentum, nesterov)" in str(incompatibility(load(path), task))
+    assert "(dampening, momentum, nesterov)" in str(incompatibility(load_checkpoint(path), task))
     other = Regression(nn.Linear(3, 5), num_outputs=2, optimizer=torch.optim.Adam)
-    assert incompatibility(load(path), other) == "2 weights have another shape (model.weight, model.bias)"
-    assert incompatibility(load(path), nn.Sequential(task)) is not None
+    assert incompatibility(load_checkpoint(path), other) == "2 weights have another shape (model.weight, model.bias)"
+    assert incompatibility(load_checkpoint(path), nn.Sequential(task)) is not None
 
 
 def test_parameters_whose_shape_is_not_known_yet_are_resumed(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_parameters_whose_shape_is_not_known_yet_are_resumed(tmp_path: Path) -> 
     adam.step()
     path = tmp_path / "last.ckpt"
     torch.save({"state_dict": task.state_dict(), "optimizer_states": [adam.state_dict()]}, path)
-    assert incompatibility(load(path), later) is None
+    assert incompatibility(load_checkpoint(path), later) is None
 
 
 class Mode(enum.Enum):
@@ -85,16 +85,16 @@ def test_training_state_that_is_not_loaded_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     given = {"state_dict": task.state_dict(), "hyper_parameters": {"mode": Mode.MIN, "model": task}}
     torch.save(given | {"lr_schedulers": [{"mode": "min"}]}, path)
-    assert incompatibility(load(path), task) is None
+    assert incompatibility(load_checkpoint(path), task) is None
     torch.save(given | {"lr_schedulers": [{"mode": Mode.MIN}]}, path)
-    assert "(lr_schedulers.0.mode is a " in str(incompatibility(load(path), task))
+    assert "(lr_schedulers.0.mode is a " in str(incompatibility(load_checkpoint(path), task))
 
 
 @pytest.mark.parametrize("entry", ["state_dict", "optimizer_states", "lr_schedulers", "loops"])
 def test_objects_in_any_part_of_the_training_state_are_reported(tmp_path: Path, entry: str) -> None:
     torch.save({"state_dict": {}, entry: {"mode": Mode.MIN}}, tmp_path / "last.ckpt")
     assert f"1 values are objects, which are not loaded ({entry}.mode is a " in str(
-        incompatibility(load(tmp_path / "last.ckpt"), nn.Identity())
+        incompatibility(load_checkpoint(tmp_path / "last.ckpt"), nn.Identity())
     )
 
 

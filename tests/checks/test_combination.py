@@ -15,7 +15,7 @@ from boltcutter.assembly.assemble import assemble, read_config
 from boltcutter.checks.combination import check_num_classes, check_optimizer, check_sync_batchnorm
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
-from boltcutter.planning.check import main
+from boltcutter.planning.check import check_command
 from boltcutter.project import Project
 from boltcutter.strategy.data_parallel import DataParallelStrategy
 from boltcutter.strategy.model_parallel import ModelParallelStrategy
@@ -80,7 +80,7 @@ def test_only_complete_optimizer_calls_are_checked(name: str, refused: bool) -> 
 
 @pytest.mark.parametrize("word", ["max_epochs", "max_steps"])
 def test_a_training_of_no_steps_warns(word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(PROJECT, [f"trainer.{word}=0", f"runs={tmp_path}", "logger=null", "model=linear"])
+    check_command(PROJECT, [f"trainer.{word}=0", f"runs={tmp_path}", "logger=null", "model=linear"])
     assert capsys.readouterr().err.startswith(f"warning: trainer.{word}=0: nothing is trained")
 
 
@@ -93,7 +93,7 @@ def test_a_metric_of_which_the_worst_is_taken_as_the_best_warns(
 ) -> None:
     key = f"callback.{name}"
     overrides = ["callback=[default,early_stopping]", f"{key}.monitor={monitor}", f"{key}.mode={mode}", "model=linear"]
-    main(PROJECT, [*overrides, f"runs={tmp_path}", "logger=null"])
+    check_command(PROJECT, [*overrides, f"runs={tmp_path}", "logger=null"])
     warning = capsys.readouterr().err
     assert warning.startswith(f"warning: {key}.mode={mode}: ") if other else not warning
     assert warning.endswith(f"{monitor} counts as best; set {key}.mode={other}\n" if other else "")
@@ -104,7 +104,7 @@ BARE = "_target_: lightning.pytorch.trainer.Trainer\naccelerator: cpu\ndevices: 
 
 def output(tmp_path: Path, capsys: pytest.CaptureFixture[str], *overrides: str) -> list[str]:
     """Lines that a check prints."""
-    main(PROJECT, [*overrides, f"runs={tmp_path}", "logger=null", "model=linear"])
+    check_command(PROJECT, [*overrides, f"runs={tmp_path}", "logger=null", "model=linear"])
     return capsys.readouterr().out.splitlines()
 
 

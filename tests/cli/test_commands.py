@@ -73,7 +73,7 @@ def test_an_interrupted_command_ends_without_a_traceback(monkeypatch: pytest.Mon
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("boltcutter.analysis.command.main", interrupt)
+    monkeypatch.setattr("boltcutter.analysis.command.runs_command", interrupt)
     with pytest.raises(SystemExit) as end:
         run("runs", [], str(ROOT))
     assert end.value.code == 130

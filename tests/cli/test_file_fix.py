@@ -7,13 +7,13 @@ from repairs import FILES_NOT_REPAIRED
 from test_mistakes import FILES, with_file
 
 from boltcutter.cli.file_fix import locate
-from boltcutter.cli.main import main
+from boltcutter.cli.main import dispatch_command
 from boltcutter.cli.mistake import Explanation, explain
 from boltcutter.config.errors import ConfigError, Kind, Mistake
 from boltcutter.extend import Command
 from boltcutter.project import Project
 
-CHECK = Command("boltcutter.planning.check:main", "")
+CHECK = Command("boltcutter.planning.check:check_command", "")
 
 
 def apply(mistake: Explanation) -> None:
@@ -37,7 +37,7 @@ def test_a_program_that_applies_fixes_repairs_files(
     project, arguments = with_file(tmp_path, name, contents), shlex.split(overrides)
     for _ in range(5):
         try:
-            main(project, CHECK, None, arguments)
+            dispatch_command(project, CHECK, None, arguments)
         except SystemExit as end:
             capsys.readouterr()
             found = cast(ConfigError, end.__context__).mistakes[0]

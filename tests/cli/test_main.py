@@ -13,7 +13,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from boltcutter.cli.main import FLAGS, main, one_line_errors, read_ranks
+from boltcutter.cli.main import FLAGS, dispatch_command, one_line_errors, read_ranks
 from boltcutter.config.compose import compose
 from boltcutter.extend import Command
 from boltcutter.project import Project, summary
@@ -51,7 +51,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Read:
     """The lines that words in this process print."""
 
     def call(*words: str, usage: str = TRAIN) -> list[str]:
-        main(PROJECT, Command("boltcutter.planning.check:main", usage), None, words)
+        dispatch_command(PROJECT, Command("boltcutter.planning.check:check_command", usage), None, words)
         return capsys.readouterr().out.splitlines()
 
     return call

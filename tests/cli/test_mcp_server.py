@@ -13,14 +13,14 @@ from compared_runs import write_run
 from conftest import require
 
 from boltcutter.assembly.assemble import read_config
-from boltcutter.cli.mcp_server import Tools, as_text, main
+from boltcutter.cli.mcp_server import Tools, as_text, mcp_command
 from boltcutter.config.compose import refuse_duplicates
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter.run.folder import read_record
 
 ROOT = Path(__file__).parents[2]
-SERVER = """  # main, with a server that runs one tool
+SERVER = """  # mcp_command, with a server that runs one tool
 import asyncio, sys, types
 from pathlib import Path
 class MCPServer:
@@ -30,8 +30,8 @@ class MCPServer:
 for name in ("mcp", "mcp.server", "mcp.server.mcpserver"): sys.modules[name] = types.ModuleType(name)
 sys.modules["mcp.server.mcpserver"].MCPServer = MCPServer
 from boltcutter.project import Project
-from boltcutter.cli.mcp_server import main
-main(Project.at(Path(sys.argv[1])), [])
+from boltcutter.cli.mcp_server import mcp_command
+mcp_command(Project.at(Path(sys.argv[1])), [])
 """
 COMMAND = """
 import os, pathlib, signal, time
@@ -43,14 +43,14 @@ time.sleep(300)
 
 def test_the_command_takes_no_arguments() -> None:
     with pytest.raises(ConfigError, match=r"^model=mlp: mcp takes no such argument; remove it$"):
-        main(Project.find(ROOT), ["model=mlp"])
+        mcp_command(Project.find(ROOT), ["model=mlp"])
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
     with pytest.raises(ConfigError, match=r"^mcp: not installed.*pip install"):
-        main(Project.find(ROOT), [])
+        mcp_command(Project.find(ROOT), [])
 
 
 @pytest.mark.timeout(60)

@@ -5,7 +5,7 @@ from repairs import LEFT_OUT, REPAIRED
 
 from boltcutter.cli.mistake import explain
 from boltcutter.config.errors import ConfigError, Kind, Mistake
-from boltcutter.planning.check import main as check_main
+from boltcutter.planning.check import check_command
 from boltcutter.project import Project
 
 PROJECT = Project.find(__file__)
@@ -112,7 +112,7 @@ def test_values_and_remedies_are_whole() -> None:
 )
 def test_what_the_user_wrote_never_decides_the_kind(overrides: str, kind: Kind) -> None:
     with pytest.raises(ConfigError) as error:
-        check_main(PROJECT, shlex.split(overrides))
+        check_command(PROJECT, shlex.split(overrides))
     assert [mistake.kind for mistake in error.value.mistakes] == [kind], error.value.mistakes
 
 
@@ -122,7 +122,7 @@ def test_a_program_that_applies_fixes_repairs(overrides: str, capsys: pytest.Cap
     arguments = shlex.split(overrides)
     for _ in range(5):
         try:
-            check_main(PROJECT, arguments)
+            check_command(PROJECT, arguments)
         except ConfigError as error:
             found = explain(error.mistakes[0], arguments)
             assert found.fix or found.replaces

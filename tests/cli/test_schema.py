@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 from test_mistakes import MISTAKES
 
-from boltcutter.cli.schema import FOLDER, main, make_schemas
+from boltcutter.cli.schema import FOLDER, make_schemas, schema_command
 from boltcutter.config import locate
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import parse
@@ -137,7 +137,7 @@ def test_the_command_writes_a_file_for_each_group(
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "acme"\n')
     (tmp_path / "configs" / "model" / "mine.yaml").write_text("_target_: acme.none.Net\nwidth: 3\n")
     project = Project.at(tmp_path)
-    main(project, [])
+    schema_command(project, [])
     written = {file.stem for file in (tmp_path / FOLDER).iterdir()}
     assert {*GROUPS, "train"} <= written
     assert "$schema=../../.boltcutter/schema/model.json" in capsys.readouterr().out
@@ -145,7 +145,7 @@ def test_the_command_writes_a_file_for_each_group(
     assert model.is_valid({"_target_": "acme.none.Net", "width": 3})  # cannot be imported: nothing is known
     assert not model.is_valid({"_target_": "boltcutter.model.mlp.MLP", "width": 3})
     with pytest.raises(ConfigError, match="x: schema takes no such argument; remove it"):
-        main(project, ["x"])
+        schema_command(project, ["x"])
     (tmp_path / "configs" / "model" / "mine.yaml").write_text("a: [")
     with pytest.raises(ConfigError, match=r"mine.yaml:\d+: not valid YAML"):
-        main(project, [])
+        schema_command(project, [])

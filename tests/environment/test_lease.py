@@ -80,7 +80,7 @@ def test_a_folder_is_held_by_one_process_until_it_ends(tmp_path: Path) -> None:
             assert holder
             assert holder.pid == os.getpid()
             assert holder.is_alive()
-            lease.check()
+            lease.check_lease()
     assert read_holder(folder) is None
     assert not any(thread.name == "lease" for thread in threading.enumerate())
 
@@ -199,7 +199,7 @@ def test_a_partially_written_lease_expires(tmp_path: Path, monkeypatch: pytest.M
 def test_nothing_is_checked_without_a_lease(tmp_path: Path) -> None:
     assert lease.current() is None
     assert not lease.is_lost()
-    lease.check()
+    lease.check_lease()
     lease.watch(None)
     with hold(tmp_path):
         assert lease.current() is not None
@@ -226,7 +226,7 @@ def test_a_copy_in_another_process_detects_the_loss_and_releases_nothing(
         taken = take_over(tmp_path)
         wait_until(lease.is_lost)
         with pytest.raises(LeaseLostError, match="on other-host"):
-            lease.check()
+            lease.check_lease()
         copy.release()
     assert read_holder(tmp_path) == taken
 
@@ -237,12 +237,12 @@ def test_a_storage_that_fails_for_a_while_does_not_lose_the_lease(tmp_path: Path
         path = folder / lease.FILE
         path.rename(tmp_path / "kept")
         path.mkdir()  # which cannot be read as a file
-        lease.check()
+        lease.check_lease()
         path.rmdir()
         (tmp_path / "kept").rename(path)
-        lease.check()
+        lease.check_lease()
         shutil.rmtree(folder)
-        lease.check()
+        lease.check_lease()
         assert not folder.exists()  # a run that the user has removed stays removed
 
 
@@ -357,7 +357,7 @@ def test_a_restarted_job_takes_over_and_its_previous_attempt_stops(
         assert signals.received_signal() == signals.LEASE_LOST
         assert lease.is_lost()
         with pytest.raises(LeaseLostError, match=f"taken over by process {os.getpid()}"):
-            lease.check()
+            lease.check_lease()
         later.check()
     assert read_holder(tmp_path) is not None  # a lost lease is not released
     later.release()
@@ -438,7 +438,7 @@ def test_a_takeover_that_was_killed_is_taken_over(
     (tmp_path / f"{lease.FILE}.x.next").write_text(content)
     with hold(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == [lease.FILE]
-        lease.check()
+        lease.check_lease()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -447,7 +447,7 @@ def test_a_takeover_of_a_holder_that_was_replaced_meanwhile_is_given_up(tmp_path
         late = lease.Lease(tmp_path)
         assert not late._replace(Holder(**DEAD))
         assert [path.name for path in tmp_path.iterdir()] == [lease.FILE]
-        lease.check()
+        lease.check_lease()
 
 
 def test_one_of_several_concurrent_takeovers_succeeds(tmp_path: Path) -> None:
@@ -476,7 +476,7 @@ def test_one_of_several_concurrent_takeovers_succeeds(tmp_path: Path) -> None:
 def test_a_deleted_lease_is_acquired_again(tmp_path: Path) -> None:
     with hold(tmp_path):
         (tmp_path / lease.FILE).unlink()
-        lease.check()
+        lease.check_lease()
         assert read_holder(tmp_path) is not None
 
 

@@ -44,7 +44,7 @@ def test_outcome(tmp_path: Path, samples: list[Any], collate: Any) -> str:
     trainer = L.Trainer(accelerator="cpu", callbacks=[PredictionWriter(folder)], logger=False)
     loader = DataLoader(samples, 2, collate_fn=collate)  # type: ignore[arg-type]
     trainer.test(Losses(), loader, verbose=False)
-    return page.render(tmp_path)
+    return page.render_page(tmp_path)
 
 
 test_outcome.__test__ = False  # type: ignore[attr-defined]

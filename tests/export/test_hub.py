@@ -224,12 +224,12 @@ def test_an_upload_is_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_without_a_token_the_remedy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(ConfigError, match=r"^export.push=me/digits: not logged in to the Hub; run `hf auth login`"):
-        hub.check("me/digits")
+        hub.check_repository("me/digits")
     with pytest.raises(ConfigError, match=r"^export.push=digits: not a repository of the Hub; use <user>/<name>$"):
-        hub.check("digits")
+        hub.check_repository("digits")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_0123456789")
     for repo in ("me/digits", "me/" + 96 * "x", "m.e/_-."):
-        hub.check(repo)
+        hub.check_repository(repo)
     for repo in ("me/" + 97 * "x", "me/", "me/dig/its", "me/dígits"):
         with pytest.raises(ConfigError, match=rf"^export.push={repo}: not a repository of the Hub"):
-            hub.check(repo)
+            hub.check_repository(repo)

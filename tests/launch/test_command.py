@@ -277,7 +277,7 @@ KUBERNETES = ["launch=kubernetes", "launch.image=a:1", "launch.storage=s3://buck
 )
 def test_what_training_would_refuse_is_refused_before_submission(arguments: list[str], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault) as error:
-        command.main(PROJECT, [*KUBERNETES, "trainer.devices=1", *arguments, "--dry-run"])
+        command.launch_command(PROJECT, [*KUBERNETES, "trainer.devices=1", *arguments, "--dry-run"])
     assert "\n" not in str(error.value)
 
 
@@ -286,12 +286,12 @@ def test_the_global_batch_of_an_own_data_module_divides_over_the_ranks_of_the_jo
     assert not command._has_global_batch(changed(cfg, {"data": {"_target_": "lightning.LightningDataModule"}}))
     cfg.data._target_ = f"{__name__}.OwnDigits"
     with pytest.raises(ConfigError, match=r"data\.batch_size=100 does not divide over 16 ranks; try 112"):
-        command.check(cfg)
+        command.check_job(cfg)
 
 
 def test_strategies_whose_package_only_the_nodes_have_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     assert find_spec("deepspeed") is None
-    command.main(PROJECT, ["launch=slurm", "trainer=deepspeed", "trainer.devices=1", "--dry-run"])
+    command.launch_command(PROJECT, ["launch=slurm", "trainer=deepspeed", "trainer.devices=1", "--dry-run"])
     assert "#SBATCH" in capsys.readouterr().out
 
 

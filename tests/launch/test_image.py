@@ -139,7 +139,7 @@ def build(
         for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "The template"]):
             git(root, *arguments)
         options += ["--volume", f"{root}:{root}:ro"]  # pip clones the library from there
-        root = new.main(Project.at(ROOT), ["my-project", f"folder={scratch}", f"template={root}"])
+        root = new.new_command(Project.at(ROOT), ["my-project", f"folder={scratch}", f"template={root}"])
 
     def call() -> str:
         done = podman("build", "--tag", "image", *options, str(root), timeout=1500)

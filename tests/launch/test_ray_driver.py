@@ -65,7 +65,7 @@ def test_a_ray_that_does_not_start_is_a_failure_not_a_mistake(
     plan = json.dumps({"folder": f"s3://bucket/{tmp_path.name}", "command": []})
     monkeypatch.setattr("sys.stdin", io.StringIO(plan))
     with startup.restored_signals():
-        assert ray_driver.main() == 1
+        assert ray_driver.run_plan() == 1
     assert capsys.readouterr().err == "error: launch: Ray does not start\n"
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from boltcutter.launch import jobs, stored_runs, submit
 from boltcutter.launch.job import Job, Status, UnreachableError
-from boltcutter.launch.stored_runs import read
+from boltcutter.launch.stored_runs import read_object
 
 from .test_cloud_job import Platform
 from .test_cloud_job import job as job
@@ -72,5 +72,5 @@ def test_storage_that_cannot_be_reached_is_a_note(job: Job, capsys: pytest.Captu
 
 def test_objects_are_read_from_a_position_on(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("abc")
-    assert [read(f"file://{tmp_path}/log", start) for start in (0, 2, 3)] == [b"abc", b"c", b""]
-    assert read(f"file://{tmp_path}/none") == b""
+    assert [read_object(f"file://{tmp_path}/log", start) for start in (0, 2, 3)] == [b"abc", b"c", b""]
+    assert read_object(f"file://{tmp_path}/none") == b""

@@ -64,7 +64,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Audit:
     before = {*tmp_path.rglob("*")}
 
     def audited(*arguments: str) -> dict[str, Finding]:
-        found = audit.main(Project.at(tmp_path), [*arguments])["findings"]
+        found = audit.audit_command(Project.at(tmp_path), [*arguments])["findings"]
         assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
         return {finding.check: finding for finding in found}
 

@@ -8,7 +8,7 @@ import torch
 from conftest import ROOT
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.planning.batch_size import batch_unit, first_size, main, search, trial
+from boltcutter.planning.batch_size import batch_unit, find_batch_size_command, first_size, search, trial
 from boltcutter.project import Project
 
 
@@ -102,7 +102,7 @@ def test_the_first_size_is_a_number_of_samples(size: object) -> None:
 
 def test_a_limit_is_a_number() -> None:
     with pytest.raises(ConfigError, match=r"^limit_gib=x is not a number of GiB; try 4$"):
-        main(Project.find(ROOT), ["limit_gib=x"])
+        find_batch_size_command(Project.find(ROOT), ["limit_gib=x"])
 
 
 @pytest.mark.slow

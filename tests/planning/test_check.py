@@ -120,7 +120,7 @@ def mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     def call(*arguments: str) -> str:
         try:
             with warnings.catch_warnings():
-                check.main(Project.at(ROOT), [*arguments])
+                check.check_command(Project.at(ROOT), [*arguments])
         except ConfigError as error:
             return str(error)
         assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
@@ -201,4 +201,6 @@ def test_a_mistake_in_the_samples_is_one_line(tmp_path: Path) -> None:
     np.full(4000, 65_000, np.uint16).tofile(tmp_path / "tokens.bin")
     given = ["data=tokens", f"data.path={tmp_path}/tokens.bin", "data.shape=[32]", "data.vocab_size=60000"]
     with pytest.raises(ConfigError, match=r"token 65000, but data\.vocab_size=60000"):
-        check.main(Project.at(ROOT), [*given, "data.batch_size=2", "task=language", "model=gpt", "logger=null"])
+        check.check_command(
+            Project.at(ROOT), [*given, "data.batch_size=2", "task=language", "model=gpt", "logger=null"]
+        )

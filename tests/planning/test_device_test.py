@@ -56,7 +56,7 @@ def test_the_exit_status_and_result(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     monkeypatch.setattr(Devices, "checks", lambda self: {"one": lambda: "fast", "two": fail})
     with pytest.raises(SystemExit) as end:
-        device_test.main(["--test"])
+        device_test.run_device_test(["--test"])
     assert end.value.code == 1
     assert isinstance(end.value, NegativeResult)
     assert end.value.result == [
@@ -65,10 +65,10 @@ def test_the_exit_status_and_result(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     ]
     capsys.readouterr()
     monkeypatch.setattr(Devices, "checks", lambda self: {"one": lambda: "fast"})
-    device_test.main(["--test"])
+    device_test.run_device_test(["--test"])
     assert capsys.readouterr().out.split() == ["one", "works", "fast", "1", "works"]
     with pytest.raises(ConfigError):
-        device_test.main(["--test", "devices=8"])
+        device_test.run_device_test(["--test", "devices=8"])
 
 
 @pytest.mark.slow

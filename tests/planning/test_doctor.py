@@ -6,7 +6,7 @@ from conftest import run_command
 from third_party.gallery import overrides
 
 from boltcutter.cli.commands import commands
-from boltcutter.cli.main import main
+from boltcutter.cli.main import dispatch_command
 from boltcutter.planning import doctor
 from boltcutter.planning.doctor import backends, machine, works
 from boltcutter.project import Project
@@ -61,7 +61,7 @@ def test_the_command_recommends_a_strategy() -> None:
 )
 def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exited:
-        main(PROJECT, commands()["doctor"], None, arguments)
+        dispatch_command(PROJECT, commands()["doctor"], None, arguments)
     out, error = capsys.readouterr()
     assert (exited.value.code, out) == (2, "")
     assert error.startswith(f"error: {message}")
@@ -73,5 +73,5 @@ def test_data_without_a_known_batch_is_not_estimated(
 ) -> None:
     for section in ("machine", "works"):
         monkeypatch.setattr(doctor, section, lambda *given: iter([("name", "value")]))
-    doctor.main(PROJECT, overrides("own_loaders"))
+    doctor.doctor_command(PROJECT, overrides("own_loaders"))
     assert "not estimated  data=none has no known batch_size" in capsys.readouterr().out

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 from boltcutter.report.exports import format_bytes
-from boltcutter.report.page import render
+from boltcutter.report.page import render_page
 
 
 def test_a_report_shows_a_table(tmp_path: Path) -> None:
@@ -14,11 +14,11 @@ def test_a_report_shows_a_table(tmp_path: Path) -> None:
     (tmp_path / "export").mkdir()
     path = tmp_path / "export" / "export.json"
     path.write_text(json.dumps({"split": "test", "checkpoint": "best.ckpt", "results": results}))
-    page = render(tmp_path)
+    page = render_page(tmp_path)
     for text in ("+0.25 points", "0.2 kB", "25%", "8.000 ms", "1,600", '<th scope="row">safetensors</th>'):
         assert text in page
     path.write_text("{")
-    assert "Exports" in render(tmp_path)  # among the missing parts
+    assert "Exports" in render_page(tmp_path)  # among the missing parts
 
 
 def test_sizes_have_decimal_units() -> None:

@@ -11,7 +11,7 @@ import torch
 from browser import Browse
 
 from boltcutter.report import page as report
-from boltcutter.report.media import MediaError, discard_after, read_media, render, write_images, write_table
+from boltcutter.report.media import MediaError, discard_after, read_media, render_media, write_images, write_table
 
 
 def test_names_stay_inside_the_folder(tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def run_folder(folder: Path) -> Path:
 
 
 def test_a_run_without_media_has_no_section(tmp_path: Path) -> None:
-    assert render(run_folder(tmp_path) / "record.json") == ""
-    assert "Pictures and tables" not in report.render(tmp_path)
+    assert render_media(run_folder(tmp_path) / "record.json") == ""
+    assert "Pictures and tables" not in report.render_page(tmp_path)
 
 
 SLIDE = """
@@ -104,7 +104,7 @@ def test_pictures_are_shown_by_step(browse: Browse, tmp_path: Path) -> None:
         write_images(run, "val/<samples>", np.full((3, 8, 8), step / 300), step)
         write_table(run, "words", ["word", "p"], [[EVIL, step]] * 50, None, step)
     write_images(run / "evaluation" / "test", "once", np.zeros((8, 8)), 0)
-    seen = browse(report.write(run), script=SLIDE)
+    seen = browse(report.write_page(run), script=SLIDE)
     assert seen.console == []
     assert [html.unescape(text) for text in re.findall(r"<title>(.*?)</title>", seen.dom)] == [
         '["0,0,300","step 300","0,200,0","step 200","step 200",true]'
@@ -120,5 +120,5 @@ def test_pictures_are_legible_in_both_color_schemes(scheme: str, browse: Browse,
     run = run_folder(tmp_path)
     write_images(run, "figure", np.zeros((4, 8, 8), np.uint8), 0)
     show = "document.title = getComputedStyle(document.querySelector('.media img')).backgroundColor"
-    seen = browse(report.write(run), f"--blink-settings=preferredColorScheme={scheme}", script=show)
+    seen = browse(report.write_page(run), f"--blink-settings=preferredColorScheme={scheme}", script=show)
     assert "<title>rgb(255, 255, 255)</title>" in seen.dom  # transparent figures have black text

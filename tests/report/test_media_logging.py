@@ -222,7 +222,7 @@ def test_a_full_disk_does_not_stop_training(
     def fail(*args: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("boltcutter.report.media.write", fail)
+    monkeypatch.setattr("boltcutter.report.media.write_atomically", fail)
     fit(tmp_path, make_loggers("csv", tmp_path), lambda m: m.logger.log_image("x", [torch.zeros(4, 4)]))
     assert capsys.readouterr().err.count("no space left") == 1
 

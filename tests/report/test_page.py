@@ -33,7 +33,7 @@ from boltcutter.run import evaluations
 
 
 def test_all_parts_of_a_classification_are_drawn(browse: Browse, tmp_path: Path) -> None:
-    seen = browse(report.write(write_classification(tmp_path / "run")))
+    seen = browse(report.write_page(write_classification(tmp_path / "run")))
     assert seen.console == []
     sections = re.findall(r'<section id="(\w+)"', seen.dom)
     assert sections == ["curves", "metrics", "confusion", "classes", "worst", "config", "lineage", "attempts"]
@@ -46,7 +46,7 @@ def test_all_parts_of_a_classification_are_drawn(browse: Browse, tmp_path: Path)
 
 
 def test_all_parts_of_a_regression_are_drawn(browse: Browse, tmp_path: Path) -> None:
-    seen = browse(report.write(write_regression(tmp_path / "run")))
+    seen = browse(report.write_page(write_regression(tmp_path / "run")))
     assert seen.console == []
     sections = re.findall(r'<section id="(\w+)"', seen.dom)
     assert sections == ["curves", "metrics", "predictions", "worst", "config", "lineage", "attempts"]
@@ -63,7 +63,7 @@ def test_findings_are_listed_and_notes_apart(tmp_path: Path) -> None:
     ]
     record = json.loads((folder / "record.json").read_text())
     (folder / "record.json").write_text(json.dumps(record | {"findings": found}))
-    page = report.render(folder)
+    page = report.render_page(folder)
     assert page.index("double-softmax") < page.index("Notes") < page.index("head got no gradient")
     assert "probabilities &lt;b&gt;" in page
 
@@ -71,11 +71,11 @@ def test_findings_are_listed_and_notes_apart(tmp_path: Path) -> None:
 def test_repeated_evaluations_of_the_test_split_are_counted(tmp_path: Path) -> None:
     folder = write_classification(tmp_path / "run")
     evaluations.append(folder, {"split": "test", "checkpoint": "best.ckpt"})
-    assert "test split was evaluated" not in report.write(folder).read_text()
+    assert "test split was evaluated" not in report.write_page(folder).read_text()
     evaluations.append(folder, {"split": "test", "checkpoint": "<b>last"})
     assert (
         "test split was evaluated 2 times, at 2 checkpoints (best.ckpt, &lt;b&gt;last)."
-        in report.write(folder).read_text()
+        in report.write_page(folder).read_text()
     )
 
 
@@ -88,7 +88,7 @@ def test_hovering_shows_values(browse: Browse, tmp_path: Path) -> None:
         const shown = {className: 'shown', textContent: tip.innerText};
         document.body.append(Object.assign(document.createElement('p'), shown));
       }"""
-    seen = browse(report.write(write_classification(tmp_path / "run")), script=hover)
+    seen = browse(report.write_page(write_classification(tmp_path / "run")), script=hover)
     curves, matrix = re.findall(r'<p class="shown">(.*?)</p>', seen.dom, re.S)
     assert re.search(r"step \d+\s+epoch 1\s+train.*val", curves, re.S)
     assert re.search(r"target\s+cat\s+prediction\s+dog\s+samples\s+2 of 7", matrix)
@@ -104,7 +104,7 @@ def test_names_are_escaped(browse: Browse, tmp_path: Path) -> None:
     metrics = (folder / "metrics.csv").read_text()
     quoted = EVIL.replace('"', '""')
     (folder / "metrics.csv").write_text(metrics.replace("lr-AdamW", f'"{quoted}"', 1))
-    seen = browse(report.write(folder))
+    seen = browse(report.write_page(folder))
     assert seen.console == []
     assert "<title>taken" not in seen.dom
     assert seen.count(r"<script\b") == 2
@@ -113,7 +113,7 @@ def test_names_are_escaped(browse: Browse, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [write_classification, write_regression])
 def test_the_page_has_no_external_references(make: Callable[[Path], Path], tmp_path: Path) -> None:
-    page = report.write(make(tmp_path / "run")).read_text()
+    page = report.write_page(make(tmp_path / "run")).read_text()
     references = References()
     references.feed(page)
     assert references.found
@@ -125,7 +125,7 @@ def test_the_page_has_no_external_references(make: Callable[[Path], Path], tmp_p
 
 @pytest.mark.parametrize("make", [write_classification, write_regression])
 def test_the_page_fits_a_phone(make: Callable[[Path], Path], browse: Browse, tmp_path: Path) -> None:
-    page = report.write(make(tmp_path / "run"))
+    page = report.write_page(make(tmp_path / "run"))
     frame = tmp_path / "phone.html"
     frame.write_text(
         f'<body><iframe style="width: 360px; border: 0" srcdoc="{html.escape(page.read_text())}"></iframe></body>'
@@ -141,7 +141,7 @@ def test_the_page_fits_a_phone(make: Callable[[Path], Path], browse: Browse, tmp
 def test_the_page_follows_the_color_scheme(scheme: str, dark: bool, browse: Browse, tmp_path: Path) -> None:
     shot = tmp_path / "shot.png"
     flags = [f"--blink-settings=preferredColorScheme={scheme}", f"--screenshot={shot}", "--window-size=800,600"]
-    browse(report.write(write_classification(tmp_path / "run")), *flags, dump=False)
+    browse(report.write_page(write_classification(tmp_path / "run")), *flags, dump=False)
     with Image.open(shot) as image:
         assert (np.median(np.asarray(image.convert("L"))) < 100) == dark
 
@@ -153,13 +153,13 @@ def test_files_of_somebody_else_that_expand_are_not_read(tmp_path: Path, monkeyp
     (folder / "config.yaml").write_text("\n".join(["b0: &b0 [x]", *lines, "choices: {model: *b11}"]))
     monkeypatch.setattr(outcome_report, "MAX_WORST", 1 << 20)
     np.savez_compressed(folder / "evaluation" / "test" / "worst.npz", inputs=np.zeros((1 << 20) + 1, np.uint8))
-    page = report.write(folder).read_text()
+    page = report.write_page(folder).read_text()
     assert "aliases, which may multiply" in page
     assert "larger than 1 MiB" in page
     np.savez(folder / "evaluation" / "test" / "worst.npz", inputs=np.zeros(1, np.uint8))
     (folder / "config.yaml").write_text("a: 1\n" * (1 << 18))
     (folder / "metrics.csv").write_text(",".join(map(str, range(1 << 17))) + "\n")
-    page = report.write(folder).read_text()
+    page = report.write_page(folder).read_text()
     assert "Configuration: cannot be read: ValueError: larger than 1 MiB" in page
     assert "Curves: cannot be read: ValueError: more names than can be read" in page
 
@@ -182,7 +182,7 @@ TOO_DEEP = "Configuration: cannot be read: .*(nested too deeply|\nexceeded maxim
 def test_a_configuration_of_somebody_else_takes_little_time(content: str, shown: str, tmp_path: Path) -> None:
     folder = write_classification(tmp_path / "run")
     (folder / "config.yaml").write_text(content)
-    page = report.write(folder).read_text()
+    page = report.write_page(folder).read_text()
     assert re.search(shown, page)
     assert "<li>logger" not in page
 
@@ -194,17 +194,17 @@ def test_fifos_and_endless_files_of_somebody_else_are_not_read(tmp_path: Path) -
         file.unlink(missing_ok=True)
         os.mkfifo(file)
     signal.alarm(60)
-    text = report.write(folder).read_text()
+    text = report.write_page(folder).read_text()
     assert text.count("not an ordinary file") == 2
     (test / "metrics.json").unlink()
-    assert report.write(folder).read_text().count("not an ordinary file") == 3
+    assert report.write_page(folder).read_text().count("not an ordinary file") == 3
     signal.alarm(0)
     (test / "series.svg").unlink()
     for file in (folder / "metrics.csv", test / "series.svg"):
         file.unlink(missing_ok=True)
         file.touch()
         os.truncate(file, 1 << 40)
-    text = report.write(folder).read_text()
+    text = report.write_page(folder).read_text()
     assert "larger than 128 MiB" in text
     assert "larger than 64 MiB" in text
 
@@ -230,13 +230,13 @@ def test_an_unreadable_part_is_listed_as_missing(lost: str, damage: bytes | None
     else:
         (folder / lost).write_bytes(damage)
         expected = "cannot be read: "
-    page = report.write(folder).read_text()
+    page = report.write_page(folder).read_text()
     assert expected in page
     assert "Missing from this report" in page
 
 
 def test_an_empty_folder_renders_a_page(browse: Browse, tmp_path: Path) -> None:
-    seen = browse(report.write(tmp_path))
+    seen = browse(report.write_page(tmp_path))
     assert seen.console == []
     assert "record.json is missing" in seen.dom
     assert "<section" not in seen.dom
@@ -246,7 +246,7 @@ def test_a_run_without_a_test_shows_the_best_validation_metrics(tmp_path: Path) 
     folder = write_run(tmp_path / "run")
     shutil.rmtree(folder / "evaluation")
     (folder / "record.json").write_text(json.dumps(RECORD | {"test": {}}))
-    page = report.write(folder).read_text()
+    page = report.write_page(folder).read_text()
     assert "best val accuracy" in page
     assert "at step 301" in page
 
@@ -258,7 +258,7 @@ def test_validation_metrics_are_those_of_the_checkpoint(tested: bool, tmp_path: 
     (folder / "record.json").write_text(json.dumps(RECORD | {"test": test, "best_after": 201}))
     (folder / "evaluation" / "test" / "metrics.json").write_text(json.dumps(test))
     values = pd.read_csv(folder / "metrics.csv").set_index("step").loc[200]  # the checkpoint was saved after 201 steps
-    page = re.sub(r"(<[^>]+>|\s)+", " ", report.write(folder).read_text().split("<main>")[0])
+    page = re.sub(r"(<[^>]+>|\s)+", " ", report.write_page(folder).read_text().split("<main>")[0])
     for name in ("accuracy", "loss"):
         shown = f"{values[f'val/{name}']:.4g}"
         end = f"val {shown} at this checkpoint" if tested else f"val {name} {shown} best checkpoint, step 201"
@@ -266,7 +266,7 @@ def test_validation_metrics_are_those_of_the_checkpoint(tested: bool, tmp_path: 
 
 
 def test_secrets_are_redacted(tmp_path: Path) -> None:
-    page = report.write(write_classification(tmp_path / "run")).read_text()
+    page = report.write_page(write_classification(tmp_path / "run")).read_text()
     assert "hush" not in page
     assert "logger.api_key=***" in page
 
@@ -277,7 +277,7 @@ def test_the_report_of_a_long_run_is_small(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).random((3, len(steps)))
     columns = {"step": steps, "epoch": steps // 500, "train/loss": noise[0], "lr-AdamW": noise[1], "val/loss": noise[2]}
     pd.DataFrame(columns).to_csv(folder / "metrics.csv", index=False)
-    assert report.write(folder).stat().st_size < 500_000
+    assert report.write_page(folder).stat().st_size < 500_000
 
 
 def test_downsampling_keeps_ends_and_extremes() -> None:
@@ -294,7 +294,7 @@ def test_non_finite_values_are_counted(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     with open(folder / "metrics.csv", "a") as file:
         file.write("310,3,,nan,,,,\n320,3,,inf,nan,,,\n")
-    page = report.write(folder).read_text()
+    page = report.write_page(folder).read_text()
     assert "train, step: 2 non-finite values" in page
     assert "val: 1 non-finite value" in page
     assert "NaN" not in page
@@ -304,6 +304,6 @@ def test_non_finite_values_are_counted(tmp_path: Path) -> None:
 def test_the_best_value_follows_the_mode_of_the_callback(mode: str, step: int, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     (folder / "config.yaml").write_text(CONFIG.replace("mode: min", f"mode: {mode}"))
-    data = page_data(report.write(folder))
+    data = page_data(report.write_page(folder))
     loss = next(chart for chart in data["charts"] if chart["title"] == "loss")
     assert loss["best"][0] == step

@@ -157,7 +157,7 @@ def test_records_of_somebody_else_are_compared_in_printable_lines(
     escapes = "\x1b]0;title\x07\x9b31m"
     found = compare.Comparison([escapes], escapes, [escapes], escapes, identical=True, nondeterministic=(escapes,))
     monkeypatch.setattr(compare, "compare", lambda *_: found)
-    compare.main(None, [])  # type: ignore[arg-type]  # replaced above
+    compare.compare_command(None, [])  # type: ignore[arg-type]  # replaced above
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 4
     assert all(line.isprintable() for line in lines)

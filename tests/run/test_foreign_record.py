@@ -35,7 +35,7 @@ PROJECT = Project.find(__file__)
 
 def refused(target: str, folder: Path = Path("/nowhere")) -> bool:
     try:
-        trust.check({"a": [{"b": {"_target_": target}}]}, "run=x", folder, PROJECT)
+        trust.check_record({"a": [{"b": {"_target_": target}}]}, "run=x", folder, PROJECT)
     except ConfigError as error:
         return f"run=x: its record.json refers to {target}," in str(error) and "set trust=true" in str(error)
     return False
@@ -149,11 +149,11 @@ LOADING = """
 @pytest.mark.parametrize("target", KNOWN.split())
 def test_classes_of_each_trusted_package_need_no_project(target: str) -> None:
     assert importable(target), "a path that cannot be imported is accepted, as nothing would be called"
-    trust.check({"_target_": target}, "run=x", Path("/nowhere"))
+    trust.check_record({"_target_": target}, "run=x", Path("/nowhere"))
 
 
 def test_a_package_that_is_not_installed_executes_nothing() -> None:
-    trust.check({"_target_": "torchmetrics.no_such_module.Metric"}, "run=x", Path("/nowhere"))
+    trust.check_record({"_target_": "torchmetrics.no_such_module.Metric"}, "run=x", Path("/nowhere"))
 
 
 @pytest.mark.parametrize("target", LOADING.split())
@@ -179,9 +179,9 @@ def test_tools_of_a_project_are_no_code_of_a_configuration(
         monkeypatch.syspath_prepend(tmp_path / "link" / name)
     for root in (tmp_path, tmp_path / "link"):
         mine, project = Project.at(root, "code_in_mine"), Project.at(root, f"code_in_{folder}")
-        trust.check({"_target_": "code_in_mine.Net"}, "run=x", Path("/nowhere"), mine)
+        trust.check_record({"_target_": "code_in_mine.Net"}, "run=x", Path("/nowhere"), mine)
         with pytest.raises(ConfigError, match=rf"refers to code_in_{folder}\.Net"):
-            trust.check({"_target_": f"code_in_{folder}.Net"}, "run=x", Path("/nowhere"), project)
+            trust.check_record({"_target_": f"code_in_{folder}.Net"}, "run=x", Path("/nowhere"), project)
 
 
 @pytest.mark.parametrize(
@@ -211,15 +211,15 @@ def test_tools_of_a_project_are_no_code_of_a_configuration(
 )
 def test_unchecked_arguments_and_other_addresses_are_refused(node: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^run=x: its record\.json .*; set trust=true") as error:
-        trust.check({**node, "b": node}, "run=x", Path("/nowhere"), PROJECT)
+        trust.check_record({**node, "b": node}, "run=x", Path("/nowhere"), PROJECT)
     assert "\n" not in str(error.value)
 
 
 def test_storage_and_addresses_of_the_project_are_accepted() -> None:
     protocols = ("s3", "S3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "file")
     for text in ("gs://bucket/a b", *(f"{protocol}://bucket/runs" for protocol in protocols)):
-        trust.check({"checkpoints": text}, "run=x", Path("/nowhere"), PROJECT)
-    trust.check(plain(compose(PROJECT, ["data=mnist", "data.folder=x"])), "run=x", Path("/nowhere"), PROJECT)
+        trust.check_record({"checkpoints": text}, "run=x", Path("/nowhere"), PROJECT)
+    trust.check_record(plain(compose(PROJECT, ["data=mnist", "data.folder=x"])), "run=x", Path("/nowhere"), PROJECT)
 
 
 def test_a_record_that_changes_between_two_readings_is_verified_as_it_is_used(
@@ -246,7 +246,7 @@ def test_a_comparison_does_not_contact_what_a_stranger_names(untrusted: Path) ->
 def test_a_variable_of_the_project_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(references, "private_variables", {"HARMLESS"})  # of its .env
     with pytest.raises(ConfigError, match="reads a secret"):
-        trust.check({"a": "s3://bucket/${oc.env:HARMLESS}"}, "run=x", tmp_path, PROJECT)
+        trust.check_record({"a": "s3://bucket/${oc.env:HARMLESS}"}, "run=x", tmp_path, PROJECT)
 
 
 def test_the_environment_is_read_only_where_a_file_of_the_project_does(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_the_environment_is_read_only_where_a_file_of_the_project_does(tmp_path:
     (tmp_path / "configs" / "data" / "own.yaml").write_text(lines)
     project = Project.at(tmp_path)
     own = {"folder": "${oc.env:DATA_ROOT,/data}/images", "place": "${oc.env:SERVER}"}
-    trust.check(
+    trust.check_record(
         {"data": own, "task": {"place": "${data.place}"}, "trainer": {"n": "${data.folder}"}}, "x", tmp_path, project
     )
     for node in (
@@ -270,7 +270,7 @@ def test_the_environment_is_read_only_where_a_file_of_the_project_does(tmp_path:
         {"data": own, "x": "s3://theirs/${data.${name}}", "name": "place"},
     ):
         with pytest.raises(ConfigError, match=r"of your environment|reads your environment"):
-            trust.check(node, "run=x", tmp_path, project)
+            trust.check_record(node, "run=x", tmp_path, project)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "chain", "fifo"])
@@ -302,10 +302,12 @@ def test_a_folder_that_leads_elsewhere_is_refused(untrusted: Path, kind: str) ->
 def test_references_that_multiply_are_refused(tmp_path: Path) -> None:
     doubling = {f"x{n}": f"${{x{n - 1}}}" * 2 for n in range(1, 40)} | {"x0": "a"}
     with pytest.raises(ConfigError, match=r"has 39 texts with references, which multiply; set trust=true"):
-        trust.check(doubling, "run=x", tmp_path)
-    trust.check({f"x{n}": f"${{x{n - 1}}}" for n in range(1, 40)} | {"x0": "a"}, "run=x", tmp_path)
-    trust.check({"a": "", "b": "${a}" * 1000, "c": ["${a}${a}"] * 1000}, "run=x", tmp_path)  # these do not
-    trust.check({f"x{n}": "${y.a}-${y.b}" for n in range(100)} | {"y": {"a": "a", "b": "${z}", "z": 1}}, "x", tmp_path)
+        trust.check_record(doubling, "run=x", tmp_path)
+    trust.check_record({f"x{n}": f"${{x{n - 1}}}" for n in range(1, 40)} | {"x0": "a"}, "run=x", tmp_path)
+    trust.check_record({"a": "", "b": "${a}" * 1000, "c": ["${a}${a}"] * 1000}, "run=x", tmp_path)  # these do not
+    trust.check_record(
+        {f"x{n}": "${y.a}-${y.b}" for n in range(100)} | {"y": {"a": "a", "b": "${z}", "z": 1}}, "x", tmp_path
+    )
     for node in (
         {"a": "x" * 2**20, "b": "${a}" * 17},
         {"x": {"a": "${y}${y}", "b": "x" * 2**20}, "y": [f"${{x.b}}{n}" for n in range(20)]},
@@ -313,7 +315,7 @@ def test_references_that_multiply_are_refused(tmp_path: Path) -> None:
         {"a": "${.b}" * 2, "b": "${..c}" * 2, "c": "x" * 2**23},
     ):
         with pytest.raises(ConfigError, match="which multiply"):
-            trust.check(node, "run=x", tmp_path)
+            trust.check_record(node, "run=x", tmp_path)
 
 
 @pytest.mark.timeout(60)
@@ -344,7 +346,7 @@ def test_a_long_text_takes_little_time(text: str) -> None:
     began = time.process_time()
     node = {"a": "", "b": text}
     with suppress(ConfigError):
-        trust.check(node, "run=x", Path("/nowhere"), PROJECT)
+        trust.check_record(node, "run=x", Path("/nowhere"), PROJECT)
     assert redact(node, node).keys() == node.keys()
     assert len(list(find_secrets(node))) <= 1
     assert time.process_time() - began < 3
@@ -353,13 +355,13 @@ def test_a_long_text_takes_little_time(text: str) -> None:
 @pytest.mark.parametrize("target", [3, None, ["os.system"], {"a": 1}])
 def test_a_target_that_is_no_text_is_refused(target: Any) -> None:
     with pytest.raises(ConfigError, match="set trust=true"):
-        trust.check({"_target_": target}, "run=x", Path("/nowhere"), PROJECT)
+        trust.check_record({"_target_": target}, "run=x", Path("/nowhere"), PROJECT)
 
 
 def test_whether_arguments_are_checked_is_not_a_reference() -> None:
     node = {"_target_": "torch.nn.Linear", "_check_": "${off}", "off": False}
     with pytest.raises(ConfigError, match=r"refers to torch\.nn\.Linear"):
-        trust.check(node, "run=x", Path("/nowhere"), PROJECT)
+        trust.check_record(node, "run=x", Path("/nowhere"), PROJECT)
 
 
 def test_links_of_the_code_are_no_links_of_the_run(tmp_path: Path) -> None:
@@ -372,11 +374,11 @@ def test_links_of_the_code_are_no_links_of_the_run(tmp_path: Path) -> None:
     (tmp_path / "run" / "inside").symlink_to("logs")
     (tmp_path / "another").symlink_to("run")
     for place in ("run", "another"):
-        trust.check({}, "run=x", tmp_path / place, walks=True)
+        trust.check_record({}, "run=x", tmp_path / place, walks=True)
     (tmp_path / "run" / "logs" / "code" / "a\nerror: b").symlink_to(outside)
-    trust.check({"_target_": "os.system"}, "run=x", tmp_path / "run", instantiates=False)  # nothing follows links
+    trust.check_record({"_target_": "os.system"}, "run=x", tmp_path / "run", instantiates=False)  # none is followed
     with pytest.raises(ConfigError, match=r"logs/code/a error: b is not a file of the folder") as error:
-        trust.check({}, "run=x", tmp_path / "run", walks=True)
+        trust.check_record({}, "run=x", tmp_path / "run", walks=True)
     assert "\n" not in str(error.value)
 
 
@@ -513,7 +515,7 @@ def test_a_package_of_the_system_is_not_own_code(tmp_path: Path, monkeypatch: py
 )
 def test_a_reference_that_makes_a_call_or_reads_a_secret_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="set trust=true"):
-        trust.check({"callback": {"a": [text]}}, "run=x", tmp_path, PROJECT)
+        trust.check_record({"callback": {"a": [text]}}, "run=x", tmp_path, PROJECT)
 
 
 def test_references_to_keys_and_variables_are_accepted(tmp_path: Path) -> None:
@@ -523,13 +525,13 @@ def test_references_to_keys_and_variables_are_accepted(tmp_path: Path) -> None:
         "${..lr}",
         "${runs}/${name}/<id>",
     ):
-        trust.check({"a": text}, "run=x", tmp_path, PROJECT)
-    trust.check({"num_nodes": "${oc.decode:${oc.env:BOLTCUTTER_NODES,1}}"}, "run=x", tmp_path, PROJECT)
+        trust.check_record({"a": text}, "run=x", tmp_path, PROJECT)
+    trust.check_record({"num_nodes": "${oc.decode:${oc.env:BOLTCUTTER_NODES,1}}"}, "run=x", tmp_path, PROJECT)
 
 
 @pytest.mark.parametrize("trainer", ["default", "ddp", "mpi", "horovod"])
 def test_a_configuration_of_the_project_is_accepted_unsigned(tmp_path: Path, trainer: str) -> None:
-    trust.check(plain(compose(PROJECT, [f"trainer={trainer}", "launch=slurm"])), "run=x", tmp_path, PROJECT)
+    trust.check_record(plain(compose(PROJECT, [f"trainer={trainer}", "launch=slurm"])), "run=x", tmp_path, PROJECT)
 
 
 def test_a_module_in_the_run_folder_is_refused_without_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -541,7 +543,7 @@ def test_a_module_in_the_run_folder_is_refused_without_import(tmp_path: Path, mo
     monkeypatch.syspath_prepend(folder)
     assert refused("evil.Evil", folder)
     with pytest.raises(ConfigError, match=r"refers to evil\.Evil"):  # also below the project, as runs usually are
-        trust.check({"_target_": "evil.Evil"}, "run=x", folder, Project.at(tmp_path))
+        trust.check_record({"_target_": "evil.Evil"}, "run=x", folder, Project.at(tmp_path))
 
 
 def test_a_module_beside_the_run_folder_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -554,7 +556,7 @@ def test_a_module_beside_the_run_folder_is_no_package(tmp_path: Path, monkeypatc
         (tmp_path / place / "net.py").write_text("class Net: ...")
     monkeypatch.syspath_prepend(tmp_path)
     assert refused("some_runs.theirs.evil.Evil", folder)
-    trust.check({"_target_": "some_code.net.Net"}, "run=x", folder)
+    trust.check_record({"_target_": "some_code.net.Net"}, "run=x", folder)
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")  # now it is of two folders
     assert refused("some_runs.theirs.evil.Evil", folder)
 
@@ -573,7 +575,7 @@ def test_a_module_in_another_folder_of_data_is_refused_without_import(
     monkeypatch.syspath_prepend(tmp_path / "project")
     target = ".".join((*place.split("/"), "evil", "net", "Net"))
     with pytest.raises(ConfigError, match=f"refers to {target}"):
-        trust.check({"_target_": target}, "run=x", tmp_path / "elsewhere", Project.at(tmp_path / "project"))
+        trust.check_record({"_target_": target}, "run=x", tmp_path / "elsewhere", Project.at(tmp_path / "project"))
 
 
 @pytest.mark.parametrize("place", ["corpora", "outputs/sub", "logs", "."])
@@ -595,9 +597,9 @@ def test_a_module_beside_data_is_no_code_of_the_project(
         subprocess.run([*git, *words], check=True, timeout=20)
     project = Project.at(root, "package")
     for target in (tracked, named, f"{named[:-4]}.Other"):
-        trust.check({"_target_": target}, "run=x", Path("/nowhere"), project)
+        trust.check_record({"_target_": target}, "run=x", Path("/nowhere"), project)
     with pytest.raises(ConfigError, match=rf"refers to {beside}"):
-        trust.check({"_target_": beside}, "run=x", Path("/nowhere"), project)
+        trust.check_record({"_target_": beside}, "run=x", Path("/nowhere"), project)
     assert f"beside_{tmp_path.name}" not in str(sys.modules.keys())
 
 
@@ -608,15 +610,15 @@ def test_the_copy_of_the_code_in_a_run_folder_is_own_code(tmp_path: Path, monkey
         (place / f"{name}.py").write_text("class Net: ...\n")
         monkeypatch.syspath_prepend(place)
     for name in ("in_the_copy", "in_a_library"):
-        trust.check({"_target_": f"{name}.Net"}, "run=x", folder, Project.at(root))
+        trust.check_record({"_target_": f"{name}.Net"}, "run=x", folder, Project.at(root))
     with pytest.raises(ConfigError, match=r"refers to beside_the_copy\.Net"):
-        trust.check({"_target_": "beside_the_copy.Net"}, "run=x", folder, Project.at(root))
+        trust.check_record({"_target_": "beside_the_copy.Net"}, "run=x", folder, Project.at(root))
     (tmp_path / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path.parent)
     with pytest.raises(ConfigError, match=r"\.run\.beside_the_copy\.Net"):
-        trust.check({"_target_": f"{tmp_path.name}.run.beside_the_copy.Net"}, "run=x", folder, Project.at(root))
+        trust.check_record({"_target_": f"{tmp_path.name}.run.beside_the_copy.Net"}, "run=x", folder, Project.at(root))
     with pytest.raises(ConfigError, match=r"refers to in_the_copy\.Net"):
-        trust.check({"_target_": "in_the_copy.Net"}, "run=x", folder, Project.at(tmp_path / "lib"))
+        trust.check_record({"_target_": "in_the_copy.Net"}, "run=x", folder, Project.at(tmp_path / "lib"))
 
 
 def test_targets_in_configuration_files_of_the_project_are_accepted(tmp_path: Path) -> None:
@@ -624,7 +626,7 @@ def test_targets_in_configuration_files_of_the_project_are_accepted(tmp_path: Pa
     (tmp_path / "configs" / "model" / "own.yaml").write_text("_target_: pandas.DataFrame\n")
     (tmp_path / "configs" / "model" / "old.yaml").write_text("_target_: pytorch_lightning.cli.LightningCLI\n")
     for target in ("pandas.DataFrame", "pytorch_lightning.cli.LightningCLI"):
-        trust.check({"_target_": target}, "run=x", tmp_path, Project.at(tmp_path))
+        trust.check_record({"_target_": target}, "run=x", tmp_path, Project.at(tmp_path))
 
 
 @pytest.fixture
@@ -657,5 +659,5 @@ def test_an_untrusted_folder_is_not_executed(script: Script, untrusted: Path, na
 
 def test_a_reference_that_cannot_be_parsed_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"correct the reference$") as error:
-        trust.check({"model": {"a": "${data.shape...x}"}}, "run=x", tmp_path, PROJECT)
+        trust.check_record({"model": {"a": "${data.shape...x}"}}, "run=x", tmp_path, PROJECT)
     assert "\n" not in str(error.value)

@@ -25,13 +25,13 @@ def test_trust_is_granted_by_an_override(monkeypatch: pytest.MonkeyPatch) -> Non
     node = {"_target_": "os.system"}
     assert trust.apply_overrides(["a=1", "trust=True", "b=2"]) == ["a=1", "b=2"]
     assert trust.is_granted()
-    trust.check(node, "run=x", Path("/nowhere"), runs=True)
+    trust.check_record(node, "run=x", Path("/nowhere"), runs=True)
     assert trust.apply_overrides(["a=1"]) == ["a=1"]
     assert trust.is_granted()
     assert trust.apply_overrides(["trust=false"]) == []
     assert not trust.is_granted()
     with pytest.raises(ConfigError, match="set trust=true"):
-        trust.check(node, "run=x", Path("/nowhere"))
+        trust.check_record(node, "run=x", Path("/nowhere"))
     with pytest.raises(ConfigError, match=r"^trust=yes: expected trust=true or trust=false$"):
         trust.apply_overrides(["trust=yes"])
 
@@ -39,12 +39,12 @@ def test_trust_is_granted_by_an_override(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_commands_in_a_record_need_a_signature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "home" / "key")
     node, nowhere = {"setup": ["true"]}, Path("/nowhere")
-    trust.check(node, "run=x", nowhere)
-    trust.check(node, "run=x", nowhere, signature=trust.sign(node), runs=True)
-    trust.check({"_target_": "os.system"}, "run=x", nowhere, instantiates=False)
+    trust.check_record(node, "run=x", nowhere)
+    trust.check_record(node, "run=x", nowhere, signature=trust.sign(node), runs=True)
+    trust.check_record({"_target_": "os.system"}, "run=x", nowhere, instantiates=False)
     for signature in (None, trust.sign({"setup": []})):
         with pytest.raises(ConfigError, match=r"^run=x: its record holds .* that you have not signed; set trust=true"):
-            trust.check(node, "run=x", nowhere, signature=signature, runs=True)
+            trust.check_record(node, "run=x", nowhere, signature=signature, runs=True)
     assert (tmp_path / "home").stat().st_mode & 0o777 == 0o700
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["key"]
 
@@ -169,7 +169,7 @@ def test_a_key_that_others_may_know_is_refused(
     monkeypatch.setattr(trust, "KEY_FILE", key := tmp_path / "key")
     signature = trust.sign({})
     change(key)
-    for uses in (lambda: trust.sign({}), lambda: trust.check({}, "run=x", tmp_path, signature=signature)):
+    for uses in (lambda: trust.sign({}), lambda: trust.check_record({}, "run=x", tmp_path, signature=signature)):
         with pytest.raises(ConfigError, match=re.escape(reason.format(os.getuid()))) as error:
             uses()
         assert re.fullmatch(r".*/key: .*; chmod 600 if it is yours, or remove it for a new one", str(error.value))
@@ -213,7 +213,7 @@ def test_a_signature_is_valid_only_for_these_values_and_this_user(
     signature = trust.sign(node)
     stored = json.loads(json.dumps({**node, "folder": "/moved"}))
     assert trust.is_signed(stored, signature)
-    trust.check(stored, "run=x", tmp_path, PROJECT, signature=signature)
+    trust.check_record(stored, "run=x", tmp_path, PROJECT, signature=signature)
     assert key.stat().st_mode & 0o777 == 0o600
     stored["task"]["sizes"]["2"] = 2
     assert not any(trust.is_signed(stored, given) for given in (signature, None, 1, "é"))
@@ -249,15 +249,15 @@ def test_a_job_trusts_what_was_submitted_and_nothing_in_its_place(
     given = ["trust=sha256:" + ",".join(map(trust.digest, ({"another": "run of an array"}, node)))]
     try:
         assert trust.apply_overrides([*given, "seed=1"]) == ["seed=1"]
-        trust.check({**node, "folder": "/moved"}, "run=x", tmp_path, PROJECT)
+        trust.check_record({**node, "folder": "/moved"}, "run=x", tmp_path, PROJECT)
         with pytest.raises(ConfigError, match=r"refers to os\.system"):
-            trust.check({**node, "seed": 1}, "run=x", tmp_path, PROJECT)
+            trust.check_record({**node, "seed": 1}, "run=x", tmp_path, PROJECT)
         with pytest.raises(ConfigError, match="expected trust=true or trust=false"):
             trust.apply_overrides(["trust=sha256:0"])
     finally:
         trust.apply_overrides(["trust=false"])
     with pytest.raises(ConfigError, match=r"refers to os\.system"):
-        trust.check(node, "run=x", tmp_path, PROJECT)
+        trust.check_record(node, "run=x", tmp_path, PROJECT)
 
 
 @pytest.mark.parametrize("part", ["record.json", "checkpoints/last.ckpt", "."])
@@ -270,10 +270,10 @@ def test_a_signature_counts_only_in_a_folder_of_this_user(
     (run / "checkpoints").mkdir(parents=True)
     for name in ("record.json", "checkpoints/last.ckpt"):
         (run / name).touch()
-    trust.check(node, "run=x", run, PROJECT, signature=signature)
+    trust.check_record(node, "run=x", run, PROJECT, signature=signature)
     (run / part).chmod(0o777)
     with pytest.raises(ConfigError, match=r"you have signed it, but others own or may write .*chmod -R go-w"):
-        trust.check(node, "run=x", run, PROJECT, signature=signature)
+        trust.check_record(node, "run=x", run, PROJECT, signature=signature)
 
 
 def test_checkpoints_may_be_on_a_larger_disk_to_be_read(tmp_path: Path) -> None:
@@ -281,17 +281,17 @@ def test_checkpoints_may_be_on_a_larger_disk_to_be_read(tmp_path: Path) -> None:
     run.mkdir()
     (tmp_path / "disk").mkdir()
     (run / "checkpoints").symlink_to(tmp_path / "disk")
-    trust.check({}, "run=x", run, PROJECT, walks=True)
+    trust.check_record({}, "run=x", run, PROJECT, walks=True)
     with pytest.raises(ConfigError, match="leads out of it"):
-        trust.check({}, "run=x", run, PROJECT, walks=True, writes=True)
+        trust.check_record({}, "run=x", run, PROJECT, walks=True, writes=True)
 
 
 def test_what_would_be_run_needs_a_signature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "key")
     node = {"overrides": ["+callback.x._target_=os.system"]}
     with pytest.raises(ConfigError, match=r"that you have not signed; set trust=true"):
-        trust.check(node, "resume=x", tmp_path, PROJECT, runs=True)
-    trust.check(node, "resume=x", tmp_path, PROJECT, signature=trust.sign(node), runs=True)
+        trust.check_record(node, "resume=x", tmp_path, PROJECT, runs=True)
+    trust.check_record(node, "resume=x", tmp_path, PROJECT, signature=trust.sign(node), runs=True)
 
 
 def test_a_signed_run_is_trusted_until_its_record_changes(script: Script, tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    return Project.find(new.main(Project.at(tmp_path), ["my-project", f"folder={tmp_path}"]))
+    return Project.find(new.new_command(Project.at(tmp_path), ["my-project", f"folder={tmp_path}"]))
 
 
 @pytest.mark.slow
 def test_new_components_pass_their_tests(project: Project) -> None:
     for kind in add.KINDS:
-        add.main(project, [kind, "very_tiny"])
+        add.add_command(project, [kind, "very_tiny"])
     options = yaml.safe_load((project.root / "configs/model/very_tiny.yaml").read_text())
     assert options["_target_"] == "my_project.model.very_tiny.VeryTiny"
     check_style(project.root)
@@ -37,7 +37,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("regression", "s
 @pytest.mark.parametrize("example", ["image", *SLOW])
 def test_examples_pass_their_tests_and_fit_together(example: str, project: Project) -> None:
     for kind in add.EXAMPLES:
-        add.main(project, [kind, "--kind", example, "mine"])
+        add.add_command(project, [kind, "--kind", example, "mine"])
     check_style(project.root)
     assert "passed" in run_tests(project.root, *(f"tests/{kind}" for kind in add.EXAMPLES))
     overrides = ["experiment=null", "data=mine", "model=mine", "task=mine"]
@@ -46,7 +46,7 @@ def test_examples_pass_their_tests_and_fit_together(example: str, project: Proje
 
 @pytest.mark.slow
 def test_data_of_different_lengths_pass_their_tests(project: Project) -> None:
-    add.main(project, ["data", "--kind", "ragged", "mine"])
+    add.add_command(project, ["data", "--kind", "ragged", "mine"])
     check_style(project.root)
     assert "passed" in run_tests(project.root, "tests/data")
 
@@ -57,7 +57,7 @@ def test_clone_of_the_library_can_be_extended_in_place(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     run("git", "clone", "-q", str(ROOT), str(clone), cwd=tmp_path)
     for kind in add.KINDS:
-        add.main(Project.find(clone), [kind, "very_tiny"])
+        add.add_command(Project.find(clone), [kind, "very_tiny"])
     assert (clone / "src/boltcutter/model/very_tiny.py").is_file()
     assert (clone / "src/boltcutter/launch/very_tiny.py").is_file()
     tests = [f"tests/{'launch' if kind == 'launch' else f'core/{kind}'}/test_very_tiny.py" for kind in add.KINDS]
@@ -74,7 +74,7 @@ def test_clone_of_the_library_can_be_extended_in_place(tmp_path: Path) -> None:
 def test_mistakes_change_nothing(arguments: list[str], project: Project) -> None:
     before = sorted(project.root.rglob("*"))
     with pytest.raises(ConfigError):
-        add.main(project, arguments)
+        add.add_command(project, arguments)
     assert sorted(project.root.rglob("*")) == before
 
 
@@ -88,14 +88,14 @@ def test_mistakes_change_nothing(arguments: list[str], project: Project) -> None
 )
 def test_wrong_flags_are_named(arguments: list[str], message: str, project: Project) -> None:
     with pytest.raises(ConfigError, match=message):
-        add.main(project, arguments)
+        add.add_command(project, arguments)
 
 
 def test_a_valid_name_is_proposed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"try my_net$"):
-        add.main(Project.at(tmp_path), ["model", "My-Net"])
+        add.add_command(Project.at(tmp_path), ["model", "My-Net"])
 
 
 def test_folder_without_a_project_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="boltcutter new"):
-        add.main(Project.at(tmp_path), ["model", "tiny"])
+        add.add_command(Project.at(tmp_path), ["model", "tiny"])

@@ -19,7 +19,7 @@ COOKIECUTTER, CRUFT = (str(Path(sys.executable).parent / name) for name in ("coo
 
 
 def create(arguments: list[str]) -> Path:
-    return new.main(Project.at(ROOT), arguments)
+    return new.new_command(Project.at(ROOT), arguments)
 
 
 def as_url(folder: Path) -> str:
@@ -111,7 +111,7 @@ class Waves(L.LightningDataModule):
 def test_project_passes_its_tests_with_components_of_its_own(tmp_path: Path) -> None:
     project = create(["my-project", f"folder={tmp_path}"])
     for component in ("data.resnet", "language.gpt", "data.regression", "callback.guard"):
-        vendor.main(Project.find(project), [component])
+        vendor.vendor_command(Project.find(project), [component])
     (project / "src/my_project/task/forecaster.py").write_text(FORECASTER)
     for kind, name in {"task": "Forecaster", "data": "Waves"}.items():
         option = f"# Mine.\n_target_: my_project.task.forecaster.{name}\n"

@@ -15,8 +15,7 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import resolved
 from boltcutter.project import Project
 from boltcutter.scaffold import port_lht
-from boltcutter.scaffold.port import _ignored, first_difference
-from boltcutter.scaffold.port import main as port
+from boltcutter.scaffold.port import _ignored, first_difference, import_command
 from boltcutter.scaffold.port_cli import config_files, entry_script
 from boltcutter.scaffold.yaml_text import parse
 
@@ -384,7 +383,7 @@ def test_yaml_that_is_not_valid_or_multiplies_is_one_line(file: str, name: str, 
     (place / "config.yaml").write_text("model: {class_path: torch.nn.Linear}\ntrainer: {}\n")
     (place / "configs" / file).write_text(BAD_YAML[name])
     with pytest.raises(ConfigError, match=r"their.*; correct it$") as error:
-        port(Project.find(tmp_path), [str(place), "--from", "cli" if file == "a.yml" else "lht"])
+        import_command(Project.find(tmp_path), [str(place), "--from", "cli" if file == "a.yml" else "lht"])
     assert "\n" not in str(error.value)
     assert os.listdir(tmp_path) == ["their"]
 

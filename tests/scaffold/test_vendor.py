@@ -15,40 +15,40 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    return Project.find(new.main(Project.at(tmp_path), ["my-project", f"folder={tmp_path}"]))
+    return Project.find(new.new_command(Project.at(tmp_path), ["my-project", f"folder={tmp_path}"]))
 
 
 @pytest.mark.slow
 def test_component_is_used_from_its_copy(project: Project) -> None:
-    vendor.main(project, ["callback.guard"])
+    vendor.vendor_command(project, ["callback.guard"])
     assert (project.root / "src/my_project/callback/guard.py").is_file()
     options = yaml.safe_load((project.root / "configs/callback/default.yaml").read_text())
     assert options["guard"]["_target_"] == "my_project.callback.guard.Guard"
     assert options["best"]["_target_"].startswith("boltcutter.")
     run(sys.executable, "scripts/train.py", "--check", cwd=project.root)
     with pytest.raises(ConfigError, match="exists already"):
-        vendor.main(project, ["callback.guard"])
+        vendor.vendor_command(project, ["callback.guard"])
 
 
 def test_one_copy_is_undone(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     for component in ("callback.guard", "callback.reseed", "model.resnet"):
-        vendor.main(project, [component])
+        vendor.vendor_command(project, [component])
     own = project.root / "configs/callback/default.yaml"
-    vendor.main(project, ["callback.guard", "--undo"])
+    vendor.vendor_command(project, ["callback.guard", "--undo"])
     assert not (project.root / "src/my_project/callback/guard.py").exists()
     options = yaml.safe_load(own.read_text())
     assert options["guard"]["_target_"] == "boltcutter.callback.guard.Guard"
     assert options["reseed"]["_target_"] == "my_project.callback.reseed.Reseed"
-    vendor.main(project, ["--undo", "callback.reseed"])
+    vendor.vendor_command(project, ["--undo", "callback.reseed"])
     assert not own.exists()  # equal to the library's again
     assert (project.root / "configs/model/resnet.yaml").is_file()
     moved = Path(capsys.readouterr().out.split()[-1].rstrip("."))
     assert (moved / "src/my_project/callback/reseed.py").is_file()
     with pytest.raises(ConfigError, match="nothing to undo"):
-        vendor.main(project, ["callback.reseed", "--undo"])
+        vendor.vendor_command(project, ["callback.reseed", "--undo"])
     with pytest.raises(ConfigError, match="nothing to undo"):
-        vendor.main(project, ["model.small_mlp", "--undo"])  # the project's own
-    vendor.main(project, ["callback.guard"])
+        vendor.vendor_command(project, ["model.small_mlp", "--undo"])  # the project's own
+    vendor.vendor_command(project, ["callback.guard"])
     assert (project.root / "src/my_project/callback/guard.py").is_file()
 
 
@@ -74,9 +74,9 @@ def test_library_is_used_from_its_copy_until_it_is_removed(project: Project, tmp
 
 
 def test_removed_copy_is_kept_elsewhere(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    vendor.main(project, [])
+    vendor.vendor_command(project, [])
     (project.root / "src/boltcutter/cli/main.py").write_text("changed")
-    vendor.main(project, ["--undo"])
+    vendor.vendor_command(project, ["--undo"])
     moved = Path(capsys.readouterr().out.split()[-1].rstrip("."))
     assert (moved / "boltcutter" / "cli" / "main.py").read_text() == "changed"
 
@@ -84,20 +84,20 @@ def test_removed_copy_is_kept_elsewhere(project: Project, capsys: pytest.Capture
 def test_clone_of_the_library_is_refused() -> None:
     for arguments in ([], ["callback.guard"], ["--undo"]):
         with pytest.raises(ConfigError, match="repository of the library"):
-            vendor.main(Project.find(ROOT), arguments)
+            vendor.vendor_command(Project.find(ROOT), arguments)
 
 
 @pytest.mark.parametrize("arguments", [["callback.gaurd"], ["../x"], ["cli.main"], ["--undo"], ["a", "b"]])
 def test_mistakes(arguments: list[str], project: Project) -> None:
     with pytest.raises(ConfigError):
-        vendor.main(project, arguments)
+        vendor.vendor_command(project, arguments)
     assert not (project.root / "src/boltcutter").exists()
     with pytest.raises(ConfigError, match=r"^--und: no such flag; did you mean --undo\?"):
-        vendor.main(project, ["--und"])
+        vendor.vendor_command(project, ["--und"])
 
 
 def test_project_is_created_with_a_copy(tmp_path: Path) -> None:
-    root = new.main(Project.at(tmp_path), ["my-project", f"folder={tmp_path}", "vendor=true"])
+    root = new.new_command(Project.at(tmp_path), ["my-project", f"folder={tmp_path}", "vendor=true"])
     assert (root / "src/boltcutter/configs/train.yaml").is_file()
     code = "import boltcutter, pathlib; print(pathlib.Path(boltcutter.__file__).parent)"
     (root / "scripts" / "train.py").write_text(
@@ -107,9 +107,9 @@ def test_project_is_created_with_a_copy(tmp_path: Path) -> None:
 
 
 def test_a_component_is_copied_with_its_script(project: Project) -> None:
-    vendor.main(project, ["strategy.horovod"])
+    vendor.vendor_command(project, ["strategy.horovod"])
     assert (project.root / "src/my_project/strategy/build_horovod.sh").is_file()
     option = yaml.safe_load((project.root / "configs/trainer/horovod.yaml").read_text())
     assert option["strategy"]["_target_"] == "my_project.strategy.horovod.HorovodStrategy"
-    vendor.main(project, ["strategy.horovod", "--undo"])
+    vendor.vendor_command(project, ["strategy.horovod", "--undo"])
     assert not (project.root / "configs/trainer/horovod.yaml").exists()

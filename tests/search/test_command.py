@@ -22,7 +22,7 @@ from boltcutter.analysis.record import find_runs
 from boltcutter.environment import lease, startup
 from boltcutter.environment import stop_signals as signals
 from boltcutter.project import Project
-from boltcutter.search.command import main, open_study
+from boltcutter.search.command import open_study, search_command
 from boltcutter.search.command import search as run_plan
 from boltcutter.search.plan import Plan, planned, save
 from boltcutter.search.results import Progress, Result
@@ -359,6 +359,6 @@ def test_a_search_that_lost_its_folder_writes_no_results(tmp_path: Path, monkeyp
     monkeypatch.setattr("boltcutter.search.local.run_trials", lose)
     later: list[lease.Lease] = []
     with pytest.raises(lease.LeaseLostError):
-        main(Project.find(__file__), ["search=grid", *SPACE, *TRAINING, f"folder={folder}"])
+        search_command(Project.find(__file__), ["search=grid", *SPACE, *TRAINING, f"folder={folder}"])
     later[0].release()
     assert not (folder / "trials.csv").exists()

@@ -11,7 +11,7 @@ from conftest import Script
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter.run.metrics import Mode
-from boltcutter.search.command import main
+from boltcutter.search.command import search_command
 from boltcutter.search.plan import Plan
 from boltcutter.search.settings import Search
 from boltcutter.search.sweep import as_sweep, write_sweep
@@ -61,7 +61,7 @@ def test_a_sweep_needs_no_optuna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for name in ("local", "study"):
         monkeypatch.delitem(sys.modules, f"boltcutter.search.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "optuna", None)
-    main(PROJECT, ["search=wandb", f"folder={tmp_path}/search"])
+    search_command(PROJECT, ["search=wandb", f"folder={tmp_path}/search"])
     assert (tmp_path / "search" / "sweep.yaml").is_file()
 
 

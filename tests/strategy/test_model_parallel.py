@@ -12,7 +12,7 @@ from lightning.pytorch.plugins import MixedPrecision, Precision
 from third_party import gallery
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.load import load_checkpoint
 from boltcutter.strategy import model_parallel
 
 # Adam's first steps depend on the sign of the gradient only, which amplifies rounding errors.
@@ -100,7 +100,7 @@ def test_fused_matrices_are_resharded_on_resume(
         overrides = [f"resume={tmp_path}/{name}", "trainer.max_steps=4", *more]
         done = script("train", *overrides, ranks=ranks if more else 0)
         assert done.returncode == 0, done.stderr
-    ours, theirs = load(tmp_path / "sharded" / "checkpoints" / "last.ckpt"), saved_weights(tmp_path / "one")
+    ours, theirs = load_checkpoint(tmp_path / "sharded" / "checkpoints" / "last.ckpt"), saved_weights(tmp_path / "one")
     torch.testing.assert_close(dict(ours["state_dict"]), theirs, rtol=0, atol=1e-6)
 
 
@@ -117,7 +117,7 @@ def shards(script: Script, half: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_a_sharded_checkpoint_equals_that_of_one_process(reference: Path, shards: Path) -> None:
-    ours, theirs = (load(folder / "checkpoints" / "last.ckpt") for folder in (shards, reference))
+    ours, theirs = (load_checkpoint(folder / "checkpoints" / "last.ckpt") for folder in (shards, reference))
     assert ours.keys() == theirs.keys()
     torch.testing.assert_close(dict(ours["state_dict"]), dict(theirs["state_dict"]), rtol=0, atol=1e-6)
     (mine,), (other,) = ours["optimizer_states"], theirs["optimizer_states"]
@@ -148,7 +148,7 @@ def test_a_run_resumes_with_another_number_of_ranks(
         if overrides[0] == f"resume={folder}" or written == "sharded":
             done = script("train", *overrides, epochs, ranks=count)
             assert done.returncode == 0, done.stderr
-    ours, theirs = (load(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (folder, expected))
+    ours, theirs = (load_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (folder, expected))
     torch.testing.assert_close(dict(ours), dict(theirs), rtol=0, atol=1e-6)
     files = [path.name for path in sorted((folder / "checkpoints").glob("last*"))]
     assert len(files) == 1 + (written == "sharded" and ranks == 4)  # older shards are removed
@@ -240,11 +240,11 @@ def test_weights_are_gathered_in_bfloat16_and_gradients_reduced_in_float32(
 SYNCHRONIZED_NORMS = """
 import sys
 from boltcutter.project import Project
-from boltcutter.training.train import main
+from boltcutter.training.train import train_command
 from boltcutter.checks import combination as checks
 
 checks.check_sync_batchnorm = lambda *arguments: None  # torch synchronizes them on GPUs only
-main(Project.find("scripts/train.py"), sys.argv[1:])
+train_command(Project.find("scripts/train.py"), sys.argv[1:])
 """
 
 

@@ -86,7 +86,7 @@ def ask(project: Project, tmp_path: Path) -> Try:
         given = {argument.partition("=")[0] for argument in arguments}
         more = [f"{key}={value}" for key, value in defaults.items() if key not in given]
         try:
-            return 0, command.main(project, [*arguments, *more])
+            return 0, command.try_command(project, [*arguments, *more])
         except NegativeResult as end:
             return int(end.code or 0), end.result
         finally:

@@ -11,12 +11,12 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.extend import NegativeResult
 from boltcutter.project import Project
 from boltcutter.tries import listing
-from boltcutter.tries.command import UNDECIDED, main
+from boltcutter.tries.command import UNDECIDED, try_command
 
 
 def ask_plain(project: Project, *arguments: str) -> tuple[int, dict[str, Any]]:
     try:
-        return 0, main(project, [*arguments])
+        return 0, try_command(project, [*arguments])
     except NegativeResult as end:
         return int(end.code or 0), end.result
 
@@ -123,7 +123,7 @@ def test_what_was_accepted_is_confirmed_together_on_fresh_seeds(ask, project: Pr
     assert result["effect"] == "0.02"
     assert result["seeds"][0] == 5
     assert {"trainer.max_epochs=3", "optimizer.lr=0.06", "tags=[a]"} <= {*result["change_overrides"]}
-    listed = listing.main(project, [runs])
+    listed = listing.tries_command(project, [runs])
     assert [entry["verdict"] for entry in listed] == ["accepted"] * 3
     with pytest.raises(ConfigError, match="nothing was accepted"):
         ask("--confirm")

@@ -16,7 +16,7 @@ def test_the_newest_entry_of_each_try_is_read_and_torn_lines_are_not(tmp_path: P
     with open(tmp_path / LEDGER, "a") as file:
         file.write('{"id": "c", "ti')  # its process was killed
     ledger.append(tmp_path, replace(ENTRY, verdict="accepted"))
-    assert [(entry.id, entry.verdict, entry.is_stopped) for entry in ledger.read(tmp_path)] == [
+    assert [(entry.id, entry.verdict, entry.is_stopped) for entry in ledger.read_entries(tmp_path)] == [
         ("a", "accepted", False),
         ("b", "", False),
     ]
@@ -26,5 +26,5 @@ def test_entries_of_somebody_else_are_left_out(tmp_path: Path) -> None:
     ledger.append(tmp_path, ENTRY)
     values = json.loads((tmp_path / LEDGER).read_text())
     (tmp_path / LEDGER).write_text(json.dumps(values | {"change_overrides": ["optimizer._target_=os.system"]}) + "\n")
-    assert not ledger.read(tmp_path)
-    assert not ledger.read(tmp_path / "nowhere")
+    assert not ledger.read_entries(tmp_path)
+    assert not ledger.read_entries(tmp_path / "nowhere")

@@ -9,23 +9,23 @@ from tries_runs import ENTRY
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter.tries import ledger
-from boltcutter.tries.listing import main, unconfirmed
+from boltcutter.tries.listing import tries_command, unconfirmed
 
 
 def test_tries_are_listed(project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(project, [f"runs={tmp_path}"]) == []
+    assert tries_command(project, [f"runs={tmp_path}"]) == []
     ledger.append(tmp_path, ENTRY)
     ledger.append(tmp_path, replace(ENTRY, id="b", verdict="accepted"))
     ledger.append(tmp_path, replace(ENTRY, id="c", verdict="accepted", question="other"))
     (tmp_path / "tries" / "d").mkdir(parents=True)
     (tmp_path / "tries" / "d" / "try.json").write_text('{"id": "d"}')
-    assert [entry["id"] for entry in main(project, [f"runs={tmp_path}"])] == ["a", "b", "c"]
+    assert [entry["id"] for entry in tries_command(project, [f"runs={tmp_path}"])] == ["a", "b", "c"]
     out = capsys.readouterr().out
     assert "asked 2 times" in out
     assert "not ended: d" in out
     assert "--confirm" in out
     with pytest.raises(ConfigError, match="model=mlp"):
-        main(project, ["model=mlp"])
+        tries_command(project, ["model=mlp"])
 
 
 def test_what_an_accepted_confirmation_has_confirmed_is_done() -> None:

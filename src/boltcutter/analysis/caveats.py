@@ -16,7 +16,7 @@ Pairs = Sequence[tuple[Result, Result]]
 SAME_SAMPLES = ("data.batch_size", "data.seed")  # settings of the data that a difference of fingerprints shows
 
 
-def check(first: Group, second: Group, pairs: Pairs, metric: str) -> list[str]:
+def find_caveats(first: Group, second: Group, pairs: Pairs, metric: str) -> list[str]:
     """Warnings of one line; raises ConfigError for other data, folds or metrics, and for runs in both groups."""
     groups, folders = (first, second), {result.run.folder for result in first.results}
     if both := [result.run.id for result in second.results if result.run.folder in folders]:

@@ -15,7 +15,7 @@ from boltcutter.run.best import find_checkpoint
 from boltcutter.run.folder import read_record, read_run_config
 
 
-def main(project: Project, overrides: Sequence[str]) -> dict[str, Any]:
+def info_command(project: Project, overrides: Sequence[str]) -> dict[str, Any]:
     """Print what a checkpoint is of: ``run=<folder> ckpt=best|last|<path>``, or ``ckpt=<path>`` alone.
 
     Returns:

@@ -25,7 +25,7 @@ LIMIT = 50  # rows of a table
 PAGE = "runs.html"  # unless --html=<file>
 
 
-def main(project: Project, arguments: list[str]) -> list[Run] | None:
+def runs_command(project: Project, arguments: list[str]) -> list[Run] | None:
     """List runs, which are returned, or change their labels or places."""
     if "--complete" in arguments:
         complete(project, arguments[arguments.index("--complete") + 1 :])
@@ -83,11 +83,11 @@ def parse(given: Sequence[str], values: Sequence[str], others: Sequence[str] = (
 def show(runs: Sequence[Run], place: str, flags: dict[str, str], text: str) -> None:
     """Print runs as a table or as CSV, or write a page about them."""
     if "--html" in flags:
-        from boltcutter.analysis.page import write  # slow imports
+        from boltcutter.analysis.page import write_table  # slow imports
 
         path = Path(flags["--html"] or PAGE)
         with actions.writing(f"--html={path}", "choose another file"):
-            print(display_path(write(runs, path, place)))
+            print(display_path(write_table(runs, path, place)))
         return
     if "--csv" in flags:
         print(printable(table.as_csv(runs, table.columns(runs, flags.get("--columns"))[0])), end="")

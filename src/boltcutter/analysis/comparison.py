@@ -53,7 +53,7 @@ class Comparison:
     commands: list[str] = field(default_factory=list)
 
 
-def main(project: Project, arguments: list[str]) -> dict[str, Any]:
+def compare_groups_command(project: Project, arguments: list[str]) -> dict[str, Any]:
     """Print the verdicts, warnings and tables, and return all of them."""
     flags, mode, effect, texts = parse_arguments(arguments)
     metric, known = flags["--metric"], find_runs(runs_folder(project, texts))
@@ -91,7 +91,7 @@ def main(project: Project, arguments: list[str]) -> dict[str, Any]:
 def compare(first: Group, second: Group, metric: str) -> Comparison:
     """Compare two groups; raises ConfigError if that would be unfair."""
     pairs = pair(first, second)
-    warnings, estimate = [*first.warnings, *second.warnings, *caveats.check(first, second, pairs, metric)], None
+    warnings, estimate = [*first.warnings, *second.warnings, *caveats.find_caveats(first, second, pairs, metric)], None
     if len(pairs) > 1:
         estimate = compare_pairs([b.value - a.value for a, b in pairs], pairs[0][0].num_folds)
     elif min(len(first.values), len(second.values)) > 1:

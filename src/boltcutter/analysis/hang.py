@@ -17,7 +17,7 @@ from boltcutter.project import Project
 FLAG = "--hang"
 
 
-def main(project: Project, overrides: list[str]) -> list[dict[str, Any]]:
+def print_hang(project: Project, overrides: list[str]) -> list[dict[str, Any]]:
     """Print where each rank of a run on this machine is, which waits for others, and which these wait for.
 
     The run goes on as before. The stacks of all its threads are appended to its ``logs``.

@@ -24,7 +24,7 @@ FOLDER, FILE, VERSION = ".boltcutter", f"index-{os.getuid()}.json", 4
 MIN_CHANGED = 0.01  # of all runs, below which reading them again is faster than writing the index
 
 
-def read(root: str) -> list[tuple[Place, Facts]]:
+def read_indexed(root: str) -> list[tuple[Place, Facts]]:
     """Read all runs below a folder, from the index where that is current."""
     path = Path(root, FOLDER, FILE)
     known, places = _load(path), scan(root)

@@ -62,7 +62,7 @@ class Watch:
 
     def __init__(self, root: str, query: Query) -> None:
         self.root, self.query = root.rstrip("/"), query
-        self._known = {place.folder: facts for place, facts in index.read(self.root)}
+        self._known = {place.folder: facts for place, facts in index.read_indexed(self.root)}
         self._curves: dict[str, tuple[Stamp, MetricsReader, page.Curves]] = {}
         self._lock, self._due, self._tag, self._text = threading.Lock(), 0.0, "", ""
         self._runs: dict[str, Run] = {}  # by the URL of the report
@@ -133,8 +133,8 @@ def _read_report(run: Run) -> str:
         if not found.is_file() or found.is_symlink():  # somebody else's link may lead to any file
             return "The search has not written its report yet."
         return trust.read_bytes(found).decode(errors="replace")
-    trust.check({}, f"run={folder}", folder, walks=True)  # links of its owner as well: the page is for others, too
-    return html.render(folder, "/")
+    trust.check_record({}, f"run={folder}", folder, walks=True)  # links of its owner as well, as others see the page
+    return html.render_page(folder, "/")
 
 
 def _digest(values: list[Any]) -> str:
@@ -189,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
         watch, kind = self.server.watch, "application/json" if path == "/data.json" else "text/html; charset=utf-8"
         tag, text = watch.data()
         if path == "/":
-            tag, text = "", page.render(watch.root, json.loads(text), "/")
+            tag, text = "", page.render_table(watch.root, json.loads(text), "/")
         elif path != "/data.json":
             tag, text = watch.report(path.lstrip("/"), known) or ("", "no such page; the runs are at /")
         status = 304 if tag and tag == known else 200 if tag or path == "/" else 404

@@ -36,14 +36,14 @@ Array = npt.NDArray[Any]
 Curves = dict[str, tuple[Array, ...]]  # steps, epochs and values of each metric
 
 
-def write(runs: Sequence[Run], path: Path, title: str) -> Path:
+def write_table(runs: Sequence[Run], path: Path, title: str) -> Path:
     """Write the page; links to the reports of runs are relative to it."""
     home = path.absolute().parent
-    write_text(path, render(title, collect(runs, [_link(run, home) for run in runs])))
+    write_text(path, render_table(title, collect(runs, [_link(run, home) for run in runs])))
     return path
 
 
-def render(title: str, data: dict[str, Any], home: str = "") -> str:
+def render_table(title: str, data: dict[str, Any], home: str = "") -> str:
     """Render the page as HTML; with a URL of its own, it asks the server for new data."""
     page = load_template(Path(__file__).with_name("page.html")).render(title=title, data=data, home=home)
     return page.encode(errors="replace").decode()

@@ -71,7 +71,7 @@ def find_runs(root: Path | str) -> list[Run]:
     was_enabled = gc.isenabled()
     gc.disable()  # it would go through millions of values again and again
     try:
-        return as_runs(index.read(str(root)))
+        return as_runs(index.read_indexed(str(root)))
     finally:
         if was_enabled:
             gc.enable()

@@ -25,7 +25,7 @@ class SyncError(ValueError):
     hide_traceback = True  # needs no traceback
 
 
-def main(project: Project, overrides: list[str]) -> None:
+def sync_command(project: Project, overrides: list[str]) -> None:
     """Upload ``run=<folder>``, one or several, from its configuration, record and ``metrics.csv``.
 
     A run that was killed and resumed has a W&B folder per attempt, and ``wandb sync`` uploads repeated steps twice.

@@ -22,7 +22,7 @@ from boltcutter.environment.process import distributed_rank
 from boltcutter.environment.startup import restored_signals
 from boltcutter.environment.stop_signals import PreemptionError
 from boltcutter.environment.warning_filters import LOGGERS
-from boltcutter.extend import load as load_target
+from boltcutter.extend import load_object
 from boltcutter.project import Project, ProjectError
 from boltcutter.run import trust
 
@@ -74,7 +74,7 @@ def train(*overrides: str, project: Location = None, task: Any = None, data: Any
             from boltcutter.api.objects import registered  # slow import of Lightning
 
             overrides = stack.enter_context(registered(task, data, trainer, overrides))
-        folder: Path = _call("boltcutter.training.train:main", project, overrides)
+        folder: Path = _call("boltcutter.training.train:train_command", project, overrides)
     return folder
 
 
@@ -107,7 +107,7 @@ def load(
     from boltcutter.api.objects import lent  # slow import of Lightning
 
     with lent(task, data):
-        components = _call("boltcutter.api.load:main", project, (*overrides, *_format(run=run, ckpt=ckpt)))
+        components = _call("boltcutter.api.load:load_components", project, (*overrides, *_format(run=run, ckpt=ckpt)))
     return Loaded(components.task.to(device), components.data)
 
 
@@ -136,7 +136,7 @@ def evaluate(
         ConfigError: The run does not exist, has no such split, or an override is invalid.
     """
     given = _format(run=run, ckpt=ckpt, split=split, output=output)
-    scores: dict[str, float] = _call("boltcutter.evaluation.evaluate:main", project, (*overrides, *given))
+    scores: dict[str, float] = _call("boltcutter.evaluation.evaluate:evaluate_command", project, (*overrides, *given))
     return scores
 
 
@@ -168,7 +168,9 @@ def predict(
         ConfigError: The run does not exist, an input cannot be read, or an override is invalid.
     """
     given = _format(run=run, input=input, ckpt=ckpt, output=output)
-    found: Table | list[Any] | str = _call("boltcutter.prediction.predict:main", project, (*overrides, *given))
+    found: Table | list[Any] | str = _call(
+        "boltcutter.prediction.predict:predict_command", project, (*overrides, *given)
+    )
     return found
 
 
@@ -185,7 +187,7 @@ def _call(target: str, project: Location, overrides: tuple[str, ...]) -> Any:
     with _unchanged_process():
         arguments = trust.apply_overrides([expand_home(override) for override in overrides])
         prepare_process()
-        return load_target(target)(found, local_runs(found, arguments))
+        return load_object(target)(found, local_runs(found, arguments))
 
 
 def _find(project: Location) -> Project:

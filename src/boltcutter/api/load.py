@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
-from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.load import load_checkpoint
 from boltcutter.config.errors import as_config_error
 from boltcutter.config.values import split_overrides
 from boltcutter.environment.warning_filters import filter_warnings
@@ -14,7 +14,7 @@ from boltcutter.protocols import NativeData
 from boltcutter.run.best import find_checkpoint
 
 
-def main(project: Project, overrides: list[str]) -> Components:
+def load_components(project: Project, overrides: list[str]) -> Components:
     """Build the components of a run on the CPU, and load the weights of a checkpoint.
 
     Returns:
@@ -27,7 +27,7 @@ def main(project: Project, overrides: list[str]) -> Components:
     components = assemble(cfg, with_callbacks=False)
     task, data = components.task, components.data
     checkpoint = find_checkpoint(cfg, special.get("ckpt", "best"))
-    state = load(checkpoint)
+    state = load_checkpoint(checkpoint)
     with as_config_error():
         if isinstance(data, NativeData):
             data.load_state_dict(state.get(type(data).__qualname__, {"statistics": {}}))

@@ -62,7 +62,7 @@ def registered(task: Any, data: Any, trainer: Any, overrides: Sequence[str]) -> 
     Raises:
         ConfigError: An object has the wrong type, or was used before.
     """
-    check(task, data)
+    check_objects(task, data)
     keys = {override.lstrip("+~").partition("=")[0] for override in overrides}
     more: list[str] = []
     if "resume" not in keys:
@@ -95,7 +95,7 @@ def registered(task: Any, data: Any, trainer: Any, overrides: Sequence[str]) -> 
 def lent(task: Any, data: Any) -> Iterator[None]:
     """Register the objects into which the weights of a run are loaded, if there are any."""
     if task is not None:
-        check(task, data)
+        check_objects(task, data)
         _objects.update(task=task, data=data, trainer=None)
     try:
         yield
@@ -103,7 +103,7 @@ def lent(task: Any, data: Any) -> Iterator[None]:
         _objects.clear()
 
 
-def check(task: Any, data: Any) -> None:
+def check_objects(task: Any, data: Any) -> None:
     """Check that a task is a LightningModule, and that its data module is one."""
     if not isinstance(task, L.LightningModule):
         raise ConfigError(

@@ -237,7 +237,7 @@ def _check_lease(trainer: L.Trainer) -> None:
         LeaseLostError: Another process does.
     """
     try:
-        lease.check()
+        lease.check_lease()
     except lease.LeaseLostError:
         for logger in trainer.loggers:
             if isinstance(logger, BuffersMetrics):

@@ -20,10 +20,12 @@ def temporary_path(path: Path) -> Path:
 
 def write_text(path: Path, text: str) -> None:
     """Write text atomically."""
-    write(path, lambda file: file.write(text.encode()))
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def write(path: Path, dump: Callable[[IO[bytes]], object], verify: Callable[[IO[bytes]], object] | None = None) -> None:
+def write_atomically(
+    path: Path, dump: Callable[[IO[bytes]], object], verify: Callable[[IO[bytes]], object] | None = None
+) -> None:
     """Write a file atomically: to a temporary file, which is flushed to disk and then renamed.
 
     Args:

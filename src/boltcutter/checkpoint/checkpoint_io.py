@@ -16,7 +16,7 @@ import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 from boltcutter.checkpoint import atomic, sharded_checkpoint
-from boltcutter.checkpoint.load import find_damage, find_fault, find_objects, load, save
+from boltcutter.checkpoint.load import find_damage, find_fault, find_objects, load_checkpoint, save
 from boltcutter.checkpoint.snapshot import HostSnapshot
 from boltcutter.checkpoint.state import check_state
 from boltcutter.checkpoint.storage import CheckpointError as CheckpointError
@@ -117,7 +117,7 @@ class AtomicCheckpointIO(CheckpointIO):
         self.wait()
         if lazy and (fault := find_damage(path)):
             raise CheckpointError(f"{path}: {fault}; use another checkpoint")
-        found = load(path, map_location, lazy=lazy)
+        found = load_checkpoint(path, map_location, lazy=lazy)
         if "state_dict" not in found:
             raise CheckpointError(
                 f"{path}: holds weights but no training state to resume; load them with init_from={path}"
@@ -212,7 +212,7 @@ class AtomicCheckpointIO(CheckpointIO):
             for entry in folder.iterdir():
                 if entry.name.startswith(f".{path.name}."):  # of an earlier write, by a process that was killed
                     entry.unlink()
-            atomic.write(path, dump, _verify)
+            atomic.write_atomically(path, dump, _verify)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
             raise CheckpointError(_write_failure(path, error)) from error
         self._used.add(folder)

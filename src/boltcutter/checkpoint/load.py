@@ -23,7 +23,7 @@ READ_ERRORS = (EOFError, LookupError, TypeError, ValueError, AttributeError, Not
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files of torch before 1.6 begin
 
 
-def load(path: str | Path, map_location: Any = "cpu", *, lazy: bool = False) -> dict[str, Any]:
+def load_checkpoint(path: str | Path, map_location: Any = "cpu", *, lazy: bool = False) -> dict[str, Any]:
     """Load a checkpoint of tensors and plain values, after verifying that the file is complete.
 
     Args:
@@ -101,7 +101,7 @@ def _unpickle(path: str | Path, source: Any, *, map_location: Any, mmap: bool = 
                 raise pickle.UnpicklingError(fault)
         if not isinstance(source, str):
             source.seek(0)
-        content = unpickle.read(source, map_location=map_location, mmap=mmap)
+        content = unpickle.read_archive(source, map_location=map_location, mmap=mmap)
     except (pickle.UnpicklingError, RuntimeError, *READ_ERRORS) as error:
         if isinstance(error, RuntimeError) and str(map_location) not in ("cpu", "meta"):
             why = str(error).split(". ")[0].split("\n")[0]
@@ -163,7 +163,7 @@ def restore(data: Any, model: Any, task: Any = None) -> None:
         if generates:
             task.model = model
         return
-    state = load(model)
+    state = load_checkpoint(model)
     data.load_state_dict(state.get(type(data).__qualname__, {"statistics": {}}))
     if task is not None:
         task.load_state_dict(state["state_dict"])

@@ -108,7 +108,7 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
     memo: dict[int, Any]
     repeated = 0  # elements of tensors that are not in the file, as of one that was expanded
     append: Callable[[Any], None]
-    read: Callable[[int], bytes]
+    read_archive: Callable[[int], bytes]
     pop_mark: Callable[[], list[Any]]
 
     def load(self) -> Any:
@@ -274,7 +274,7 @@ Unpickler.dispatch = {
 }
 
 
-def read(source: Any, *, map_location: Any = None, mmap: bool = False) -> Any:
+def read_archive(source: Any, *, map_location: Any = None, mmap: bool = False) -> Any:
     """Load a checkpoint with placeholders in place of objects of foreign classes.
 
     Calls torch's reader directly: ``torch.load`` passes some archives to TorchScript, which executes them, and creates

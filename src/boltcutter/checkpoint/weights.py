@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from boltcutter.checkpoint.load import find_objects, load
+from boltcutter.checkpoint.load import find_objects, load_checkpoint
 from boltcutter.checkpoint.storage import CheckpointError, open_file, store_errors
 from boltcutter.config.errors import one_line
 from boltcutter.project import install_command
@@ -65,7 +65,7 @@ def load_weights(model: nn.Module, path: str | Path) -> list[str]:
     if str(path).endswith((".keras", ".weights.h5")):
         unmatched: list[str] = load_keras_weights(model, path)
         return unmatched
-    found = _read_safetensors(path) if str(path).endswith(".safetensors") else load(path)
+    found = _read_safetensors(path) if str(path).endswith(".safetensors") else load_checkpoint(path)
     own = model.state_dict()
     stripped = extract_weights(found)
     candidates = [stripped, _named(found), {f"model.{key}": value for key, value in stripped.items()}]

@@ -52,7 +52,7 @@ def check_world_size(trainer: L.Trainer, topology: Topology) -> None:
                 f"{topology}: {name} has started {started} nodes{f' with {each} processes each' if each else ''}; set "
                 f"{f'trainer.devices={each} ' if each else ''}trainer.num_nodes={started}"
             )
-    slurm_tasks.check(topology)
+    slurm_tasks.check_tasks(topology)
     environment, env = getattr(strategy, "cluster_environment", None), os.environ
     is_standalone = environment is None or isinstance(environment, LightningEnvironment)
     if is_standalone and "RANK" in env and "LOCAL_RANK" not in env and env.get("WORLD_SIZE", "1") != "1":

@@ -20,7 +20,7 @@ from boltcutter.config import foreign
 from boltcutter.config.compose import refuse_duplicates
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.environment.output import ignore_lost_readers
-from boltcutter.extend import load
+from boltcutter.extend import load_object
 from boltcutter.project import Project, ProjectError, restart
 from boltcutter.scaffold.translate import translate
 
@@ -117,12 +117,12 @@ def _run(name: str, arguments: list[str], start: str | None, program: str | None
     with cli.one_line_errors():
         if flag:
             project.activate()
-            return extend.load(command.by_flag[flag])(project, arguments)
+            return extend.load_object(command.by_flag[flag])(project, arguments)
         if command.is_plain:
-            return load(command.target)(project, arguments)
+            return load_object(command.target)(project, arguments)
         started = name
         name, arguments = translate(project, name, arguments)
-        own = {*cli.FLAGS, "-h", *(load(flags_of) if (flags_of := known[name].flags) else ())}
+        own = {*cli.FLAGS, "-h", *(load_object(flags_of) if (flags_of := known[name].flags) else ())}
         is_known = all(argument in own for argument in arguments if argument.startswith("-"))
         if name != "sync" and is_known:  # which takes several runs; other flags are refused first
             refuse_duplicates(arguments)
@@ -132,4 +132,4 @@ def _run(name: str, arguments: list[str], start: str | None, program: str | None
     usage = command.usage.replace(f"boltcutter {name}", program) if program else command.usage
     with cli.one_line_errors():
         _check_project(project, name, arguments)
-    return cli.main(project, command, usage, arguments)
+    return cli.dispatch_command(project, command, usage, arguments)

@@ -20,7 +20,7 @@ from boltcutter.environment import cluster_variables, mpi_environment, threads
 from boltcutter.environment import platform_facts as platform
 from boltcutter.environment.process import distributed_rank, is_rank_zero, launched_rank, retain_freed_memory
 from boltcutter.environment.variables import check_variables
-from boltcutter.extend import RUNS, Command, PartError, load, rank_readers, resolve_references
+from boltcutter.extend import RUNS, Command, PartError, load_object, rank_readers, resolve_references
 from boltcutter.project import LIBRARY, Project, ProjectError, install_command, is_own_package
 from boltcutter.run import trust
 from boltcutter.run.remote.store import run_store
@@ -38,7 +38,9 @@ FLAGS = {
 OBSTACLES = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENXIO, errno.ELOOP, errno.EACCES, errno.EROFS}
 
 
-def main(project: Project, command: Command, usage: str | None = None, arguments: Sequence[str] | None = None) -> Any:
+def dispatch_command(
+    project: Project, command: Command, usage: str | None = None, arguments: Sequence[str] | None = None
+) -> Any:
     """Handle the shared flags, or else run a command and return its result.
 
     Args:
@@ -53,12 +55,12 @@ def main(project: Project, command: Command, usage: str | None = None, arguments
     project.activate()
     with one_line_errors(), suggest_own_arguments((project, command, arguments)):
         arguments = trust.apply_overrides(arguments)
-        own = load(command.flags) if command.flags else {}
+        own = load_object(command.flags) if command.flags else {}
         flags = [argument for argument in arguments if argument.startswith("-")]
         if set(flags) <= own.keys():
             check_variables()
             if command.begin:
-                load(command.begin)()
+                load_object(command.begin)()
             prepare_process()
             arguments = local_runs(project, arguments, command.runs, is_local=command.is_local)
             return _import(command.target)(project, arguments)
@@ -108,7 +110,7 @@ def _import(target: str) -> Any:
     """
     try:
         with _faster_imports():
-            return load(target)
+            return load_object(target)
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if is_own_package(package):
@@ -213,8 +215,8 @@ def _answer(
         check_variables()
         read_ranks()
         with _faster_imports():
-            from boltcutter.planning.check import main as check  # imports torch
-        check(project, local_runs(project, rest))
+            from boltcutter.planning.check import check_command  # imports torch
+        check_command(project, local_runs(project, rest))
     elif flag == "--describe":
         from boltcutter.assembly.overrides import read_overrides
         from boltcutter.config.describe import print_keys

@@ -38,7 +38,7 @@ If it has a `file`, these are its lines from `line` on.
 Choose models by validation metrics; the test split is for the last comparison."""
 
 
-def main(project: Project, arguments: list[str]) -> None:
+def mcp_command(project: Project, arguments: list[str]) -> None:
     """Serve until the client disconnects."""
     given, rest = split_overrides(arguments, *RUN_LIMITS)
     if rest:

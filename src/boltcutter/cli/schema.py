@@ -43,7 +43,7 @@ UNCHECKED: Schema = {"required": ["_check_"], "properties": {"_check_": {"const"
 NULL: Schema = {"type": "null"}
 
 
-def main(project: Project, arguments: list[str]) -> None:
+def schema_command(project: Project, arguments: list[str]) -> None:
     """Write a schema for each config group, and one for ``train.yaml`` and experiments."""
     if arguments:
         raise ConfigError(f"{arguments[0]}: schema takes no such argument; remove it", kind="unknown_key")

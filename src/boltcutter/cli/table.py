@@ -11,7 +11,7 @@ OVERRIDES = "[group=option …] [key=value …] [+key=value] [~key]"
 
 COMMANDS: Mapping[str, Command] = {
     "train": Command(
-        "boltcutter.training.train:main",
+        "boltcutter.training.train:train_command",
         f"""Train a model: boltcutter train {OVERRIDES}
 
 boltcutter train model=mlp trainer.max_epochs=5
@@ -22,19 +22,19 @@ boltcutter train reproduce=runs/…""",
         begin="boltcutter.environment.startup:begin",
     ),
     "evaluate": Command(
-        "boltcutter.evaluation.evaluate:main",
+        "boltcutter.evaluation.evaluate:evaluate_command",
         "Evaluate a run: boltcutter evaluate run=<folder> [ckpt=best|last|path] [split=test|all|…] [data=…] "
         "[key=value …]",
     ),
     "predict": Command(
-        "boltcutter.prediction.predict:main",
+        "boltcutter.prediction.predict:predict_command",
         """Predict from files: boltcutter predict run=<folder> input=<files> [ckpt=best|last|path] [output=<file>]
 
 boltcutter predict run=runs/… input=measurements.csv export=onnx        # by an exported file
 boltcutter predict run=runs/… input='Once upon' tokens=100 temperature=0.8 top_k=50 seed=0    # continues a text""",
     ),
     "compare": Command(
-        "boltcutter.run.compare:main",
+        "boltcutter.run.compare:compare_command",
         """Compare two runs bit by bit: boltcutter compare run=<folder> with=<folder> [ckpt=last|best|<name>]
 
 boltcutter compare --metric test/accuracy model=mlp model=resnet    # is the second group better, or was it luck?
@@ -42,10 +42,10 @@ boltcutter compare --metric test/accuracy model=mlp model=resnet    # is the sec
     --mode=min|max   which values are better; by default by the metric's name
     --effect=<size>  smallest difference that matters, in units of the metric
     --html=<file>    a page with the samples that changed sides""",
-        by_flag={"--metric": "boltcutter.analysis.comparison:main"},
+        by_flag={"--metric": "boltcutter.analysis.comparison:compare_groups_command"},
     ),
     "try": Command(
-        "boltcutter.tries.command:main",
+        "boltcutter.tries.command:try_command",
         """Accept or reject a change in pairs of runs: boltcutter try <overrides, git ref or patch> metric=… effect=…
 
 boltcutter try optimizer.lr=0.005 metric=val/accuracy effect=0.5%           # against the default configuration
@@ -65,19 +65,19 @@ Exit status: 0 accepted, 1 rejected, 3 undecided. The same command continues one
         is_local=False,
     ),
     "why": Command(
-        "boltcutter.analysis.why:main",
+        "boltcutter.analysis.why:why_command",
         """Say why a run is as it is: boltcutter why run=<folder> --hang
 
 boltcutter why run=latest --hang    # where each rank of a run that does not go on is, while it goes on""",
         flags="boltcutter.analysis.why:FLAGS",
     ),
     "tries": Command(
-        "boltcutter.tries.listing:main",
+        "boltcutter.tries.listing:tries_command",
         "List the changes that were tried, and their verdicts: boltcutter tries [runs=<folder>] [--json]",
         is_plain=True,
     ),
     "runs": Command(
-        "boltcutter.analysis.command:main",
+        "boltcutter.analysis.command:runs_command",
         """List runs: boltcutter runs ['<filter>'] [--sort <key>] [--columns <a,b>] [--limit <n>] [--json] [--csv]
 
 boltcutter runs                                           # the newest; settings that differ, best and test metrics
@@ -93,12 +93,12 @@ A run is an id, the beginning of one, latest, or best:<metric>; so it is in run=
         is_plain=True,
     ),
     "info": Command(
-        "boltcutter.analysis.checkpoint:main",
+        "boltcutter.analysis.checkpoint:info_command",
         "Show which run and code made a checkpoint: boltcutter info run=<folder> [ckpt=best|last|path], or ckpt=<file>",
         runs=("run",),
     ),
     "search": Command(
-        "boltcutter.search.command:main",
+        "boltcutter.search.command:search_command",
         """Search hyperparameters, or repeat over seeds and folds: boltcutter search search=… [overrides of train]
 
 boltcutter search search=optuna search.space.optimizer.lr='loguniform(1e-4, 1e-1)'
@@ -112,7 +112,7 @@ boltcutter search resume=runs/…""",
         is_local=False,  # trials resolve their own
     ),
     "launch": Command(
-        "boltcutter.launch.command:main",
+        "boltcutter.launch.command:launch_command",
         """Train in the background, on a cluster or in a cloud: boltcutter launch launch=<option> [train overrides]
 
 boltcutter launch launch=slurm trainer.num_nodes=2 trainer.devices=8 launch.time=2:00:00
@@ -125,7 +125,7 @@ boltcutter launch list""",
         is_local=False,  # a job works at the URL
     ),
     "check": Command(
-        "boltcutter.planning.check:main",
+        "boltcutter.planning.check:check_command",
         """Check a configuration without training: boltcutter check [--batch] [run=<folder>] [overrides of train]
 
 boltcutter check model=mlp trainer.max_epochs=5     # prints ok, or each mistake on a line
@@ -133,7 +133,7 @@ boltcutter check --batch model=mlp                  # also trains eight steps: w
         flags="boltcutter.planning.flags:CHECK_FLAGS",
     ),
     "audit": Command(
-        "boltcutter.planning.audit:main",
+        "boltcutter.planning.audit:audit_command",
         """Say what is silently wrong in module and data: boltcutter audit [run=<folder>] [overrides of train]
 
 boltcutter audit model=mlp                          # eight steps, altered batches, all splits, baselines
@@ -141,7 +141,7 @@ boltcutter audit run=runs/… ckpt=best               # of a run, whose model is
 boltcutter audit script.py:Module script.py:Data    # of any Lightning script, without a configuration""",
     ),
     "doctor": Command(
-        "boltcutter.planning.doctor:main",
+        "boltcutter.planning.doctor:doctor_command",
         """Show what works on this machine, and estimate memory: boltcutter doctor [run=<folder>] [train overrides]
 
 boltcutter doctor model=gpt data=text task=language devices=8 memory=80GiB    # which strategy to choose
@@ -149,18 +149,18 @@ boltcutter doctor --test""",
         flags="boltcutter.planning.flags:DOCTOR_FLAGS",
     ),
     "find-batch-size": Command(
-        "boltcutter.planning.batch_size:main",
+        "boltcutter.planning.batch_size:find_batch_size_command",
         "Find the largest batch that fits into memory: boltcutter find-batch-size [limit_gib=…] [train overrides]",
     ),
     "export": Command(
-        "boltcutter.export.command:main",
+        "boltcutter.export.command:export_command",
         """Export a model: boltcutter export run=<folder> export=<formats> [ckpt=best|last|path] [key=value …]
 
 boltcutter export run=runs/… export=onnx
 boltcutter export run=runs/… export=[torch,int8,int4] export.max_drop=1    # several, which may lose one point""",
     ),
     "serve": Command(
-        "boltcutter.export.serving.server:main",
+        "boltcutter.export.serving.server:serve_command",
         """Serve predictions over HTTP: boltcutter serve run=<folder> [ckpt=best|last|path] [export=format or file]
 
 boltcutter serve run=runs/… port=8000 workers=2
@@ -170,39 +170,39 @@ boltcutter serve run=runs/… host=0.0.0.0 token_file=token      # reachable fro
         begin="boltcutter.export.serving.batching:begin",
     ),
     "new": Command(
-        "boltcutter.scaffold.new:main",
+        "boltcutter.scaffold.new:new_command",
         "Create a project: boltcutter new <name> [folder=.] [author=<name>] [license=MIT] [vendor=false] "
         "[template=<URL or folder>]",
         is_plain=True,
     ),
     "add": Command(
-        "boltcutter.scaffold.add:main",
+        "boltcutter.scaffold.add:add_command",
         "Add a component to the project: boltcutter add model|data|task|callback|launch|experiment <name> "
         "[--kind regression|sequence|text|image|ragged]",
         is_plain=True,
     ),
     "import": Command(
-        "boltcutter.scaffold.port:main",
+        "boltcutter.scaffold.port:import_command",
         "Import a project of lightning-hydra-template or Lightning CLI: boltcutter import <folder> [--from lht|cli] "
         "[--config <file> …] [its overrides]",
         is_plain=True,
     ),
     "vendor": Command(
-        "boltcutter.scaffold.vendor:main",
+        "boltcutter.scaffold.vendor:vendor_command",
         "Copy the library, or one of its components, into the project: boltcutter vendor "
         "[<component, such as callback.guard>] [--undo]",
         is_plain=True,
     ),
     "sync": Command(
-        "boltcutter.analysis.sync:main",
+        "boltcutter.analysis.sync:sync_command",
         "Upload runs that were logged offline to W&B: boltcutter sync run=<folder> [run=<folder> …]",
     ),
     "schema": Command(
-        "boltcutter.cli.schema:main",
+        "boltcutter.cli.schema:schema_command",
         "Write JSON Schemas of configuration files, by which editors complete and check them: boltcutter schema",
     ),
     "mcp": Command(
-        "boltcutter.cli.mcp_server:main",
+        "boltcutter.cli.mcp_server:mcp_command",
         "Serve tools for agents by the Model Context Protocol, over standard input and output: boltcutter mcp "
         "[max_runs=200] [max_runs_per_hour=30]",
         is_plain=True,

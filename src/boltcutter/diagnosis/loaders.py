@@ -47,7 +47,7 @@ class Splits:
         """Samples of a split, evenly spread over it, with their transforms; empty if they cannot be read."""
         if name not in self._samples:
             with seeded(0):
-                self._samples[name] = [*read(self.loaders.get(name), MOST, SECONDS)]
+                self._samples[name] = [*read_batches(self.loaders.get(name), MOST, SECONDS)]
         return self._samples[name]
 
     def table(self, name: str) -> tuple[Tensor, Tensor] | None:
@@ -63,7 +63,7 @@ class Splits:
         return torch.stack(x).flatten(1).double(), torch.stack([v.reshape(()) for v in y])
 
 
-def read(loader: Any, most: int, seconds: float) -> Iterator[Any]:
+def read_batches(loader: Any, most: int, seconds: float) -> Iterator[Any]:
     """Samples of a loader, evenly spread."""
     dataset = getattr(loader, "dataset", None)
     if dataset is None:

@@ -147,7 +147,7 @@ def hold(folder: Path, *, is_holder: bool = True, lease: Lease | None = None) ->
                 path.rmdir()  # fails, and ends the loop, at the first folder that is not empty
 
 
-def check() -> None:
+def check_lease() -> None:
     """Check that this process still holds its lease, if it holds one.
 
     Raises:

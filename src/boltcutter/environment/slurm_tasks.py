@@ -55,7 +55,7 @@ def tasks_per_node(env: Env) -> list[int]:
     return [int(tasks) for tasks, nodes in found for _ in range(int(nodes or 1))]
 
 
-def check(topology: Topology) -> None:
+def check_tasks(topology: Topology) -> None:
     """Check that the tasks of SLURM match the trainer.
 
     Raises:

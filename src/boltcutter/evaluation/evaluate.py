@@ -51,7 +51,7 @@ SETTINGS = "settings.json"  # in the folder of an evaluation
 MAX_NAME = 80  # characters of its name
 
 
-def main(project: Project, overrides: list[str]) -> dict[str, float]:
+def evaluate_command(project: Project, overrides: list[str]) -> dict[str, float]:
     """Evaluate a run.
 
     Args:

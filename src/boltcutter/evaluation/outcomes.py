@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from boltcutter.checkpoint.atomic import write, write_text
+from boltcutter.checkpoint.atomic import write_atomically, write_text
 from boltcutter.evaluation.spool import Spool, gather_rows, row_type
 from boltcutter.formatting import csv_text
 from boltcutter.protocols import data_parallel, gather_objects
@@ -217,7 +217,9 @@ def _write_worst(
         chosen = [np.pad(values, pad) for values, pad in zip(chosen, pads, strict=True)]
     named = {name: column for name, column in facts.items() if name not in NPZ_ARGUMENTS}
     stacked = np.stack(chosen)
-    write(folder / "worst.npz", lambda file: np.savez_compressed(file, inputs=stacked, allow_pickle=False, **named))
+    write_atomically(
+        folder / "worst.npz", lambda file: np.savez_compressed(file, inputs=stacked, allow_pickle=False, **named)
+    )
 
 
 def _classes(data: Any) -> list[str]:

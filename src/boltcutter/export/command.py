@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.checkpoint.atomic import write_text
-from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.load import load_checkpoint
 from boltcutter.config.compose import DictConfig, compose
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.instantiate import build, find_mistakes
@@ -52,7 +52,7 @@ class Settings:
     export: Export
 
 
-def main(project: Project, overrides: list[str]) -> dict[str, Result]:
+def export_command(project: Project, overrides: list[str]) -> dict[str, Result]:
     """Export a run, verify each file in a new process, and upload what is good enough.
 
     Args:
@@ -72,7 +72,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, Result]:
     own = [override for override in rest if override.lstrip("+~").partition("=")[0].partition(".")[0] == "export"]
     settings = read_settings(project, own)
     if settings.push is not None:
-        hub.check(settings.push)
+        hub.check_repository(settings.push)
     cfg, folder = load_evaluation_config(project, special, [override for override in rest if override not in own])
     cfg.trainer = {**cfg.trainer, "accelerator": "cpu"}
     cfg = complete_config(cfg)
@@ -148,7 +148,7 @@ def read_settings(project: Project, overrides: Sequence[str]) -> Export:
 
 def restore(components: Components, checkpoint: str) -> None:
     """Load the weights, and what the data module keeps in checkpoints."""
-    state = load(checkpoint)
+    state = load_checkpoint(checkpoint)
     data: Any = components.data
     task, is_native = components.task, isinstance(components.data, NativeData)
     with as_config_error():

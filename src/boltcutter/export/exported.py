@@ -161,7 +161,7 @@ def load_exported(folder: str | Path) -> nn.Module:
         node = dict(trust.read_json(place / "config.json")["model"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{place}/config.json: cannot be read ({error}); give the folder of an export") from error
-    trust.check(node, f"folder={place}", place, Project.find())
+    trust.check_record(node, f"folder={place}", place, Project.find())
     file = "config.json"
     try:
         model: nn.Module = build(DictConfig(node), "model")

@@ -18,7 +18,7 @@ FORMAT = "safetensors"  # the format of repositories of the Hub
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
-def check(repo: str) -> None:
+def check_repository(repo: str) -> None:
     """Check that a repository can be uploaded.
 
     Raises:

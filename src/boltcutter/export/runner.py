@@ -211,7 +211,7 @@ def answer(runner: Runner, what: str, inputs: list[Array]) -> Any:
     return outputs, time.perf_counter() - begin
 
 
-def main(folder: Path, threads: int, connection: Connection) -> None:
+def serve_requests(folder: Path, threads: int, connection: Connection) -> None:
     """Serve requests until the other process closes the connection."""
     runner = Runner(folder, threads)
     connection.send(list(sys.modules))
@@ -224,4 +224,4 @@ def main(folder: Path, threads: int, connection: Connection) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), Connection(int(sys.argv[3])))
+    serve_requests(Path(sys.argv[1]), int(sys.argv[2]), Connection(int(sys.argv[3])))

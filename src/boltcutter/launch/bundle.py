@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
-from boltcutter.checkpoint.atomic import write
+from boltcutter.checkpoint.atomic import write_atomically
 from boltcutter.config.errors import one_line
 from boltcutter.launch.snapshot import list_files
 
@@ -49,7 +49,7 @@ def pack(folder: Path, runs: Sequence[Path] = ()) -> Path:
     target = folder / BUNDLE
     files = [file for file in (folder / CODE).rglob("*") if file.is_file() or file.is_symlink()]
     files += {file for place in (folder, *runs) for name in RECORD if (file := place / name).is_file()}
-    write(target, lambda out: _archive(out, folder, sorted(files)))
+    write_atomically(target, lambda out: _archive(out, folder, sorted(files)))
     return target
 
 

@@ -49,7 +49,7 @@ FLAGS = {
 }
 
 
-def main(project: Project, arguments: list[str]) -> None:
+def launch_command(project: Project, arguments: list[str]) -> None:
     """Launch a run, or query or cancel launched runs."""
     filter_warnings()
     flags = [argument for argument in arguments if argument in FLAGS]
@@ -96,7 +96,7 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
     for cfg in cfgs:
         prepare_for_spot(cfg, launcher)
     with job_variables(cfgs, launcher.environment) as unset:
-        cfgs = [check(cfg, values=not unset) for cfg in cfgs]
+        cfgs = [check_job(cfg, values=not unset) for cfg in cfgs]
         if (stored := find_stored(launcher)) and is_url(str(stored.storage)):
             for cfg in cfgs:
                 run_store().check(changed(cfg, {"folder": stored.storage}))  # as the nodes see it
@@ -243,7 +243,7 @@ def can_check_values() -> bool:
     return all(find_spec(name) for name in ("torch", "lightning"))
 
 
-def check(cfg: DictConfig, *, values: bool = True) -> DictConfig:
+def check_job(cfg: DictConfig, *, values: bool = True) -> DictConfig:
     """Check the configuration of training, and that it has the resources of the job.
 
     Args:

@@ -92,7 +92,7 @@ def read_launch(folder: Path, setting: str, *, runs: bool = False) -> dict[str, 
     if facts and not isinstance(facts.get("settings"), dict):
         raise ConfigError(f"{setting}={folder}: its record.json has no launch settings; launch the run again")
     if facts:
-        trust.check(
+        trust.check_record(
             facts["settings"], f"{setting}={folder}", folder, signature=facts.get("signature"), runs=runs, walks=True
         )
     return facts or None

@@ -26,7 +26,7 @@ from boltcutter.run import lineage, trust
 MAX_STARTS = 100  # of one job; platforms do not count evictions and preemptions
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
+def start_training(arguments: Sequence[str] | None = None) -> NoReturn:
     """Unpack the code and replace this process by the training."""
     parser = argparse.ArgumentParser("python -m boltcutter.launch.node", description=__doc__.partition("\n")[0])
     parser.add_argument("run", help="folder or URL of the run")
@@ -163,4 +163,4 @@ def start(project: Path, arguments: Sequence[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main()
+    start_training()

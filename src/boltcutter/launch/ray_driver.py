@@ -269,7 +269,7 @@ def show_log(file: Path) -> None:
     threading.Thread(target=show, daemon=True).start()
 
 
-def main() -> int:
+def run_plan() -> int:
     """Train as the plan on the standard input says, and return the exit status."""
     plan = Plan(**json.loads(sys.stdin.read()))
     if plan.log:
@@ -282,4 +282,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_plan())

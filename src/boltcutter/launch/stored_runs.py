@@ -84,7 +84,7 @@ class StoredRuns(Launcher):
     def stored_record(self, folder: Path) -> dict[str, Any]:
         """Return the record of a run in the storage; empty if it is not there."""
         place = f"{self.remote_folder(folder)}/{RECORD[0]}"
-        content = read(place) or b"{}"
+        content = read_object(place) or b"{}"
         try:
             return trust.parse_json(content)
         except ValueError as error:
@@ -100,7 +100,7 @@ class StoredRuns(Launcher):
 
         def new() -> Iterator[str]:
             nonlocal position
-            if content := read(place, position):
+            if content := read_object(place, position):
                 position += len(content)
                 yield content.decode(errors="replace")
 
@@ -142,7 +142,7 @@ def find_stored(launcher: Launcher) -> StoredRuns | None:
     return launcher if isinstance(launcher, StoredRuns) and launcher.storage else None
 
 
-def read(place: str, start: int = 0) -> bytes:
+def read_object(place: str, start: int = 0) -> bytes:
     """Read an object from a position on; empty if it does not exist.
 
     Raises:

@@ -31,7 +31,7 @@ OBJECT = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
 DATA = (L.LightningDataModule, DataLoader)
 
 
-def main(project: Project, arguments: list[str]) -> dict[str, list[Finding]]:
+def audit_command(project: Project, arguments: list[str]) -> dict[str, list[Finding]]:
     """Train eight steps of a copy, ask all checks, probes and baselines, and print what they found, notes too.
 
     Args:

@@ -34,7 +34,7 @@ class TrialError(RuntimeError):
     hide_traceback = True
 
 
-def main(project: Project, overrides: list[str]) -> None:
+def find_batch_size_command(project: Project, overrides: list[str]) -> None:
     """Double ``data.batch_size`` until three steps fail, then bisect; each trial runs in new processes.
 
     Args:

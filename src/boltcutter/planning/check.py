@@ -53,7 +53,7 @@ def errors_in_place() -> Iterator[None]:
 
 
 @errors_in_place()
-def main(project: Project, arguments: list[str]) -> dict[str, list[Finding]] | None:
+def check_command(project: Project, arguments: list[str]) -> dict[str, list[Finding]] | None:
     """Check the configuration, load the data and apply the model to it, and print ``ok``.
 
     Args:

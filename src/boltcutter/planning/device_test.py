@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.load import load_checkpoint
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.startup import PARENT_PID
 from boltcutter.extend import NegativeResult
@@ -49,7 +49,7 @@ class NotTriedError(Exception):
     """A check does not apply to this machine."""
 
 
-def main(arguments: list[str]) -> list[dict[str, str]]:
+def run_device_test(arguments: list[str]) -> list[dict[str, str]]:
     """Run all checks, print a table and return its rows; the exit status is 1 if one fails."""
     if other := [argument for argument in arguments if argument != "--test"]:
         raise ConfigError(f"{other[0]}: --test takes no overrides; remove it")
@@ -152,7 +152,7 @@ class Devices:
         epochs = [] if any(text.startswith("trainer.max_epochs=") for text in overrides) else ["trainer.max_epochs=1"]
         where = [f"trainer.devices={devices}", f"folder={folder}"]
         self.run("boltcutter", "train", *self.common, *epochs, *overrides, *where)
-        return dict(load(folder / "checkpoints" / "last.ckpt")["state_dict"])
+        return dict(load_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"])
 
     def trained(self, name: str, *overrides: str) -> str:
         """Train for an epoch, and report that the weights are finite."""
@@ -198,7 +198,7 @@ class Devices:
         if process.returncode != -signal.SIGKILL:
             raise CheckError(f"the run ended with status {process.returncode} before it was killed")
         self.run("boltcutter", "train", f"resume={folder}")
-        found = load(checkpoint)["state_dict"]
+        found = load_checkpoint(checkpoint)["state_dict"]
         if not all(torch.equal(found[name], value) for name, value in expected.items()):
             raise CheckError("the weights of a resumed run are not those of an uninterrupted one")
         return "bitwise identical to an uninterrupted run"

@@ -49,7 +49,7 @@ Lines = Iterator[tuple[str, str]]
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true", "transformer-engine")
 
 
-def main(project: Project, overrides: list[str]) -> list[dict[str, str]] | None:
+def doctor_command(project: Project, overrides: list[str]) -> list[dict[str, str]] | None:
     """Print a report on the machine, on what works on it, and on the memory of the selected model.
 
     Args:
@@ -61,7 +61,7 @@ def main(project: Project, overrides: list[str]) -> list[dict[str, str]] | None:
         The rows of ``--test``.
     """
     if "--test" in overrides:
-        return device_test.main(overrides)
+        return device_test.run_device_test(overrides)
     filter_warnings()
     special, rest = split_overrides(overrides, "devices", "memory", "run")
     count, memory = _devices(special), _memory(special)

@@ -32,7 +32,7 @@ from boltcutter.run.remote.store import run_store
 from boltcutter.structure import make_batch
 
 
-def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
+def predict_command(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     """Write the prediction of each new sample or, if the task can ``generate``, the continuation of a text.
 
     Without ``input``, or for data modules that do not read files, ``predict_dataloader`` is used.

@@ -8,7 +8,7 @@ from boltcutter.report.template import load_template
 from boltcutter.run import trust
 
 
-def render(file: Path) -> str:
+def render_exports(file: Path) -> str:
     """Render ``export.json`` as the section of a report: a row for the original and for each export."""
     exports = trust.read_json(file)
     original = exports["results"]["fp32"]

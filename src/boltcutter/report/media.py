@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from boltcutter.checkpoint.atomic import write, write_text
+from boltcutter.checkpoint.atomic import write_atomically, write_text
 from boltcutter.formatting import csv_text
 from boltcutter.report.pixels import arrange, encode_png, to_pixels
 from boltcutter.run import trust
@@ -37,7 +37,7 @@ def write_images(folder: Path, name: str, images: Any, step: int) -> None:
     if not pictures:
         raise MediaError(f"log_image: {name}: no images; pass at least one")
     path = _path(folder, name, f"{step}.png")
-    write(path, lambda file: file.write(encode_png(arrange(pictures))))
+    write_atomically(path, lambda file: file.write(encode_png(arrange(pictures))))
 
 
 def write_table(folder: Path, name: str, columns: Sequence[Any] | None, data: Any, dataframe: Any, step: int) -> None:
@@ -56,7 +56,7 @@ def discard_after(folder: Path, step: int) -> None:
             file.unlink()
 
 
-def render(record: Path) -> str:
+def render_media(record: Path) -> str:
     """Render the pictures and tables of the run with this record, and of its evaluations."""
     from boltcutter.report.template import load_template  # which training does not need
 

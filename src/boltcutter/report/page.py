@@ -37,23 +37,23 @@ MAX_CONFIG = 1 << 20  # bytes of config.yaml, whose parser takes 7 s and 200 MB 
 LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
-def write(folder: Path) -> Path:
+def write_page(folder: Path) -> Path:
     """Write ``report.html`` of a run; missing parts are listed in the report."""
     path = folder / "report.html"
-    write_text(path, render(folder))
+    write_text(path, render_page(folder))
     return path
 
 
 def write_or_warn(folder: Path) -> None:
     """Write the report; a failure is only a warning, so that it cannot hide the outcome of a training or evaluation."""
     try:
-        write(folder)
+        write_page(folder)
     except Exception as error:  # also of a record of somebody else, with entries of other types
         text = f"warning: {run_store().show(folder)}/report.html could not be written ({one_line(error, 200)})"
         print(printable(text), file=sys.stderr)
 
 
-def render(folder: Path, home: str = "") -> str:
+def render_page(folder: Path, home: str = "") -> str:
     """Render the report as HTML.
 
     Args:
@@ -96,10 +96,10 @@ def render(folder: Path, home: str = "") -> str:
 
 def added_sections() -> list[tuple[str, str, Callable[[Path], str]]]:
     """Sections whose file a run may have: title, name of the file, and the function that renders it as HTML."""
-    others = [(section.title, section.file, extend.load(section.render)) for section in extend.sections()]
+    others = [(section.title, section.file, extend.load_object(section.render)) for section in extend.sections()]
     return [
-        ("Exports", "export/export.json", exports.render),
-        ("Pictures and tables", "record.json", media.render),
+        ("Exports", "export/export.json", exports.render_exports),
+        ("Pictures and tables", "record.json", media.render_media),
         *others,
     ]
 

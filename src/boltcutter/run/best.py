@@ -105,7 +105,7 @@ def resolve(cfg: DictConfig, name: str) -> str:
     path = name if is_url(name) or os.path.isabs(name) else os.path.join(str(folder), name)
     if is_url(path) or "::" in path:
         if "::" in path or not path.startswith(f"{str(cfg.checkpoints).rstrip('/')}/"):  # which is verified
-            trust.check(path, f"run={folder}", folder)
+            trust.check_record(path, f"run={folder}", folder)
         return path
     is_inside = _is_inside(path, folder) or _is_inside(path, cfg.checkpoints)
     if not (is_inside or trust.is_granted() or is_signed_by_user(folder)):

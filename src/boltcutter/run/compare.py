@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.load import load_checkpoint
 from boltcutter.checkpoint.weights import extract_weights
 from boltcutter.config.errors import ConfigError, printable
 from boltcutter.config.values import plain, split_overrides
@@ -71,7 +71,7 @@ class Comparison:
         return "\n".join(lines)
 
 
-def main(project: Project, overrides: list[str]) -> Comparison:
+def compare_command(project: Project, overrides: list[str]) -> Comparison:
     """Print the differences between two runs; the exit status is 1 if metrics or weights differ."""
     found = compare(project, overrides)
     print(printable(str(found)))
@@ -106,7 +106,7 @@ def compare(project: Project, overrides: list[str]) -> Comparison:
     first, second = (record.get("data") for record in records)
     metrics = list(metric_differences(*records))
     checkpoints = [find_checkpoint(cfg, special.get("ckpt", "last")) for cfg in cfgs]
-    weights, equal = weight_difference(*(extract_weights(load(path)) for path in checkpoints))
+    weights, equal = weight_difference(*(extract_weights(load_checkpoint(path)) for path in checkpoints))
     data = None if first == second else f"{first} → {second}"
     varying = nondeterministic_devices(*records)
     folders = Path(special["run"]), Path(special["with"])

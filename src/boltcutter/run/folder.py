@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from boltcutter.checkpoint.atomic import write, write_text
+from boltcutter.checkpoint.atomic import write_atomically, write_text
 from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError, prefix_errors, printable
 from boltcutter.config.redaction import hide_variables
@@ -65,7 +65,7 @@ def read_run_config(
         raise ConfigError(f"{where}: its record.json has a NUL character in {broken[0]}; restore it from a copy")
     if not (shows or trust.is_own_record(recorded, signature, folder)):
         recorded = use_own_destinations(recorded, folder, project)
-    trust.check(
+    trust.check_record(
         recorded,
         where,
         folder,
@@ -156,7 +156,7 @@ def update_record(folder: Path, **facts: Any) -> None:
     Raises:
         LeaseLostError: Another process has taken over the run.
     """
-    lease.check()
+    lease.check_lease()
     path = folder / "record.json"
     record = read_record(folder) if path.is_file() else {}
     write_text(path, to_json(encoded(record | facts), indent=2, default=str) + "\n")
@@ -212,7 +212,7 @@ def _write_patch(file: Path, state: dict[str, Any]) -> str | None:
         print(f"warning: {file} is not written: git failed to list uncommitted changes", file=sys.stderr)
     if not patch:
         return None
-    write(file, lambda opened: opened.write(patch))
+    write_atomically(file, lambda opened: opened.write(patch))
     return file.name
 
 

@@ -129,7 +129,7 @@ def parse_json(content: bytes) -> dict[str, Any]:
     raise ValueError("nested too deeply")
 
 
-def check(
+def check_record(
     node: Any,
     where: str,
     folder: Path,
@@ -186,7 +186,7 @@ def check_arguments(overrides: Sequence[str], composed: Any, project: Project) -
         ConfigError: A reference, URL or target is not allowed.
     """
     if os.environ.get(AGENT) and any(sign in override for override in overrides for sign in ("_", "${", "://")):
-        check(composed, "arguments", Path(os.devnull), project)
+        check_record(composed, "arguments", Path(os.devnull), project)
 
 
 def is_own_record(node: Any, signature: object, folder: Path) -> bool:

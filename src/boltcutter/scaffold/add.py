@@ -15,7 +15,7 @@ KINDS = sorted(folder.name for folder in PARTS.iterdir())
 EXAMPLES = {"data": "image", "model": "regression", "task": "image"}  # without --kind
 
 
-def main(project: Project, arguments: list[str]) -> None:
+def add_command(project: Project, arguments: list[str]) -> None:
     """Write the files of a new component and print their paths.
 
     Args:
@@ -43,10 +43,10 @@ def main(project: Project, arguments: list[str]) -> None:
         near = re.sub(r"\W", "_", name.lower())
         near = near if NAME.fullmatch(near) and not keyword.iskeyword(near) else "tiny"
         raise ConfigError(f"add {kind} {name}: {name} is not a lower-case Python identifier; try {near}")
-    files = render(kind, name, require_package(project), example)
+    files = render_component(kind, name, require_package(project), example)
     if existing := [file for file in files if (project.root / file).exists()]:
         raise ConfigError(f"add {kind} {name}: {existing[0]} exists already; choose another name")
-    write(project.root, files)
+    write_files(project.root, files)
 
 
 def split_flag(arguments: list[str], flag: str) -> tuple[str | None, list[str]]:
@@ -65,7 +65,7 @@ def split_flag(arguments: list[str], flag: str) -> tuple[str | None, list[str]]:
     return value, rest
 
 
-def render(kind: str, name: str, package: str, example: str | None = None) -> dict[Path, str]:
+def render_component(kind: str, name: str, package: str, example: str | None = None) -> dict[Path, str]:
     """Return the text of each new file by its path in the project; ``example`` is one of several of a kind."""
     module = f"{package}.{kind}"
     paths = {
@@ -92,7 +92,7 @@ def require_package(project: Project) -> str:
     return project.package
 
 
-def write(root: Path, files: dict[Path, str]) -> None:
+def write_files(root: Path, files: dict[Path, str]) -> None:
     """Write files of the project and print their paths; a new folder of source code becomes a package."""
     for file, text in files.items():
         folder = (root / file).parent

@@ -16,7 +16,7 @@ BUNDLE = Path(__file__).parent / "template"  # in a wheel
 OPTIONS = ("folder", "author", "license", "vendor", "template")
 
 
-def main(project: Project, arguments: list[str]) -> Path:
+def new_command(project: Project, arguments: list[str]) -> Path:
     """Create a project from the template that the library was installed from, and return its folder.
 
     Args:

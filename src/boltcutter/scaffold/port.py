@@ -27,7 +27,7 @@ Pair = tuple[str, list[str], list[str]]
 KINDS = {"lht": "lightning-hydra-template", "cli": "Lightning CLI"}
 
 
-def main(project: Project, arguments: list[str]) -> None:
+def import_command(project: Project, arguments: list[str]) -> None:
     """Write a project beside a folder, print what became of each file, and compare the first steps of both.
 
     Args:

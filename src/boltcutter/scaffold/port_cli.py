@@ -13,7 +13,7 @@ from typing import Any
 from boltcutter.config.errors import ConfigError
 from boltcutter.scaffold.port_lht import GIVEN_BY_RUN, TRAINER, callbacks
 from boltcutter.scaffold.source_code import NotConstantError, SourceFile, source_files
-from boltcutter.scaffold.yaml_text import Rows, dump, read, write
+from boltcutter.scaffold.yaml_text import Rows, dump, read_yaml, write_yaml
 
 SECTIONS = ("trainer", "model", "data", "optimizer", "lr_scheduler")
 CONFIGURED = "boltcutter.scaffold.configured.with_optimizer"
@@ -100,7 +100,7 @@ def config_files(folder: Path) -> list[Path]:
     """The configuration files of Lightning CLI in a folder and its folders of configuration."""
     places = [folder.glob("*.y*ml"), *((folder / name).rglob("*.y*ml") for name in ("configs", "config", "examples"))]
     files = sorted({file for place in places for file in place if file.is_file()})
-    return [file for file in files if {*SECTIONS} & unnested(read(file)).keys()]
+    return [file for file in files if {*SECTIONS} & unnested(read_yaml(file)).keys()]
 
 
 def entry_script(folder: Path) -> Path | None:
@@ -264,7 +264,7 @@ def convert(source: Path, target: Path, rows: Rows, layers: list[Path] | None = 
             problems.append((read_files, error))
             continue
         place = _joined(read_files, source)
-        write(target / "experiment" / f"{name}.yaml", dump(experiment))
+        write_yaml(target / "experiment" / f"{name}.yaml", dump(experiment))
         rows.append((place, f"configs/experiment/{name}.yaml", ""))
         rows += [(what, "–", note) for what, note in notes]
         subcommand = ("fit",) if cli.has_subcommands else ()
@@ -273,11 +273,11 @@ def convert(source: Path, target: Path, rows: Rows, layers: list[Path] | None = 
     if not made and problems:
         raise problems[0][1]
     rows += [(_joined(parts, source), "–", f"left out: {problem}") for parts, problem in problems]
-    write(target / "train.yaml", dump({"defaults": {"callback": "default", "logger": "csv"}}))
+    write_yaml(target / "train.yaml", dump({"defaults": {"callback": "default", "logger": "csv"}}))
     for name in ("data", "task"):
-        write(target / name / "imported.yaml", f"# Set by an experiment: {name} of Lightning CLI.\n")
+        write_yaml(target / name / "imported.yaml", f"# Set by an experiment: {name} of Lightning CLI.\n")
     trainer = {"_target_": TRAINER, "plugins": ["${checkpoint_io}"]}
-    write(target / "trainer" / "imported.yaml", dump(trainer))
+    write_yaml(target / "trainer" / "imported.yaml", dump(trainer))
     return made
 
 
@@ -339,7 +339,7 @@ class Converter:
         """
         values = self.cli.defaults
         for file in self.files:
-            values = combine(values, self._included(unnested(read(file)), file))
+            values = combine(values, self._included(unnested(read_yaml(file)), file))
         found = {key: self._section(values[key], key) for key in SECTIONS if values.get(key) is not None}
         for key, target in self.cli.classes.items():
             if key in ("model", "data") or key in found or (key == "optimizer"):
@@ -376,7 +376,7 @@ class Converter:
         for key, value in values.items():
             if isinstance(value, str) and value.endswith((".yaml", ".yml")):
                 places = [place for place in (file.parent / value, self.source / value) if place.is_file()]
-                value = unnested(read(places[0])).get(key, unnested(read(places[0]))) if places else value
+                value = unnested(read_yaml(places[0])).get(key, unnested(read_yaml(places[0]))) if places else value
             out[key] = value
         return out
 

@@ -14,7 +14,7 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.config.foreign import with_targets
 from boltcutter.scaffold.hydra_defaults import entries, expand_file, is_plain, merge_all, merged
 from boltcutter.scaffold.source_code import SourceFile, source_files
-from boltcutter.scaffold.yaml_text import Rows, dump, parse, read, without, write
+from boltcutter.scaffold.yaml_text import Rows, dump, parse, read_yaml, without, write_yaml
 
 NOT_USED = {
     "extras": "left out: nothing reads it",
@@ -74,13 +74,13 @@ def find_layout(source: Path) -> Layout | None:
     sources = [file for file in source_files(source, "hydra") if "test" not in file.file.name]
     scripts = sorted(_scripts(sources), key=lambda found: "train" not in f"{found[0].file.stem} {found[2].stem}")
     for script, configs, main in scripts:
-        if "defaults" in read(main) or any(configs.glob("*/*.yaml")):
-            groups, not_recursive = _groups(script, sources, read(main), configs)
+        if "defaults" in read_yaml(main) or any(configs.glob("*/*.yaml")):
+            groups, not_recursive = _groups(script, sources, read_yaml(main), configs)
             return Layout(configs, main, script.file, groups, not_recursive)
     for configs in (source / name for name in ("configs", "config", "conf")):
         for main in (configs / name for name in MAIN_FILES):
-            if "defaults" in read(main):
-                return Layout(configs, main, None, _usual_groups(read(main), configs))
+            if "defaults" in read_yaml(main):
+                return Layout(configs, main, None, _usual_groups(read_yaml(main), configs))
     return None
 
 
@@ -190,7 +190,7 @@ class Conversion:
         self.layout, self.target, self.rows = layout, target, Rows()
         files = sorted(filter(Path.is_file, layout.configs.rglob("*.yaml")))  # a FIFO would block
         self.files = {file: file.relative_to(layout.configs) for file in files}
-        self.values = {file: read(file) for file in files}
+        self.values = {file: read_yaml(file) for file in files}
         self.main = self.values[layout.main]
         used = [file for file in files if self.group(file).partition("/")[0] not in NOT_USED]
         known = {*SETTINGS, *layout.groups, *NOT_USED, "defaults", *(p.name for p in layout.configs.iterdir())}
@@ -244,7 +244,7 @@ class Conversion:
             self._row(path, f"configs/{new}", *notes)
 
     def _write(self, new: Path, text: str) -> None:
-        write(self.target / new, self.with_references(text))
+        write_yaml(self.target / new, self.with_references(text))
 
     def with_references(self, text: str) -> str:
         """Rewrite references to renamed groups, Hydra's values, and keys of the main configuration."""

@@ -50,7 +50,7 @@ class Steps(Callback):
         self.file.write_text(json.dumps(self.losses))
 
 
-def main(file: str, steps: str, seed: str, script: str, *arguments: str) -> None:
+def run_briefly(file: str, steps: str, seed: str, script: str, *arguments: str) -> None:
     """Run a script until its trainer has done ``steps`` optimizer steps."""
     fit = Trainer.fit
 
@@ -79,4 +79,4 @@ def main(file: str, steps: str, seed: str, script: str, *arguments: str) -> None
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_briefly(*sys.argv[1:])

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.project import BUILTIN_CONFIGS, LIBRARY, SOURCE, Project
-from boltcutter.scaffold.add import require_package, write
+from boltcutter.scaffold.add import require_package, write_files
 
 TARGET = re.compile(rf"\b{LIBRARY}\.([\w.]+)\.\w+")
 
 
-def main(project: Project, arguments: list[str]) -> None:
+def vendor_command(project: Project, arguments: list[str]) -> None:
     """Copy the library or one of its components, or remove that copy.
 
     Args:
@@ -84,7 +84,7 @@ def copy_component(project: Project, component: str) -> None:
     for option, text in sorted(options.items()):
         if module.search(text):
             files[Path("configs", option)] = module.sub(f"{package}.{component}", text)
-    write(project.root, files)
+    write_files(project.root, files)
     for other in source.parent.glob(f"*{source.stem}*.sh"):  # a script that the component runs
         shutil.copy2(other, project.root / copy.with_name(other.name))
 

@@ -17,7 +17,7 @@ SCALARS = {"unicode": "tag:yaml.org,2002:str", "none": "tag:yaml.org,2002:null"}
 Rows = list[tuple[str, str, str]]  # file, what it became, and a note
 
 
-def read(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path) -> dict[str, Any]:
     """The contents of a YAML file.
 
     Raises:
@@ -84,7 +84,7 @@ def dump(values: dict[str, Any]) -> str:
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=200)
 
 
-def write(file: Path, text: str) -> None:
+def write_yaml(file: Path, text: str) -> None:
     """Write a file, in a new folder if need be."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text.lstrip("\n"))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FLAGS = {"--check": "check the search and exit"}
 
 
-def main(project: Project, arguments: list[str]) -> Path | None:
+def search_command(project: Project, arguments: list[str]) -> Path | None:
     """Search, or continue a search.
 
     Args:
@@ -127,7 +127,7 @@ def search(plan: Plan, worker: int | None = None) -> None:
         states = [result.state for result in study.results()]
         if "running" in states or not (len(states) >= plan.total or is_reached()):
             return
-    lease.check()
+    lease.check_lease()
     results = study.results()
     write_outcome(plan, results, study.importances())
     save_reason(plan.folder, "interrupted" if signals.received_signal() else "completed")

@@ -100,7 +100,7 @@ def planned(project: Project, arguments: Sequence[str], *, runs_here: bool = Tru
     settings = read_settings(project, arguments)
     special, overrides = split_overrides([o for o in arguments if not is_search_override(o)], "folder")
     search = make_search(settings)
-    plan = check(project, search, settings, overrides, runs_here=runs_here)
+    plan = check_plan(project, search, settings, overrides, runs_here=runs_here)
     name = plan.folder
     refuse(special, SHARED)
     plan.folder = Path(special.get("folder") or name / new_run_id()).absolute()
@@ -113,7 +113,7 @@ def continued(project: Project, folder: Path, arguments: Sequence[str]) -> Plan:
     """Read a search that is continued, with changed limits or resources."""
     arguments, record = with_budget(arguments), read_search(folder)
     used: dict[str, Any] = {name: record.get(name) for name in SIGNED}
-    trust.check(used, f"resume={folder}", folder, project, signature=record.get("signature"), runs=True)
+    trust.check_record(used, f"resume={folder}", folder, project, signature=record.get("signature"), runs=True)
     for override in arguments:
         key = override.lstrip("+~").partition("=")[0]
         if key.removeprefix("search.").partition(".")[0] not in CHANGEABLE or not key.startswith("search."):
@@ -221,7 +221,7 @@ def check_population(cfg: DictConfig) -> None:
         raise ConfigError(f"checkpoints={cfg.checkpoints}: a population copies those of its trials; remove it")
 
 
-def check(
+def check_plan(
     project: Project, search: Search, settings: dict[str, Any], overrides: list[str], *, runs_here: bool = True
 ) -> Plan:
     """Check the space against the configuration of training, and that the metrics are logged."""

@@ -96,7 +96,7 @@ class Study:
         The sampler has a seed of its own for each trial, so that a search that is continued samples what an
         uninterrupted one would have.
         """
-        lease.check()
+        lease.check_lease()
         if (started := self._count()) >= total:
             return None
         self._seed_sampler(started)
@@ -144,7 +144,7 @@ class Study:
 
     def report(self, number: int, count: int, metrics: Mapping[str, float]) -> bool:
         """Store a validation; returns whether the pruner stops the trial."""
-        lease.check()
+        lease.check_lease()
         name = self.metrics[0][0]
         if len(self.metrics) > 1 or name not in metrics:
             return False
@@ -167,7 +167,7 @@ class Study:
 
     def tell(self, number: int, state: str, reports: Sequence[trials.Report], error: str = "") -> Result:
         """Store the end of a trial, and return it."""
-        lease.check()
+        lease.check_lease()
         chosen = self._chosen(reports)
         scores = {name: chosen[name] for name, _ in self.metrics if not math.isnan(chosen.get(name, math.nan))}
         if state == "complete" and len(scores) < len(self.metrics):

@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from boltcutter.assembly.assemble import Components
-from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.load import load_checkpoint
 from boltcutter.checkpoint.state import check_state
 from boltcutter.checkpoint.storage import CheckpointError, check_writable, is_within
 from boltcutter.checkpoint.weights import incompatibility, load_weights
@@ -49,7 +49,7 @@ def load_initial_state(
     lines = []
     if checkpoint:
         with prefix_errors(f"resume={cfg.folder}", CheckpointError), explain_restoring(checkpoint):
-            saved = load(checkpoint, lazy=True)
+            saved = load_checkpoint(checkpoint, lazy=True)
             check_state(saved, checkpoint, resumes=True)
             if fault := incompatibility(saved, components.task):
                 raise ConfigError(

@@ -42,7 +42,7 @@ from boltcutter.training.recorder import flush_loggers
 from boltcutter.training.resume import explain_restoring, load_initial_state
 
 
-def main(project: Project, overrides: list[str]) -> Path:
+def train_command(project: Project, overrides: list[str]) -> Path:
     """Compose the configuration, create or resume the run folder, and train.
 
     Returns:

@@ -30,7 +30,7 @@ from boltcutter.tries.sign_flips import Verdict
 UNDECIDED = 3  # exit status
 
 
-def main(project: Project, arguments: list[str]) -> dict[str, Any]:
+def try_command(project: Project, arguments: list[str]) -> dict[str, Any]:
     """Run pairs until there is a verdict, and return it.
 
     Raises:
@@ -69,7 +69,7 @@ def run(tried: Try) -> None:
         print(f"{reusable} of {len(pairs.seeds)} runs of the baseline exist already")
     if text := forecast(tried):
         print(text)
-    print(f"page: {display_path(page.write(tried))}", flush=True)
+    print(f"page: {display_path(page.write_try(tried))}", flush=True)
     limits = RunLimits.of_environment(tried.folder.parent)
 
     def may_start(name: str) -> bool:
@@ -106,7 +106,7 @@ class Progress:
             if count == 1 and not any(side.is_lost for side in complete[0]) and not verdict.difference:
                 print("note: both runs of the first pair have the same value: the change may do nothing", flush=True)
         if len(complete) > self._shown:
-            page.write(self._tried)
+            page.write_try(self._tried)
         self._shown = len(complete)
 
 
@@ -146,11 +146,11 @@ def conclude(tried: Try) -> dict[str, Any]:
         lines.append("  --again asks once more on fresh seeds, which adds the errors of both times")
     if verdict.word == "accepted" and not tried.confirms:
         lines.append("  of many tries some are luck: boltcutter try --confirm runs all that was accepted once more")
-    lines.append(f"  page: {display_path(page.write(tried, lines))}")
+    lines.append(f"  page: {display_path(page.write_try(tried, lines))}")
     print(printable("\n".join(lines)))
     entry = as_entry(tried, verdict)
     runs = tried.folder.parents[1]
-    if not any(replaced(known) == replaced(entry) for known in ledger.read(runs)):
+    if not any(replaced(known) == replaced(entry) for known in ledger.read_entries(runs)):
         ledger.append(runs, entry)
     result = as_dict(tried, entry, lines)
     write_text(tried.folder / "verdict.json", to_json(result, indent=2) + "\n")

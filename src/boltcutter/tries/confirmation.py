@@ -33,7 +33,7 @@ def arguments_of(project: Project, arguments: Sequence[str]) -> tuple[list[str],
     Raises:
         ConfigError: Nothing was accepted since, or not by one metric.
     """
-    entries = ledger.read(Path(runs_folder(project, arguments)))
+    entries = ledger.read_entries(Path(runs_folder(project, arguments)))
     accepted = [entry for entry in unconfirmed(entries) if entry.verdict == "accepted"]
     if not accepted:
         raise ConfigError(f"{FLAG}: nothing was accepted that is not confirmed; boltcutter tries lists all")

@@ -71,7 +71,7 @@ def append(runs: Path, entry: Entry) -> None:
     append_line(runs / LEDGER, values | {"signature": trust.sign(values)})
 
 
-def read(runs: Path) -> list[Entry]:
+def read_entries(runs: Path) -> list[Entry]:
     """The newest entry of each try, in the order in which they were first written; torn and foreign lines are left out.
 
     Those of somebody else, which this user has not signed, are left out as well.

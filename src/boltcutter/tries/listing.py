@@ -19,13 +19,13 @@ from boltcutter.tries.plan import STATE, TRIES
 COLUMNS = ("id", "ended", "change", "against", "metric", "effect", "verdict", "pairs", "difference", "interval", "cost")
 
 
-def main(project: Project, arguments: list[str]) -> list[dict[str, Any]]:
+def tries_command(project: Project, arguments: list[str]) -> list[dict[str, Any]]:
     """List the tries, the oldest first, and return them."""
     if wrong := [argument for argument in arguments if not argument.startswith("runs=") and argument != "--json"]:
         raise ConfigError(f"{wrong[0]}: tries takes only runs=<folder>; remove it")
     place = runs_folder(project, arguments)
     refuse({"runs": place}, "the pairs of a try are in a folder")
-    entries = ledger.read(Path(place))
+    entries = ledger.read_entries(Path(place))
     rows = [list(COLUMNS), *(cells(entry, number_of(entries, entry)) for entry in entries)]
     if entries:
         print(printable("\n".join(aligned(rows))))

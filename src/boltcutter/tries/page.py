@@ -19,7 +19,7 @@ WIDTH, HEIGHT, MARGIN = 860.0, 320.0, 56.0  # of the chart
 TONES = {"accepted": "good", "rejected": "bad", "undecided": "warn"}
 
 
-def write(tried: Try, lines: Sequence[str] = ()) -> Path:
+def write_try(tried: Try, lines: Sequence[str] = ()) -> Path:
     """Write the page in the folder of a try.
 
     Args:

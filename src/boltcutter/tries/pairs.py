@@ -195,7 +195,7 @@ class Pairs:
 
     def tell(self, number: int, state: str, reports: Sequence[Report], error: str = "") -> Result:
         """Store how a run has ended."""
-        lease.check()
+        lease.check_lease()
         pair, side = divmod(number, 2)
         name = NAMES[side]
         folder = self.folder_of(pair, name)

@@ -109,7 +109,7 @@ def prepare(project: Project, request: Request) -> Try:
     change = make_side(project, place, name, [*overrides, *request.common, *changes], other or version)
     first = read_first_seed(baseline, request)
     check_sides(baseline, change, first)
-    known, entries = find_runs(runs), ledger.read(runs)
+    known, entries = find_runs(runs), ledger.read_entries(runs)
     key = fingerprint([side_key(baseline, first), side_key(change, first), question.metric])
     tried = find_try(
         place,

@@ -42,7 +42,7 @@ def test_a_url_is_held_by_one_process(url: str, tmp_path: Path, monkeypatch: pyt
     with hold(tmp_path / "a", lease=RemoteLease(tmp_path / "a", url)):
         with pytest.raises(LeaseHeldError, match="in use by process"):
             RemoteLease(tmp_path / "b", url).acquire()
-        lease.check()
+        lease.check_lease()
         copy = pickle.loads(pickle.dumps(lease.current()))  # of a spawned rank
         copy.check()
         copy.release()
@@ -97,7 +97,7 @@ def test_a_restarted_job_takes_over_and_its_previous_attempt_stops(
                 time.sleep(0.02)
             assert lease.is_lost()
             with pytest.raises(LeaseLostError, match=rf"{url} was taken over by process"):
-                lease.check()
+                lease.check_lease()
             later.check()
         assert ".lease" in names(url)  # a lost lease is not released
         later.release()
@@ -196,5 +196,5 @@ def test_a_deleted_lease_is_acquired_again(url: str, tmp_path: Path) -> None:
     with hold(tmp_path, lease=RemoteLease(tmp_path, url)):
         store, place = fsspec.url_to_fs(f"{url}/.lease")
         store.rm_file(place)
-        lease.check()
+        lease.check_lease()
         assert ".lease" in names(url)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from boltcutter.checkpoint import sharded_checkpoint
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
-from boltcutter.checkpoint.load import find_damage, load
+from boltcutter.checkpoint.load import find_damage, load_checkpoint
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.config.errors import ConfigError
 from boltcutter.run.remote import store as remote
@@ -321,7 +321,7 @@ def test_sharded_checkpoints_are_at_the_url(
         assert done.returncode == 0, done.stderr
         assert [file for file in scratch.iterdir() if file.is_dir()] == [scratch / "runs"]
     last = f"{bucket}/checkpoints/last.ckpt"
-    found = load(last)
+    found = load_checkpoint(last)
     torch.testing.assert_close(dict(found["state_dict"]), saved_weights(tmp_path / "alone"), rtol=0, atol=1e-6)
     shards = sorted(name for name in names(f"{bucket}/checkpoints") if name.startswith("last.ckpt.shards-"))
     assert [name.rpartition("/")[2] for name in shards] == [".metadata", "__0_0.distcp", "__1_0.distcp"]
@@ -329,7 +329,7 @@ def test_sharded_checkpoints_are_at_the_url(
     store.pipe_file(place, bytes(store.size(place)))
     monkeypatch.setattr(sharded_checkpoint, "_copy", None)
     with pytest.raises(CheckpointError, match=f"its shard {shards[2].removeprefix('checkpoints/')} is damaged"):
-        load(last)
+        load_checkpoint(last)
     assert find_damage(last) is None  # only its size is known before
     store.rm_file(place)
     assert find_damage(last) == f"its shard {shards[2]} is missing"

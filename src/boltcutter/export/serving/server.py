@@ -38,7 +38,7 @@ MAX_HEAD = 1 << 16  # bytes of a request that are not its body
 LEAST = {"port": 0, "max_wait": 0, "drain": 0}  # others are at least 1, or above 0
 
 
-def main(project: Project, overrides: list[str]) -> None:
+def serve_command(project: Project, overrides: list[str]) -> None:
     """Serve a run until SIGTERM or SIGINT, after which requests that have begun are completed.
 
     Args:

@@ -92,7 +92,7 @@ class Mirror:
                     return
                 asked = self._asked
             try:
-                lease.check()
+                lease.check_lease()
                 self._upload_changed(only=URGENT if asked > self._done and not self._everything else ())
                 self._error, delay = None, INTERVAL
             except lease.LeaseLostError:
