@@ -29,6 +29,7 @@ from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
 from boltcutter.checkpoint.load import find_damage, find_objects, load_checkpoint, read_metadata
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.checkpoint.unpickle import Placeholder, find_placeholders
+from boltcutter.environment.this_process import this_process
 from boltcutter.run import trust
 
 
@@ -507,7 +508,7 @@ def test_objects_of_others_are_loaded_if_the_user_trusts_the_file(
     assert find_objects({"own": own}) == [f"own is a {__name__}.Normalization"]
     with pytest.raises(AttributeError, match="trust=true"):
         own.mean  # noqa: B018
-    monkeypatch.setattr(trust, "_granted", True)
+    monkeypatch.setattr(this_process, "trusts_all", True)
     assert load_checkpoint(path)["own"].mean == 0.5
 
 

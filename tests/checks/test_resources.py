@@ -15,6 +15,7 @@ from conftest import AS_ROOT, ROOT, environment, unavailable
 
 from boltcutter.checks.resources import available_memory, describe_contention
 from boltcutter.environment import threads
+from boltcutter.environment.this_process import this_process
 
 
 def test_available_memory_is_a_part_of_all() -> None:
@@ -41,9 +42,9 @@ def test_more_threads_than_free_cores_are_reported(
     )
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(threads, "available_cores", lambda: 4)
-    monkeypatch.setattr(threads, "free_cores", None)
+    monkeypatch.setattr(this_process, "free_cores", None)
     assert describe_contention(trainer) is None  # not measured
-    monkeypatch.setattr(threads, "free_cores", 4 - load)
+    monkeypatch.setattr(this_process, "free_cores", 4 - load)
     line = describe_contention(trainer)
     assert re.fullmatch(expected, line or "") if expected else line is None
 

@@ -11,6 +11,7 @@ from hanging import hanging
 
 from boltcutter.checkpoint.load import save
 from boltcutter.environment import announcement, hang
+from boltcutter.environment.this_process import this_process
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux names memory files in /proc")
 
@@ -92,8 +93,8 @@ def test_a_forked_process_announces_itself_as_another_rank(tmp_path: Path) -> No
 
 
 def test_writes_to_a_checkpoint_are_progress(tmp_path: Path) -> None:
-    before = announcement._writes
+    before = this_process.written_parts
     with open(tmp_path / "file", "w+b") as file:
         save({"state_dict": {"weight": torch.ones(3)}}, file)
-    assert announcement._writes > before
+    assert this_process.written_parts > before
     assert torch.load(tmp_path / "file", weights_only=True)["state_dict"]["weight"].sum() == 3

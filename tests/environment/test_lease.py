@@ -25,6 +25,7 @@ from forkserver import Forked, ForkServer
 from boltcutter.environment import lease
 from boltcutter.environment import stop_signals as signals
 from boltcutter.environment.lease import Holder, LeaseHeldError, LeaseLostError, hold, read_holder
+from boltcutter.environment.this_process import this_process
 from boltcutter.run.folder import read_record
 
 HOLDS = """
@@ -218,7 +219,7 @@ def test_a_copy_in_another_process_detects_the_loss_and_releases_nothing(
     with hold(tmp_path):
         copy = pickle.loads(pickle.dumps(lease.current()))
         copy.check()
-        monkeypatch.setattr(lease, "_held", None)  # as in a spawned process
+        monkeypatch.setattr(this_process, "lease", None)  # as in a spawned process
         copy.release()
         assert read_holder(tmp_path) is not None
         lease.watch(copy)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from boltcutter.environment import threads
+from boltcutter.environment.this_process import this_process
 
 Machine = Callable[..., None]
 
@@ -21,7 +22,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     for name in ("OMP_NUM_THREADS", *threads.WAITING):
         monkeypatch.setenv(name, "")  # restored afterwards
         monkeypatch.delenv(name)
-    monkeypatch.setattr(threads, "free_cores", None)
+    monkeypatch.setattr(this_process, "free_cores", None)
     monkeypatch.setattr(threads, "LOAD", tmp_path / "load")
     monkeypatch.setattr(threads, "QUOTA", tmp_path / "quota")
 

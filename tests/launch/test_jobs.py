@@ -11,6 +11,7 @@ import pytest
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment import lease
 from boltcutter.environment.process import start_time
+from boltcutter.environment.this_process import this_process
 from boltcutter.launch import slurm_queue
 from boltcutter.launch.jobs import FOLDERS, find_launcher, job_of, list_runs, read_launch, remember, run_verb
 from boltcutter.run import trust
@@ -114,7 +115,7 @@ def test_only_launchers_are_built_from_a_record(tmp_path: Path, settings: dict[s
 def test_a_variable_that_a_trusted_record_needs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"_target_": LOCAL, "python": "${oc.env:NOT_SET}"}
     (tmp_path / "record.json").write_text(json.dumps({"launch": {"id": "1", "settings": settings}}))
-    monkeypatch.setattr(trust, "_granted", True)
+    monkeypatch.setattr(this_process, "trusts_all", True)
     with pytest.raises(ConfigError, match="export NOT_SET=…; launch the run again"):
         find_launcher(tmp_path)
 

@@ -14,6 +14,7 @@ from boltcutter.assembly.overrides import load_run_config
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import plain
+from boltcutter.environment.this_process import this_process
 from boltcutter.project import Project
 from boltcutter.run import folder, trust
 
@@ -21,7 +22,7 @@ PROJECT = Project.find(__file__)
 
 
 def test_trust_is_granted_by_an_override(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "_granted", False)
+    monkeypatch.setattr(this_process, "trusts_all", False)
     node = {"_target_": "os.system"}
     assert trust.apply_overrides(["a=1", "trust=True", "b=2"]) == ["a=1", "b=2"]
     assert trust.is_granted()

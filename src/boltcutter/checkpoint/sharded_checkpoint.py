@@ -47,7 +47,7 @@ ALLOWED_CLASSES = {  # classes in the metadata of torch.distributed.checkpoint
     **{module: {"PosixPath"} for module in ("pathlib", "pathlib._local")},
 }
 
-_copy: tuple[str, Path] | None = None  # URL and local copy of the shards that were last read
+_copies: dict[str, Path] = {}  # the local copy of the shards that were last read, by their URL
 
 
 def save(checkpoint: dict[str, Any], path: str | Path, orders: Mapping[str, Tensor]) -> dict[str, Any] | None:
@@ -223,7 +223,6 @@ def _download(path: str | Path, index: Mapping[str, Any], names: set[str]) -> Pa
     Raises:
         OSError: A file cannot be downloaded, or is damaged.
     """
-    global _copy
     shards = index["shards"]
     if not _is_plain_name(shards["folder"]):
         raise pickle.UnpicklingError("its folder of shards is outside of its own")
@@ -232,24 +231,24 @@ def _download(path: str | Path, index: Mapping[str, Any], names: set[str]) -> Pa
     url = f"{str(path).rpartition('/')[0] or '.'}/{shards['folder']}"
     if not is_url(path):
         return Path(url)
-    if _copy is None or _copy[0] != url:
-        _remove_copy()
-        _copy = url, Path(mkdtemp())
+    if url not in _copies:
+        _remove_copies()
+        _copies[url] = Path(mkdtemp())
     store, place = resolve_filesystem(url)
     for name in names:
-        file = _copy[1] / name
+        file = _copies[url] / name
         if not file.exists():
             repeat(url, partial(store.get_file, f"{place}/{name}", str(file)))
             if [file.stat().st_size, _checksum(file)] != [*shards["files"][name]]:
                 file.unlink()
                 raise OSError(f"its shard {shards['folder']}/{name} is damaged")
-    return _copy[1]
+    return _copies[url]
 
 
 @atexit.register
-def _remove_copy() -> None:
-    if _copy:
-        shutil.rmtree(_copy[1], ignore_errors=True)
+def _remove_copies() -> None:
+    while _copies:
+        shutil.rmtree(_copies.popitem()[1], ignore_errors=True)
 
 
 def _reader(path: str | Path, index: Mapping[str, Any]) -> Any:

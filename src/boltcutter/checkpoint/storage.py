@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 RETRY_SECONDS = 300.0  # for which a failing storage is tried again before a checkpoint is given up
 
-_copy: tuple[str, IO[bytes]] | None = None  # key and local copy (a temporary file) of the object last read from a URL
+_copies: dict[str, IO[bytes]] = {}  # the local copy (a temporary file) of the object last read from a URL, by its key
 
 
 class CheckpointError(RuntimeError):
@@ -125,15 +125,14 @@ def open_file(path: str | Path, *, whole: bool = True) -> Iterator[IO[bytes] | N
 
 def _download(store: Any, place: str) -> IO[bytes]:
     """Download a file, unless the last download is still current: downloads are slow, and files are read repeatedly."""
-    global _copy
     key = str(store.ukey(place))
-    if _copy is None or _copy[0] != key:
-        _copy = None  # delete the previous copy first
+    if key not in _copies:
+        _copies.clear()  # deletes the previous copy first
         file = NamedTemporaryFile(suffix=".ckpt")  # noqa: SIM115 - kept open
         store.get_file(place, file.name)
-        _copy = key, file
-    _copy[1].seek(0)
-    return _copy[1]
+        _copies[key] = file
+    _copies[key].seek(0)
+    return _copies[key]
 
 
 @contextmanager

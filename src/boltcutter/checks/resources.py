@@ -12,6 +12,7 @@ import lightning as L
 import torch
 
 from boltcutter.environment import threads
+from boltcutter.environment.this_process import this_process
 from boltcutter.topology import Topology
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
@@ -40,7 +41,7 @@ def available_memory() -> int:
 
 def describe_contention(trainer: L.Trainer) -> str | None:
     """Return a line for the user if a run has more threads than cores were free when this process started."""
-    own, ranks, free = torch.get_num_threads(), Topology.of(trainer).num_processes, threads.free_cores
+    own, ranks, free = torch.get_num_threads(), Topology.of(trainer).num_processes, this_process.free_cores
     if free is None or own == 1 or own * ranks <= free:
         return None
     per_rank = getattr(trainer.datamodule, "num_workers", 0)  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ import pickle
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -75,9 +75,6 @@ class SampleSeeds:
         return vars(self) | {"_own": None}
 
 
-_in_worker = SampleSeeds()  # of the worker that this process is, if it is one
-
-
 class SeedWorker:
     """Seeds a worker process when it starts, before the ``worker_init_fn`` of the loader.
 
@@ -87,14 +84,15 @@ class SeedWorker:
         owners: What draws random numbers for samples, as for ``SampleSeeds``.
     """
 
+    seeds: ClassVar[SampleSeeds] = SampleSeeds()  # of the worker that this process is, if it is one
+
     def __init__(self, initialize: Callable[[int], None] | None, position: Any, *owners: Any) -> None:
         self.initialize, self.position, self.owners = initialize, position, owners
 
     def __call__(self, worker: int) -> None:
         """Seed all generators of the worker."""
-        global _in_worker
         # The same objects as those of the worker: one process is pickled as a whole, or forked.
-        _in_worker = SampleSeeds(*self.owners)
+        SeedWorker.seeds = SampleSeeds(*self.owners)
         seed_generators(self.position.stream(Purpose.WORKER, rank=self.position.rank, worker=1 + worker))
         if self.initialize is not None:
             self.initialize(worker)
@@ -137,5 +135,5 @@ class Seeded:
 def receive(wanted: Any, stream: int) -> Any:
     """Seed the generators of a worker, and return what it is asked for."""
     if get_worker_info() is not None:
-        _in_worker(stream)
+        SeedWorker.seeds(stream)
     return wanted

@@ -27,15 +27,13 @@ from typing import IO, Any
 
 from boltcutter.environment.hang import ASK, END, FACTS, MESSAGE, SIZE, STACKS, read_text, write_text
 from boltcutter.environment.process import in_slurm_step
+from boltcutter.environment.this_process import this_process
 from boltcutter.protocols import PlannedExit
 
 SCRIPT = Path(__file__).with_name("hang.py")
 INTERVAL = 0.5  # seconds between two writes
 # What distinguishes attempts, and is equal in all processes of one.
 ATTEMPT = ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", "SLURM_STEP_ID")
-
-_own: Announcement | None = None
-_writes = 0  # parts of files that were written
 
 
 class HangError(RuntimeError):
@@ -52,14 +50,13 @@ def announce(folder: Path, timeout: float) -> Iterator[None]:
         folder: Of the run.
         timeout: Seconds without progress until stacks are reported; after twice as many the run is ended.
     """
-    global _own
     if not hasattr(os, "memfd_create"):
         yield
         return
     local = os.environ.get("LOCAL_RANK") or (os.environ.get("SLURM_LOCALID") if in_slurm_step() else None) or "0"
     rank = os.environ.get("RANK") or (os.environ.get("SLURM_PROCID") if in_slurm_step() else None) or local
     withdraw()
-    _own = own = Announcement(folder, int(rank), timeout)
+    this_process.announcement = own = Announcement(folder, int(rank), timeout)
     watcher = None
     if int(local) == 0 and sys.executable:
         command = [sys.executable, "-I", "-S", str(SCRIPT), str(own.folder), str(timeout), str(os.getpid())]
@@ -79,32 +76,31 @@ def announce(folder: Path, timeout: float) -> Iterator[None]:
 
 def withdraw() -> None:
     """Withdraw the announcement of a process that goes on after training, which would be ended otherwise."""
-    global _own
-    if _own is not None:
-        _own.close()
-        _own = None
+    if (own := this_process.announcement) is not None:
+        own.close()
+        this_process.announcement = None
 
 
 def follow(trainer: Any) -> None:
     """Announce the counters of a trainer, and its rank; also in a process that was forked or spawned for the rank."""
-    if _own is not None:
-        _own.rank, _own.trainer = trainer.global_rank, trainer
+    if (own := this_process.announcement) is not None:
+        own.rank, own.trainer = trainer.global_rank, trainer
 
 
 def joined(folder: Path, timeout: float, rank: int) -> bool:
     """Announce this process if another one has started it as a rank; return whether it had to be."""
-    global _own
-    if not hasattr(os, "memfd_create") or (_own is not None and _own.pid == os.getpid()):
+    own = this_process.announcement
+    if not hasattr(os, "memfd_create") or (own is not None and own.pid == os.getpid()):
         return False
     withdraw()
-    _own = Announcement(folder, rank, timeout, joined=True)
+    this_process.announcement = Announcement(folder, rank, timeout, joined=True)
     return True
 
 
 def set_state(state: str) -> None:
     """Announce ``running``, ``failed`` or ``done``: others that still run are ended soon if one has failed."""
-    if _own is not None:
-        _own.set_state(state)
+    if (own := this_process.announcement) is not None:
+        own.set_state(state)
 
 
 class CountedFile:
@@ -119,8 +115,7 @@ class CountedFile:
 
     def write(self, data: Any) -> int:
         """Write, and count it."""
-        global _writes
-        _writes += 1
+        this_process.written_parts += 1
         return self._file.write(data)
 
     def __getattr__(self, name: str) -> Any:
@@ -159,8 +154,8 @@ class Announcement:
     def write(self) -> None:
         """Write what this process does now."""
         facts: dict[str, Any] = {"pid": self.pid, "rank": self.rank, "folder": str(self.folder), "state": self.state}
-        facts |= {"timeout": self.timeout, "stacks": self._stacks, "host": socket.gethostname(), "saved": _writes}
-        facts["joined"] = self.joined
+        facts |= {"timeout": self.timeout, "stacks": self._stacks, "host": socket.gethostname()}
+        facts |= {"saved": this_process.written_parts, "joined": self.joined}
         facts |= {"main": threading.main_thread().ident, "attempt": [os.environ.get(name, "") for name in ATTEMPT]}
         with suppress(Exception):  # a trainer that is not set up yet
             facts |= position(self.trainer) if self.trainer is not None else {}

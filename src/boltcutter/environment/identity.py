@@ -18,17 +18,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 from boltcutter.environment import platform_facts as platform
 from boltcutter.environment import startup
 from boltcutter.environment.process import in_slurm_step, is_rank_zero
+from boltcutter.environment.this_process import this_process
 from boltcutter.protocols import PlannedExit
 
 RUN_ID_VARIABLE = "BOLTCUTTER_RUN_ID"
 EXIT_TIMEOUT = 30.0  # seconds that a failed process keeps serving the store
 RENDEZVOUS_TIMEOUT = 300.0  # seconds to wait for rank 0, whose node may still be booting
-_stores: list[Any] = []
 
 
 class RendezvousError(RuntimeError):
@@ -130,7 +129,7 @@ def _agree() -> str | None:
         raise RendezvousError(f"MASTER_ADDR={address}, MASTER_PORT={port}: {fault} ({reason}); correct them") from None
     store.add("arrived", 1)
     if is_server:
-        _stores.append(store)  # keeps the server running until this process ends
+        this_process.rendezvous_stores.append(store)  # keeps the server running until this process ends
     return store.compare_set("run_id", "", new_run_id()).decode()
 
 
@@ -139,6 +138,6 @@ def _wait_for_ranks() -> None:
     env, end = os.environ, time.monotonic() + EXIT_TIMEOUT
     # Either every rank was started externally, and RANK is set, or one process for each node.
     expected = env.get("WORLD_SIZE", 1) if "RANK" in env else env.get(platform.NODES, env.get("WORLD_SIZE", 1))
-    for store in _stores:
+    for store in this_process.rendezvous_stores:
         while store.add("arrived", 0) < int(expected) and time.monotonic() < end:
             time.sleep(0.05)

@@ -29,14 +29,13 @@ from typing import Any
 from boltcutter.environment import identity
 from boltcutter.environment import stop_signals as signals
 from boltcutter.environment.process import pid_namespace, start_time
+from boltcutter.environment.this_process import this_process
 
 FILE = ".lease"
 MAX_BYTES = 1 << 16  # of the file
 INTERVAL = 5.0  # seconds between two heartbeats
 EXPIRY = 60.0  # seconds without a heartbeat, after which a process on another host is considered dead
 RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
-
-_held: Lease | None = None  # by this process
 
 
 class LeaseHeldError(ValueError):
@@ -125,7 +124,6 @@ def hold(folder: Path, *, is_holder: bool = True, lease: Lease | None = None) ->
     Raises:
         LeaseHeldError: Another process trains in the folder, or it is not writable.
     """
-    global _held
     if not is_holder:
         yield
         return
@@ -137,10 +135,10 @@ def hold(folder: Path, *, is_holder: bool = True, lease: Lease | None = None) ->
             lease.acquire()
         except OSError as error:
             raise LeaseHeldError(f"cannot be written ({error.strerror}); choose another folder") from error
-        _held = lease
+        this_process.lease = lease
         yield
     finally:
-        _held = None
+        this_process.lease = None
         lease.release()
         with suppress(OSError):
             for path in created:
@@ -153,18 +151,18 @@ def check_lease() -> None:
     Raises:
         LeaseLostError: Another process has taken over the folder.
     """
-    if _held is not None:
-        _held.check()
+    if this_process.lease is not None:
+        this_process.lease.check()
 
 
 def is_lost() -> bool:
     """Whether another process is known to have taken over the folder."""
-    return _held is not None and _held.lost_to is not None
+    return this_process.lease is not None and this_process.lease.lost_to is not None
 
 
 def current() -> Lease | None:
     """The lease that this process holds; it can be pickled for a spawned process."""
-    return _held
+    return this_process.lease
 
 
 def watch(inherited: Lease | None) -> None:
@@ -172,10 +170,9 @@ def watch(inherited: Lease | None) -> None:
 
     A spawned process gets the result of ``current``; a forked one has the lease already, but no heartbeat thread.
     """
-    global _held
-    _held = _held or inherited
-    if _held is not None:
-        _held.start()
+    this_process.lease = this_process.lease or inherited
+    if this_process.lease is not None:
+        this_process.lease.start()
 
 
 class Lease:

@@ -13,14 +13,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from boltcutter.environment.this_process import this_process
 from boltcutter.protocols import PlannedExit
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 MAX_MMAP_THRESHOLD = 32 << 20  # bytes; glibc accepts no larger value
 CHILD_TIMEOUT = 8.0  # seconds that a child process has to exit by itself
-
-_distributed_rank: int | None = None
-_launcher: Any = None  # of the ranks that this process has started
 
 
 def is_rank_zero(env: Mapping[str, str] = os.environ) -> bool:
@@ -115,7 +113,7 @@ def c_handler(number: int) -> int:
 
 def distributed_rank() -> int | None:
     """The rank that this process had in a process group of several ranks; None if there was no such group."""
-    return _distributed_rank
+    return this_process.distributed_rank
 
 
 def track_children(launcher: Any) -> None:
@@ -123,14 +121,13 @@ def track_children(launcher: Any) -> None:
 
     Not the list: Lightning binds another one when it starts them.
     """
-    global _launcher
-    _launcher = launcher
+    this_process.launcher = launcher
 
 
 def _end_children() -> None:
     """Give the children time to notice and report that this process failed, then kill them."""
     end = time.monotonic() + CHILD_TIMEOUT
-    for child in getattr(_launcher, "procs", []):
+    for child in getattr(this_process.launcher, "procs", []):
         is_running = child.is_alive if hasattr(child, "is_alive") else lambda child=child: child.poll() is None
         while is_running() and time.monotonic() < end:
             time.sleep(0.05)
@@ -140,13 +137,12 @@ def _end_children() -> None:
 
 
 def _destroy_process_group(*, wait: bool = True) -> None:
-    global _distributed_rank
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
         return
     if dist.get_world_size() > 1:
-        _distributed_rank = dist.get_rank()
+        this_process.distributed_rank = dist.get_rank()
     if not wait:
         if "nccl" in dist.get_backend_config():  # whose destruction waits for kernels, which wait for the other ranks
             _abort_process_group()

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from boltcutter.environment import stop_signals as signals
 from boltcutter.environment.output import ignore_lost_readers
 from boltcutter.environment.process import call_glibc
+from boltcutter.environment.this_process import this_process
 
 TRIAL_FD = "BOLTCUTTER_TRIAL_FD"  # descriptor of a socket that is connected to the search that started this trial
 LAUNCHER_PID = "BOLTCUTTER_LAUNCHER_PID"  # of the process that starts the other ranks
@@ -30,42 +31,36 @@ REPORT_TIMEOUT = 15.0  # seconds that a rank has to report that its launcher end
 AGENT_POLL_SECONDS = 1.0  # between two checks that the agent of torchrun exists, while this rank starts
 HANDLER_TIMEOUT = 2.0  # seconds within which Python should have called the handler of a signal
 
-_watchdog: SignalWatchdog | None = None
-_ends_with_launcher = 0  # ID of the process that the kernel kills when its launcher exits
-_started = threading.Event()  # set when training starts
-
 
 def begin() -> None:
     """Let signals end the process immediately, and let a child process end with its launcher."""
     signals.end_process_on_signals()
     _die_with_launcher()
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and not _started.is_set():
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and not this_process.training_started.is_set():
         threading.Thread(target=_end_without_agent, daemon=True, name="torchrun").start()
 
 
 def prepare() -> None:
     """Let signals raise an exception, or end the process if it is blocked waiting for other ranks."""
-    global _watchdog
     signals.install_handlers(*signals.SIGNALS)
-    if _watchdog is None and threading.current_thread() is threading.main_thread():
-        _watchdog = SignalWatchdog()
+    if this_process.watchdog is None and threading.current_thread() is threading.main_thread():
+        this_process.watchdog = SignalWatchdog()
 
 
 def finish() -> None:
     """Let signals set the flag that training checks."""
-    global _watchdog, _ends_with_launcher
-    _started.set()
+    this_process.training_started.set()
     signals.install_handlers()
     ignore_lost_readers()  # here for ranks that were spawned
-    if _watchdog is not None:
-        _watchdog.stop()
-        _watchdog = None
+    if this_process.watchdog is not None:
+        this_process.watchdog.stop()
+        this_process.watchdog = None
     # From here on, connected ranks notice when one has exited. A process that torch forked or spawned keeps the
     # parent-death signal of its launcher: its parent is not a rank, so nothing else would report its death.
-    if _ends_with_launcher == os.getpid():
+    if this_process.ends_with_launcher == os.getpid():
         # The agent of torchrun is no rank either; when it is gone, the run saves.
         call_glibc("prctl", PR_SET_PDEATHSIG, signal.SIGTERM if "TORCHELASTIC_RUN_ID" in os.environ else 0)
-        _ends_with_launcher = 0
+        this_process.ends_with_launcher = 0
         if os.environ.get(LAUNCHER_PID) == str(os.getppid()):
             threading.Thread(target=_end_after_launcher, args=(os.getppid(),), daemon=True, name="launcher").start()
 
@@ -76,7 +71,6 @@ def restored_signals() -> Iterator[None]:
 
     Also after an exception, for callers that continue.
     """
-    global _watchdog
     if threading.current_thread() is not threading.main_thread():
         yield  # no handlers are installed there
         return
@@ -85,9 +79,9 @@ def restored_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        if _watchdog is not None:
-            _watchdog.stop()
-            _watchdog = None
+        if this_process.watchdog is not None:
+            this_process.watchdog.stop()
+            this_process.watchdog = None
         signals.restore_handlers()
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -164,7 +158,7 @@ def _end_without_agent() -> None:
             refused += 1
         except OSError:  # a slow network
             pass
-        if _started.wait(AGENT_POLL_SECONDS):
+        if this_process.training_started.wait(AGENT_POLL_SECONDS):
             return
     with suppress(OSError):
         os.write(2, b"error: the agent of torchrun has ended; nothing was trained\n")
@@ -173,7 +167,6 @@ def _end_without_agent() -> None:
 
 def _die_with_launcher() -> None:
     """Have the kernel kill this rank when its launcher exits; otherwise it would wait for the other ranks for long."""
-    global _ends_with_launcher
     if sys.platform != "linux":
         return
     if parent := os.environ.pop(PARENT_PID, None):
@@ -186,7 +179,7 @@ def _die_with_launcher() -> None:
     if TRIAL_FD in os.environ and not is_rank:
         call_glibc("prctl", PR_SET_PDEATHSIG, signal.SIGTERM)  # on which it saves
     elif (is_rank and launcher) or "TORCHELASTIC_RUN_ID" in os.environ:
-        _ends_with_launcher = os.getpid()
+        this_process.ends_with_launcher = os.getpid()
         call_glibc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
         if is_rank and launcher and not os.path.exists(f"/proc/{launcher}"):  # it exited before that call
             os._exit(1)

@@ -13,19 +13,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from boltcutter.environment.process import c_handler, is_rank_zero
+from boltcutter.environment.this_process import this_process
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 LEASE_LOST = 255  # used like a signal number: another process took over the run; later signals do not override it
 REQUEUE = "BOLTCUTTER_REQUEUE"  # path of the marker file that asks the launcher to requeue; then the exit status is 0
-
-_received = 0
-_immediate: tuple[int, ...] = ()
-_c_handler = 0  # by which Python calls its handlers
-_previous_handlers: dict[int, Any] = {}
-_fork_hook_registered = False  # such a hook cannot be unregistered
 
 
 class PreemptionError(SystemExit):
@@ -58,8 +53,7 @@ def install_handlers(*immediate: int) -> None:
     Args:
         immediate: Signals that raise ``PreemptionError`` immediately, because there is nothing to save yet.
     """
-    global _immediate
-    _immediate = immediate
+    this_process.immediate_signals = immediate
     _install(handle_signal)
 
 
@@ -85,30 +79,29 @@ def end_process_on_signals() -> None:
 
 def restore_handlers() -> None:
     """Restore the previous handlers, and clear what they have set."""
-    global _immediate, _received
-    for number, handler in _previous_handlers.items():
+    for number, handler in this_process.previous_handlers.items():
         if not _is_of_user(number):
             signal.signal(number, handler)
-    _previous_handlers.clear()
-    _immediate, _received = (), 0
+    this_process.previous_handlers.clear()
+    this_process.immediate_signals, this_process.received_signal = (), 0
 
 
 def handlers_installed() -> bool:
     """Whether the handlers of this module are installed."""
-    return bool(_previous_handlers)
+    return bool(this_process.previous_handlers)
 
 
 def received_signal() -> int:
     """The number of the last signal received; 0 for none."""
-    return _received
+    return this_process.received_signal
 
 
 def handle_signal(number: int, frame: FrameType | None = None) -> None:
     """Set the flag to a signal number or ``LEASE_LOST``; a second keyboard interrupt exits immediately."""
-    global _received
-    repeated = number == _received == signal.SIGINT
-    _received = max(number, _received) if LEASE_LOST in (number, _received) else number
-    if repeated or number in _immediate:
+    before = this_process.received_signal
+    repeated = number == before == signal.SIGINT
+    this_process.received_signal = max(number, before) if LEASE_LOST in (number, before) else number
+    if repeated or number in this_process.immediate_signals:
         exit(number, "at once, nothing saved" if repeated else "before training, nothing saved", is_collective=False)
 
 
@@ -126,12 +119,11 @@ def exit(number: int, saved: str, *, is_collective: bool = True) -> NoReturn:
 
 
 def _install(handler: Callable[[int, FrameType | None], None]) -> None:
-    global _fork_hook_registered, _c_handler
     if threading.current_thread() is not threading.main_thread():
         return  # a thread of a notebook or another library: Python delivers signals to the main thread only
-    if not _fork_hook_registered:
+    if not this_process.fork_hook_registered:
         os.register_at_fork(after_in_child=_reset_in_child)
-        _fork_hook_registered = True
+        this_process.fork_hook_registered = True
     for number in SIGNALS:
         if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:  # by nohup
             continue
@@ -139,8 +131,8 @@ def _install(handler: Callable[[int, FrameType | None], None]) -> None:
             continue
         previous = signal.signal(number, handler)
         if previous not in (handle_signal, end_process):
-            _previous_handlers.setdefault(number, signal.SIG_DFL if previous is None else previous)
-    _c_handler = c_handler(signal.SIGTERM)
+            this_process.previous_handlers.setdefault(number, signal.SIG_DFL if previous is None else previous)
+    this_process.c_handler = c_handler(signal.SIGTERM)
 
 
 def _is_of_user(number: int) -> bool:
@@ -152,13 +144,13 @@ def _is_of_user(number: int) -> bool:
         return False
     current = signal.getsignal(number)
     if current in (handle_signal, end_process):
-        return c_handler(number) != _c_handler  # it is that of faulthandler, of which Python does not know
+        return c_handler(number) != this_process.c_handler  # it is that of faulthandler, of which Python does not know
     return callable(current) or (current is signal.SIG_DFL and c_handler(number) != 0)
 
 
 def _reset_in_child() -> None:
     """Restore the default behaviour in forked processes, so that a process pool can terminate its workers."""
-    if _previous_handlers:
+    if this_process.previous_handlers:
         signal.set_wakeup_fd(-1)
         restore_handlers()
 

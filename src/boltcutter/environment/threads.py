@@ -7,11 +7,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from boltcutter.environment.this_process import this_process
+
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # variables of OpenMP for how threads wait
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds per period
 LOAD = Path("/proc/loadavg")  # mean load of 1, 5 and 15 minutes, running/all threads, and the last process ID
-
-free_cores: float | None = None  # when this process started
 
 
 def available_cores() -> int:
@@ -39,9 +39,8 @@ def prepare() -> None:
     A spinning thread occupies the core that the thread needs for which it waits. Unlike the number of threads, waiting
     does not change results. OpenMP reads the variable when torch is imported.
     """
-    global free_cores
-    free_cores = count_free_cores()
-    if available_cores() - free_cores >= 1 and "torch" not in sys.modules and not os.environ.keys() & {*WAITING}:
+    this_process.free_cores = free = count_free_cores()
+    if available_cores() - free >= 1 and "torch" not in sys.modules and not os.environ.keys() & {*WAITING}:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 

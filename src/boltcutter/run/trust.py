@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from boltcutter import files
 from boltcutter.config.errors import ConfigError, Mistake, one_line
+from boltcutter.environment.this_process import this_process
 from boltcutter.files import REMEDY as REMEDY
 from boltcutter.project import Project
 
@@ -34,27 +35,24 @@ CHECKPOINTS = "checkpoints"  # in a run folder; it may be a link to a larger dis
 AGENT = "BOLTCUTTER_AGENT"  # variable of processes whose arguments are of an agent, which any text may have persuaded
 DIGESTS = "sha256:"  # of trust=sha256:<digest>,… with which a job trusts what was submitted, and no other record
 DIGEST_LENGTH = 32  # hexadecimal digits
-_granted = False
-_digests = frozenset[str]()
 
 
 def apply_overrides(overrides: list[str]) -> list[str]:
     """Apply ``trust=…`` to this process, and return the other overrides."""
-    global _granted, _digests
     for override in (override for override in overrides if override.startswith("trust=")):
         if re.fullmatch(rf"trust={DIGESTS}[0-9a-f]{{{DIGEST_LENGTH}}}(,[0-9a-f]{{{DIGEST_LENGTH}}})*", override):
-            _digests = frozenset(override.removeprefix(f"trust={DIGESTS}").split(","))
+            this_process.trusted_digests = frozenset(override.removeprefix(f"trust={DIGESTS}").split(","))
             continue
         if override.lower() not in ("trust=true", "trust=false"):
             raise ConfigError(f"{override[:200]}: expected trust=true or trust=false", kind="wrong_type")
-        _digests = frozenset()
-        _granted = override.lower() == "trust=true"
+        this_process.trusted_digests = frozenset()
+        this_process.trusts_all = override.lower() == "trust=true"
     return [override for override in overrides if not override.startswith("trust=")]
 
 
 def is_granted() -> bool:
     """Return whether ``trust=true`` is set."""
-    return _granted
+    return this_process.trusts_all
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -160,7 +158,7 @@ def check_record(
     Raises:
         ConfigError: A reference, URL, target or file is not allowed.
     """
-    if _granted:
+    if this_process.trusts_all:
         return
     is_own = is_own_record(node, signature, folder)
     if walks and (entry := next(_outside(folder, is_own=is_own, writes=writes), None)):
@@ -191,7 +189,7 @@ def check_arguments(overrides: Sequence[str], composed: Any, project: Project) -
 
 def is_own_record(node: Any, signature: object, folder: Path) -> bool:
     """Whether this user has signed a part of a record, in a folder of this user, or submitted or trusts it."""
-    if _granted or (_digests and digest(node) in _digests):
+    if this_process.trusts_all or (this_process.trusted_digests and digest(node) in this_process.trusted_digests):
         return True
     return is_signed(node, signature) and next(_foreign(folder), None) is None
 

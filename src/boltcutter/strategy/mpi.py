@@ -13,6 +13,7 @@ import os
 import time
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -27,7 +28,6 @@ from boltcutter.strategy.errors import StrategyError
 
 NAME = "mpi4py"
 SETTING = f"trainer.strategy.process_group_backend={NAME}"
-MPI: Any = None  # the module mpi4py.MPI, once it is imported
 SPIN = 1e-3  # seconds of busy waiting
 PAUSE = 5e-4  # seconds between two polls after that
 CHECK_INTERVAL = 0.5  # seconds between checks that no rank has failed
@@ -86,6 +86,8 @@ class MPIProcessGroup(dist.ProcessGroup):
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
         """Reduce tensors in place on all ranks, by the operation in ``opts``, or else their sum."""
         reduce_op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
+        from mpi4py import MPI
+
         known = {"SUM": MPI.SUM, "AVG": MPI.SUM, "MIN": MPI.MIN, "MAX": MPI.MAX, "PRODUCT": MPI.PROD}
         operation = next(known[name] for name in known if reduce_op == getattr(dist.ReduceOp, name))
         for tensor in tensors:
@@ -173,6 +175,8 @@ def _copy_back(tensor: Tensor, host: Tensor) -> None:
 
 def _create_group(options: Any, _: Any) -> MPIProcessGroup:
     """Create a process group of all ranks or some, as called by torch."""
+    from mpi4py import MPI
+
     world, ranks, size = MPI.COMM_WORLD, options.global_ranks_in_group, options.group_size
     started = size == 1 or not LAUNCHER_VARIABLES.isdisjoint(os.environ)
     if started and not MPI.Is_initialized():
@@ -183,27 +187,24 @@ def _create_group(options: Any, _: Any) -> MPIProcessGroup:
     return MPIProcessGroup(comm, options.store, options.timeout, world=not ranks)
 
 
+@cache
 def register() -> None:
     """Import mpi4py, and register the backend with torch.
 
     Raises:
         ImportError: mpi4py or the MPI library is not installed.
     """
-    global MPI
-    if MPI is not None:
-        return
     try:
         import mpi4py
 
         # Finalizing MPI automatically would deadlock: a failed process would wait for ranks that wait for it.
         mpi4py.rc.initialize = mpi4py.rc.finalize = False
-        from mpi4py import MPI as library
+        from mpi4py import MPI  # noqa: F401 - also loads the MPI library
     except ModuleNotFoundError:
         raise ImportError(f"{SETTING}: mpi4py is not installed; pip install 'boltcutter[mpi]'") from None
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ImportError(f"{SETTING}: no MPI library ({reason}); on Debian: apt-get install openmpi-bin") from None
-    MPI = library
     dist.Backend.register_backend(NAME, _create_group, extended_api=True, devices=["cpu", "cuda"])
     atexit.register(_finalize)
 
@@ -212,5 +213,7 @@ def _finalize() -> None:
     """Finalize MPI, unless that would wait for a rank that has failed."""
     for group in list(MPIProcessGroup.active):
         group.shutdown()
+    from mpi4py import MPI
+
     if MPI.Is_initialized() and not MPI.Is_finalized() and MPIProcessGroup.can_finalize:
         MPI.Finalize()

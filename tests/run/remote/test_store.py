@@ -327,7 +327,7 @@ def test_sharded_checkpoints_are_at_the_url(
     assert [name.rpartition("/")[2] for name in shards] == [".metadata", "__0_0.distcp", "__1_0.distcp"]
     store, place = fsspec.url_to_fs(f"{bucket}/checkpoints/{shards[2]}")
     store.pipe_file(place, bytes(store.size(place)))
-    monkeypatch.setattr(sharded_checkpoint, "_copy", None)
+    monkeypatch.setattr(sharded_checkpoint, "_copies", {})
     with pytest.raises(CheckpointError, match=f"its shard {shards[2].removeprefix('checkpoints/')} is damaged"):
         load_checkpoint(last)
     assert find_damage(last) is None  # only its size is known before
