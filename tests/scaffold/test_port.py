@@ -15,7 +15,14 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import resolved
 from boltcutter.project import Project
 from boltcutter.scaffold import port_lht
-from boltcutter.scaffold.port import _ignored, first_difference, import_command
+from boltcutter.scaffold.port import (
+    MAX_COPIED,
+    _data_folders,
+    _ignored,
+    _last_place,
+    first_difference,
+    import_command,
+)
 from boltcutter.scaffold.port_cli import config_files, entry_script
 from boltcutter.scaffold.yaml_text import parse
 
@@ -411,6 +418,21 @@ def test_fifos_devices_and_loops_of_links_are_not_copied(tmp_path: Path) -> None
     (place / "train.yaml").write_text("seed: 1\n")
     layout = port_lht.Layout(place, place / "train.yaml")
     assert [file for file, _, _ in port_lht.convert(layout, tmp_path / "target")] == ["configs/train.yaml"]
+
+
+def test_folders_of_data_are_linked(tmp_path: Path) -> None:
+    for name in ("data/a.png", "docs/a.md", "package/data/a.py", "large/x.bin", "wandb/x.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    os.truncate(tmp_path / "large" / "x.bin", MAX_COPIED)  # sparse
+    assert sorted(_data_folders(tmp_path)) == ["data", "large"]
+
+
+def test_the_last_frame_of_the_project_is_named(tmp_path: Path) -> None:
+    inner, other = tmp_path / "src" / "net.py", tmp_path.parent / "torch.py"
+    lines = [f'  File "{file}", line {line}, in f' for file, line in ((inner, 7), (inner, 9), (other, 1))]
+    assert _last_place(lines, tmp_path) == "src/net.py:9: "
+    assert _last_place(lines[2:], tmp_path) == ""
 
 
 def test_first_difference() -> None:

@@ -155,10 +155,12 @@ def test_checkpoint_callbacks() -> None:
 
 def test_callbacks_that_others_include_do_not_repeat_the_built_in_ones(source: Path) -> None:
     swa = "swa:\n  _target_: lightning.pytorch.callbacks.StochasticWeightAveraging\n"
-    for name, text in {"swa": swa, "both": "defaults: [swa]\n", "alone": swa}.items():
+    both = "defaults: [swa]\nswa: {swa_lrs: 0.1}\nearly_stopping: {patience: 3}\n"  # nothing makes the second
+    for name, text in {"swa": swa, "both": both, "alone": swa}.items():
         (source / "conf/callbacks").mkdir(exist_ok=True)
         (source / "conf/callbacks" / f"{name}.yaml").write_text(text)
-    made, _ = converted(source)
+    made, notes = converted(source)
     assert "defaults" not in made["callback/swa.yaml"]
-    assert made["callback/both.yaml"]["defaults"] == ["default", "swa"]
+    assert made["callback/both.yaml"] == {"defaults": ["default", "swa"], "swa": {"swa_lrs": 0.1}}
+    assert notes["conf/callbacks/both.yaml: early_stopping"].startswith("– left out")
     assert made["callback/alone.yaml"]["defaults"] == ["default"]

@@ -21,6 +21,7 @@ from boltcutter.scaffold.yaml_text import Rows
 
 IGNORED = (".git", ".venv", "__pycache__", "*.ckpt", "logs", "lightning_logs", "mlruns", "outputs", "multirun", "wandb")
 STEPS, SEED = 20, 1
+MAX_COPIED = 1 << 24  # bytes of a folder without code
 RESOLVERS = "omegaconf_resolvers"  # the module that registers those of the project
 Losses = list[float | None]
 Pair = tuple[str, list[str], list[str]]
@@ -62,14 +63,12 @@ def import_command(project: Project, arguments: list[str]) -> None:
         raise ConfigError(f"import {folders[0]}: {target} exists already; move it away")
     with tempfile.TemporaryDirectory(dir=source.parent) as draft:  # nothing is left behind by an error
         written = Path(draft) / target.name
-        skipped = (*IGNORED, "data", *(["configs"] if kind == "lht" else []))
+        linked = _data_folders(source)
+        skipped = (*IGNORED, *linked, *(["configs"] if kind == "lht" else []))
         try:
             shutil.copytree(source, written, ignore=lambda place, names: _ignored(source, Path(place), names, skipped))
-            if (source / "data").is_dir() and not any((source / "data").rglob("*.py")):
-                (written / "data").symlink_to(source / "data")
-            elif (source / "data").is_dir():  # a package
-                ignore = shutil.ignore_patterns(*IGNORED)
-                shutil.copytree(source / "data", written / "data", ignore=ignore)
+            for name in linked:
+                (written / name).symlink_to(source / name)
             rows = port_lht.convert(layout, written / "configs") if layout else Rows()
             experiments = [] if layout else port_cli.convert(source, written / "configs", rows, layers)
             rows += _write_resolvers(source, written)
@@ -104,6 +103,22 @@ def _config_files(arguments: list[str]) -> tuple[list[Path], list[str]]:
     if missing := next((file for file in files if not file.is_file()), None):
         raise ConfigError(f"--config={display_path(missing)}: no such file; give a configuration file of Lightning CLI")
     return files, rest
+
+
+def _data_folders(source: Path) -> list[str]:
+    """The folders that are linked, as they may be large: ``data`` and those of more than 16 MiB, without any code."""
+    folders = [place for place in source.iterdir() if place.is_dir() and place.name not in IGNORED]
+    return [place.name for place in folders if _is_data(place, 0 if place.name == "data" else MAX_COPIED)]
+
+
+def _is_data(folder: Path, min_size: int) -> bool:
+    """Whether a folder has no Python or YAML file, and at least ``min_size`` bytes."""
+    size = 0
+    for place, _, names in os.walk(folder):
+        if any(name.endswith((".py", ".yaml", ".yml")) for name in names):
+            return False
+        size += sum(os.lstat(os.path.join(place, name)).st_size for name in names) if size < min_size else 0
+    return size >= min_size
 
 
 def _ignored(source: Path, folder: Path, names: list[str], skipped: tuple[str, ...]) -> set[str]:
@@ -229,4 +244,12 @@ def _steps(folder: Path, file: Path, arguments: list[str]) -> Losses | str:
         return list(json.loads(file.read_text()))
     ended = f"it ended with exit status {done.returncode} before any step"
     lines = [line for line in done.stderr.splitlines() if line.strip() and "HYDRA_FULL_ERROR" not in line] or [ended]
-    return next((line for line in reversed(lines) if line.startswith("error: ") or "Error: " in line), lines[-1])
+    message = next((line for line in reversed(lines) if line.startswith("error: ") or "Error: " in line), lines[-1])
+    return message if message.startswith("error: ") else f"{_last_place(lines, folder)}{message}"
+
+
+def _last_place(lines: list[str], folder: Path) -> str:
+    """File and line of the last frame of a traceback that is in the project itself."""
+    frames = [found for line in lines if (found := re.match(r'\s*File "(.+?)", line ([0-9]+)', line))]
+    own = [(Path(frame[1]), frame[2]) for frame in frames if Path(frame[1]).is_relative_to(folder)]
+    return f"{own[-1][0].relative_to(folder)}:{own[-1][1]}: " if own else ""

@@ -268,7 +268,7 @@ class Conversion:
             parents, (values, notes) = [], self._merged(file, group)
             text = dump(values)
         if role == "callback":
-            return self._callbacks(values, file.stem, parents, notes)
+            return self._callbacks(values, file, parents, notes)
         if role == "trainer":
             text, more = self._trainer(text, values, is_complete=not parents)
             notes += more
@@ -318,14 +318,19 @@ class Conversion:
         return {name: "best" if name == (best or "model_checkpoint") else name for name in found}
 
     def _callbacks(
-        self, values: dict[str, Any], name: str, parents: list[str], notes: list[str]
+        self, values: dict[str, Any], file: Path, parents: list[str], notes: list[str]
     ) -> tuple[str, list[str]]:
         """An option of callbacks; it adds to the built-in ones, unless another option includes it."""
+        name = file.stem
         included = {e.option for f in self.files if self.layout.ours(self.group(f)) == "callback" for e in
                     entries(self.values[f])}  # fmt: skip
         parents = parents if name in included else ["default", *parents]
         parents = [parent for parent in dict.fromkeys(parents) if parent != name or name == "default"]
-        kept, more = callbacks({key: value for key, value in values.items() if key != "defaults"}, self.checkpoints)
+        whole, _ = self._merged(file, self.group(file))  # also what it includes
+        incomplete = [key for key in values if key not in self.checkpoints and not _is_made(whole.get(key))]
+        notes = [*notes, *(f"{key}: left out, as without _target_ nothing makes it" for key in incomplete)]
+        given = {key: value for key, value in values.items() if key not in ("defaults", *incomplete)}
+        kept, more = callbacks(given, self.checkpoints)
         head = "adds to the built-in callbacks"
         return dump(({"defaults": parents} if parents else {}) | kept), [head, *notes, *more]
 
@@ -424,6 +429,11 @@ class Conversion:
         inherited = option if isinstance(option, list) else [option] if option else []
         self._write(Path(role, "imported.yaml"), (dump({"defaults": inherited}) if inherited else "") + text)
         return "imported"
+
+
+def _is_made(settings: Any) -> bool:
+    """Whether the settings of a callback name its class, without which scripts of such projects skip them."""
+    return not isinstance(settings, dict) or "_target_" in settings
 
 
 def callbacks(values: dict[str, Any], checkpoints: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
