@@ -117,9 +117,7 @@ def test_records_are_read_by_one_reader() -> None:
                 if named and used:
                     found.add(f"{file.relative_to(SRC)}:{function.name}")
     assert found == {  # which open another file
-        "boltcutter/report/page.py:added_sections",  # none; loads the functions of further sections
         "boltcutter/run/restart.py:check_start",  # of what it has just written
-        "boltcutter/launch/jobs.py:list_runs",
         "boltcutter/launch/node.py:check_starts",  # an object at a URL, parsed by trust.parse_json
         "boltcutter/search/trial.py:start",
     }

@@ -1,4 +1,5 @@
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,15 @@ def test_a_folder_is_ours_unless_others_own_or_write_it(tmp_path: Path) -> None:
     assert not files.is_ours(facts(0o100646))
     assert not files.is_ours(facts(0o100644, user=OTHER))
     assert files.is_ours(facts(0o120777))  # a link
+
+
+def test_the_first_link_of_another_user_on_the_way_is_found(tmp_path: Path, hand_over: Callable[[Path], None]) -> None:
+    (tmp_path / "disk" / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "own").symlink_to("disk")
+    (tmp_path / "theirs").symlink_to(tmp_path / "own" / "runs")
+    (tmp_path / "circle").symlink_to("circle")
+    assert files.foreign_link(tmp_path / "theirs" / "a" / "missing") is None
+    with pytest.raises(OSError, match="circle"):
+        files.foreign_link(tmp_path / "circle")
+    hand_over(tmp_path / "theirs")
+    assert files.foreign_link(tmp_path / "theirs" / "a") == str(tmp_path / "theirs")

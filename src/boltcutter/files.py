@@ -21,6 +21,7 @@ IMAGE_FORMATS = {
 }
 REMEDY = "set trust=true if you trust the source of the folder"
 RECORD, MAX_LEVELS = "record.json", 5  # of a run, and how deep files are in its folder
+MAX_LINKS = 40  # on the way to a file, as of Linux
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -75,6 +76,30 @@ def _is_private_group(group: int, user: int) -> bool:
     except KeyError:
         return False
     return members.gr_name == name and set(members.gr_mem) <= {name}
+
+
+def foreign_link(path: str | Path) -> str | None:
+    """The first link of another user on the way to a file, or the file itself if it is one; None if there is none.
+
+    Raises:
+        OSError: Links lead in a circle.
+    """
+    place, rest, count = Path("/"), list(Path(os.path.abspath(path)).parts[1:]), 0
+    while rest:
+        place = place / rest.pop(0)
+        try:
+            found = os.lstat(place)
+        except OSError:  # what does not exist is no link
+            return None
+        if not stat.S_ISLNK(found.st_mode):
+            continue
+        if found.st_uid not in trusted_owners():
+            return str(place)
+        if (count := count + 1) > MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = Path(os.path.abspath(place.parent / os.readlink(place)))
+        place, rest = Path("/"), [*target.parts[1:], *rest]
+    return None
 
 
 def opener(folder: str | Path) -> Callable[[str, int], int]:

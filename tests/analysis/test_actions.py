@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -182,3 +182,19 @@ def test_archives_are_listed_and_restored(tmp_path: Path, write: Write) -> None:
     assert sorted(os.listdir(folder)) == ["labels.json", "record.json"]
     with pytest.raises(ConfigError, match="is not in"):
         actions.archive(tmp_path / "other", [one(tmp_path)])
+
+
+def test_no_link_of_another_user_leads_to_what_is_removed_or_moved(
+    tmp_path: Path, write: Write, hand_over: Callable[[Path], None]
+) -> None:
+    folder = write(tmp_path / "mine" / "digits" / "a")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "x").symlink_to(tmp_path / "mine")
+    hand_over(tmp_path / "runs" / "x")
+    with pytest.raises(ConfigError, match="link of another user"):
+        actions.remove([one(tmp_path / "runs")], is_confirmed=True)
+    (tmp_path / "mine" / actions.ARCHIVE).symlink_to(tmp_path / "runs")
+    hand_over(tmp_path / "mine" / actions.ARCHIVE)
+    with pytest.raises(ConfigError, match="link of another user"):
+        actions.archive(tmp_path / "mine", [one(tmp_path / "mine")])
+    assert folder.is_dir()

@@ -3,12 +3,13 @@
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from boltcutter.analysis.facts import Place, read_facts, read_labels, scan, stamp_of
+from boltcutter.analysis.facts import ELSEWHERE, Place, read_facts, read_labels, scan, stamp_of
 from boltcutter.analysis.page import write_table
 from boltcutter.analysis.record import find_runs
 
@@ -154,3 +155,14 @@ def test_entries_of_other_types_are_left_out(tmp_path: Path, write: Write, value
     assert isinstance(found["started"], float)
     for name in ("seconds", "start", "reason", "device", "devices"):
         assert facts(write(tmp_path / "run", attempts=[{name: value}]))["tags"] == []
+
+
+def test_folders_elsewhere_are_those_that_this_user_has_listed(
+    tmp_path: Path, write: Write, hand_over: Callable[[Path], None]
+) -> None:
+    folder = write(tmp_path / "elsewhere" / "a")
+    (tmp_path / "runs").mkdir()
+    (listed := tmp_path / "runs" / ELSEWHERE).write_text(f"{folder}\n")
+    assert [place.folder for place in scan(str(tmp_path / "runs"))] == [str(folder)]
+    hand_over(listed)
+    assert not scan(str(tmp_path / "runs"))

@@ -66,6 +66,11 @@ def test_a_damaged_record_is_reported_in_one_line(tmp_path: Path, left: str) -> 
         ["data.folder=s3://theirs/${oc.env:HOME}"],
         ["+data.x={_target_: torch.nn.Linear, _check_: false}"],
         ["+data.url=http://theirs/x"],
+        ["checkpoints=s3://theirs/x"],
+        ["folder=/tmp/theirs"],
+        ["runs=../../theirs"],
+        ["logger=wandb", "logger.wandb.project=theirs"],
+        ["callback.best.dirpath=/tmp/theirs"],
     ],
 )
 def test_arguments_of_an_agent_are_checked_as_a_record_of_somebody_else(

@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -94,3 +96,18 @@ def test_a_rank_that_goes_on_is_not_ended(tmp_path: Path, capsys: pytest.Capture
         assert process.wait(20) == 0
         hang.Watch(str((tmp_path / "run").resolve()), 0.1, process.pid).run()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to start a process of another user")
+def test_a_process_of_another_user_that_allows_no_debugger_is_not_of_root() -> None:
+    # PR_SET_DUMPABLE: on most systems, its entry in /proc is of root from then on.
+    program = "import ctypes, os, time; os.setuid(54321); ctypes.CDLL(None).prctl(4, 0); print('', flush=True)"
+    process = subprocess.Popen([sys.executable, "-S", "-c", f"{program}; time.sleep(60)"], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout
+        process.stdout.readline()
+        assert hang.owner(process.pid) == 54321
+    finally:
+        process.kill()
+        process.communicate()
+    assert hang.owner(os.getpid()) == os.geteuid()

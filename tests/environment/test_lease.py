@@ -552,13 +552,13 @@ def test_a_second_training_is_refused_and_a_training_that_lost_its_folder_stops_
     assert read_holder(folder) == taken
 
 
-@pytest.mark.parametrize("content", [None, "", "[" * 100_000, "{}", '{"pid": "x"}', "wrong type", "path"])
+@pytest.mark.parametrize("content", [None, "", "[" * 100_000, "{}", '{"pid": "x"}', "wrong type", "path", "escape"])
 def test_a_damaged_lease_has_an_unknown_holder(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / lease.FILE
     if content is None:
         os.mkfifo(path)
     else:
-        wrong = {"wrong type": {"pid": "1"}, "path": {"token": "../x"}}
+        wrong = {"wrong type": {"pid": "1"}, "path": {"token": "../x"}, "escape": {"host": "\x1b]0;"}}
         values = asdict(lease.Holder.here()) | wrong.get(content, {})
         path.write_text(json.dumps(values) if content in wrong else content)
     found = lease.read_holder(tmp_path)

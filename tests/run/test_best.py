@@ -1,5 +1,6 @@
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from boltcutter.checkpoint import find as select
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
+from boltcutter.run import trust
 from boltcutter.run.best import find_checkpoint
 
 
@@ -214,3 +216,16 @@ def test_folders_of_callbacks_are_searched(folder: Path) -> None:
     facts = json.loads((folder / "record.json").read_text()) | {"saved": ["checkpoints", "own"]}
     (folder / "record.json").write_text(json.dumps(facts))
     assert find(folder, "last") == find(folder, "newer.ckpt") == f"{folder}/own/newer.ckpt"
+
+
+def test_a_signature_does_not_make_the_entries_of_a_copy_of_somebody_else_true(
+    folder: Path, tmp_path: Path, hand_over: Callable[[Path], None]
+) -> None:
+    config = {"folder": str(folder)}
+    AtomicCheckpointIO().save_checkpoint(STATE, tmp_path / "elsewhere.ckpt")
+    facts = {"config": config, "signature": trust.sign(config), "best_by": {"monitor": "val_acc"}}
+    (folder / "record.json").write_text(json.dumps(facts | {"best": str(tmp_path / "elsewhere.ckpt")}))
+    assert find(folder) == str(tmp_path / "elsewhere.ckpt")
+    hand_over(folder)
+    with pytest.raises(ConfigError, match="elsewhere"):
+        find(folder)

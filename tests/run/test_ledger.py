@@ -1,9 +1,12 @@
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from boltcutter.config.errors import ConfigError
 from boltcutter.run.ledger import ROW, SIZE, Ledger, first_difference, header, ledger_path, read_ledger, read_ledgers
 
 
@@ -44,7 +47,7 @@ def test_a_torn_tail_is_left_out(tail: bytes, tmp_path: Path) -> None:
 def test_a_file_that_is_no_ledger_is_none(content: bytes | None, tmp_path: Path) -> None:
     if content is not None:
         ledger_path(tmp_path).write_bytes(content)
-    assert read_ledgers(tmp_path) == []
+    assert list(read_ledgers(tmp_path)) == []
 
 
 def test_ledgers_of_all_ranks_are_read(tmp_path: Path) -> None:
@@ -76,3 +79,19 @@ def test_only_common_steps_are_compared() -> None:
 
 def test_digests_of_gradients_of_different_devices_are_not_compared() -> None:
     assert first_difference(Ledger("cpu", rows()), Ledger("cuda", rows(gradient={1: 5}))) is None
+
+
+def test_the_holes_of_a_ledger_of_somebody_else_take_no_memory(tmp_path: Path) -> None:
+    with open(ledger_path(tmp_path), "wb") as file:
+        file.write(header("cpu"))
+        file.truncate(1 << 42)
+    found = read_ledger(ledger_path(tmp_path))
+    assert found
+    assert len(found.rows) == 0
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_ordinary_file_is_no_ledger(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(ledger_path(tmp_path))
+    with pytest.raises(ConfigError, match=r"steps\.ledger: not an ordinary file"):
+        read_ledger(ledger_path(tmp_path))

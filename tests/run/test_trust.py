@@ -314,3 +314,23 @@ def test_a_signed_run_is_trusted_until_its_record_changes(script: Script, tmp_pa
     assert "collections.Counter" in script("train", *arguments, "trust=true").stdout
     wrong = script("train", *arguments, "trust=yes")
     assert (wrong.returncode, wrong.stderr) == (2, "error: trust=yes: expected trust=true or trust=false\n")
+
+
+def test_code_is_put_only_in_a_folder_of_this_user(tmp_path: Path, hand_over: Callable[[Path], None]) -> None:
+    (above := tmp_path / "runs").mkdir()
+    trust.make_own_folder(place := above / "tries")
+    place.rename(tmp_path / "disk")
+    place.symlink_to(tmp_path / "disk")
+    trust.make_own_folder(place)  # a link of this user leads to a larger disk
+    above.chmod(0o777)
+    with pytest.raises(ConfigError, match="would be executed"):
+        trust.make_own_folder(place)
+    above.chmod(0o1777)  # in which nobody can exchange it, as in /tmp
+    trust.make_own_folder(place)
+    (tmp_path / "disk").chmod(0o777)
+    with pytest.raises(ConfigError, match="would be executed"):
+        trust.make_own_folder(place)
+    (tmp_path / "disk").chmod(0o755)
+    hand_over(tmp_path / "disk")
+    with pytest.raises(ConfigError, match="would be executed"):
+        trust.make_own_folder(place)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from tries_runs import write_baseline
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
+from boltcutter.search.trial import Sampled
 from boltcutter.tries.plan import STATE, prepare
 from boltcutter.tries.question import parse_request
 
@@ -45,3 +47,17 @@ def test_the_split_of_the_data_is_named(project: Project, tmp_path: Path) -> Non
     (note,) = plan(project, tmp_path, "optimizer.lr=0.1", "split=fixed").notes
     assert "data.seed=0" in note
     assert not plan(project, tmp_path, "optimizer.lr=0.1", "against=data.seed=3", "split=by-seed").notes
+
+
+def test_the_folder_of_a_try_is_that_of_its_state_and_of_this_user(
+    project: Project, tmp_path: Path, hand_over: Callable[[Path], None]
+) -> None:
+    tried = plan(project, tmp_path)
+    place = tried.folder.parent
+    (place / "x").mkdir()
+    state = json.loads((tried.folder / STATE).read_text()) | {"id": str(tmp_path / "precious"), "asking": 9}
+    (place / "x" / STATE).write_text(json.dumps(state))
+    assert plan(project, tmp_path).folder == tried.folder
+    hand_over(place)  # as if it was exchanged while the first runs trained
+    with pytest.raises(ConfigError, match="would be executed"):
+        tried.pairs.make_trial(Sampled(0, {}), {})

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
+from boltcutter.run import trust
 from boltcutter.tries.sides import Version, find_baseline, make_side, parse_change
 
 
@@ -83,3 +85,24 @@ def test_code_outside_of_a_repository_has_no_versions(project: Project, tmp_path
     assert not side.is_identified
     with pytest.raises(ConfigError, match="not tracked by git"):
         make_side(project, tmp_path, "patch", [], Version(patch=b"x"))
+
+
+def test_an_agent_runs_only_code_of_the_project(
+    tracked: Project, monkeypatch: pytest.MonkeyPatch, hand_over: Callable[[Path], None]
+) -> None:
+    (runs := tracked.root / "runs" / "a").mkdir(parents=True)
+    places = [tracked.root / "own.patch", runs / "theirs.patch", tracked.root.parent / "theirs.patch"]
+    for place in places:
+        place.write_text("patch")
+    fetched = git(tracked.root, "commit-tree", "HEAD^{tree}", "-p", "HEAD", "-m", "fetched").strip()
+    git(tracked.root, "update-ref", "refs/remotes/origin/theirs", fetched)
+    assert parse_change(tracked, ["origin/theirs"])[1]
+    monkeypatch.setenv(trust.AGENT, "1")
+    for word in ("other", "HEAD", str(places[0])):
+        assert parse_change(tracked, [word])[1]
+    for word in ("origin/theirs", *map(str, places[1:])):
+        with pytest.raises(ConfigError, match="an agent may run"):
+            parse_change(tracked, [word])
+    hand_over(places[0])
+    with pytest.raises(ConfigError, match="an agent may run"):
+        parse_change(tracked, [str(places[0])])

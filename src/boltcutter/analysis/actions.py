@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from boltcutter import files
 from boltcutter.analysis.facts import LABELS, read_labels
 from boltcutter.analysis.record import Run
 from boltcutter.checkpoint.atomic import write_text
@@ -90,6 +91,8 @@ def archive(root: Path, runs: Sequence[Run], *, restores: bool = False) -> list[
         place = (root if restores else root / ARCHIVE) / folder.relative_to(home)
         if place.exists():
             raise ConfigError(f"{verb} {run.id}: {place} exists; move one of the two")
+        if link := files.foreign_link(place):
+            raise ConfigError(f"{verb} {run.id}: {link} is a link of another user; remove it")
         moves.append((folder, place))
     with ExitStack() as stack:
         _hold(runs, verb, stack)
@@ -107,6 +110,8 @@ def _hold(runs: Sequence[Run], verb: str, stack: ExitStack) -> None:
             raise ConfigError(f"{verb} {run.id}: part of the search {run.parent}; {verb} the search")
         if run.status == "submitted":
             raise ConfigError(f"{verb} {run.id}: its job has not started; boltcutter launch cancel run={run.folder}")
+        if link := files.foreign_link(run.folder):
+            raise ConfigError(f"{verb} {run.id}: {link} is a link of another user; {verb} the folder that it leads to")
         if Path(run.folder).is_symlink():
             raise ConfigError(f"{verb} {run.id}: {run.folder} is a link; {verb} the folder that it leads to")
         trials = sorted(Path(run.folder).glob(f"trials/*/{lease.FILE}"))  # that a process may hold

@@ -45,9 +45,8 @@ def scan(root: str) -> list[Place]:
     """Find the folders of runs and searches below a folder, which may be one itself."""
     found = list[Place]()
     _scan(root, DEPTH, None, found)
-    with suppress(OSError, ValueError):
-        for folder in dict.fromkeys(trust.read_bytes(Path(root, ELSEWHERE)).decode().splitlines()):
-            _scan(folder, 1, None, found)
+    for folder in trust.read_own_lines(Path(root, ELSEWHERE)):
+        _scan(folder, 1, None, found)
     return found
 
 

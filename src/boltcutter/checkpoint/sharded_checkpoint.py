@@ -38,6 +38,7 @@ WEIGHTS = ("current_model_state", "state_dict")  # entries of a checkpoint; the 
 SHARDED_KEYS = (*WEIGHTS, "optimizer_states")
 OFFSET = (torch.Size, type(None))  # of a shard in its tensor
 STORAGE_CLASSES = {"ChunkStorageMetadata", "StorageMeta", "TensorProperties", "TensorStorageMetadata"}
+MAX_METADATA = 1 << 30  # bytes
 METADATA_CLASSES = STORAGE_CLASSES | {"Metadata", "MetadataIndex", "_MEM_FORMAT_ENCODING"}
 ALLOWED_CLASSES = {  # classes in the metadata of torch.distributed.checkpoint
     "torch.distributed.checkpoint.metadata": METADATA_CLASSES,
@@ -251,12 +252,18 @@ def _remove_copies() -> None:
         shutil.rmtree(_copies.popitem()[1], ignore_errors=True)
 
 
+def _read_metadata(file: Path) -> bytes:
+    if file.stat().st_size > MAX_METADATA:
+        raise pickle.UnpicklingError(f"its metadata have more than {MAX_METADATA >> 20} MiB")
+    return file.read_bytes()
+
+
 def _reader(path: str | Path, index: Mapping[str, Any]) -> Any:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
     folder = _download(path, index, {".metadata"})
-    found: Metadata = _Unpickler(BytesIO((folder / ".metadata").read_bytes())).load()
+    found: Metadata = _Unpickler(BytesIO(_read_metadata(folder / ".metadata"))).load()
     if not isinstance(found, Metadata):
         raise pickle.UnpicklingError("its metadata has another type")
     for name, kind in found.state_dict_metadata.items():

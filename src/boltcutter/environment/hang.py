@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 FACTS, STACKS = "boltcutter-facts", "boltcutter-stacks"
 SIZE, MESSAGE = 8192, 4096  # bytes of the facts, and where the reason for its end is written
+MAX_STACKS = 1 << 22  # bytes of the stacks of a process
 ASK = getattr(signal, "SIGRTMIN", 0) + 6  # asks a process for its stacks
 END = getattr(signal, "SIGRTMIN", 0) + 7  # raises HangError in a process
 ANSWER_SECONDS = 2.0  # for stacks
@@ -180,7 +181,7 @@ class Process:
             self.send(signal.SIGSTOP)
             while self.state() in "RSD" and self.is_alive() and time.monotonic() < end + ANSWER_SECONDS:
                 time.sleep(0.01)
-        self.text = os.pread(self.stacks, seen - begin, begin).decode(errors="replace")
+        self.text = os.pread(self.stacks, min(seen - begin, MAX_STACKS), begin).decode(errors="replace")
         self.frames = main_stack(self.text, int(self.facts["main"]))
         if not self.frames:
             self.note = self.note or "does not answer"
@@ -224,10 +225,16 @@ def find(folder: str, known: Sequence[int] = ()) -> list[Process]:
     for entry in os.scandir("/proc"):
         if not re.fullmatch("[0-9]+", entry.name) or int(entry.name) in known:
             continue
-        with suppress(OSError):
-            if entry.stat().st_uid == os.geteuid():
+        with suppress(OSError, StopIteration):
+            if owner(int(entry.name)) == os.geteuid():
                 found += _of(int(entry.name), folder)
     return sorted(found, key=lambda one: (not one.is_rank, one.facts["rank"], one.pid))
+
+
+def owner(pid: int) -> int:
+    """User ID of a process: its entry in ``/proc`` is of root, whoever runs it, if it allows no debugger."""
+    with open(f"/proc/{pid}/status") as file:
+        return int(next(line for line in file if line.startswith("Uid:")).split()[1])
 
 
 def _of(pid: int, folder: str) -> Iterator[Process]:

@@ -385,6 +385,7 @@ def parse_holder(text: str | bytes) -> Holder:
         found = Holder(**json.loads(text))
         texts = (found.host, found.pid_namespace, found.start_time, found.token, found.acquired_at, found.job or "")
         is_typed = type(found.pid) is int and isinstance(found.restarts, list)
-        if is_typed and all(isinstance(text, str) for text in texts) and found.token.isalnum():  # part of a file's name
+        is_text = all(isinstance(text, str) and text.isprintable() for text in texts)  # host and time are printed
+        if is_typed and is_text and found.token.isalnum():  # part of a file's name
             return found
     return Holder("an unknown host", 0, "", "", "", None, [], "an unknown time")

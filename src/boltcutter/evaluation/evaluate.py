@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import datetime, timezone
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from lightning.pytorch.callbacks import Callback
 from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.callback.reseed import EvaluationSeeds
-from boltcutter.checkpoint.atomic import write_text
+from boltcutter.checkpoint.atomic import write_atomically, write_text
 from boltcutter.config.errors import ConfigError, as_config_error, hint
 from boltcutter.config.values import name_missing_files, split_overrides
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero
@@ -92,7 +93,7 @@ def evaluate_command(project: Project, overrides: list[str]) -> dict[str, float]
             evaluations.append(folder, settings)
             for name, state in (("code.patch", source), ("library.patch", library)):
                 if state.get("patch"):
-                    (output / name).write_bytes(state["patch"])
+                    write_atomically(output / name, methodcaller("write", state["patch"]))
             tests = evaluations.of_test(folder) if split == "test" else []
             count = count_samples(components.data, split)
             summary.print_evaluation(output, scores, evaluations.describe(tests) if len(tests) > 1 else None, count)

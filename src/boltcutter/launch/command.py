@@ -30,7 +30,7 @@ from boltcutter.launch.stored_runs import find_stored
 from boltcutter.launch.submit import describe_code, start
 from boltcutter.project import LIBRARY, Project
 from boltcutter.run import trust
-from boltcutter.run.folder import is_signed_by_user, save_config
+from boltcutter.run.folder import is_own, save_config
 from boltcutter.run.remote.store import run_store
 from boltcutter.run.store import refuse
 from boltcutter.topology import Topology, check_batch_size
@@ -365,7 +365,7 @@ def create_job(cfgs: Sequence[DictConfig], root: Path, launcher: Launcher) -> Jo
         )
     if any(job != jobs[0] for job in jobs):
         raise ConfigError("launch.array: all runs must use the same nodes, devices and workers; launch them separately")
-    is_composed = [trust.is_granted() or not cfg.get("resume") or is_signed_by_user(Path(cfg.resume)) for cfg in cfgs]
+    is_composed = [trust.is_granted() or not cfg.get("resume") or is_own(Path(cfg.resume)) for cfg in cfgs]
     return replace(
         jobs[0],
         digests=tuple(

@@ -21,7 +21,7 @@ from boltcutter.launch.job import Launcher
 from boltcutter.launch.stored_runs import find_stored
 from boltcutter.project import display_path
 from boltcutter.run import trust
-from boltcutter.run.folder import is_signed_by_user, read_record
+from boltcutter.run.folder import is_own, read_record
 
 FOLDERS = ".folders"  # in the folder of all runs: folders of launched runs that are elsewhere
 
@@ -133,9 +133,9 @@ def run_verb(verb: str, place: Path, *, follow: bool) -> None:
 
 def show_logs(launcher: Launcher, job_id: str, folder: Path, *, follow: bool) -> None:
     """Print the output of the run."""
-    is_own = trust.is_granted() or is_signed_by_user(folder)
+    is_raw = is_own(folder)
     for text in launcher.logs(job_id, folder, follow=follow):
-        print(text if is_own else printable(text), end="", flush=True)
+        print(text if is_raw else printable(text), end="", flush=True)
         if LenientFile.is_lost:  # as after | head
             return
 
@@ -154,10 +154,7 @@ def refresh(launcher: Launcher, *folders: Path) -> None:
 def list_runs(runs: Path) -> None:
     """Print a line for each run of the project, the newest last, then one for each other job of the user."""
     found = [file for depth in ("*/*", "*/*/*") for file in runs.glob(f"{depth}/record.json")]
-    elsewhere: list[str] = []
-    with suppress(OSError, ValueError):
-        elsewhere = trust.read_bytes(runs / FOLDERS).decode().splitlines()
-    for folder in map(Path, dict.fromkeys(elsewhere)):
+    for folder in map(Path, trust.read_own_lines(runs / FOLDERS)):
         found += [*folder.glob("record.json"), *folder.glob("*/record.json")]
     faults = dict[str, None]()
     for file in sorted(found, key=lambda file: file.stat().st_mtime):

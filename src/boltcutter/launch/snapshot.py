@@ -69,6 +69,11 @@ def find_commit(root: Path, ref: str) -> str | None:
     return found.stdout.decode().strip() if found and found.returncode == 0 else None
 
 
+def is_of_local_branch(root: Path, commit: str) -> bool:
+    """Whether a commit is of a local branch of the repository of a project, or of what is checked out."""
+    return bool(_git(root, "branch", "--list", "--contains", commit).stdout.strip())
+
+
 def copy_commit(
     root: Path, target: Path, commit: str, patches: Sequence[bytes] = (), library: dict[str, Any] | None = None
 ) -> None:

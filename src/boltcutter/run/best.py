@@ -15,7 +15,7 @@ from boltcutter.config.errors import ConfigError, hint, printable
 from boltcutter.environment.identity import is_restarted
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.run import trust
-from boltcutter.run.folder import is_signed_by_user, read_record
+from boltcutter.run.folder import is_own, read_record
 
 
 def resumed_checkpoint(cfg: DictConfig, warn: Callable[[str], None] = print) -> str | None:
@@ -108,7 +108,7 @@ def resolve(cfg: DictConfig, name: str) -> str:
             trust.check_record(path, f"run={folder}", folder)
         return path
     is_inside = _is_inside(path, folder) or _is_inside(path, cfg.checkpoints)
-    if not (is_inside or trust.is_granted() or is_signed_by_user(folder)):
+    if not (is_inside or is_own(folder)):
         raise ConfigError(f"run={folder}: its record.json names {path}, which is elsewhere; {trust.REMEDY}")
     return path
 

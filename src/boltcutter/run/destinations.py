@@ -5,20 +5,25 @@ from __future__ import annotations
 import re
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from boltcutter.checkpoint.storage import is_within
 from boltcutter.config.compose import DictConfig, changed, compose
 from boltcutter.config.errors import ConfigError, one_line, printable
-from boltcutter.config.values import OmegaConfBaseException, format_value, leaf_values, plain
+from boltcutter.config.values import OmegaConfBaseException, flatten, format_value, leaf_values, plain
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.project import Project
 
 CHECKPOINTS = "${folder}/checkpoints"
 # What data, model and task name is read: their paths and object storage are checked as other references are.
 READ = ("data", "model", "task", "optimizer", "scheduler", "name", "tags", "choices", "launch", "search", "init_from")
-OWN = ("folder", "runs", "checkpoints", "logger", "resume", "ckpt", "reproduce")
+PLACES = ("folder", "runs", "checkpoints")
+OWN = (*PLACES, "logger", "resume", "ckpt", "reproduce")
+NAME = re.compile(r"(filename|entity|workspace|project|space_id)$")  # no place, but what is there
 DESTINATION = re.compile(
     r"(^|_)(dirpath|dir|directory|root|folder|path|file|filename|repo|ur[il]|host|server|endpoint|address|entity"
     r"|workspace|project|space_id)$"
@@ -60,6 +65,31 @@ def use_own_destinations(recorded: dict[str, Any], folder: Path, project: Projec
     return found
 
 
+def outside_of_project(values: dict[str, Any], project: Project) -> str | None:
+    """The first setting that names a place to write outside of a project; None if there is none.
+
+    Places are those that ``configs`` name, and folders below that of the project or the working directory, in which a
+    try trains copies of its code.
+    """
+    known, roots = _configured(project), [project.root, Path.cwd()]
+    for path, raw in flatten(values):
+        top, name = path.partition(".")[0], path.rpartition(".")[2]
+        is_place = path in PLACES or (top not in READ and DESTINATION.search(name))
+        if not isinstance(raw, str) or not is_place or (name, raw) in known:
+            continue
+        if NAME.search(name) or "${" in raw or not any(is_within(f"{raw}/x", root) for root in roots):
+            return f"{path}={format_value(raw)}"
+    return None
+
+
+@cache
+def _configured(project: Project) -> frozenset[tuple[str, str]]:
+    """The texts in configuration files of the project and of the library, with their last keys."""
+    texts = (file.read_text() for folder in project.config_dirs for file in folder.rglob("*.yaml"))
+    found = (item for text in texts for item in flatten(yaml.safe_load(text) or {}))
+    return frozenset((path.rpartition(".")[2], value) for path, value in found if isinstance(value, str))
+
+
 def _note(key: str, value: Any) -> str:
     return f"{key}={format_value(value)} of the record is not used, as the run is not yours; set {key}=… to use it"
 
@@ -87,11 +117,10 @@ def _outside(found: dict[str, Any], folder: Path, own: DictConfig) -> list[tuple
             continue
         if not isinstance(text, str) or (path in configured and raw == configured[path]):
             continue
-        is_name = name.endswith(("filename", "entity", "workspace", "project", "space_id"))
         if name.endswith("filename"):
             is_inside = is_within(f"{folder}/{text}", folder)
         else:
-            is_inside = not is_name and is_within(f"{text}/x", folder)  # or the folder itself
+            is_inside = not NAME.search(name) and is_within(f"{text}/x", folder)  # or the folder itself
         if not is_inside:
             result.append((path, raw))
     return result

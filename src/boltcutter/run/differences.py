@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from boltcutter.run import trust
 from boltcutter.run.lineage import changed_files
 
 PATCHED = re.compile(rb"^diff --git (?:\"?a/.*?)\"? \"?b/(.*?)\"?$", re.MULTILINE)
@@ -51,9 +53,15 @@ def _shown(value: Any) -> Any:
 
 def _patched(folders: tuple[Path, Path], name: str) -> list[str]:
     """Files whose uncommitted changes differ."""
-    contents = [(folder / name).read_bytes() if (folder / name).is_file() else b"" for folder in folders]
-    here, there = (_by_file(content) for content in contents)
+    here, there = (_by_file(_read(folder / name)) for folder in folders)
     return sorted(file for file in here.keys() | there.keys() if here.get(file) != there.get(file))
+
+
+def _read(patch: Path) -> bytes:
+    """The content of a patch; nothing without one, or if it is large or no ordinary file, as of somebody else."""
+    with suppress(OSError, ValueError):
+        return trust.read_bytes(patch)
+    return b""
 
 
 def _by_file(patch: bytes) -> dict[str, bytes]:

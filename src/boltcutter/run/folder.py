@@ -144,10 +144,10 @@ def _replaced(value: Any, by: Mapping[Any, Any]) -> Any:
     return by.get(value, value) if isinstance(value, str) else value
 
 
-def is_signed_by_user(folder: Path) -> bool:
-    """Return whether the configuration in a run's record has a valid signature of this user."""
+def is_own(folder: Path) -> bool:
+    """Return whether a run is this user's, with the entries of its record that are not signed."""
     record = read_record(folder)
-    return trust.is_signed(record.get("config"), record.get("signature"))
+    return trust.is_own_record(record.get("config"), record.get("signature"), folder)
 
 
 def update_record(folder: Path, **facts: Any) -> None:

@@ -6,13 +6,18 @@ then a row of 64 bytes for each optimizer step.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.run import trust
 
 # Little-endian on each machine. A digest of 0 was not computed.
 ROW = np.dtype(
@@ -31,6 +36,7 @@ ROW = np.dtype(
 COLUMNS = ("samples", "loss", "gradient_norm", "gradient", "lr", "weights", "optimizer")  # first what causes the others
 DIGESTS = ("samples", "gradient", "weights", "optimizer")
 SIZE = 64
+BLOCK = 1 << 16  # rows that are read at once
 FORMAT = "boltcutter steps 1"
 
 Rows = npt.NDArray[Any]
@@ -71,24 +77,38 @@ class Ledger:
 def read_ledger(path: Path) -> Ledger | None:
     """Read a ledger; None if there is none. A torn tail, as of a machine that lost power, is left out."""
     try:
-        data = path.read_bytes()
+        with trust.open_file(path, sys.maxsize) as file:
+            data = file.read(SIZE)
+            if len(data) < SIZE or not data.startswith(f"{FORMAT} ".encode()):
+                return None
+            device = data[len(FORMAT) + 1 :].rstrip(b"\0").decode(errors="replace").strip()
+            return Ledger(device, _read_rows(file))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if len(data) < SIZE or not data.startswith(f"{FORMAT} ".encode()):
-        return None
-    device = data[len(FORMAT) + 1 : SIZE].rstrip(b"\0").decode(errors="replace").strip()
-    rows = np.frombuffer(data, ROW, (len(data) - SIZE) // SIZE, SIZE)
-    steps = rows["step"].astype(np.int64)
-    torn = np.flatnonzero(np.diff(steps, prepend=0) <= 0)
-    return Ledger(device, rows[: torn[0]] if len(torn) else rows)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}; remove it") from None
 
 
-def read_ledgers(folder: Path) -> list[Ledger]:
+def _read_rows(file: IO[bytes]) -> Rows:
+    """The rows up to the first that does not follow; no memory is taken for the holes of a file of somebody else."""
+    blocks, last = [np.empty(0, ROW)], 0
+    while data := file.read(BLOCK * SIZE):
+        rows = np.frombuffer(data, ROW, len(data) // SIZE)
+        steps = rows["step"].astype(np.int64)
+        torn = np.flatnonzero(np.diff(steps, prepend=last) <= 0)
+        blocks.append(rows[: torn[0]] if len(torn) else rows)
+        if len(torn) or not len(rows):
+            break
+        last = int(steps[-1])
+    return np.concatenate(blocks)
+
+
+def read_ledgers(folder: Path) -> Iterator[Ledger]:
     """The ledgers of a run, one for each rank; none for a run that wrote none."""
-    found = list[Ledger]()
-    while (ledger := read_ledger(ledger_path(folder, len(found)))) is not None:
-        found.append(ledger)
-    return found
+    for rank in count():
+        if (ledger := read_ledger(ledger_path(folder, rank))) is None:
+            return
+        yield ledger
 
 
 @dataclass(frozen=True)

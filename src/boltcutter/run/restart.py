@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from boltcutter.run.remote.store import run_store
 # Keys that may differ between attempts.
 LAUNCH_KEYS = ("folder", "resume", "ckpt", "resume_exact", "reproduce", "launch", "choices")
 MAX_SHOWN = 3  # changed settings listed in a message
+MAX_LINE = 1 << 24  # bytes of a line of metrics.csv, which may be somebody else's
 
 
 def check_start(cfg: DictConfig, *, given: bool) -> None:
@@ -68,7 +68,7 @@ def has_trained(folder: Path) -> bool:
     """Return whether ``metrics.csv`` in a folder has at least one row, or is no file that can be read."""
     try:
         with trust.open_file(folder / "metrics.csv", sys.maxsize) as file:
-            return len(list(islice(file, 2))) == 2  # the header and a row
+            return bool(file.readline(MAX_LINE) and file.readline(MAX_LINE))  # the header and a row
     except FileNotFoundError:
         return False
     except (OSError, ValueError):

@@ -96,6 +96,33 @@ def open_file(path: Path, limit: int = MAX_BYTES, *, follows: bool = False) -> I
     raise ValueError(f"larger than {limit >> 20} MiB" if stat.S_ISREG(found.st_mode) else "not an ordinary file")
 
 
+def read_own_lines(path: Path) -> list[str]:
+    """The lines of a file that names folders; none if there is none, or if others own it or may write to it."""
+    with suppress(OSError, ValueError), open_file(path) as file:
+        if is_granted() or files.is_ours(os.fstat(file.fileno())):
+            return list(dict.fromkeys(file.read().decode().splitlines()))
+    return []
+
+
+def make_own_folder(place: Path) -> None:
+    """Make a folder whose code is executed and whose files are believed, unless it is there and this user's.
+
+    Raises:
+        ConfigError: Others own it or may write to it, lead to it by a link, or may exchange it.
+    """
+    link = files.foreign_link(place)
+    if link is None or is_granted():
+        place.mkdir(mode=0o755, parents=True, exist_ok=True)
+        above = place.parent.stat()
+        is_fixed = not above.st_mode & stat.S_IWOTH or above.st_mode & stat.S_ISVTX
+        if is_granted() or (files.is_ours(place.stat()) and above.st_uid in files.trusted_owners() and is_fixed):
+            return
+    raise ConfigError(
+        f"{link or place}: belongs to another user, or others may write to it or to the folder above, and what is in "
+        f"it would be executed; use another folder, such as runs=<one of yours>, or {REMEDY}"
+    )
+
+
 def without_blocking(path: str | Path, flags: int) -> int:
     """Open a file, which may be a FIFO of somebody else, without waiting for its other end; an opener for ``open``.
 
@@ -181,10 +208,16 @@ def check_arguments(overrides: Sequence[str], composed: Any, project: Project) -
     """Check what an agent's arguments name, as the record of somebody else: a report that it has read may ask for it.
 
     Raises:
-        ConfigError: A reference, URL or target is not allowed.
+        ConfigError: A reference, URL or target is not allowed, or a place to write is outside of the project.
     """
-    if os.environ.get(AGENT) and any(sign in override for override in overrides for sign in ("_", "${", "://")):
+    if not (overrides and os.environ.get(AGENT)):
+        return
+    if any(sign in override for override in overrides for sign in ("_", "${", "://")):
         check_record(composed, "arguments", Path(os.devnull), project)
+    from boltcutter.run.destinations import outside_of_project
+
+    if setting := outside_of_project(composed, project):
+        raise ConfigError(f"arguments: {setting} leads out of the project, to which an agent may write; leave it out")
 
 
 def is_own_record(node: Any, signature: object, folder: Path) -> bool:

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.analysis.references import runs_folder
-from boltcutter.config.errors import ConfigError, printable
+from boltcutter.config.errors import ConfigError, printable, quoted
 from boltcutter.formatting import aligned
 from boltcutter.project import Project
 from boltcutter.report.template import format_duration
 from boltcutter.run.store import refuse
 from boltcutter.tries import ledger
 from boltcutter.tries.ledger import Entry
-from boltcutter.tries.pairs import parse_state
 from boltcutter.tries.plan import STATE, TRIES
 
 COLUMNS = ("id", "ended", "change", "against", "metric", "effect", "verdict", "pairs", "difference", "interval", "cost")
@@ -29,9 +28,9 @@ def tries_command(project: Project, arguments: list[str]) -> list[dict[str, Any]
     rows = [list(COLUMNS), *(cells(entry, number_of(entries, entry)) for entry in entries)]
     if entries:
         print(printable("\n".join(aligned(rows))))
-    open_ones = sorted({str(parse_state(file).get("id")) for file in Path(place, TRIES).glob(f"*/{STATE}")})
+    open_ones = sorted(file.parent.name for file in Path(place, TRIES).glob(f"*/{STATE}"))
     if begun := [id for id in open_ones if id not in {entry.id for entry in entries}]:
-        print(f"not ended: {', '.join(begun)}; the same command continues each")
+        print(quoted(f"not ended: {', '.join(begun)}; the same command continues each"))
     if not entries and not begun:
         print(f"no tries in {place}; boltcutter try --help says how to begin")
     accepted = [entry for entry in unconfirmed(entries) if entry.verdict == "accepted"]

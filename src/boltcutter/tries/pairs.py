@@ -210,6 +210,7 @@ class Pairs:
 
     def make_trial(self, sampled: Sampled, environment: Mapping[str, str]) -> Trial:
         """Make the training of a run."""
+        trust.make_own_folder(self.folder.parent)  # it may have been exchanged while other runs trained
         pair, side = divmod(sampled.number, 2)
         own = self.sides[NAMES[side]]
         # The copy of the code, not the working directory, has the project's modules.
@@ -296,6 +297,8 @@ class Pairs:
                 record = read_record(Path(run.folder))
             except ConfigError:
                 continue
+            if not trust.is_own_record(record.get("config"), record.get("signature"), Path(run.folder)):
+                continue  # of somebody else, who could say anything of the baseline
             if lineage.code_key(record.get("git") or {}, record.get("library") or {}) != self.baseline.code:
                 continue
             if seed not in settings:

@@ -15,11 +15,11 @@ from boltcutter.analysis.record import Run, find_runs
 from boltcutter.analysis.scale import Scale
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.checkpoint.atomic import write_text
-from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import plain
 from boltcutter.formatting import to_json
 from boltcutter.project import Project
+from boltcutter.run import trust
 from boltcutter.run.folder import read_record
 from boltcutter.run.store import refuse
 from boltcutter.tries import ledger
@@ -103,7 +103,7 @@ def prepare(project: Project, request: Request) -> Try:
     label, overrides, version = find_baseline(project, request.against, str(runs))
     changes, other = parse_change(project, request.change)
     overrides = [*overrides, *split_override(question, request)]
-    place.mkdir(parents=True, exist_ok=True)
+    trust.make_own_folder(place)
     baseline = make_side(project, place, label, [*overrides, *request.common], version)
     name = " ".join(request.change) or "no change"
     change = make_side(project, place, name, [*overrides, *request.common, *changes], other or version)
@@ -125,7 +125,7 @@ def prepare(project: Project, request: Request) -> Try:
 
 def runs_folder(project: Project, request: Request) -> Path:
     """The folder of all runs."""
-    runs = str(compose(project, [o for o in request.common if o.startswith("runs=")]).runs)
+    runs = str(read_overrides(project, [o for o in request.common if o.startswith("runs=")]).runs)
     refuse({"runs": runs}, "the pairs of a try are in a folder")
     return Path(runs).absolute()
 
@@ -202,8 +202,8 @@ def opened(draft: Try, folder: Path, seeds: list[int], asking: int) -> Try:
 
 def read_states(place: Path, key: str) -> list[dict[str, Any]]:
     """The tries of a question that were begun."""
-    found = [parse_state(file) for file in sorted(place.glob(f"*/{STATE}"))]
-    return [state for state in found if state.get("key") == key]
+    found = [(file.parent.name, parse_state(file)) for file in sorted(place.glob(f"*/{STATE}"))]
+    return [state for name, state in found if state.get("key") == key and state.get("id") == name]
 
 
 def is_seen(run: Run, change: Side, wanted: dict[str, Any]) -> bool:

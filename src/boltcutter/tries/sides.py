@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from boltcutter import files
 from boltcutter.analysis.further import overrides_of
 from boltcutter.analysis.groups import Result, is_compared
 from boltcutter.analysis.record import Run, find_runs
@@ -18,10 +20,12 @@ from boltcutter.assembly.overrides import read_overrides
 from boltcutter.config.compose import OVERRIDE
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import flatten, last_of_each, plain
+from boltcutter.files import RECORD
 from boltcutter.launch import snapshot
 from boltcutter.project import Project
-from boltcutter.run import lineage
+from boltcutter.run import lineage, trust
 from boltcutter.run.folder import read_record
+from boltcutter.run.foreign_record import DATA_FOLDERS
 
 CODE = ".code"  # in the folder of tries: copies of the code by its state
 Code = Mapping[str, Any]  # ``lineage.code_key``
@@ -92,11 +96,34 @@ def read_version(project: Project, word: str) -> Version:
     Raises:
         ConfigError: It is neither, or the project is not in a git repository.
     """
-    if Path(word).is_file():
+    is_patch = Path(word).is_file()
+    commit = None if is_patch else snapshot.find_commit(project.root, word)
+    if os.environ.get(trust.AGENT):
+        is_own = _is_own_patch(project.root, Path(word)) if is_patch else _is_local(project, commit)
+        if not is_own:
+            raise ConfigError(
+                f"{word}: neither a patch in the project nor a commit of a local branch, whose code an agent may run; "
+                "run it yourself"
+            )
+    if is_patch:
         return Version(patch=Path(word).read_bytes())
-    if commit := snapshot.find_commit(project.root, word):
+    if commit:
         return Version(commit)
     raise ConfigError(f"{word}: no override, git ref or patch; see boltcutter try --help")
+
+
+def _is_own_patch(root: Path, file: Path) -> bool:
+    """Whether a patch is of this user and in the project, apart from runs and data, which may be of anybody."""
+    place, root = file.resolve(), root.resolve()
+    inner = place.relative_to(root) if place.is_relative_to(root) else None
+    in_run = any((folder / RECORD).exists() for folder in place.parents)
+    is_code = inner is not None and inner.parts[0] not in DATA_FOLDERS and not in_run
+    return is_code and files.is_ours(place.stat())
+
+
+def _is_local(project: Project, commit: str | None) -> bool:
+    """Whether a commit is of the current or another local branch, rather than of one that was only fetched."""
+    return commit is None or snapshot.is_of_local_branch(project.root, commit)
 
 
 def find_baseline(project: Project, text: str | None, runs: str) -> tuple[str, list[str], Version]:
