@@ -101,8 +101,10 @@ class Treatment:
         from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
         from boltcutter.config.compose import changed
         from boltcutter.data.hooks import shard_loaders
+        from boltcutter.internals import launches_processes, set_launcher
         from boltcutter.report.media_logging import MediaLogging
         from boltcutter.run.changes import SettingChanges
+        from boltcutter.strategy.process_launcher import MultiProcessingLauncher
         from boltcutter.training.callbacks import in_order
         from boltcutter.training.ending import EndOfTraining
         from boltcutter.training.failure import LostRankReport
@@ -128,6 +130,8 @@ class Treatment:
             original(trainer, *args, **arguments)
             shard_loaders(trainer, 0)
             permit_removals(trainer)
+            if launches_processes(trainer.strategy):
+                set_launcher(trainer.strategy, MultiProcessingLauncher)
             evaluates = (EvaluationSeeds, SeparateMetrics, MediaLogging)
             training = [one for one in ordered if not isinstance(one, evaluates) and one not in given.values()]
             trainer.of_training, trainer.is_fitted = {id(one) for one in training}, False
@@ -183,9 +187,11 @@ if RUNS:
 
     @pytest.fixture(autouse=True)
     def _after_each() -> Iterator[None]:
+        from boltcutter.environment import announcement
         from boltcutter.environment import stop_signals as signals
 
         yield
+        announcement.withdraw()
         signals.restore_handlers()
         for folder in Path(RUNS or "").glob("run-*"):
             shutil.rmtree(folder, ignore_errors=True)

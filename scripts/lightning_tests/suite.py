@@ -21,10 +21,9 @@ GROUPS = (
     "trainer", "loops", "callbacks", "checkpointing", "core", "models", "tuner", "utilities", "overrides",
     "accelerators", "profilers", "plugins", "strategies", "loggers",
 )  # fmt: skip
-OPTIONS = {"workers": "2", "tag": "", "results": "runs/lightning", "record": "false"}
-# The treatment is not in spawned processes; the others need a compiler, hydra or another torch.
+OPTIONS = {"workers": "2", "tag": "", "results": "runs/lightning", "record": "false", "select": "", "timeout": "120"}
+# They need a compiler, or another torch.
 LEFT_OUT = ("models/test_onnx.py", "models/test_torch_tensorrt.py")
-NO_RANKS = "not spawn and not fork and not ddp"
 Outcomes = dict[str, str]  # passed, skipped or failed, by test
 
 
@@ -39,9 +38,11 @@ def main(usage: str | None, arguments: list[str]) -> int:
     results = Path(options["results"]).resolve()
     results.mkdir(parents=True, exist_ok=True)
     places, workers = places or list(GROUPS), options["workers"]
-    plain = run(checkout, places, results / "plain", treated=False, workers=workers)
-    treated = run(checkout, places, results / "treated", treated=True, workers=workers)
-    for name, outcomes in (("plain", plain), ("treated", treated)):
+    more = ["-n", workers, f"--timeout={options['timeout']}", "-k", options["select"]]
+    treated = run(checkout, places, results / "treated", more, treated=True)
+    failed = [test.removeprefix(f"{TESTS.name}/") for test, outcome in treated.items() if outcome == "failed"]
+    plain = run(checkout, failed, results / "plain", more, treated=False) if failed else {}
+    for name, outcomes in (("treated", treated), ("plain, of those that failed", plain)):
         print(f"{name}: {len(outcomes)} tests, {dict(Counter(outcomes.values()))}")
     known = yaml.safe_load((HERE / "differences.yaml").read_text())
     return report(plain, treated, known, record=options["record"] == "true")
@@ -55,7 +56,7 @@ def clone(tag: str) -> Path:
     return folder
 
 
-def run(checkout: Path, places: list[str], results: Path, *, treated: bool, workers: str) -> Outcomes:
+def run(checkout: Path, places: list[str], results: Path, more: list[str], *, treated: bool) -> Outcomes:
     """Run tests in a copy of the checkout, as Lightning's fixtures refuse files beside them; return their outcomes."""
     outcomes = results.with_suffix(".jsonl")
     outcomes.unlink(missing_ok=True)
@@ -65,10 +66,11 @@ def run(checkout: Path, places: list[str], results: Path, *, treated: bool, work
         shutil.copy(checkout / "pyproject.toml", copy)
         (copy / "tmp").mkdir()
         ignored = [f"--ignore=tests_pytorch/{path}" for path in LEFT_OUT]
+        (copy / "places.txt").write_text("".join(f"tests_pytorch/{place}\n" for place in places))
         command = [
             sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "lightning_tests.plugin",
-            "-p", "no:cacheprovider", "--disable-warnings", "--tb=short", "-n", workers, "--timeout=120",
-            "--max-worker-restart=50", "-k", NO_RANKS, *ignored, *(f"tests_pytorch/{place}" for place in places),
+            "-p", "no:cacheprovider", "--disable-warnings", "--tb=short", "--max-worker-restart=50",
+            *more, *ignored, f"@{copy}/places.txt",
         ]  # fmt: skip
         paths = [str(HERE.parent), str(copy / "tests"), os.environ.get("PYTHONPATH", "")]
         settings = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "TMPDIR": str(copy / "tmp")}

@@ -59,12 +59,15 @@ class OtherNameInSanity(NamedByStage):
     names = ("check_loss", "val_loss")
 
 
-def fit(folder: Path, module: Module, checkpoint: Path | None = None, **callbacks: Callback) -> L.Trainer:
+def fit(
+    folder: Path, module: Module, checkpoint: Path | None = None, sanity: int = 2, **callbacks: Callback
+) -> L.Trainer:
     data = DataLoader(torch.ones(8, 2), 2)
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=2 if checkpoint else 1,
         logger=False,
+        num_sanity_val_steps=sanity,
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
@@ -181,3 +184,19 @@ def test_a_training_metric_is_known_before_the_epoch_ends(tmp_path: Path) -> Non
     best = BestCheckpoint(str(tmp_path), monitor="train_loss", save_on_train_epoch_end=True)
     fit(tmp_path, Module(val=["val_loss"], train=["train_loss"]), best=best)
     assert best.best_model_score is not None
+
+
+def test_what_lightning_accepts_is_no_mistake(tmp_path: Path) -> None:
+    class ScoresAtTheEnd(Module):  # a name that does not say validation, and no sanity check
+        def on_validation_epoch_end(self) -> None:
+            self.log("auroc", 1.0 * self.current_epoch)
+
+    class Own(Callback):
+        monitor = "cpu"
+
+    by_step = ModelCheckpoint(tmp_path / "step", monitor="step", mode="max")
+    score = ModelCheckpoint(tmp_path / "score", monitor="auroc", save_on_train_epoch_end=False, every_n_train_steps=1)
+    stopping = EarlyStopping("missing", strict=False, patience=9)
+    fit(tmp_path, ScoresAtTheEnd(), sanity=0, by_step=by_step, score=score, own=Own(), stopping=stopping)
+    assert score.best_model_score == 0
+    assert by_step.best_model_path

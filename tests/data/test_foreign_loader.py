@@ -194,6 +194,21 @@ def test_a_sampler_keeps_its_own_generator() -> None:
     assert torch.equal(generator.get_state(), before)
 
 
+def test_a_sampler_is_told_the_epoch_as_often_as_by_lightning() -> None:
+    class Told(RandomSampler):
+        def set_epoch(self, epoch: int) -> None:
+            epochs.append(epoch)
+
+    epochs, place = list[int](), {"seed": 0, "rank": 0, "world_size": 1, "training": True}
+    loader = sharded(DataLoader(range(8), 4, sampler=Told(range(8))), **place)  # type: ignore[arg-type]
+    for epoch in range(2):
+        _set_sampler_epoch(loader, epoch)
+        list(loader)
+    assert epochs == [0, 1]
+    list(sharded(DataLoader(range(8), 4, sampler=Told(range(8))), epoch=5, **place))  # type: ignore[arg-type]
+    assert epochs == [0, 1, 5]  # which no one else has told it
+
+
 def changing(kind: str) -> tuple[Any, list[Any]]:
     """A sampler, and what training sets after each epoch."""
     later = [list(range(first, 24, 2)) * 2 for first in (0, 1)]

@@ -3,6 +3,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, random_split
@@ -44,7 +45,7 @@ def test_a_random_split_is_the_same_in_each_process_and_drawn_once(  # of which 
     early.setup("fit")
     late.setup("fit")
     assert early.rest.indices == late.rest.indices
-    assert early.calls == ["LightningModule 1 fit"]
+    assert early.calls == [f"LightningModule 1 {TrainerFn.FITTING}"]  # as Lightning calls it
     early.setup("test")
     assert len(early.calls) == 2
 

@@ -13,6 +13,7 @@ from lightning.pytorch import strategies
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from boltcutter.checks.monitors import required_monitor
 from boltcutter.config import foreign
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, hint
@@ -132,9 +133,8 @@ def check_monitors(task: L.LightningModule, callbacks: Mapping[str, Callback]) -
     if not isinstance(task, NativeTask):
         return
     logged = task.logged_metrics
-    owners = {f"callback.{name}.monitor": callback for name, callback in callbacks.items()} | {"task.monitor": task}
-    for path, owner in owners.items():
-        metric = getattr(owner, "monitor", None)
+    monitors = {f"callback.{name}.monitor": required_monitor(callback) for name, callback in callbacks.items()}
+    for path, metric in (monitors | {"task.monitor": getattr(task, "monitor", None)}).items():
         if metric is not None and metric not in logged:
             listed = ", ".join(sorted(logged))
             near = hint(metric, logged)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint, ProgressBar
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter.config.errors import ConfigError, hint
@@ -17,6 +17,7 @@ from boltcutter.run.metrics import Mode, infer_mode
 DEFAULT_MONITOR = "val/loss"  # in ``configs/callback``; the name under which built-in tasks log their loss
 VALIDATION = re.compile(r"(^|[^a-z])(val|valid|validation|eval|dev)([^a-z]|$)", re.I)
 HOOKS = ("on_validation_end", "on_train_batch_end")
+ALWAYS_KNOWN = ("epoch", "step")  # what a ModelCheckpoint may monitor though nobody logs it
 LATE_HOOKS = ("on_train_batch_end", "on_train_epoch_start", "on_train_epoch_end")  # may log after the first step
 
 
@@ -81,7 +82,8 @@ class MonitorCheck(Callback):
         after_validation = bool(validated) or self._validation_done or not trainer.enable_validation
         after_training = self._trained is not None and not any(is_overridden(hook, module) for hook in LATE_HOOKS)
         for path, name, metric in [*self._monitored(), *scheduler_monitors(trainer)]:
-            certain = after_validation if VALIDATION.search(metric) else after_training
+            # A metric of another name may be one of validation, too.
+            certain = after_validation and (after_training or bool(VALIDATION.search(metric)))
             # It may be logged at the end of the epoch, when callbacks and schedulers read it.
             if metric != DEFAULT_MONITOR and is_overridden("on_train_epoch_end", module):
                 certain = False
@@ -98,8 +100,7 @@ class MonitorCheck(Callback):
 
     def _monitored(self) -> Iterator[tuple[str, str, str]]:
         for name, callback in self.callbacks.items():
-            monitor = getattr(callback, "monitor", None)
-            if monitor is not None and (not isinstance(callback, ModelCheckpoint) or callback.save_top_k):
+            if monitor := required_monitor(callback):
                 yield f"callback.{name}.monitor", name, monitor
 
     def _replace_default(self, name: str, path: str, validated: set[str], trainer: L.Trainer) -> bool:
@@ -123,6 +124,15 @@ class MonitorCheck(Callback):
         else:
             callback.monitor = monitor
         self.replaced[name] = (monitor, mode)
+
+
+def required_monitor(callback: Callback) -> str | None:
+    """The metric without which a callback cannot work; what other classes call ``monitor`` may be something else."""
+    if isinstance(callback, ModelCheckpoint):
+        return callback.monitor if callback.save_top_k and callback.monitor not in ALWAYS_KNOWN else None
+    if isinstance(callback, EarlyStopping):
+        return callback.monitor if callback.strict else None
+    return getattr(callback, "monitor", None) if isinstance(callback, ProgressBar) else None
 
 
 def logged_metrics(trainer: L.Trainer) -> set[str]:

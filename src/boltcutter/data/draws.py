@@ -93,6 +93,7 @@ def draw_groups(
     loader: int = 0,
     shared: int = 0,
     sampler_epoch: int | None = None,
+    is_told: bool = False,
 ) -> Iterator[list[Any]]:
     """Yield what a sampler draws in an epoch, ``size`` entries at a time; the last may be fewer.
 
@@ -112,10 +113,11 @@ def draw_groups(
         loader: Number of the loader, among several of a stage.
         shared: Number of loaders before this one that use the same generator.
         sampler_epoch: What ``set_epoch`` of the sampler is called with, if it is not ``epoch``.
+        is_told: Whether the sampler has been called so already.
     """
     owners = [owner for owner in (sampler, getattr(sampler, "sampler", None)) if owner is not None]
     for owner in owners:
-        if hasattr(owner, "set_epoch"):
+        if hasattr(owner, "set_epoch") and not is_told:
             owner.set_epoch(epoch if sampler_epoch is None else sampler_epoch)
     own: list[Any] = find_generators(*map(_without_data, owners))
     place: dict[str, Any] = {"stage": stage, "epoch": epoch, "loader": loader}

@@ -310,6 +310,7 @@ class RankBatches(EpochState, Sampler[Any]):
         self._recorded: deque[tuple[int, list[Any]]] = deque(maxlen=self.ahead + 2)
         self.recent = deque(maxlen=self.ahead + 2)
         self._saved: dict[str, Any] = {}
+        self._told: int | None = None  # the epoch that the sampler was called with
         self.changes = SamplerChanges(self.source)
 
     def __getattr__(self, name: str) -> Any:
@@ -336,6 +337,11 @@ class RankBatches(EpochState, Sampler[Any]):
         """Entries of ``source`` in a batch of one rank."""
         return 1 if self.batches is None else int(self.batches.batch_size)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that comes next; Lightning has called the same of the loader's sampler, if it has one."""
+        super().set_epoch(epoch)
+        self._told = epoch if self.batches is not None else None
+
     def __len__(self) -> int:
         length, size = len(self.source), self.entries_per_batch
         if self.training or length < self.world_size:
@@ -353,6 +359,8 @@ class RankBatches(EpochState, Sampler[Any]):
         self._recorded.clear()
         self.changes.begin()
         place = self.place | {"shared": self.shared, "sampler_epoch": self.sampler_epoch}
+        place["is_told"] = self._told == (self.epoch if self.sampler_epoch is None else self.sampler_epoch)
+        self._told = None
         groups = draw_groups(self.source, size * self.world_size, seed=self.seed, **place)
         rank = self.rank if self.own_rank is None else self.own_rank
         drawn_before = dict(saved.get("drawn", ()))

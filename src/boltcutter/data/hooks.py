@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -71,7 +72,7 @@ def run_hooks_early(trainer: L.Trainer, task: L.LightningModule, data: L.Lightni
     trainer.strategy.connect(task)
     data_connector(trainer).attach_data(task, datamodule=data)
     data.prepare_data()
-    data.setup(stage="fit")
+    data.setup(stage=TrainerFn.FITTING)
     for split in ("train", "val"):
         name = f"{split}_dataloader"
         if is_overridden(name, data) and has_no_batch(getattr(data, name)()):
