@@ -96,7 +96,10 @@ def group_page(group: str) -> str:
     described = {name: text.partition("\n")[0].removeprefix("# ") for name, text in texts.items()}
     parts.append("| option | |\n|---|---|")
     parts += [f"| [`{name}`](#{name}) | {escaped(text)} |" for name, text in described.items()]
-    shown: set[str] = set()
+    shown, public = (
+        set[str](),
+        {f"{module}.{name}" for name, module in public_names().items()},
+    )  # on the page of the API
     for name, text in texts.items():
         body = text.partition("\n")[2].strip("\n")
         parts.append(f"\n## {name}\n\n{escaped(described[name])}\n")
@@ -104,7 +107,8 @@ def group_page(group: str) -> str:
         for target in re.findall(r"_target_: (boltcutter\w*\.[\w.]+)", body):
             if target not in shown:
                 shown.add(target)
-                parts.append(f"::: {target}\n")
+                elsewhere = "    options: {skip_local_inventory: true}\n" if target in public else ""
+                parts.append(f"::: {target}\n{elsewhere}")
     return "\n".join(parts)
 
 
@@ -113,11 +117,16 @@ def escaped(text: str) -> str:
     return re.sub(r"(?<!\\)([<*_|])(?=[^`]*(?:`[^`]*`[^`]*)*$)", r"\\\1", text)
 
 
-def api_page() -> str:
-    """The public names of ``import boltcutter``, by its stub for type checkers."""
+def public_names() -> dict[str, str]:
+    """The modules of the names of ``import boltcutter``, by its stub for type checkers."""
     tree = ast.parse((ROOT / "src" / "boltcutter" / "__init__.pyi").read_text())
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    table = {alias.name: node.module for node in imports for alias in node.names if alias.asname == alias.name}
+    return {alias.name: str(node.module) for node in imports for alias in node.names if alias.asname == alias.name}
+
+
+def api_page() -> str:
+    """The public names of ``import boltcutter``."""
+    table = public_names()
     functions = sorted(name for name in table if name[0].islower())
     classes = sorted(name for name in table if name[0].isupper())
     parts = ["# The names of `import boltcutter`\n\n[Python API](../api.md) shows how they are used."]

@@ -83,6 +83,12 @@ def main(template: Path) -> None:
     if not git(Path.cwd(), "rev-parse", "--is-inside-work-tree"):
         for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "Create the project"]):
             git(Path.cwd(), *command)
+        if not git(Path.cwd(), "rev-parse", "--verify", "-q", "HEAD"):
+            print(
+                "warning: the project has no first commit, without which runs record no version of its code; set "
+                "`git config --global user.name` and user.email, then: git add -A && git commit -m Begin",
+                file=sys.stderr,
+            )
 
 
 with tempfile.TemporaryDirectory() as folder:

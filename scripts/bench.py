@@ -20,9 +20,11 @@ generate  tokens per second with a key-value cache, relative to none: [work=eage
 import sys
 
 from boltcutter.cli.main import dispatch_command
+from boltcutter.environment.output import ignore_lost_readers
 from boltcutter.extend import Command
 from boltcutter.project import Project
 
 if __name__ == "__main__":
+    ignore_lost_readers()
     name = sys.argv.pop(1) if len(sys.argv) > 1 and f"\n{sys.argv[1]} " in __doc__ else "all"
     dispatch_command(Project.find(__file__), Command(f"benchmarks.{name}:main", __doc__))

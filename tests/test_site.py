@@ -26,7 +26,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         require("mkdocs", install="pip install -c constraints.txt -e '.[docs]'")
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [str(mkdocs), "build", "--strict", "-q", "-d", str(folder)],
+        [str(mkdocs), "build", "--strict", "-d", str(folder)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,

@@ -25,8 +25,8 @@ STARTERS = {  # commands that start the processes, by an override
 WORK = ["optimizer=sgd", "logger=null", "report=false", "trainer.accelerator=cpu"]
 ROWS: dict[str, list[str]] = {
     "one process": [],
-    "dp, 2 copies": ["trainer=dp", "trainer.devices=2"],
-    "dp, 3 copies": ["trainer=dp", "trainer.devices=3"],
+    "dp, 2 replicas": ["trainer=dp", "trainer.devices=2"],
+    "dp, 3 replicas": ["trainer=dp", "trainer.devices=3"],
     "ddp, 2 ranks": ["trainer=ddp", "trainer.devices=2"],
     "ddp, static graph": ["trainer=ddp", "trainer.devices=2", "+trainer.strategy.static_graph=true"],
     "ddp, bf16 gradients": ["trainer=ddp", "trainer.devices=2", "trainer.strategy.compress=bf16"],

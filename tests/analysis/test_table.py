@@ -135,10 +135,18 @@ def test_a_narrow_terminal_shows_whole_columns(
     assert print_table(runs, ["name", "id"]) == ["id"]
 
 
-def test_without_rich_the_table_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rich_the_table_has_the_same_cells(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "a", metrics={"val/loss": 1 / 3}, note="one\ntwo")
+    runs, keys = find_runs(tmp_path), ["id", "val/loss", "note"]
+    assert print_table(runs, keys) == []
+    with_rich = capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    with pytest.raises(ConfigError, match=r"^runs: rich is not installed.*--csv$"):
-        print_table([], ["id"])
+    assert print_table(runs, keys) == []
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        line.split() for line in with_rich.splitlines()
+    ]
 
 
 def test_csv_has_all_digits(tmp_path: Path, write: Write) -> None:

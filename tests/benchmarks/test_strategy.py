@@ -29,6 +29,6 @@ def test_an_unknown_setting_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError, match="rounds: unknown option"):
         main(tmp_path, ["rounds=2"])
     with pytest.raises(
-        BenchmarkError, match=r"^rows=three: no row begins with this; choose from: one process; dp, 2 copies; "
+        BenchmarkError, match=r"^rows=three: no row begins with this; choose from: one process; dp, 2 replicas; "
     ):
         main(tmp_path, ["rows=three"])

@@ -164,6 +164,25 @@ def test_describe_a_key(words: str, pattern: str, said: Read) -> None:
     assert any(re.fullmatch(pattern, line) for line in said(*words.split()))
 
 
+def test_modules_that_were_frozen_are_collected_when_the_process_ends() -> None:
+    """Libraries report what is left then as leaked, as nanobind does of Triton's."""
+    program = """
+class Cycle:
+    def __del__(self): print("collected")
+with main._faster_imports():
+    one = Cycle()
+    one.itself = one
+    del one
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", f"from boltcutter.cli import main\n{program}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "collected\n", done.stderr
+
+
 def test_one_key_is_described_alone(said: Read) -> None:
     assert len(said("--describe", "data.batch_size")) == 1
     (line,) = said("--describe", "trainer.precision")

@@ -58,7 +58,7 @@ def test_a_learning_rate_keeps_its_position_in_the_schedule(script: Script, begu
     saved = torch.load(tmp_path / "changed" / "checkpoints" / "last.ckpt", weights_only=True)
     assert saved["optimizer_states"][0]["param_groups"][0]["weight_decay"] == 0.5
     record = json.loads((tmp_path / "changed" / "record.json").read_text())
-    assert record["attempts"][-1]["changed"] == ["optimizer.lr", "optimizer.weight_decay"]
+    assert record["attempts"][-1]["changed"] == ["trainer.max_epochs", "optimizer.lr", "optimizer.weight_decay"]
     assert "changed" not in record["attempts"][0]
 
 
@@ -355,3 +355,12 @@ def test_settings_of_the_model_are_compared() -> None:
     changes = SettingChanges(DictConfig({"model": {"dropout": 0.5}, "seed": 1}))
     lines = changes.resume({"settings": {"model": {"dropout": 0.1}}}, ends=False)
     assert lines == ["model.dropout=0.5 from now on, was 0.1"]
+
+
+def test_another_length_of_the_training_is_a_change() -> None:
+    changes = SettingChanges(DictConfig({}))
+    saved = {"settings": {}, "length": [3, -1, 1.0, 2]}
+    assert changes.resume(saved, ends=False, planned=[5, -1, 1.0, 2]) == ["trainer.max_epochs=5 from now on, was 3"]
+    assert changes.changed_length == {"trainer.max_epochs": (3, 5)}
+    assert changes.changed == {}  # nothing to apply
+    assert changes.resume(saved, ends=True, planned=[3, -1, 1.0, 2]) == []

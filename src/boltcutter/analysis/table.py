@@ -12,8 +12,7 @@ from boltcutter.analysis.query import FIELDS, UNITS, find_fault, value_of
 from boltcutter.analysis.record import Run, metric_mode
 from boltcutter.config.errors import ConfigError, printable
 from boltcutter.config.values import format_value
-from boltcutter.formatting import csv_text, format_duration, format_number
-from boltcutter.project import install_command
+from boltcutter.formatting import aligned, csv_text, format_duration, format_number
 
 NOT_COMPARED = (
     *("name", "tags", "runs", "resume", "resume_exact", "reproduce", "launch", "checkpoints", "search"),
@@ -129,16 +128,19 @@ def format_age(seconds: float) -> str:
 
 
 def print_table(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
-    """Print runs as a table; returns the columns for which a terminal is too narrow, settings before others."""
+    """Print runs as a table; returns the columns for which a terminal is too narrow, settings before others.
+
+    Without rich, of the extra ``runs``, the table has no colors, and all columns whatever the width.
+    """
     try:
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"runs: rich is not installed, but draws the table; {install_command('rich')}, or use --csv",
-            kind="not_installed",
-        ) from error
+    except ModuleNotFoundError:
+        names = short_ids(runs)
+        rows = [[names[run.id] if key == "id" else format_cell(run, key) for key in keys] for run in runs]
+        print("\n".join(aligned([[printable(text).replace("\n", " ") for text in row] for row in [[*keys], *rows]])))
+        return []
     console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=10_000)
     table = Table(box=None, pad_edge=False, header_style="bold")
     ids = short_ids(runs)

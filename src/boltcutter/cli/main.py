@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import os
@@ -98,7 +99,9 @@ def _faster_imports() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()  # modules stay
+        gc.freeze()  # modules stay until the process ends: libraries such as Triton report what is left then as leaked
+        atexit.unregister(gc.unfreeze)
+        atexit.register(gc.unfreeze)
         gc.enable()
 
 
@@ -223,7 +226,7 @@ def _answer(
 
         at_key = at < len(rest) and "=" not in rest[at] and not rest[at].startswith("~")
         prefix = rest.pop(at) if at_key else ""
-        print_keys(project, read_overrides(project, local_runs(project, rest)), prefix)
+        print_keys(project, _with_folder(read_overrides(project, local_runs(project, rest))), prefix)
     else:
         from boltcutter.cli.completion import completion
 
@@ -240,10 +243,14 @@ def _resolved(project: Project, command: Command, arguments: list[str]) -> str:
         cfg = _import(command.config)(project, local)
     else:
         cfg = load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, local)
+    return run_store().show(as_yaml(redacted(_with_folder(cfg))))
+
+
+def _with_folder(cfg: Any) -> Any:
+    """A configuration with the folder that its run would have, whose id is created when the run starts."""
     if not cfg.get("folder"):
-        # The id is created when the run starts.
         cfg.folder = "${runs}/${name}/<id>"
-    return run_store().show(as_yaml(redacted(cfg)))
+    return cfg
 
 
 def _help(project: Project, usage: str, flags: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from boltcutter.formatting import aligned
 from boltcutter.project import BUILTIN_CONFIGS, Project
 
 RUN = "boltcutter.assembly.assemble.Config"
-COLUMNS = (None, 44, 36, 110)  # maximum widths of key, value, type and documentation
+COLUMNS = (None, 44, 36, 110)  # maximum widths of key, value, type and documentation in a terminal
 
 
 def print_keys(project: Project, cfg: DictConfig, prefix: str, root: Callable[..., Any] | None = None) -> None:
@@ -37,7 +38,7 @@ def describe(cfg: DictConfig, root: Callable[..., Any], prefix: str = "") -> Ite
     rows = [row for row in every if not place or f"{row[0]}.".startswith(f"{place}.")]
     if not rows:
         raise ConfigError(f"{prefix}: no such key{hint(prefix, [row[0] for row in every])}", kind="unknown_key")
-    limits = COLUMNS if len(rows) > 1 else (None,) * 4
+    limits = COLUMNS if len(rows) > 1 and sys.stdout.isatty() else (None,) * 4
     cut = [[_shorten(text, limit) for text, limit in zip(row, limits, strict=True)] for row in rows]
     yield from aligned(cut)
 

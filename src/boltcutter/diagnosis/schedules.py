@@ -62,8 +62,9 @@ def schedule_unit(seen: Evidence) -> Lines:
 def schedule_dead(seen: Evidence) -> Lines:
     """Computed ahead on a copy, the rate stays below 1/10,000 of its peak from before half of the training."""
     for scheduler, per_step, calls in schedules(seen):
-        rates = _rates(scheduler, calls) if calls <= MAX_CALLS else []
-        last = max((i for i, rate in enumerate(rates) if rate >= GONE * max(rates)), default=0) + 1
+        done = min(int(getattr(scheduler, "last_epoch", 0) or 0), calls)  # of a run that is resumed
+        rates = _rates(scheduler, calls - done) if calls <= MAX_CALLS else []
+        last = max((i for i, rate in enumerate(rates) if rate >= GONE * max(rates)), default=0) + 1 + done
         if rates and max(rates) > 0 and last < 0.5 * calls:
             unit = "step" if per_step else "epoch"
             yield (

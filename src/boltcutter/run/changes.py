@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -21,6 +21,7 @@ from boltcutter.internals import set_last_rates
 SECTIONS = ("model", "task", "optimizer", "scheduler", "callback")  # sections whose settings are stored in checkpoints
 LR_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")  # entries of a parameter group that hold learning rates
 SCHEDULED = ("lr", "momentum", "betas")  # what schedulers set
+LENGTH = ("max_epochs", "max_steps", "limit_train_batches", "accumulate_grad_batches")  # they decide how many steps
 MAX_REPLAYED = 10_000_000  # steps of a schedule, which take a minute or two; a checkpoint may claim any number
 MISSING = object()
 
@@ -38,24 +39,27 @@ class SettingChanges(Callback):
 
     Attributes:
         changed: Old and new value by key.
+        changed_length: The same of the settings of the trainer that decide the length of the training.
     """
 
     def __init__(self, cfg: DictConfig) -> None:
         self.settings = {name: value for name, value in plain(cfg).items() if name in SECTIONS}
         self.folder = cfg.get("folder")
         self.changed: dict[str, tuple[Any, Any]] = {}
+        self.changed_length: dict[str, tuple[Any, Any]] = {}
         self._groups: list[list[dict[str, Any]]] = []  # by optimizer, with the new settings
         self._schedulers: list[dict[str, Any]] = []
         self._saved: Mapping[str, Any] = {}
         # Schedulers, their state at the resumed step, and what they give to each parameter group.
         self._replayed: list[tuple[Any, dict[str, Any], list[dict[str, Any]]]] = []
 
-    def resume(self, saved: Mapping[str, Any], *, ends: bool) -> list[str]:
+    def resume(self, saved: Mapping[str, Any], *, ends: bool, planned: Sequence[Any] = ()) -> list[str]:
         """Compare the settings in a checkpoint with the current ones.
 
         Args:
             saved: The checkpoint.
             ends: Whether training is already finished.
+            planned: The length of the training, as by ``length``; not compared if it is empty.
 
         Returns:
             One line for each changed setting.
@@ -64,6 +68,8 @@ class SettingChanges(Callback):
             ConfigError: A changed setting cannot take effect.
         """
         self._saved = saved
+        pairs = zip(LENGTH, saved.get("length", ()), planned, strict=False)
+        self.changed_length = {f"trainer.{name}": (was, now) for name, was, now in pairs if was != now}
         before = saved.get("settings")
         if before is None:
             return []
@@ -77,7 +83,8 @@ class SettingChanges(Callback):
                 raise ConfigError(
                     f"{prefix} is already trained to the end, so it would have no effect; also raise trainer.max_epochs"
                 )
-        return [f"{key}={shown(now)} from now on, was {shown(was)}" for key, (was, now) in self.changed.items()]
+        changed = {**self.changed_length, **self.changed}
+        return [f"{key}={shown(now)} from now on, was {shown(was)}" for key, (was, now) in changed.items()]
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save the values that the new settings give, before the checkpoint is restored."""
@@ -160,7 +167,7 @@ class SettingChanges(Callback):
 
 def length(trainer: L.Trainer) -> list[Any]:
     """What decides how many steps training has."""
-    return [trainer.max_epochs, trainer.max_steps, trainer.limit_train_batches, trainer.accumulate_grad_batches]
+    return [getattr(trainer, name) for name in LENGTH]
 
 
 def _fill(group: dict[str, Any], name: str, value: Any) -> None:

@@ -19,7 +19,7 @@ from boltcutter.checkpoint.weights import incompatibility, load_weights
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, one_line, prefix_errors, quoted
 from boltcutter.protocols import NativeData, NativeTask, find_model
-from boltcutter.run.changes import SettingChanges
+from boltcutter.run.changes import SettingChanges, length
 from boltcutter.run.folder import read_record
 from boltcutter.run.remote.store import run_store
 from boltcutter.training.ending import EndOfTraining
@@ -65,7 +65,9 @@ def load_initial_state(
             if reached_limit and not note:
                 note = f"training is complete ({reached_limit}){'; it is only tested' if cfg.test else ''}; "
                 note += f"to continue, set {reached_limit.partition('=')[0]}=<more>"
-            changed = changes.resume(saved, ends=bool(reached_limit) or ending.finished)
+            changed = changes.resume(
+                saved, ends=bool(reached_limit) or ending.finished, planned=length(components.trainer)
+            )
             lines = [
                 f"resume={run_store().show(cfg.folder)}: {line}" for line in ([note, *changed] if note else changed)
             ]

@@ -191,8 +191,8 @@ def attempt(cfg: DictConfig, components: Components, checkpoint: str | None, cha
     device = trainer.strategy.root_device.type
     facts: dict[str, Any] = {"resumed_from": checkpoint, "devices": components.topology.world_size, "job": job_id()}
     facts |= {"device": device, "deterministic": lineage.is_deterministic(device)}
-    if changes.changed:
-        facts["changed"] = list(changes.changed)
+    if changed := [*changes.changed_length, *changes.changed]:
+        facts["changed"] = changed
     with ExitStack() as stack:  # left from last to first
         if trainer.is_global_zero and cfg.report:
             stack.callback(write_report, folder)  # when all else is recorded, also after a failure
