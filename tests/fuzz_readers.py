@@ -31,8 +31,8 @@ from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
 from boltcutter.checkpoint.find import find_best
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.config.errors import ConfigError
+from boltcutter.environment import user_key
 from boltcutter.project import Project
-from boltcutter.run import trust
 from boltcutter.run.folder import read_run_config
 
 MAX_GROWTH = 1 << 30  # bytes
@@ -209,7 +209,7 @@ class Readers:
             "devices": 1,
             "gpus": 0,
         }
-        valid["signature"] = trust.sign({name: valid.get(name) for name in SIGNED} | {"gpus": -987654321})
+        valid["signature"] = user_key.sign({name: valid.get(name) for name in SIGNED} | {"gpus": -987654321})
 
         def read(content: bytes) -> None:
             (self.scratch / "search.json").write_bytes(content)
@@ -368,8 +368,8 @@ EXPECTED = (ConfigError, CheckpointError, ValueError)
 def main(name: str, scratch: Path, seconds: float, first: int = 0) -> None:
     """Read changed files for some seconds."""
     warnings.simplefilter("ignore")
-    trust.KEY_FILE = scratch / "key"
-    trust.sign({})
+    user_key.KEY_FILE = scratch / "key"
+    user_key.sign({})
     changes, read = getattr(Readers(scratch), name)()
     packages = {*packages_distributions(), "boltcutter"}
     audit, end, count = Audit(scratch, packages), 0.0, 0

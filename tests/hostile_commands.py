@@ -17,7 +17,7 @@ from typing import Any
 from audit import Audit
 
 from boltcutter.cli import commands
-from boltcutter.run import trust
+from boltcutter.environment import user_key
 
 PACKAGES = {*packages_distributions(), "boltcutter", "scripts"}
 
@@ -144,7 +144,7 @@ FOLDERS += (damaged_inside, odd)
 def main(scratch: Path, cases: dict[str, list[list[str]]], names: Collection[str]) -> None:
     """Run every command with every folder that is named."""
     os.environ["AWS_SECRET_ACCESS_KEY"] = "a secret value"
-    trust.KEY_FILE = scratch / "key"
+    user_key.KEY_FILE = scratch / "key"
     project = commands.Project.find(__file__)
     os.chdir(scratch)  # not the checkout, to whose `runs` other tests may write meanwhile
     trial = [sys.executable, "*/scripts/train.py", "--print"]  # by which find-batch-size checks a configuration

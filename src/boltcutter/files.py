@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 # Pillow opens an image with these decoders only, whatever its name: others, such as that of EPS, run other programs.
 IMAGE_FORMATS = {
@@ -20,6 +21,7 @@ IMAGE_FORMATS = {
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
 }
 REMEDY = "set trust=true if you trust the source of the folder"
+MAX_BYTES = 1 << 26  # of a file of a run
 RECORD, MAX_LEVELS = "record.json", 5  # of a run, and how deep files are in its folder
 MAX_LINKS = 40  # on the way to a file, as of Linux
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -176,3 +178,32 @@ def _open_folder(name: str, place: int) -> int:
     finally:
         os.close(link)
     return os.open(target, FOLDER, dir_fd=place)
+
+
+def open_file(path: Path, limit: int = MAX_BYTES, *, follows: bool = False) -> IO[bytes]:
+    """Open a file of a run folder, whoever has written it; a link only if ``follows``.
+
+    Raises:
+        OSError: There is no such file, or it cannot be read.
+        ValueError: It is not an ordinary file, or has more bytes than the limit.
+    """
+    try:
+        number = without_blocking(path, os.O_RDONLY | (0 if follows else os.O_NOFOLLOW))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError("not an ordinary file") from None
+        raise
+    found = os.fstat(number)
+    if stat.S_ISREG(found.st_mode) and found.st_size <= limit:
+        return open(number, "rb")
+    os.close(number)
+    raise ValueError(f"larger than {limit >> 20} MiB" if stat.S_ISREG(found.st_mode) else "not an ordinary file")
+
+
+def without_blocking(path: str | Path, flags: int) -> int:
+    """Open a file, which may be a FIFO of somebody else, without waiting for its other end; an opener for ``open``.
+
+    Raises:
+        OSError: It cannot be opened, or is a FIFO that nobody reads.
+    """
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)

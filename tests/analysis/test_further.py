@@ -15,8 +15,8 @@ from boltcutter.analysis.record import find_runs
 from boltcutter.cli import commands as cli
 from boltcutter.config.compose import compose
 from boltcutter.config.values import plain
+from boltcutter.environment import user_key
 from boltcutter.project import Project
-from boltcutter.run import trust
 
 PROJECT = Project.find(None)
 
@@ -32,7 +32,7 @@ def trained(folder: Path, overrides: list[str], *, seed: int = 0, signs: bool = 
     write_run(folder, 0.5, seed=seed)
     record = json.loads((folder / "record.json").read_text())
     command = shlex.join(["/usr/bin/boltcutter", "train", *overrides, f"seed={seed}", f"folder={folder}"])
-    record |= {"config": config, "command": command, "signature": trust.sign(config) if signs else None}
+    record |= {"config": config, "command": command, "signature": user_key.sign(config) if signs else None}
     (folder / "record.json").write_text(json.dumps(record | facts))
     return read_group(str(folder), find_runs(folder), "test/accuracy")
 

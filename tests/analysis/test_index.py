@@ -12,7 +12,7 @@ import pytest
 
 from boltcutter.analysis import facts, index
 from boltcutter.analysis.record import Run, find_runs
-from boltcutter.run import trust
+from boltcutter.environment import user_key
 
 from .conftest import CONFIG, Write
 
@@ -74,7 +74,7 @@ def damage(text: bytes) -> dict[str, bytes]:
         "flipped": text.replace(b'"odd"', b'"even"'),
         "binary": bytes(range(256)) * 9,
         "of somebody else": b"0" * 64 + text[64:],
-        "other content": f"{trust.sign(index._digest(body))}\n".encode() + body,
+        "other content": f"{user_key.sign(index._digest(body))}\n".encode() + body,
         "deep": b"[" * 200_000,
     }
 

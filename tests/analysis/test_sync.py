@@ -15,8 +15,8 @@ from wandb_server import GRAPHQL
 from boltcutter.analysis import sync
 from boltcutter.analysis.sync import SyncError, sync_command
 from boltcutter.config.errors import ConfigError
+from boltcutter.environment import user_key
 from boltcutter.project import Project
-from boltcutter.run import trust
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -117,7 +117,7 @@ def test_a_record_of_somebody_else_uploads_nothing_of_this_machine(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(trained, tmp_path / "run")
-    monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "key")
+    monkeypatch.setattr(user_key, "KEY_FILE", tmp_path / "key")
     for name in ("logged_in", "is_reachable"):
         monkeypatch.setattr(sync, name, lambda *_: True)
     given: dict[str, Any] = {}

@@ -9,7 +9,7 @@ import torch._inductor.config as inductor
 from conftest import QUICK, Script
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from boltcutter.assembly.precision import full_precision, placeholder_precision, set_numerics, set_precision
+from boltcutter.assembly.precision import placeholder_precision, set_numerics, set_precision
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.run.lineage import is_deterministic
@@ -51,11 +51,6 @@ def test_fp8_is_a_valid_precision(script: Script) -> None:
     done = script("train", *OVERRIDES, "trainer.precision=float8", "--check")
     assert done.returncode == 2
     assert "error: trainer.precision=float8: " in done.stderr
-
-
-@pytest.mark.parametrize(("short", "full"), [(16, "16-mixed"), (32, "32-true"), (None, "32-true")])
-def test_short_names_are_understood(short: object, full: str) -> None:
-    assert full_precision(DictConfig({"precision": short})) == full
 
 
 def test_invalid_matmul_precision_is_refused(script: Script) -> None:

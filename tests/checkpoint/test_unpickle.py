@@ -29,8 +29,8 @@ from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
 from boltcutter.checkpoint.load import find_damage, find_objects, load_checkpoint, read_metadata
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.checkpoint.unpickle import Placeholder, find_placeholders
+from boltcutter.environment import user_key
 from boltcutter.environment.this_process import this_process
-from boltcutter.run import trust
 
 
 class Colour(enum.Enum):
@@ -474,7 +474,7 @@ class Opens:
 @pytest.fixture
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The key of a user, and nothing that this process has sealed before."""
-    monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "key")
+    monkeypatch.setattr(user_key, "KEY_FILE", tmp_path / "key")
     monkeypatch.setattr(unpickle, "_written", set())
     return tmp_path / "key"
 
@@ -503,7 +503,7 @@ def test_objects_of_others_are_loaded_if_the_user_trusts_the_file(
     path = write(tmp_path / "a.ckpt", Normalization(0.5))
     unpickle._written.clear()
     key.unlink()
-    trust.sign({})  # another key
+    user_key.sign({})  # another key
     own = load_checkpoint(path)["own"]
     assert find_objects({"own": own}) == [f"own is a {__name__}.Normalization"]
     with pytest.raises(AttributeError, match="trust=true"):
@@ -558,7 +558,7 @@ def test_a_signature_of_something_else_is_no_seal(tmp_path: Path, key: Path) -> 
     with zipfile.ZipFile(path) as archive:
         sealed = unpickle._sealed(archive.read("archive/data.pkl"))
     for signed in ({"config": sealed}, [sealed], sealed["checkpoint"], sealed | {"name": "a"}):
-        seal = str(trust.sign(signed)).encode()
+        seal = str(user_key.sign(signed)).encode()
         own = load_checkpoint(rewritten(path, lambda r, c, seal=seal: seal if r.endswith(unpickle.SEAL) else c))["own"]  # type: ignore[misc]
         assert isinstance(own, Placeholder)
 

@@ -20,13 +20,13 @@ from sklearn.datasets import load_diabetes, load_digits
 from boltcutter.assembly.assemble import assemble
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.config.errors import ConfigError
+from boltcutter.environment import user_key
 from boltcutter.environment.this_process import this_process
 from boltcutter.export import runner
 from boltcutter.export.exported import ExportedModel, find_export, load_exported, verified_card
 from boltcutter.export.runner import Runner, read_card
 from boltcutter.prediction.generate import generate
 from boltcutter.project import Project
-from boltcutter.run import trust
 from boltcutter.task.language import LanguageModeling
 
 
@@ -169,7 +169,7 @@ def test_a_program_of_somebody_else_takes_no_weights_from_other_files(padding: b
     (tmp_path / "card.json").write_text(json.dumps(card))
     with pytest.raises(ConfigError, match=r"^export=onnx: model\.onnx takes weights from other files, .* trust=true"):
         verified_card(tmp_path, "export=onnx")
-    (tmp_path / "card.json").write_text(json.dumps(card | {"signature": trust.sign(card["files"])}))
+    (tmp_path / "card.json").write_text(json.dumps(card | {"signature": user_key.sign(card["files"])}))
     assert verified_card(tmp_path, "export=onnx")["program"] == "model.onnx"
     (tmp_path / "card.json").write_text(json.dumps(card))
     (tmp_path / "model.onnx").write_bytes(b"")  # and after the check, the content with the digest of the card

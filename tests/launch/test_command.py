@@ -21,6 +21,7 @@ from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import build
 from boltcutter.data.digits import Digits
+from boltcutter.environment import user_key
 from boltcutter.launch import command
 from boltcutter.launch.cloud.azureml import AzureMLLauncher
 from boltcutter.launch.cloud.vertex import VertexLauncher
@@ -28,7 +29,7 @@ from boltcutter.launch.cloud_job import CloudLauncher
 from boltcutter.launch.kubernetes import KubernetesLauncher
 from boltcutter.launch.local import LocalLauncher
 from boltcutter.project import Project
-from boltcutter.run import lineage, trust
+from boltcutter.run import lineage
 from boltcutter.run.folder import read_record, save_config, update_record
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +106,7 @@ def test_a_local_run_from_submission_to_its_end(launch: Launch, tmp_path: Path) 
     record = json.loads((folder / "record.json").read_text())
     assert (record["config"]["seed"], record["attempts"]) == (3, [])
     assert "launch" not in record["config"]
-    digest = trust.digest(record["config"])  # the job trusts this record, and no other in its place
+    digest = user_key.digest(record["config"])  # the job trusts this record, and no other in its place
     given = f"given {ROOT}/scripts/train.py resume={folder} trust=sha256:{digest}\n"
     assert launch("logs", f"run={folder}", "--wait") == given
     assert launch("status", f"run={folder}") == f"{folder}: process {record['launch']['id'].split()[0]}\n"
@@ -121,7 +122,7 @@ def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path)
     slurm = "boltcutter.launch.slurm.SlurmLauncher"
     settings = {"_target_": slurm, "time": "9:00:00", "partition": "big", "memory": "64G"}
     settings |= {"array": "seed=1,2", "max_parallel": 1}
-    facts = {"launch": {"settings": settings, "id": "7", "submitted": "", "signature": trust.sign(settings)}}
+    facts = {"launch": {"settings": settings, "id": "7", "submitted": "", "signature": user_key.sign(settings)}}
     training = read_overrides(PROJECT, [])
     save_config(DictConfig({**training, "folder": str(folder)}), **facts)
     for arguments in (["launch=slurm"], []):

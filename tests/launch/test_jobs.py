@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.environment import lease
+from boltcutter.environment import lease, user_key
 from boltcutter.environment.process import start_time
 from boltcutter.environment.this_process import this_process
 from boltcutter.launch import slurm_queue
 from boltcutter.launch.jobs import FOLDERS, find_launcher, job_of, list_runs, read_launch, remember, run_verb
-from boltcutter.run import trust
 
 SLURM = {"_target_": "boltcutter.launch.slurm.SlurmLauncher"}
 
@@ -166,20 +165,20 @@ def test_lists_and_reasons_of_another_type_are_shown(
 def test_only_a_job_that_this_user_has_signed_is_cancelled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "key")
+    monkeypatch.setattr(user_key, "KEY_FILE", tmp_path / "key")
     settings = {"_target_": "boltcutter.launch.local.LocalLauncher"}
-    facts = {"settings": settings, "id": "7 on elsewhere since 3", "signature": trust.sign(settings)}
+    facts = {"settings": settings, "id": "7 on elsewhere since 3", "signature": user_key.sign(settings)}
     (tmp_path / "config.yaml").touch()
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
         its = f"{process.pid} on {socket.gethostname()} since {start_time(process.pid)}"
-        signature = trust.sign(job_of(facts))
+        signature = user_key.sign(job_of(facts))
         for job in ({"id": its}, {"id": its, "id_signature": signature}):  # of another job
             (tmp_path / "record.json").write_text(json.dumps({"launch": facts | job}))
             run_verb("status", tmp_path, follow=False)
             with pytest.raises(ConfigError, match="you have not signed the id of its job; set trust=true"):
                 run_verb("cancel", tmp_path, follow=False)
             assert process.poll() is None
-        signed = facts | {"id": its, "id_signature": trust.sign(job_of(facts | {"id": its}))}
+        signed = facts | {"id": its, "id_signature": user_key.sign(job_of(facts | {"id": its}))}
         (tmp_path / "record.json").write_text(json.dumps({"launch": signed}))
         run_verb("cancel", tmp_path, follow=False)
         assert process.wait(30) == -signal.SIGTERM
@@ -189,7 +188,7 @@ def test_colors_in_logs_of_own_runs_are_shown(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "local.log").write_text("\x1b[31mred\x1b[0m\n")
     settings = {"_target_": "boltcutter.launch.local.LocalLauncher"}
-    record = {"launch": {"settings": settings, "id": "1"}, "config": {}, "signature": trust.sign({})}
+    record = {"launch": {"settings": settings, "id": "1"}, "config": {}, "signature": user_key.sign({})}
     (tmp_path / "record.json").write_text(json.dumps(record))
     run_verb("logs", tmp_path, follow=False)
     assert capsys.readouterr().out == "\x1b[31mred\x1b[0m\n"

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.config.errors import ConfigError
+from boltcutter.environment import user_key
 from boltcutter.project import Project
-from boltcutter.run import trust
 from boltcutter.run.folder import (
     REQUIRED,
     create_folder,
@@ -139,4 +139,4 @@ def test_a_record_is_json_and_its_numbers_are_read_as_they_were(tmp_path: Path) 
     assert math.isnan(found["config"]["data"]["fill"])
     assert math.isnan(found["test"]["test/a"])
     assert found["best_by"]["score"] is None
-    assert trust.signed_content(found["config"]) == trust.signed_content(config)
+    assert user_key.signed_content(found["config"]) == user_key.signed_content(config)

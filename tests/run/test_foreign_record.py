@@ -24,6 +24,7 @@ from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.redaction import find_secrets, redact
 from boltcutter.config.values import plain
+from boltcutter.environment import user_key
 from boltcutter.project import Project
 from boltcutter.run import folder, trust
 from boltcutter.run import foreign_record as record
@@ -228,7 +229,7 @@ def test_a_record_that_changes_between_two_readings_is_verified_as_it_is_used(
     """A FIFO gives another content to each reader."""
     evil = json.loads((untrusted / "record.json").read_text())
     good = evil | {"config": {"name": "a", "runs": "runs"}}
-    good["signature"] = trust.sign(good["config"])
+    good["signature"] = user_key.sign(good["config"])
     readings = iter([evil, good, good])
     monkeypatch.setattr(folder, "read_record", lambda place: next(readings))
     with pytest.raises(ConfigError, match=r"refers to os\.mkdir"):

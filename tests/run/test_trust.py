@@ -1,8 +1,6 @@
 import json
 import os
-import re
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +8,12 @@ import pytest
 from conftest import QUICK, Script
 from third_party.gallery import overrides
 
+from boltcutter import files
 from boltcutter.assembly.overrides import load_run_config
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import plain
+from boltcutter.environment import user_key
 from boltcutter.environment.this_process import this_process
 from boltcutter.project import Project
 from boltcutter.run import folder, trust
@@ -38,12 +38,12 @@ def test_trust_is_granted_by_an_override(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_commands_in_a_record_need_a_signature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "home" / "key")
+    monkeypatch.setattr(user_key, "KEY_FILE", tmp_path / "home" / "key")
     node, nowhere = {"setup": ["true"]}, Path("/nowhere")
     trust.check_record(node, "run=x", nowhere)
-    trust.check_record(node, "run=x", nowhere, signature=trust.sign(node), runs=True)
+    trust.check_record(node, "run=x", nowhere, signature=user_key.sign(node), runs=True)
     trust.check_record({"_target_": "os.system"}, "run=x", nowhere, instantiates=False)
-    for signature in (None, trust.sign({"setup": []})):
+    for signature in (None, user_key.sign({"setup": []})):
         with pytest.raises(ConfigError, match=r"^run=x: its record holds .* that you have not signed; set trust=true"):
             trust.check_record(node, "run=x", nowhere, signature=signature, runs=True)
     assert (tmp_path / "home").stat().st_mode & 0o777 == 0o700
@@ -104,7 +104,7 @@ def test_names_of_files_that_are_not_utf8_and_all_characters_are_read(tmp_path: 
 def test_a_large_file_is_not_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open(tmp_path / "record.json", "wb") as file:
         file.truncate(1 << 28)
-    monkeypatch.setattr(trust, "MAX_BYTES", 1000)
+    monkeypatch.setattr(files, "MAX_BYTES", 1000)
     tracemalloc.start()
     try:
         with pytest.raises(ConfigError, match="larger than"):
@@ -134,120 +134,42 @@ def test_entries_that_are_null_are_empty(tmp_path: Path) -> None:
         load_run_config(PROJECT, tmp_path)
 
 
-def test_two_processes_create_one_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = tmp_path / "home" / "key"
-    monkeypatch.setattr(trust, "KEY_FILE", key)
-
-    def meanwhile(size: int) -> str:
-        key.touch(mode=0o600)
-        key.write_text("0" * 64)  # by another process
-        return "1" * 2 * size
-
-    monkeypatch.setattr(trust.secrets, "token_hex", meanwhile)
-    assert trust.is_signed({"a": 1}, trust.sign({"a": 1}))
-    assert key.read_text() == "0" * 64
-    assert list(key.parent.iterdir()) == [key]
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda key: key.chmod(0o640), "not private (owner {}, mode 640, 64 bytes)"),
-        (lambda key: key.chmod(0o602), "not private (owner {}, mode 602, 64 bytes)"),
-        (lambda key: key.write_text(""), "not private (owner {}, mode 600, 0 bytes)"),
-        (lambda key: key.write_text("short"), "not private (owner {}, mode 600, 5 bytes)"),
-        (lambda key: key.rename(key.with_name("a")).chmod(0o604) or key.symlink_to("a"), "mode 604, 64 bytes)"),
-        (lambda key: key.unlink() or key.mkdir(), "not an ordinary file"),
-        (lambda key: key.unlink() or os.mkfifo(key), "not an ordinary file"),
-        (lambda key: key.unlink() or key.symlink_to("/dev/zero"), "not an ordinary file"),
-    ],
-    ids=["group", "writable", "empty", "short", "link", "folder", "fifo", "device"],
-)
-def test_a_key_that_others_may_know_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object], reason: str
-) -> None:
-    """With it, they could sign records whose classes are called."""
-    monkeypatch.setattr(trust, "KEY_FILE", key := tmp_path / "key")
-    signature = trust.sign({})
-    change(key)
-    for uses in (lambda: trust.sign({}), lambda: trust.check_record({}, "run=x", tmp_path, signature=signature)):
-        with pytest.raises(ConfigError, match=re.escape(reason.format(os.getuid()))) as error:
-            uses()
-        assert re.fullmatch(r".*/key: .*; chmod 600 if it is yours, or remove it for a new one", str(error.value))
-
-
-def test_a_key_of_another_user_is_refused_outside_of_their_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where HOME is /tmp; but a container may run as root with the home of a user."""
-    monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "key")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert trust.sign({})
-    user = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-    assert trust.sign({})
-    home = os.stat_result([0o40755, *[0] * 3, user + 2, *[0] * 5])
-    monkeypatch.setattr(Path, "stat", lambda path, **_: home if path == tmp_path else os.stat(path))
-    with pytest.raises(ConfigError, match=rf"key: not private \(owner {user}, mode 600, 64 bytes\); chmod 600"):
-        trust.sign({})
-
-
 def test_a_file_that_is_created_is_not_executable(tmp_path: Path) -> None:
-    os.close(trust.without_blocking(tmp_path / "new", os.O_WRONLY | os.O_CREAT))
+    os.close(files.without_blocking(tmp_path / "new", os.O_WRONLY | os.O_CREAT))
     assert (tmp_path / "new").stat().st_mode & 0o111 == 0
 
 
 def test_a_record_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "record.json").write_text(json.dumps({"a": "x" * 1000}))
     assert folder.read_record(tmp_path)
-    monkeypatch.setattr(trust, "MAX_BYTES", 1000)
+    monkeypatch.setattr(files, "MAX_BYTES", 1000)
     with pytest.raises(ConfigError, match="larger than"):
         folder.read_record(tmp_path)
-
-
-def test_a_signature_is_valid_only_for_these_values_and_this_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    key = tmp_path / "home" / ".config" / "boltcutter" / "key"
-    node = {"task": {"_target_": "other_package.Net", "sizes": {2: 1.5, 10: None}}, "folder": "/a"}
-    signature = trust.sign(node)
-    stored = json.loads(json.dumps({**node, "folder": "/moved"}))
-    assert trust.is_signed(stored, signature)
-    trust.check_record(stored, "run=x", tmp_path, PROJECT, signature=signature)
-    assert key.stat().st_mode & 0o777 == 0o600
-    stored["task"]["sizes"]["2"] = 2
-    assert not any(trust.is_signed(stored, given) for given in (signature, None, 1, "é"))
-    key.unlink()
-    assert trust.sign(node) not in (None, signature)
-    monkeypatch.setattr(trust, "KEY_FILE", Path("/proc/nowhere/key"))
-    assert trust.sign(node) is None
-    assert not trust.is_signed(node, signature)
 
 
 def test_a_signature_covers_all_values_but_the_place_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "key")
+    monkeypatch.setattr(user_key, "KEY_FILE", tmp_path / "key")
     node = plain(compose(PROJECT, ["launch=slurm"])) | {"folder": "a", "resume": None, "reproduce": None}
     assert {"data", "task", "trainer", "model", "callback", "checkpoints", "runs", "launch", "seed"} <= node.keys()
-    signature = trust.sign(node)
-    assert trust.is_signed(dict(reversed(node.items())), signature)
+    signature = user_key.sign(node)
+    assert user_key.is_signed(dict(reversed(node.items())), signature)
     free = {"folder", "resume", "ckpt", "reproduce"}
     for key in node.keys() | free:
-        assert trust.is_signed(node | {key: "changed"}, signature) is (key in free), key
+        assert user_key.is_signed(node | {key: "changed"}, signature) is (key in free), key
     for key in node.keys() - free:
-        assert not trust.is_signed({name: value for name, value in node.items() if name != key}, signature), key
+        assert not user_key.is_signed({name: value for name, value in node.items() if name != key}, signature), key
     nested = {**node, "data": {**node["data"], "folder": "another"}}  # of the data, not of the run
-    assert not trust.is_signed(nested, signature)
+    assert not user_key.is_signed(nested, signature)
 
 
 def test_a_job_trusts_what_was_submitted_and_nothing_in_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trust, "KEY_FILE", Path("/proc/nowhere/key"))
+    monkeypatch.setattr(user_key, "KEY_FILE", Path("/proc/nowhere/key"))
     node = {"a": {"_target_": "os.system"}, "folder": "/one"}
-    given = ["trust=sha256:" + ",".join(map(trust.digest, ({"another": "run of an array"}, node)))]
+    given = ["trust=sha256:" + ",".join(map(user_key.digest, ({"another": "run of an array"}, node)))]
     try:
         assert trust.apply_overrides([*given, "seed=1"]) == ["seed=1"]
         trust.check_record({**node, "folder": "/moved"}, "run=x", tmp_path, PROJECT)
@@ -265,9 +187,9 @@ def test_a_job_trusts_what_was_submitted_and_nothing_in_its_place(
 def test_a_signature_counts_only_in_a_folder_of_this_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "key")
+    monkeypatch.setattr(user_key, "KEY_FILE", tmp_path / "key")
     node = {"_target_": "os.system"}
-    signature, run = trust.sign(node), tmp_path / "run"
+    signature, run = user_key.sign(node), tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
     for name in ("record.json", "checkpoints/last.ckpt"):
         (run / name).touch()
@@ -288,11 +210,11 @@ def test_checkpoints_may_be_on_a_larger_disk_to_be_read(tmp_path: Path) -> None:
 
 
 def test_what_would_be_run_needs_a_signature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "key")
+    monkeypatch.setattr(user_key, "KEY_FILE", tmp_path / "key")
     node = {"overrides": ["+callback.x._target_=os.system"]}
     with pytest.raises(ConfigError, match=r"that you have not signed; set trust=true"):
         trust.check_record(node, "resume=x", tmp_path, PROJECT, runs=True)
-    trust.check_record(node, "resume=x", tmp_path, PROJECT, signature=trust.sign(node), runs=True)
+    trust.check_record(node, "resume=x", tmp_path, PROJECT, signature=user_key.sign(node), runs=True)
 
 
 def test_a_signed_run_is_trusted_until_its_record_changes(script: Script, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from boltcutter.config.compose import OVERRIDE, compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.redaction import MAX_COMMAND
 from boltcutter.config.values import flatten, plain
+from boltcutter.environment import user_key
 from boltcutter.project import Project, command, display_path
-from boltcutter.run import trust
 
 OWN = ("folder", "report", "test", "resume", "reproduce", "ckpt", "trust", *REPEATED)  # of each run
 LASTING = ("name", "status", "devices")  # fields that further runs have in common with those of a group
@@ -95,7 +95,7 @@ def overrides_of(project: Project, result: Result) -> list[str]:
     Those of the best trial of a search are in its ``best.yaml``, from which the number of trials is known later.
     """
     config: Any = result.record.get("config")
-    if trust.is_signed(config, result.record.get("signature")):
+    if user_key.is_signed(config, result.record.get("signature")):
         is_trial, best = result.run.kind == "trial", Path(result.run.folder, "..", "..", "best.yaml").absolute()
         with suppress(ConfigError, ValueError):
             words = shlex.split(str(result.record.get("command") or "")[:MAX_COMMAND])

@@ -18,6 +18,7 @@ from typing import Any
 
 from boltcutter.analysis.facts import Facts, Place, read_facts, scan
 from boltcutter.checkpoint.atomic import write_text
+from boltcutter.environment import user_key
 from boltcutter.run import trust
 
 FOLDER, FILE, VERSION = ".boltcutter", f"index-{os.getuid()}.json", 4
@@ -53,7 +54,7 @@ def _load(path: Path) -> dict[str, Facts]:
     known: dict[str, Facts] = {}
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         header, _, body = trust.read_bytes(path).partition(b"\n")
-        if not trust.is_signed(_digest(body), header.decode()):
+        if not user_key.is_signed(_digest(body), header.decode()):
             return {}
         index = json.loads(body)
         bases, names = index["bases"], index["names"]
@@ -83,7 +84,7 @@ def _dump(found: Sequence[tuple[Place, Facts]]) -> str:
         rest = {name: value for name, value in facts.items() if name not in ("settings", "references", "metrics")}
         runs.append([place.folder, rest, number, changed, *lists, [*metrics.values()]])
     body = json.dumps({"bases": bases, "names": [*names], "runs": runs}, separators=(",", ":"))
-    return f"{trust.sign(_digest(body.encode()))}\n{body}"
+    return f"{user_key.sign(_digest(body.encode()))}\n{body}"
 
 
 def _digest(body: bytes) -> str:

@@ -28,9 +28,6 @@ from boltcutter.assembly.hooks import check_hooks
 from boltcutter.assembly.overrides import PlainSettings, read_overrides
 from boltcutter.assembly.pixels import accept_pixels
 from boltcutter.assembly.precision import (
-    FLOAT8,
-    device_type,
-    full_precision,
     placeholder_precision,
     set_numerics,
     set_precision,
@@ -67,6 +64,7 @@ from boltcutter.project import Project
 from boltcutter.protocols import NativeData
 from boltcutter.run.folder import read_record
 from boltcutter.strategy.ddp import spawning_strategy
+from boltcutter.strategy.precision import FLOAT8, device_type, full_precision
 from boltcutter.strategy.process_launcher import MultiProcessingLauncher
 from boltcutter.task.results import reduce_results
 from boltcutter.topology import Topology
@@ -326,7 +324,7 @@ def _build_trainer(
                 f"trainer.{key}=false: cannot be combined with {', '.join(used)}; use {remedy} instead", kind="conflict"
             )
     defaults = {key: bool(names[key]) for key in kinds}
-    precision = full_precision(cfg.trainer)
+    precision = full_precision(cfg.trainer.get("precision"))
     placeholder = placeholder_precision(precision, device_type(str(cfg.trainer.get("accelerator", "auto"))))
     disable_mpi_detection()  # before Lightning looks for an environment
     trainer: L.Trainer = build(

@@ -15,9 +15,7 @@ from torch import nn
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error
-
-CANONICAL = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true", "None": "32-true"}
-FLOAT8 = "float8"  # not part of Lightning
+from boltcutter.strategy.precision import FLOAT8
 
 
 def set_numerics(cfg: DictConfig) -> None:
@@ -34,19 +32,6 @@ def set_numerics(cfg: DictConfig) -> None:
         os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"  # also read by the processes that compile
         if "torch._inductor.config" in sys.modules:
             sys.modules["torch._inductor.config"].deterministic = True  # type: ignore[attr-defined]
-
-
-def full_precision(trainer: DictConfig) -> str:
-    """The precision that settings of the trainer request, under its full name, such as ``16-mixed`` for ``16``."""
-    requested = str(trainer.get("precision"))
-    return CANONICAL.get(requested, requested)
-
-
-def device_type(accelerator: str) -> str:
-    """Return the device type that ``trainer.accelerator`` selects: ``cuda``, ``mps``, ``cpu``, or its own name."""
-    if accelerator not in ("auto", "gpu"):
-        return accelerator
-    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def placeholder_precision(precision: str, device: str) -> str | None:

@@ -6,20 +6,11 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-
-FULL_MODEL = "callback: Lightning's averaging needs the full model; use callback=[default,ema]"
-
-
-def averages_full_model(trainer: L.Trainer) -> bool:
-    """Whether a callback averages weights, and needs all of them on each rank, unlike ``EMA``."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    averaging = WeightAveraging | StochasticWeightAveraging
-    return any(isinstance(c, averaging) and not isinstance(c, EMA) for c in callbacks)
 
 
 class EMA(WeightAveraging):
@@ -40,6 +31,8 @@ class EMA(WeightAveraging):
     Source: Polyak and Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992; TensorFlow's
     ``ExponentialMovingAverage`` for the warmup.
     """
+
+    averages_shards = True  # each rank those that it has, which strategies that shard the model ask for
 
     def __init__(self, decay: float = 0.999, *, update_starting_at_step: int = 0) -> None:
         if not 0 <= decay < 1:

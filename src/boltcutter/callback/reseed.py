@@ -12,7 +12,7 @@ from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from boltcutter.data.seeding import seed_generators
-from boltcutter.data.streams import Purpose, stream
+from boltcutter.data.streams import Purpose, evaluated_split, stream
 
 TRANSFER_HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer")
 _BEFORE, _AFTER = (getattr(DataHooks, name) for name in TRANSFER_HOOKS)
@@ -87,12 +87,12 @@ class EvaluationSeeds(Callback):
         seed: Seed of the run.
 
     Attributes:
-        split: The split that a test evaluates.
+        tested_split: The split that a test evaluates, also for the loaders of other data modules.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
-        self.split = "test"
+        self.tested_split = "test"
         self._validation = ExitStack()  # restores the generators
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -128,12 +128,7 @@ class EvaluationSeeds(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, purpose: Purpose, position: int = 0, loader: int = 0
     ) -> None:
         place: Any = {"position": position, "loader": loader, "rank": trainer.global_rank}
-        seed_all(pl_module, stream(purpose, self.seed, stage=evaluated_split(trainer, self.split), **place))
-
-
-def evaluated_split(trainer: L.Trainer, tested: str) -> str:
-    """The split that a trainer evaluates: ``tested`` in a test."""
-    return tested if trainer.testing else "predict" if trainer.predicting else "val"
+        seed_all(pl_module, stream(purpose, self.seed, stage=evaluated_split(trainer, self.tested_split), **place))
 
 
 def seed_all(pl_module: L.LightningModule, key: int) -> None:

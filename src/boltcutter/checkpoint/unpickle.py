@@ -40,7 +40,8 @@ import numpy as np
 import torch
 from torch import _weights_only_unpickler, nn
 
-from boltcutter.run import trust
+from boltcutter.environment import user_key
+from boltcutter.environment.this_process import this_process
 
 BLOCKED = ("os", "posix", "nt", "sys")  # files that refer to these modules are refused, as by torch
 # Calls to these are replaced by placeholders; calls to the rest of the standard library are refused as attacks.
@@ -332,19 +333,19 @@ def seal(file: IO[bytes]) -> None:
     else:
         return
     _written.add(hashlib.sha256(program).digest())
-    if signature := trust.sign(_sealed(program)):
+    if signature := user_key.sign(_sealed(program)):
         with zipfile.ZipFile(file, "a") as archive:
             archive.writestr(place.replace(PROGRAM, SEAL), signature)
 
 
 def _is_trusted(reader: Any) -> bool:
     """Whether this process or this user has written what an archive would import and call, or all is trusted."""
-    if trust.is_granted():
+    if this_process.trusts_all:
         return True
     program = reader.get_record(PROGRAM)
     if hashlib.sha256(program).digest() in _written:
         return True
-    return SEAL in reader.get_all_records() and trust.is_signed(_sealed(program), reader.get_record(SEAL).decode())
+    return SEAL in reader.get_all_records() and user_key.is_signed(_sealed(program), reader.get_record(SEAL).decode())
 
 
 def _sealed(program: bytes) -> dict[str, str]:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from lightning.fabric.accelerators.xla import XLAAccelerator
 
-from boltcutter.assembly.precision import FLOAT8, device_type, full_precision
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.locate import locate, parameters
 from boltcutter.environment import platform_facts as platform
+from boltcutter.strategy.precision import FLOAT8, device_type, full_precision
 from boltcutter.topology import count_devices
 
 FP8_LIBRARIES = {FLOAT8: "torchao", "transformer-engine": "transformer_engine"}  # by precision
@@ -72,7 +72,10 @@ def check_devices(trainer: DictConfig) -> None:
 
 def check_precision(cfg: DictConfig) -> None:
     """Check that device and optimizer support the precision."""
-    precision, device = full_precision(cfg.trainer), device_type(str(cfg.trainer.get("accelerator", "auto")))
+    precision, device = (
+        full_precision(cfg.trainer.get("precision")),
+        device_type(str(cfg.trainer.get("accelerator", "auto"))),
+    )
     setting = f"trainer.precision={precision}"
     if device == "mps" and precision.endswith("-mixed"):
         raise ConfigError(f"{setting}: Lightning supports mixed precision only on CUDA and CPU; try 16-true or 32-true")

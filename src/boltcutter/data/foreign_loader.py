@@ -16,13 +16,12 @@ from lightning.pytorch.callbacks import BasePredictionWriter, Callback
 from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
-from boltcutter.callback.reseed import EvaluationSeeds, evaluated_split
 from boltcutter.data.draws import SamplerChanges, draw_groups, draws_at_once
 from boltcutter.data.generators import can_be_seeded, find_generators
 from boltcutter.data.sampler import EpochState
 from boltcutter.data.seeding import SampleSeeds, Seeded, SeedWorker
 from boltcutter.data.stream import Stream
-from boltcutter.data.streams import Purpose
+from boltcutter.data.streams import Purpose, evaluated_split
 from boltcutter.internals import data_connector, data_fetcher
 from boltcutter.protocols import data_parallel, is_sharded
 
@@ -66,7 +65,7 @@ class LoaderPreparation:
         if not self.enabled and world_size > 1:
             self._print_once(f"trainer.use_distributed_sampler=false: {name} is not sharded")
             rank, world_size = 0, 1
-        stage = "train" if training else evaluated_split(self.trainer, self._tested)
+        stage = "train" if training else evaluated_split(self.trainer)
         place: dict[str, Any] = {"seed": self.seed, "stage": stage, "loader_number": number}
         place |= {"rank": rank, "world_size": world_size, "training": training}
         self._report_unseedable(loader, name)
@@ -131,11 +130,6 @@ class LoaderPreparation:
                     f"{name}: {type(generator).__name__} cannot be seeded, so what it draws cannot be reproduced; use "
                     "random.Random"
                 )
-
-    @property
-    def _tested(self) -> str:
-        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        return next((callback.split for callback in callbacks if isinstance(callback, EvaluationSeeds)), "test")
 
     def _print_once(self, text: str) -> None:
         if self.trainer.is_global_zero and text not in self._printed:

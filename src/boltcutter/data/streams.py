@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from functools import lru_cache, reduce
+from typing import Any
 
 MASK = (1 << 64) - 1
 
@@ -98,3 +99,10 @@ def _mix(key: int, number: int) -> int:
 
 
 _hash_of_epoch = lru_cache(256)(hash64)  # each step, and each sample, differs in the last number only
+
+
+def evaluated_split(trainer: Any, tested: str | None = None) -> str:
+    """The split that a trainer evaluates: in a test ``tested``, by default the ``tested_split`` that a callback has."""
+    if not trainer.testing:
+        return "predict" if trainer.predicting else "val"
+    return tested or next((c.tested_split for c in trainer.callbacks if hasattr(c, "tested_split")), "test")

@@ -187,7 +187,7 @@ def score(
     callbacks: list[Callback] = components.trainer.callbacks  # type: ignore[attr-defined]
     callbacks += writers
     for seeds in (callback for callback in callbacks if isinstance(callback, EvaluationSeeds)):
-        seeds.split = "test" if split == "all" else split
+        seeds.tested_split = "test" if split == "all" else split
     owner: Any = loader_owner(components.data, components.task, "test" if split == "all" else split)
     is_validation = uses_validation_step(components.data, split)
     evaluate = components.trainer.validate if is_validation else components.trainer.test

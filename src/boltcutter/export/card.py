@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from boltcutter.checkpoint.atomic import write_text
+from boltcutter.environment import user_key
 from boltcutter.export import runner
 from boltcutter.export.program import PAST, PRESENT, Program
 from boltcutter.export.settings import Format
 from boltcutter.export.verify import Result
 from boltcutter.formatting import to_json
 from boltcutter.project import Project
-from boltcutter.run import trust
 from boltcutter.run.folder import read_record
 
 if sys.version_info >= (3, 11):
@@ -63,7 +63,7 @@ def write_card(
         "license": find_license(project),
         "files": {path.name: {"bytes": path.stat().st_size, "sha256": runner.sha256(path)} for path in files},
     }
-    card["signature"] = trust.sign(card["files"])
+    card["signature"] = user_key.sign(card["files"])
     write_text(folder / runner.CARD, to_json(card, indent=2) + "\n")
 
 

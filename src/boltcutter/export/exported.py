@@ -17,6 +17,7 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, one_line, prefix_errors
 from boltcutter.config.instantiate import build
 from boltcutter.data.files import ordinary
+from boltcutter.environment import user_key
 from boltcutter.export.card import PREPROCESSING
 from boltcutter.export.program import Inputs, select_inputs
 from boltcutter.export.runner import CARD, Runner, read_card, read_once
@@ -125,7 +126,7 @@ def verified_card(folder: Path, setting: str) -> dict[str, Any]:
     with as_config_error():
         card = read_card(folder)
     name = card["program"] or ""  # none of weights alone
-    if trust.is_granted() or trust.is_signed(card.get("files"), card.get("signature")):
+    if trust.is_granted() or user_key.is_signed(card.get("files"), card.get("signature")):
         return card
     if name.endswith(".pt2"):
         raise ConfigError(

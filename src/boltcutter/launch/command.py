@@ -22,6 +22,7 @@ from boltcutter.config.errors import ConfigError, as_config_error, hint, prefix_
 from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.locate import locate, same_target
 from boltcutter.config.values import format_value, parse, plain, redacted, split_overrides, split_values
+from boltcutter.environment import user_key
 from boltcutter.environment.identity import new_run_id
 from boltcutter.environment.warning_filters import filter_warnings
 from boltcutter.launch.job import JOB_VARIABLE, Job, Launcher
@@ -369,7 +370,7 @@ def create_job(cfgs: Sequence[DictConfig], root: Path, launcher: Launcher) -> Jo
     return replace(
         jobs[0],
         digests=tuple(
-            trust.digest(run_store().portable(cfg)) for cfg, own in zip(cfgs, is_composed, strict=True) if own
+            user_key.digest(run_store().portable(cfg)) for cfg, own in zip(cfgs, is_composed, strict=True) if own
         ),
     )
 

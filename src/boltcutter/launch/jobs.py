@@ -14,7 +14,7 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, Mistake, one_line, printable
 from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.locate import locate
-from boltcutter.environment import lease
+from boltcutter.environment import lease, user_key
 from boltcutter.environment.output import LenientFile
 from boltcutter.launch import slurm_queue
 from boltcutter.launch.job import Launcher
@@ -60,7 +60,7 @@ def find_launcher(folder: Path, *, cancels: bool = False) -> tuple[Launcher, str
         return None
     if not isinstance(facts.get("id"), str):
         raise ConfigError(f"run={folder}: its record.json has no id of a job; launch the run again")
-    if cancels and not (trust.is_granted() or trust.is_signed(job_of(facts), facts.get("id_signature"))):
+    if cancels and not (trust.is_granted() or user_key.is_signed(job_of(facts), facts.get("id_signature"))):
         raise ConfigError(f"run={folder}: you have not signed the id of its job; {trust.REMEDY}")
     settings = DictConfig({"launch": facts["settings"]})
     mistakes = find_mistakes(settings, Settings)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from boltcutter.config.errors import one_line
+from boltcutter.environment.ray_cluster import PORTS, check_reachable
 from boltcutter.launch.job import (
     Job,
     NoAnswerError,
@@ -26,7 +27,6 @@ from boltcutter.launch.job import (
     first_output,
 )
 from boltcutter.launch.local import LocalLauncher
-from boltcutter.launch.ray_cluster import PORTS, check_reachable
 from boltcutter.launch.stored_runs import StoredRuns
 from boltcutter.project import install_command
 

@@ -21,8 +21,8 @@ from types import FrameType
 from typing import Any
 
 from boltcutter.config.errors import one_line
+from boltcutter.environment.ray_cluster import ClusterError, ray_cluster
 from boltcutter.launch.job import UnreachableError, follow_log
-from boltcutter.launch.ray_cluster import ray_cluster
 
 POLL_SECONDS = 0.5
 NOTE_SECONDS = 60.0  # after which a start that waits is reported
@@ -278,7 +278,7 @@ def run_plan() -> int:
         return Driver(plan).run()
     except ValueError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
-        return 1 if isinstance(error, UnreachableError) else 2
+        return 1 if isinstance(error, ClusterError | UnreachableError) else 2
 
 
 if __name__ == "__main__":

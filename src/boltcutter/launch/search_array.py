@@ -10,11 +10,11 @@ from typing import Any
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import split_overrides
+from boltcutter.environment import user_key
 from boltcutter.launch.job import Job, Launcher
 from boltcutter.launch.slurm import SlurmLauncher
 from boltcutter.launch.submit import describe_code, start
 from boltcutter.project import Project, command
-from boltcutter.run import trust
 from boltcutter.run.folder import update_record
 from boltcutter.search.command import open_study, worker_folder
 from boltcutter.search.plan import RECORD, Plan, continued, planned, save, signed_part
@@ -60,7 +60,7 @@ def create_job(plan: Plan, root: Path, launcher: Launcher) -> Job:
         gpus=plan.gpus > 0,
         num_workers=plan.num_workers,
         progress="../study.log",
-        digests=(trust.digest(signed_part(plan)),),
+        digests=(user_key.digest(signed_part(plan)),),
         search=True,
         **describe_code(launcher, root, plan.folder, "search.py"),
     )

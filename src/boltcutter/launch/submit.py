@@ -14,13 +14,14 @@ from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import plain
+from boltcutter.environment import user_key
 from boltcutter.environment.platform_facts import GPUS
 from boltcutter.launch import snapshot
 from boltcutter.launch.job import Job, Launcher, UnclearSubmissionError
 from boltcutter.launch.jobs import find_launcher, job_of, run_verb
 from boltcutter.launch.stored_runs import find_stored
 from boltcutter.project import Project, command, display_path
-from boltcutter.run import lineage, trust
+from boltcutter.run import lineage
 from boltcutter.run.folder import read_record, record_code, update_record
 
 
@@ -91,10 +92,10 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, prepare: Callable
             shutil.rmtree(folder, ignore_errors=True)
         raise
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    facts = {"settings": plain(settings), "submitted": now, "signature": trust.sign(plain(settings))}
+    facts = {"settings": plain(settings), "submitted": now, "signature": user_key.sign(plain(settings))}
     for folder, job_id in zip(job.run_folders, ids, strict=True):
         launch = {**facts, "id": job_id}
-        update_record(folder, launch={**launch, "id_signature": trust.sign(job_of(launch))})
+        update_record(folder, launch={**launch, "id_signature": user_key.sign(job_of(launch))})
         try:
             text = launcher.status(job_id).text
         except ValueError:

@@ -24,12 +24,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from boltcutter.assembly.precision import CANONICAL
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.config.instantiate import build
 from boltcutter.environment.platform_facts import disable_mpi_detection
 from boltcutter.protocols import NativeTask, ShardsWeights, SplitsIntoStages
+from boltcutter.strategy.precision import CANONICAL
 from boltcutter.strategy.units import fully_shard_units
 from boltcutter.structure import split_batch, tensors, with_tensors
 

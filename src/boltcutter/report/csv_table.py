@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from boltcutter import files
 from boltcutter.formatting import as_cell
-from boltcutter.run import trust
 
 Table = dict[str, npt.NDArray[Any]]  # columns of the same length, by name
 
@@ -42,7 +41,7 @@ def write_parts(
 ) -> None:
     """Write a table of which each part has the same columns and some of the rows, as ``write_csv`` does."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    opener = files.opener(folder) if folder else trust.without_blocking
+    opener = files.opener(folder) if folder else files.without_blocking
     with open(path, "w", newline="", encoding="utf-8", opener=opener) as file:
         os.set_blocking(file.fileno(), True)  # only opening a FIFO that nobody reads must not block
         writer = csv.writer(file, lineterminator="\n")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from boltcutter import files
 from boltcutter.report.pixels import encode_image, to_pixels
 from boltcutter.report.reader import ReportReader
 from boltcutter.report.template import format_number, shorten
@@ -46,7 +47,7 @@ def read_outcomes(reader: ReportReader, folder: Path) -> dict[str, Any]:
 
 def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
     """Return header and rows, which must all have the same length."""
-    with trust.open_file(path, MAX_CSV) as file:
+    with files.open_file(path, MAX_CSV) as file:
         text = file.read().decode()
     if text.count("\n") + text.count("\r") > MAX_ROWS:
         raise ValueError(f"more than {MAX_ROWS} rows")
@@ -90,7 +91,7 @@ def _read_predictions(path: Path) -> tuple[list[dict[str, Any]], bool]:
 
     Large tables are subsampled evenly over the loss.
     """
-    with trust.open_file(path, MAX_TABLE) as file:
+    with files.open_file(path, MAX_TABLE) as file:
         header = next(csv.reader([file.readline().decode()]), [])
         if "confidence" in header:
             return [], True
@@ -121,7 +122,7 @@ def _scatter(table: Mapping[str, npt.NDArray[np.float64]], suffix: str, samples:
 
 def _read_worst(path: Path, classes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     names = [row["class"] for row in classes]
-    with trust.open_file(path, MAX_WORST) as content, np.load(content, allow_pickle=False) as file:
+    with files.open_file(path, MAX_WORST) as content, np.load(content, allow_pickle=False) as file:
         if sum(info.file_size for info in file.zip.infolist()) > MAX_WORST:
             raise ValueError(f"larger than {MAX_WORST >> 20} MiB")
         arrays = {name: file[name] for name in file}

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from boltcutter import extend
+from boltcutter import extend, files
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import one_line, printable
 from boltcutter.report import exports, media
@@ -136,7 +136,7 @@ def _read_evaluations(folder: Path) -> list[dict[str, Any]]:
 
 def _read_config(path: Path) -> tuple[dict[str, Any], list[tuple[str, list[str]]]]:
     """Parse the configuration, and split its text into sections; single-line entries form the first one."""
-    with trust.open_file(path, MAX_CONFIG) as file:
+    with files.open_file(path, MAX_CONFIG) as file:
         text = file.read().decode()
     depth = 0
     for token in yaml.scan(text, Loader=LOADER):

@@ -25,7 +25,7 @@ from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError, prefix_errors, printable
 from boltcutter.config.redaction import hide_variables
 from boltcutter.config.values import NOT_FINITE, as_yaml, redacted
-from boltcutter.environment import lease
+from boltcutter.environment import lease, user_key
 from boltcutter.formatting import to_json
 from boltcutter.project import Project
 from boltcutter.protocols import PlannedExit
@@ -171,8 +171,10 @@ def save_config(cfg: DictConfig, **facts: Any) -> None:
     facts["tags"] = facts["config"].get("tags", [])
     earlier = read_record(folder) if (folder / "record.json").is_file() else {}
     # Keep the signature of the user who composed it: a job, as in a container, may have no access to that user's key.
-    if not earlier.get("signature") or trust.signed_content(facts["config"]) != trust.signed_content(earlier["config"]):
-        facts["signature"] = trust.sign(facts["config"])
+    if not earlier.get("signature") or user_key.signed_content(facts["config"]) != user_key.signed_content(
+        earlier["config"]
+    ):
+        facts["signature"] = user_key.sign(facts["config"])
     if "attempts" not in earlier:
         facts |= {"id": folder.name, "name": cfg.name, "command": shlex.join(sys.argv), "seed": cfg.seed}
         facts |= {"reproduces": facts["config"]["reproduce"], "attempts": []}

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, TypeAlias
 
+from boltcutter import files
 from boltcutter.formatting import parse_count
-from boltcutter.run import trust
 
 Mode = Literal["min", "max"]
 Columns: TypeAlias = "dict[str, tuple[array[int], array[int], array[float]]]"  # steps, epochs and values by name
@@ -67,7 +67,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
     """Read the step and the values of each row of ``metrics.csv``, except for rows that are not as they are written."""
     with (
         suppress(OSError, ValueError, csv.Error),
-        io.TextIOWrapper(trust.open_file(path, sys.maxsize), errors="replace", newline="") as file,
+        io.TextIOWrapper(files.open_file(path, sys.maxsize), errors="replace", newline="") as file,
     ):
         for row in csv.DictReader(file):
             if (step := parse_count(row.pop("step", None))) is not None:  # not a line that a full disk cut off
@@ -101,7 +101,7 @@ class MetricsReader:
             OSError: It cannot be read.
             ValueError: It is empty, not an ordinary file, too large, or has too many columns.
         """
-        with trust.open_file(self.path, MAX_TABLE) as file:
+        with files.open_file(self.path, MAX_TABLE) as file:
             if not (head := file.readline(MAX_NAMES)).endswith(b"\n"):
                 raise ValueError("more names than can be read" if head else "the file is empty")
             status = os.fstat(file.fileno())

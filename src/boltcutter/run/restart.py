@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from boltcutter import files
 from boltcutter.checkpoint.find import list_names
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment import identity
-from boltcutter.run import trust
 from boltcutter.run.best import resumed_checkpoint, saved_places
 from boltcutter.run.changes import changed_settings, shown
 from boltcutter.run.folder import read_record
@@ -67,7 +67,7 @@ def check_start(cfg: DictConfig, *, given: bool) -> None:
 def has_trained(folder: Path) -> bool:
     """Return whether ``metrics.csv`` in a folder has at least one row, or is no file that can be read."""
     try:
-        with trust.open_file(folder / "metrics.csv", sys.maxsize) as file:
+        with files.open_file(folder / "metrics.csv", sys.maxsize) as file:
             return bool(file.readline(MAX_LINE) and file.readline(MAX_LINE))  # the header and a row
     except FileNotFoundError:
         return False

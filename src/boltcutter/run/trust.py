@@ -6,41 +6,35 @@ Records that this user has signed are trusted, and all are with ``trust=true``; 
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import hmac
 import json
 import os
 import re
-import secrets
 import stat
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from boltcutter import files
 from boltcutter.config.errors import ConfigError, Mistake, one_line
+from boltcutter.environment import user_key
 from boltcutter.environment.this_process import this_process
 from boltcutter.files import REMEDY as REMEDY
 from boltcutter.project import Project
 
-KEY_FILE = Path("~/.config/boltcutter/key")  # secret key of this user, with which records are signed
-MAX_BYTES = 1 << 26  # of a file of a run
 MAX_JSON, MAX_LISTS = 1 << 25, 1 << 20  # bytes, and lists and objects, of a record: each list takes 64 bytes of memory
 MAX_DEPTH = 100  # of a record; where it is used, many more levels would exceed Python's limit of recursion
 OWN_LINKS = ("code", "wandb")  # in a run folder; the snapshot of the code and W&B have links, and nothing reads them
 CHECKPOINTS = "checkpoints"  # in a run folder; it may be a link to a larger disk, from which checkpoints are only read
 AGENT = "BOLTCUTTER_AGENT"  # variable of processes whose arguments are of an agent, which any text may have persuaded
 DIGESTS = "sha256:"  # of trust=sha256:<digest>,… with which a job trusts what was submitted, and no other record
-DIGEST_LENGTH = 32  # hexadecimal digits
 
 
 def apply_overrides(overrides: list[str]) -> list[str]:
     """Apply ``trust=…`` to this process, and return the other overrides."""
     for override in (override for override in overrides if override.startswith("trust=")):
-        if re.fullmatch(rf"trust={DIGESTS}[0-9a-f]{{{DIGEST_LENGTH}}}(,[0-9a-f]{{{DIGEST_LENGTH}}})*", override):
+        digest = rf"[0-9a-f]{{{user_key.DIGEST_LENGTH}}}"
+        if re.fullmatch(rf"trust={DIGESTS}{digest}(,{digest})*", override):
             this_process.trusted_digests = frozenset(override.removeprefix(f"trust={DIGESTS}").split(","))
             continue
         if override.lower() not in ("trust=true", "trust=false"):
@@ -72,33 +66,13 @@ def read_bytes(path: Path) -> bytes:
         OSError: There is no such file, or it cannot be read.
         ValueError: It is not an ordinary file, or too large.
     """
-    with open_file(path, MAX_BYTES) as file:
+    with files.open_file(path, files.MAX_BYTES) as file:
         return file.read(os.fstat(file.fileno()).st_size + 1)  # the limit itself would be allocated each time
-
-
-def open_file(path: Path, limit: int = MAX_BYTES, *, follows: bool = False) -> IO[bytes]:
-    """Open a file of a run folder, whoever has written it; a link only if ``follows``.
-
-    Raises:
-        OSError: There is no such file, or it cannot be read.
-        ValueError: It is not an ordinary file, or has more bytes than the limit.
-    """
-    try:
-        number = without_blocking(path, os.O_RDONLY | (0 if follows else os.O_NOFOLLOW))
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ValueError("not an ordinary file") from None
-        raise
-    found = os.fstat(number)
-    if stat.S_ISREG(found.st_mode) and found.st_size <= limit:
-        return open(number, "rb")
-    os.close(number)
-    raise ValueError(f"larger than {limit >> 20} MiB" if stat.S_ISREG(found.st_mode) else "not an ordinary file")
 
 
 def read_own_lines(path: Path) -> list[str]:
     """The lines of a file that names folders; none if there is none, or if others own it or may write to it."""
-    with suppress(OSError, ValueError), open_file(path) as file:
+    with suppress(OSError, ValueError), files.open_file(path) as file:
         if is_granted() or files.is_ours(os.fstat(file.fileno())):
             return list(dict.fromkeys(file.read().decode().splitlines()))
     return []
@@ -121,15 +95,6 @@ def make_own_folder(place: Path) -> None:
         f"{link or place}: belongs to another user, or others may write to it or to the folder above, and what is in "
         f"it would be executed; use another folder, such as runs=<one of yours>, or {REMEDY}"
     )
-
-
-def without_blocking(path: str | Path, flags: int) -> int:
-    """Open a file, which may be a FIFO of somebody else, without waiting for its other end; an opener for ``open``.
-
-    Raises:
-        OSError: It cannot be opened, or is a FIFO that nobody reads.
-    """
-    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def parse_json(content: bytes) -> dict[str, Any]:
@@ -197,7 +162,7 @@ def check_record(
     try:
         judge(node, where, folder, project, instantiates=instantiates, runs=runs)
     except ConfigError as error:
-        if not is_signed(node, signature) or (foreign := next(_foreign(folder), None)) is None:
+        if not user_key.is_signed(node, signature) or (foreign := next(_foreign(folder), None)) is None:
             raise
         note = f"you have signed it, but others own or may write {one_line(foreign)}; chmod -R go-w {folder}, or "
         lines = [Mistake(line.replace(REMEDY, note + REMEDY), line.kind) for line in error.mistakes]
@@ -222,9 +187,10 @@ def check_arguments(overrides: Sequence[str], composed: Any, project: Project) -
 
 def is_own_record(node: Any, signature: object, folder: Path) -> bool:
     """Whether this user has signed a part of a record, in a folder of this user, or submitted or trusts it."""
-    if this_process.trusts_all or (this_process.trusted_digests and digest(node) in this_process.trusted_digests):
+    trusted = this_process.trusted_digests
+    if this_process.trusts_all or (trusted and user_key.digest(node) in trusted):
         return True
-    return is_signed(node, signature) and next(_foreign(folder), None) is None
+    return user_key.is_signed(node, signature) and next(_foreign(folder), None) is None
 
 
 def _foreign(folder: Path) -> Iterator[str]:
@@ -262,49 +228,3 @@ def _outside(folder: Path, *, is_own: bool, writes: bool) -> Iterator[str]:
             is_read = is_top and path.name == CHECKPOINTS and target.is_dir() and not writes
             if not (is_link and (target.is_relative_to(home) or is_read or (is_own and files.is_ours(found)))):
                 yield str(path.relative_to(folder))
-
-
-def sign(node: Any) -> str | None:
-    """Sign plain values with this user's key; return None if no key can be stored."""
-    with suppress(OSError, RuntimeError):  # a folder that is not writable, or no home directory
-        path = KEY_FILE.expanduser()
-        if not path.is_file():
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-                (draft := Path(scratch, "key")).touch(mode=0o600)
-                draft.write_text(secrets.token_hex(32))
-                os.link(draft, path)  # fails if another process has created it
-    return _signature(node)
-
-
-def is_signed(node: Any, signature: object) -> bool:
-    """Return whether ``signature`` is this user's signature of these values."""
-    expected = _signature(node)
-    return expected is not None and hmac.compare_digest(expected.encode(), str(signature).encode())
-
-
-def signed_content(node: Any) -> bytes:
-    """Return the bytes that are signed: the values as stored in the record, without the location of the folder."""
-    stored = json.loads(json.dumps(node, default=str))
-    if isinstance(stored, dict):
-        stored = {key: value for key, value in stored.items() if key not in ("folder", "resume", "ckpt", "reproduce")}
-    return json.dumps(stored, sort_keys=True).encode()
-
-
-def digest(node: Any) -> str:
-    """The digest of what would be signed."""
-    return hashlib.sha256(signed_content(node)).hexdigest()[:DIGEST_LENGTH]
-
-
-def _signature(node: Any) -> str | None:
-    try:
-        with open_file(KEY_FILE.expanduser(), follows=True) as file:
-            facts, key = os.fstat(file.fileno()), file.read()
-        owners = os.geteuid(), Path("~").expanduser().stat().st_uid  # of root in a container, who uses a user's home
-        if len(key) < 64 or facts.st_mode & 0o077 or facts.st_uid not in owners:
-            raise ValueError(f"not private (owner {facts.st_uid}, mode {facts.st_mode & 0o777:o}, {len(key)} bytes)")
-    except (OSError, RuntimeError):
-        return None
-    except ValueError as error:
-        raise ConfigError(f"{KEY_FILE}: {error}; chmod 600 if it is yours, or remove it for a new one") from error
-    return hmac.new(key, signed_content(node), hashlib.sha256).hexdigest()

@@ -20,6 +20,7 @@ from boltcutter.config.errors import ConfigError, as_config_error, hint, one_lin
 from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.locate import locate
 from boltcutter.config.values import last_of_each, plain, redacted, split_overrides
+from boltcutter.environment import user_key
 from boltcutter.environment.identity import new_run_id
 from boltcutter.formatting import parse_duration, to_json
 from boltcutter.project import Project, command, install_command
@@ -319,7 +320,7 @@ def save(plan: Plan) -> None:
     """Write what is needed to continue the search."""
     used = signed_part(plan)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    record = {"command": plan.command, "created": created, **used, "signature": trust.sign(used)}
+    record = {"command": plan.command, "created": created, **used, "signature": user_key.sign(used)}
     plan.folder.mkdir(parents=True, exist_ok=True)
     write_text(plan.folder / RECORD, to_json(record, indent=2) + "\n")
 

@@ -18,7 +18,7 @@ from ray.tune.search import BasicVariantGenerator, Searcher
 from ray.tune.stopper import Stopper
 
 from boltcutter.config.errors import ConfigError, one_line
-from boltcutter.launch.ray_cluster import ray_cluster
+from boltcutter.environment.ray_cluster import ray_cluster
 from boltcutter.search.ray_trial import INTERRUPTED, TrialProcess, read_facts, write_facts
 from boltcutter.search.results import Progress
 from boltcutter.search.settings import Search

@@ -12,11 +12,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from boltcutter.callback.ema import FULL_MODEL, averages_full_model
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
 from boltcutter.checkpoint.sharded_checkpoint import WEIGHTS, load_into
 from boltcutter.internals import move_some, tree_map_only
 from boltcutter.protocols import NativeTask, ShardsWeights
+from boltcutter.strategy.averaging import FULL_MODEL, averages_full_model
 from boltcutter.strategy.errors import StrategyError
 from boltcutter.strategy.units import fully_shard_units
 

@@ -12,9 +12,9 @@ from lightning.pytorch import strategies
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from boltcutter.callback.ema import FULL_MODEL, averages_full_model
 from boltcutter.internals import BatchNorm, foreach_norm, move_some
 from boltcutter.protocols import NativeTask, SplitsIntoStages, gather_objects
+from boltcutter.strategy.averaging import FULL_MODEL, averages_full_model
 from boltcutter.strategy.errors import StrategyError
 from boltcutter.structure import BatchError, split_batch
 

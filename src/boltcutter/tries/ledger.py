@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from boltcutter.environment import user_key
 from boltcutter.run import trust
 from boltcutter.tries.pairs import append_line, read_lines
 
@@ -68,7 +69,7 @@ class Entry:
 def append(runs: Path, entry: Entry) -> None:
     """Append a verdict, with a signature, as overrides in it may be run again."""
     values = asdict(entry)
-    append_line(runs / LEDGER, values | {"signature": trust.sign(values)})
+    append_line(runs / LEDGER, values | {"signature": user_key.sign(values)})
 
 
 def read_entries(runs: Path) -> list[Entry]:
@@ -79,7 +80,7 @@ def read_entries(runs: Path) -> list[Entry]:
     found: dict[str, Entry] = {}
     for values in read_lines(runs / LEDGER):
         signature = values.pop("signature", None)
-        if trust.is_signed(values, signature) or trust.is_granted():
+        if user_key.is_signed(values, signature) or trust.is_granted():
             with suppress(TypeError):
                 entry = Entry(**_as_tuple(values))
                 found[entry.id] = entry

@@ -21,7 +21,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from boltcutter.assembly.overrides import load_evaluation_config
-from boltcutter.assembly.precision import device_type
 from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import split_overrides
@@ -30,6 +29,7 @@ from boltcutter.export.serving.app import Limits, create_app
 from boltcutter.export.serving.predictor import Predictor
 from boltcutter.project import Project
 from boltcutter.run.remote.access import bind, read_token
+from boltcutter.strategy.precision import device_type
 
 VARIABLE = "BOLTCUTTER_SERVE"  # JSON with the settings, for worker processes
 SERVER: dict[str, Any] = {"host": "127.0.0.1", "port": 8000, "workers": 1, "drain": 30, "token_file": ""}

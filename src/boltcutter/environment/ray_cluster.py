@@ -24,7 +24,6 @@ from types import MappingProxyType
 from typing import Any
 
 from boltcutter.config.errors import one_line
-from boltcutter.launch.job import UnreachableError
 from boltcutter.project import install_command
 
 LOCK = "lock"  # file in the folder of an embedded cluster, locked as long as its process runs
@@ -41,6 +40,10 @@ ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a task without GPUs keeps CUDA_VISIBLE_DEVICES
 }
 _TOKEN = secrets.token_hex(32)  # Ray caches it for the process
+
+
+class ClusterError(ValueError):
+    """Ray does not start on this machine."""
 
 
 @contextmanager
@@ -69,7 +72,7 @@ def ray_cluster(
 
     Raises:
         ValueError: Ray is not installed, or cannot be reached.
-        UnreachableError: Ray does not start on this machine.
+        ClusterError: Ray does not start on this machine.
     """
     if unknown := ports.keys() - PORTS:
         raise ValueError(f"{setting}.ports.{min(unknown)}: no such port; choose from {', '.join(PORTS)}")
@@ -104,7 +107,7 @@ def ray_cluster(
                     try:
                         stack.enter_context(_embedded(setting, options))
                         break
-                    except UnreachableError:
+                    except ClusterError:
                         if time.monotonic() > end:
                             raise
         yield
@@ -130,7 +133,7 @@ def _embedded(setting: str, options: Mapping[str, Any]) -> Iterator[None]:
                 address="local", _temp_dir=str(temp / "r"), object_store_memory=OBJECT_STORE_BYTES, **QUIET, **options
             )
         except Exception as error:  # which is all that Ray raises after 30 seconds, a constant of its node.py
-            raise UnreachableError(
+            raise ClusterError(
                 f"{setting}: Ray does not start on this machine ({one_line(error, 200)}); try again when it is less "
                 f"busy, or start a cluster with `ray start --head`, and set {setting}.address=auto"
             ) from error

@@ -8,14 +8,13 @@ import psutil
 import pytest
 from conftest import environment, require
 
-from boltcutter.launch import ray_cluster as module
-from boltcutter.launch.job import UnreachableError
-from boltcutter.launch.ray_cluster import ray_cluster, remove_stale_clusters
+from boltcutter.environment import ray_cluster as module
+from boltcutter.environment.ray_cluster import ClusterError, ray_cluster, remove_stale_clusters
 
 require(install="pip install -c constraints.txt -e '.[dev-cloud]'", package="ray")
 KILLED = """
 import os
-from boltcutter.launch.ray_cluster import ray_cluster
+from boltcutter.environment.ray_cluster import ray_cluster
 
 with ray_cluster(num_cpus=3):
     import ray
@@ -51,7 +50,7 @@ def test_the_dashboard_is_started_at_the_given_port(tmp_path: Path) -> None:
     code = """
 import os, sys, urllib.request
 from pathlib import Path
-from boltcutter.launch.ray_cluster import ray_cluster
+from boltcutter.environment.ray_cluster import ray_cluster
 
 with ray_cluster(num_cpus=1, dashboard=True, ports={"dashboard": int(sys.argv[1])}):
     token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
@@ -122,7 +121,7 @@ def test_a_ray_that_does_not_start_is_one_line_and_leaves_nothing(
 
     monkeypatch.setattr("ray.init", init)
     monkeypatch.setattr(module._end, "__defaults__", (0.1,))
-    with pytest.raises(UnreachableError) as caught, ray_cluster():
+    with pytest.raises(ClusterError) as caught, ray_cluster():
         pass
     fault = "The current node timed out during startup. The GCS is overloaded"
     assert str(caught.value).startswith(f"launch: Ray does not start on this machine ({fault}); try again when it is ")
