@@ -23,7 +23,7 @@ def test_two_processes_create_one_key(tmp_path: Path, monkeypatch: pytest.Monkey
         key.write_text("0" * 64)  # by another process
         return "1" * 2 * size
 
-    monkeypatch.setattr(trust.secrets, "token_hex", meanwhile)
+    monkeypatch.setattr(user_key.secrets, "token_hex", meanwhile)
     assert user_key.is_signed({"a": 1}, user_key.sign({"a": 1}))
     assert key.read_text() == "0" * 64
     assert list(key.parent.iterdir()) == [key]

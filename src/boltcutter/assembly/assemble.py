@@ -226,6 +226,20 @@ def assemble(
 ) -> Components:
     """Instantiate trainer, data and task, and check that they match.
 
+    Lightning's Trainer is built without a module or data, gets them in ``fit``, and finds there what does not match.
+    Here all are built first, each after what it depends on, so that a mistake is found before ranks, data or a device
+    are used:
+
+    1. Numerics and checks of settings and hardware: before CUDA is initialized.
+    2. Callbacks and loggers, then the trainer with all callbacks in order. Of it are replaced: precisions and launchers
+       that Lightning lacks, the timeout of collectives, how logged values are reduced over ranks, and how loaders are
+       sharded.
+    3. Where the run runs; the number of ranks is checked before the data is read, by processes that might train
+       separately.
+    4. Data, then task, right after seeding: initial weights depend on nothing that was built earlier. Hooks of the data
+       are seeded.
+    5. Checks of what was built, each with the others, and what the task does itself, such as clipping.
+
     Args:
         cfg: Checked configuration.
         in_order: Returns all callbacks of the trainer, in their order, from those of the configuration by name.

@@ -1,4 +1,17 @@
-"""Preemption: save a checkpoint and exit on all ranks after a signal."""
+"""Preemption: save a checkpoint and exit on all ranks after a signal.
+
+Lightning handles SIGTERM, and on SLURM the signal before a requeue, in the handler itself: it broadcasts, or saves a
+checkpoint, wherever a rank is, so that ranks at different places deadlock; a checkpoint may hold half of a step. At
+SIGTERM it ends training without one. What is changed, in the order of a run:
+
+1. ``setup`` installs handlers that only set a flag, in place of Lightning's, and a group of gloo for the flags.
+2. Before the first batch of each optimizer step, and before each batch of a validation or test that all ranks have, the
+   ranks take the largest flag. Without a signal, a save that is due is made.
+3. If one has received a signal, all save ``last-preempted.ckpt``. ``on_save_checkpoint`` records the batch, or
+   validation, that was about to begin as not started, as Lightning would skip it.
+4. All exit with 128 + the signal's number; ``train_command`` prints how to continue.
+5. ``teardown``, or ``on_exception``, restores the handlers.
+"""
 
 from __future__ import annotations
 

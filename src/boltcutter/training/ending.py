@@ -1,4 +1,20 @@
-"""The end of training: validate once more, record an early stop in the checkpoint, respect it on resume."""
+"""The end of training: validate once more, record an early stop in the checkpoint, respect it on resume.
+
+Lightning ends when ``max_epochs`` or ``max_steps`` is reached, or when ``trainer.should_stop`` is set (by early
+stopping or ``max_time``) and ``min_epochs`` and ``min_steps`` allow it. It validates only where an interval says so,
+counts an epoch that ended early as complete, keeps ``should_stop`` in no checkpoint, and updates ReduceLROnPlateau
+after the checkpoints of an epoch are saved. What is changed, in the order of a run:
+
+1. ``load_initial_state`` asks ``resume`` whether the checkpoint had stopped under the same limits; then
+   ``on_fit_start`` sets ``should_stop``, and nothing is trained.
+2. ``on_load_checkpoint`` lets Lightning enter an epoch that had reached ``max_steps``, but was saved before its last
+   validation.
+3. ``on_train_start`` replaces the decision whether to validate after a batch: when Lightning does, and when training
+   ends.
+4. ``on_train_epoch_end`` updates ReduceLROnPlateau before the checkpoints of the epoch are saved.
+5. ``on_save_checkpoint`` corrects the position of an epoch that ended early, and adds what has stopped training.
+6. ``on_train_end``, or ``on_exception``, restores Lightning's loop.
+"""
 
 from __future__ import annotations
 

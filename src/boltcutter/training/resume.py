@@ -1,4 +1,16 @@
-"""The state with which training starts: that of a checkpoint of the run, or the weights of ``init_from``."""
+"""The state with which training starts: that of a checkpoint of the run, or the weights of ``init_from``.
+
+Lightning reads a checkpoint in ``fit``, on each rank: weights, data module and callbacks after ``setup``, then loops,
+optimizers and schedulers, right before training. What is changed, in the order of a run:
+
+1. Before ``fit``, ``load_initial_state`` reads the same file without its tensors being copied, checks its form, and
+   compares weights, limits and data with those of the run: a mistake is one line, before ranks are launched. The data
+   module loads its state here already, by which it compares its samples and their order.
+2. ``fit`` restores as always. ``explain_restoring`` turns an error of that into one line.
+3. ``Recorder.on_fit_start`` checks the paths of files that ``ModelCheckpoint`` will remove.
+4. At ``on_train_start``, ``ResumeState`` restores what Lightning does not save: logged values, metrics, what is frozen.
+   After it, ``SettingChanges`` applies the settings that were changed, as optimizers have those of the checkpoint.
+"""
 
 from __future__ import annotations
 

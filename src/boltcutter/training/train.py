@@ -106,6 +106,19 @@ def resume_hint(folder: Path) -> str:
 def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     """Fit, test the best checkpoint and write the report; resume if the run folder has a checkpoint.
 
+    ``Trainer.fit`` launches ranks, calls the hooks of the data, restores the checkpoint, and trains and validates until
+    a limit is reached; its loop is Lightning's. What is done around it, in this order:
+
+    1. Before ``fit``, in each process that exists by then: the components are assembled, the data is loaded and the
+       checkpoint is read and compared with them. Lightning would do both after it has launched ranks, each of which
+       would report a mistake; and the run would be recorded already. Then rank 0 writes the folder of the run.
+    2. ``fit``, within ``attempt``, which records the output and how the attempt ended. What Lightning restores wrongly,
+       or does not restore, callbacks correct (``resume_state``); what is changed at its end, ``ending`` says.
+    3. After it, rank 0 records the last metrics and chooses the best checkpoint as the callbacks say. All ranks test
+       that one, with each sample once; by itself ``fit`` tests nothing. A test that fails is raised when all is
+       recorded.
+    4. The report is written as ``attempt`` is left, so after any error as well; then rank 0 prints what to do next.
+
     Args:
         cfg: Checked configuration with the run folder set.
         project: Whose code is recorded.
