@@ -6,9 +6,10 @@ from pathlib import Path
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.compose import compose
 from boltcutter.config.values import plain
+from boltcutter.environment import user_key
 from boltcutter.formatting import to_json
 from boltcutter.project import Project
-from boltcutter.run import lineage, trust
+from boltcutter.run import lineage
 from boltcutter.tries.ledger import Entry
 
 ENTRY = Entry(
@@ -37,7 +38,7 @@ def write_baseline(project: Project, folder: Path, seed: int, **facts: object) -
         "metrics": {"val/loss": 0.5},
         "data": f"data of seed {seed}",
     }
-    record |= {"signature": trust.sign(record["config"])}
+    record |= {"signature": user_key.sign(record["config"])}
     folder.mkdir(parents=True)
     write_text(folder / "record.json", to_json(record | facts, default=str))
     return folder

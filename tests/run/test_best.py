@@ -10,7 +10,7 @@ from boltcutter.checkpoint import find as select
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
-from boltcutter.run import trust
+from boltcutter.environment import user_key
 from boltcutter.run.best import find_checkpoint
 
 
@@ -223,7 +223,7 @@ def test_a_signature_does_not_make_the_entries_of_a_copy_of_somebody_else_true(
 ) -> None:
     config = {"folder": str(folder)}
     AtomicCheckpointIO().save_checkpoint(STATE, tmp_path / "elsewhere.ckpt")
-    facts = {"config": config, "signature": trust.sign(config), "best_by": {"monitor": "val_acc"}}
+    facts = {"config": config, "signature": user_key.sign(config), "best_by": {"monitor": "val_acc"}}
     (folder / "record.json").write_text(json.dumps(facts | {"best": str(tmp_path / "elsewhere.ckpt")}))
     assert find(folder) == str(tmp_path / "elsewhere.ckpt")
     hand_over(folder)

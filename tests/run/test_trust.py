@@ -1,6 +1,7 @@
 import json
 import os
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 

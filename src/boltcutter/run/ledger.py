@@ -16,8 +16,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from boltcutter import files
 from boltcutter.config.errors import ConfigError
-from boltcutter.run import trust
 
 # Little-endian on each machine. A digest of 0 was not computed.
 ROW = np.dtype(
@@ -77,7 +77,7 @@ class Ledger:
 def read_ledger(path: Path) -> Ledger | None:
     """Read a ledger; None if there is none. A torn tail, as of a machine that lost power, is left out."""
     try:
-        with trust.open_file(path, sys.maxsize) as file:
+        with files.open_file(path, sys.maxsize) as file:
             data = file.read(SIZE)
             if len(data) < SIZE or not data.startswith(f"{FORMAT} ".encode()):
                 return None
