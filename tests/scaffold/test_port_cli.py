@@ -186,6 +186,18 @@ def test_links_of_unknown_values_are_noted(source: Path) -> None:
     assert "set task.n by hand" in notes["main.py:3"]
 
 
+def test_a_link_to_an_argument_that_the_class_lacks_is_left_out(source: Path) -> None:
+    (source / "m.py").write_text("class Net(Base):\n    def __init__(self, width): ...\nclass Open(Base):\n    k = 1\n")
+    links = [Link("data.n", f"model.init_args.{name}", f"main.py:{name}", True) for name in ("width", "seed")]
+    values = {"model": {"class_path": "m.Net"}, "data": {"class_path": "m.Data", "init_args": {"n": 3}}}
+    experiment, notes = experiment_of(source, values, Cli(links=links))
+    assert experiment["task"] == {"_target_": "m.Net", "width": "${data.n}"}
+    assert "Net takes no such argument" in notes["main.py:seed"]
+    values["model"]["class_path"] = "m.Open"  # its constructor is elsewhere
+    experiment, _ = experiment_of(source, values, Cli(links=links))
+    assert experiment["task"]["seed"] == "${data.n}"
+
+
 def test_overrides_are_renamed() -> None:
     made = Experiment("x", (), has_optimizer=True)
     assert renamed("model.init_args.lr=1", made) == "task.module.lr=1"

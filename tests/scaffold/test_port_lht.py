@@ -49,7 +49,7 @@ out: ${hydra:runtime.output_dir}
     "conf/system/net/mlp.yaml": "_target_: p.Mlp\nwidth: ${width}\nof: ${system.lr}\n",
     "conf/system/net/wide.yaml": "_target_: p.Wide\n",
     "conf/loss/mse.yaml": "_target_: torch.nn.MSELoss\n",
-    "conf/trainer/default.yaml": "max_epochs: 2\ngpus: 1\nauto_lr_find: true\n",
+    "conf/trainer/default.yaml": "max_epochs: 2\ngpus: 1\nauto_lr_find: true\nenable_progress_bar: false\n",
     "conf/hydra/launcher/x.yaml": "a: 1\n",
     "conf/experiment/one.yaml": """# @package _global_
 defaults:
@@ -104,12 +104,14 @@ def test_nested_groups_own_groups_and_inline_settings(source: Path) -> None:
     assert experiment["task"] == {"net": {"_target_": "p.Wide", "depth": 2}}
     assert (experiment["constants"], experiment["defaults"]) == ({"width": 9}, {"loss": "mse"})
     assert made["trainer/default.yaml"]["devices"] == 1
+    assert "enable_progress_bar" not in made["trainer/default.yaml"]
     assert made["trainer/default.yaml"]["_target_"] == "lightning.pytorch.Trainer"
 
 
 def test_each_thing_that_is_left_out_is_a_row(source: Path) -> None:
     _, notes = converted(source)
-    for place in ("main.yaml: unused", "main.yaml: hydra", "trainer/default.yaml: auto_lr_find"):
+    lost = ("auto_lr_find", "enable_progress_bar")
+    for place in ("main.yaml: unused", "main.yaml: hydra", *(f"trainer/default.yaml: {key}" for key in lost)):
         assert notes[f"conf/{place}"].startswith("– left out"), place
     assert notes["conf/system/net/mlp.yaml"].startswith("– merged into")
     assert notes["conf/hydra/launcher/x.yaml"].startswith("– left out")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.scaffold.port_lht import GIVEN_BY_RUN, TRAINER, callbacks
+from boltcutter.scaffold.port_lht import GIVEN_BY_RUN, TRAINER, TURNED_OFF, callbacks
 from boltcutter.scaffold.source_code import NotConstantError, SourceFile, source_files
 from boltcutter.scaffold.yaml_text import Rows, dump, read_yaml, write_yaml
 
@@ -423,9 +423,9 @@ class Converter:
         for key in [key for key in kept if key not in inspect.signature(Trainer).parameters]:
             if kept.pop(key) is not None:
                 self._note(f"trainer.{key}", "left out, as Lightning's trainer has no such argument")
-        if kept.pop("enable_checkpointing", None) is False:
-            note = "left out; callback.best=null callback.last=null saves no checkpoints"
-            self._note("trainer.enable_checkpointing", note)
+        for key in [key for key in TURNED_OFF if kept.get(key, True) in (None, False)]:
+            if kept.pop(key) is False:
+                self._note(f"trainer.{key}", TURNED_OFF[key])
         if kept.get("plugins"):
             kept["plugins"] = [*(kept["plugins"] if isinstance(kept["plugins"], list) else [kept["plugins"]])]
             kept["plugins"].append("${checkpoint_io}")
@@ -454,6 +454,12 @@ class Converter:
         if not (link.is_plain and known) or target[0] not in ("task", "data"):
             text = f"link_arguments to {link.target}: set {'.'.join(target)} by hand"
             self.notes.append((link.place, text))
+            return
+        owner = str(_get(experiment, [*target[:-1], "_target_"]) or "").rpartition(".")[2]
+        files = source_files(self.source, f"class {owner}(") if owner else []
+        if any(each.takes(owner, target[-1]) is False for each in files):  # Lightning CLI ignores such a link
+            note = f"link_arguments to {link.target}: left out, as {owner} takes no such argument"
+            self.notes.append((link.place, note))
             return
         if source[0] == "data" and not _has(experiment, source):
             for each in source_files(self.source, "class "):
@@ -497,11 +503,13 @@ def _path(text: str, module: str) -> list[str]:
 
 
 def _has(values: Any, path: list[str]) -> bool:
+    return path[-1] in (_get(values, path[:-1]) or {})
+
+
+def _get(values: Any, path: list[str]) -> Any:
     for part in path:
-        if not isinstance(values, dict) or part not in values:
-            return False
-        values = values[part]
-    return True
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
 
 
 def _put(values: dict[str, Any], path: list[str], value: Any) -> None:

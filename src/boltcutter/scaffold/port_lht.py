@@ -39,6 +39,10 @@ HYDRA_REFERENCES = {
     r"\$\{oc\.env:\s*PROJECT_ROOT(\s*,[^{}]*)?\}": ".",
 }
 GIVEN_BY_RUN = ("default_root_dir", "logger", "callbacks")  # arguments of the trainer
+TURNED_OFF = {  # what callbacks of each run do, which an argument of the trainer cannot turn off
+    "enable_progress_bar": "left out; callback.progress=null shows no progress",
+    "enable_checkpointing": "left out; callback.best=null callback.last=null saves no checkpoints",
+}
 TRAINER = "lightning.pytorch.Trainer"
 
 
@@ -296,7 +300,9 @@ class Conversion:
         removed = [key for key in values if key not in known and not key.startswith("_") and key != "gpus"]
         notes = [f"{key}: left out, as Lightning's trainer has no such argument" for key in removed]
         notes += [f"{key}: left out; use configs/{key.rstrip('s')}" for key in ("callbacks",) if values.get(key)]
-        text = without(text, *GIVEN_BY_RUN, *removed)
+        off = [key for key in TURNED_OFF if values.get(key) is False]
+        notes += [f"{key}: {TURNED_OFF[key]}" for key in off]
+        text = without(text, *GIVEN_BY_RUN, *removed, *off)
         text = re.sub(r"^gpus:", "devices:", text, flags=re.M)
         if "_target_" not in values and is_complete:
             text = f"_target_: {TRAINER}\n{text}"

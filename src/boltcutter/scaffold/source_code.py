@@ -131,6 +131,15 @@ class SourceFile:
                     return {a.arg: d.value for a, d in last if isinstance(d, ast.Constant)}
         return {}
 
+    def takes(self, name: str, argument: str) -> bool | None:
+        """Whether the constructor of a class takes an argument; None if this file does not say it."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                for made in (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"):
+                    given = [*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs]
+                    return made.args.kwarg is not None or argument in [each.arg for each in given]
+        return None
+
     def extract(self, statements: list[ast.stmt]) -> str:
         """Statements with the imports, functions and values of this file that they need, as the text of a module."""
         known: dict[str, ast.stmt] = {}
