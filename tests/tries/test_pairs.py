@@ -9,6 +9,7 @@ from tries_runs import write_baseline
 
 from boltcutter.analysis.record import find_runs
 from boltcutter.config.compose import compose
+from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import plain
 from boltcutter.project import Project
 from boltcutter.tries.pairs import BASELINE, CHANGE, Pairs, append_line, fresh_seeds, read_lines
@@ -71,6 +72,34 @@ def test_pairs_count_in_their_order_not_as_they_end(pairs: Pairs) -> None:
     write_baseline(project, pairs.folder_of(0, CHANGE), 3)
     pairs.tell(1, "complete", [])
     assert len(pairs.complete()) == 2
+
+
+def test_what_is_measured_is_never_reused_and_the_order_is_drawn(pairs: Pairs, tmp_path: Path) -> None:
+    write_baseline(pairs.baseline.project, tmp_path / "runs" / "mlp" / "same", 3)
+    first = set[str]()
+    for name in ("abc", "abd", "abe", "abf", "abg", "abh"):
+        found = replace(
+            pairs, folder=tmp_path / name, known=find_runs(tmp_path / "runs"), constraints=["time/step"], outcomes={}
+        )
+        numbers = [asked.number for _ in range(10) if (asked := found.ask(14))]
+        again = replace(found, outcomes={})  # after an interruption
+        repeated = [asked.number for _ in range(10) if (asked := again.ask(14))]
+        assert numbers == repeated
+        assert not found.num_reusable()
+        first |= {(BASELINE, CHANGE)[number % 2] for number in numbers[::2]}
+    assert first == {BASELINE, CHANGE}
+
+
+def test_a_run_needs_all_metrics(pairs: Pairs) -> None:
+    write_baseline(pairs.baseline.project, folder := pairs.folder_of(0, CHANGE), 3)
+    timed = replace(pairs, constraints=["time/step"])
+    with pytest.raises(ConfigError, match=r"not_worse=time/step.*callback\.throughput"):
+        timed.tell(1, "complete", [])
+    (folder / "metrics.csv").write_text("step,throughput/samples_per_second_epoch\n9,100\n19,1000\n29,1280\n39,3200\n")
+    timed.tell(1, "complete", [])
+    outcome = timed.outcomes[0, CHANGE]
+    assert outcome.others == {"time/step": pytest.approx(0.05)}  # 64 samples at the median rate after the first epoch
+    assert replace(timed, outcomes={}).outcomes[0, CHANGE] == outcome
 
 
 def test_a_failure_is_found_in_the_record_of_a_run(pairs: Pairs) -> None:

@@ -37,6 +37,13 @@ def test_sizes_are_absolute_or_relative() -> None:
         "metric=test/accuracy",
         "metric=val/score",
         "metric=throughput/samples_per_second",
+        "not_worse=val/loss",
+        "not_worse=val/loss:0%",
+        "not_worse=val/loss:x",
+        "not_worse=val/score:1%",
+        "not_worse=val/accuracy:1%",
+        "not_worse=val/loss:1%,val/loss:2%",
+        "not_worse=test/loss:1%",
         "metric=",
         "split=by_seed",
         "parallel=0",
@@ -45,9 +52,25 @@ def test_sizes_are_absolute_or_relative() -> None:
     ],
 )
 def test_mistakes_name_the_setting(wrong: str) -> None:
-    key = wrong.partition("=")[0]
+    key = "metric" if "test/" in wrong else wrong.partition("=")[0]
     with pytest.raises(ConfigError, match=key):
         parse_request([*(argument for argument in GIVEN if not argument.startswith(key)), wrong])
+
+
+def test_metrics_that_must_not_get_worse() -> None:
+    question = parse_request([*GIVEN, "not_worse=time/step:2%,val/loss:0.01"]).question
+    assert [(c.metric, c.mode, str(c.tolerance)) for c in question.constraints] == [
+        ("time/step", "min", "2%"),
+        ("val/loss", "min", "0.01"),
+    ]
+
+
+@pytest.mark.parametrize("wrong", ["parallel=2", "mode=max"])
+def test_speed_is_measured_one_run_at_a_time_and_less_is_better(wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong) as error:
+        parse_request(["a=1", "effect=1%", "metric=time/step", wrong])
+    assert error.value.mistakes[0].kind == "conflict"
+    assert parse_request(["a=1", "effect=1%", "metric=memory/peak"]).question.mode == "min"
 
 
 def test_the_test_split_needs_a_flag() -> None:

@@ -108,3 +108,22 @@ def test_impossible_questions_are_refused() -> None:
     for values in ({"budget": 4}, {"budget": 21}, {"margin": 1.0}):
         with pytest.raises(ValueError, match=next(iter(values))):
             decide([1.0], [1.0], effect=0.5, **values)  # type: ignore[arg-type]
+
+
+def test_a_change_is_accepted_only_if_another_metric_is_shown_not_to_get_worse() -> None:
+    """By the same test, mirrored; each of the two may stop it at its own look."""
+    better = [0.02, 0.03, 0.025, 0.02, 0.03, 0.022, 0.028, 0.025]
+    zeros = [0.0] * 8
+
+    def word(*changes: float) -> tuple[str, int, bool, bool]:
+        found = decide(zeros, better, 0.01, 8, constraints=[(zeros, changes, 0.5)])
+        return found.word, found.pairs, found.kept[0].is_shown, found.kept[0].is_broken
+
+    assert word(*[-0.1, 0.1, 0.0, -0.05, 0.1, 0, 0, 0]) == ("accepted", 5, True, False)
+    assert word(*[-1.0, -1.1, -0.9, -1.0, -1.2, -1, -1, -1]) == ("rejected", 5, False, True)
+    assert word(*[-1.0, 0.1, -0.9, 0.0, -1.2, 0.2, -0.4, -0.6]) == ("undecided", 8, False, False)
+    later = word(*[0.0, 0.1, -0.7, 0.0, 0.1, 0.0, 0.1, 0.0])
+    assert later[0] == "accepted"
+    assert later[1] > 5
+    lost = decide(zeros, [*better[:7], math.nan], 0.01, 8, constraints=[(zeros, [*zeros[:7], math.nan], 0.5)])
+    assert lost.word == "accepted"

@@ -56,6 +56,7 @@ boltcutter try faster-mixup against=baseline metric=val/accuracy effect=0.5%    
     effect=          smallest improvement worth having: in units of the metric, or in percent of the baseline's value
     budget=12        most pairs of runs, 5 to 20
     margin=0         what an improvement has to exceed
+    not_worse=       metrics that must not get worse, with a tolerance: time/step:2%,val/loss:0.01
     mode=min|max     which values are better; by default by the metric's name
     split=by-seed|fixed    a split of the data for each pair, or one for all; by default as configured
     parallel=1 gpus=       runs at a time on this machine, and GPUs of each

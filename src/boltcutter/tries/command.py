@@ -22,6 +22,7 @@ from boltcutter.search.results import Result
 from boltcutter.tries import confirmation, describe, ledger, page
 from boltcutter.tries.ledger import Entry
 from boltcutter.tries.limits import RunLimits
+from boltcutter.tries.measurements import describe_load
 from boltcutter.tries.pairs import BASELINE, CHANGE, Outcome
 from boltcutter.tries.plan import Try, fingerprint, now, prepare
 from boltcutter.tries.question import parse_request
@@ -103,6 +104,10 @@ class Progress:
             verdict = self._tried.verdict(count)
             line = describe.progress(self._tried.question, complete[:count], verdict, self._tried.scale())
             print(printable(line), flush=True)
+            if load := describe_load(
+                *(max(ends) for ends in zip(*(side.load for side in complete[count - 1]), strict=True))
+            ):
+                print(f"  {load}", flush=True)
             if count == 1 and not any(side.is_lost for side in complete[0]) and not verdict.difference:
                 print("note: both runs of the first pair have the same value: the change may do nothing", flush=True)
         if len(complete) > self._shown:
@@ -139,6 +144,9 @@ def conclude(tried: Try) -> dict[str, Any]:
             tried.question, complete, verdict, effect, scale, tried.askings, is_stopped=tried.is_stopped
         )
     )
+    lines[1:1] = describe.constraints(tried.question, verdict, complete, tried.tolerance, tried.scale)
+    if load := describe.load(tried.pairs):
+        lines.append(f"  {load}")
     lines += [f"  cost: {describe.cost(tried.pairs)}"]
     if tried.is_stopped:
         lines += [f"  {tried.limit}"] * bool(tried.limit) + ["  the same command continues"]
@@ -193,6 +201,7 @@ def as_entry(tried: Try, verdict: Verdict) -> Entry:
         baseline_overrides=list(pairs.baseline.overrides),
         change_overrides=list(pairs.change.overrides),
         confirms=tried.confirms,
+        not_worse=tuple(map(str, question.constraints)),
         code="" if pairs.change.project == pairs.baseline.project else fingerprint(pairs.change.code),
     )
 
@@ -213,4 +222,5 @@ def as_dict(tried: Try, entry: Entry, lines: Sequence[str]) -> dict[str, Any]:
 
 def shown(outcome: Outcome) -> dict[str, Any]:
     """A run of a pair."""
-    return {key: getattr(outcome, key) for key in ("folder", "value", "seconds", "error", "is_reused")}
+    names = ("folder", "value", "seconds", "error", "is_reused", "others", "load")
+    return {key: getattr(outcome, key) for key in names}

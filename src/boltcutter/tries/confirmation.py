@@ -20,7 +20,7 @@ from boltcutter.tries.listing import unconfirmed
 from boltcutter.tries.question import COMMON
 
 FLAG = "--confirm"
-TAKEN = ("metric", "mode", "effect", "against", "seed")  # from the ledger, unless given
+TAKEN = ("metric", "mode", "effect", "not_worse", "against", "seed")  # from the ledger, unless given
 
 
 def arguments_of(project: Project, arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -57,6 +57,8 @@ def arguments_of(project: Project, arguments: Sequence[str]) -> tuple[list[str],
         "effect": largest_effect(accepted),
         "seed": str(1 + max(seed for entry in entries if not entry.confirms for seed in entry.seeds)),
     }
+    if constraints := {text.rpartition(":")[0]: text for entry in accepted[::-1] for text in entry.not_worse}:
+        found["not_worse"] = ",".join(text for metric, text in constraints.items() if metric != first.metric)
     if own:
         found["against"] = shlex.join(own)
     more = [f"{key}={value}" for key, value in found.items() if key not in keys]

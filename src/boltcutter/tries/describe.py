@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from boltcutter.analysis.scale import Scale
 from boltcutter.report.template import format_duration
+from boltcutter.run.metrics import Mode
+from boltcutter.tries.measurements import describe_load
 from boltcutter.tries.pairs import Outcome, Pairs
-from boltcutter.tries.question import Question
+from boltcutter.tries.question import Constraint, Question
 from boltcutter.tries.sign_flips import (
     ALPHA,
     Verdict,
@@ -31,6 +33,10 @@ def opening(id: str, question: Question, pairs: Pairs) -> Iterator[str]:
         f"{question.metric} ({direction} is better): accepted if it is better {least}, rejected if it improves by less "
         f"than {question.effect}{of}; at most {question.budget} pairs, seeds {_ranges(pairs.seeds)}"
     )
+    for constraint in question.constraints:
+        yield f"accepted only if {constraint.metric} is not worse by more than {constraint.tolerance}"
+    if question.is_measured:
+        yield "both sides of each pair are run now, one at a time; who is first is drawn, as machines drift"
 
 
 def _ranges(seeds: Sequence[int]) -> str:
@@ -65,6 +71,9 @@ def progress(question: Question, pairs: Sequence[tuple[Outcome, Outcome]], verdi
     """A line after a pair."""
     baseline, change = pairs[-1]
     values = " → ".join("failed" if side.is_lost else f"{side.value:.4g}" for side in (baseline, change))
+    for constraint in question.constraints:
+        both = ("failed" if side.is_lost else f"{side.others[constraint.metric]:.4g}" for side in (baseline, change))
+        values += f", {constraint.metric} {' → '.join(both)}"
     line = f"pair {len(pairs)} of ≤ {question.budget}: {values}, difference so far {scale.signed(verdict.difference)}"
     if verdict.word != "continue":
         return line
@@ -96,11 +105,13 @@ def explanation(
     used = pairs[: verdict.pairs]
     count = f"{verdict.pairs} pair{'' if verdict.pairs == 1 else 's'}"
     shown = f"{scale.signed(verdict.difference)} in {count}" if used else "no pair is complete"
+    is_broken = any(kept.is_broken for kept in verdict.kept)
+    reason = "another metric is worse" if is_broken else f"improves by less than {scale.size(effect)}"
     yield {
         "accepted": f"accepted: better than the baseline, {shown}",
-        "rejected": f"rejected: improves by less than {scale.size(effect)}, {shown}",
+        "rejected": f"rejected: {reason}, {shown}",
     }.get(verdict.word, f"undecided: {'stopped before its end' if is_stopped else 'the budget is spent'}, {shown}")
-    if verdict.word == "rejected" and verdict.low > 0:
+    if verdict.word == "rejected" and verdict.low > 0 and not is_broken:
         yield "  it is better, but by less than was asked for"
     if math.isfinite(verdict.low) or math.isfinite(verdict.high):
         yield (
@@ -123,6 +134,35 @@ def explanation(
     if verdict.word == "accepted":
         yield "  the difference at the moment of acceptance is lucky: rely on the interval"
     yield from _failures(used)
+
+
+def constraints(
+    question: Question,
+    verdict: Verdict,
+    pairs: Sequence[tuple[Outcome, Outcome]],
+    tolerance: Callable[[Constraint], float | None],
+    scale_of: Callable[[str, Mode], Scale],
+) -> Iterator[str]:
+    """Whether the metrics that must not get worse do."""
+    for constraint, kept in zip(question.constraints, verdict.kept, strict=True):
+        scale, size = scale_of(constraint.metric, constraint.mode), tolerance(constraint)
+        limit = scale.size(size or 0)
+        found = f"worse by more than {limit}" if kept.is_broken else f"not worse by more than {limit}"
+        if not (kept.is_broken or kept.is_shown):
+            found = f"open whether it is worse by more than {limit}"
+        sign = 1 if constraint.mode == "max" else -1
+        mean = "" if math.isnan(kept.difference) else f", {scale.signed(sign * kept.difference)} on average"
+        low, high = sorted((sign * kept.low, sign * kept.high))
+        ends = Verdict("continue", verdict.pairs, kept.difference, low, high)
+        yield f"  {constraint.metric}: {found}{mean}, {interval(ends, scale)}"
+
+
+def load(pairs: Pairs) -> str:
+    """What other processes used while speed was measured; empty if it is little."""
+    loads = [outcome.load for outcome in pairs.outcomes.values()]
+    if not loads or not (text := describe_load(*(max(ends) for ends in zip(*loads, strict=True)))):
+        return ""
+    return f"{text} while these ran: the verdict stays valid, as the order of each pair was drawn, but needs more pairs"
 
 
 def _failures(pairs: Sequence[tuple[Outcome, Outcome]]) -> Iterator[str]:

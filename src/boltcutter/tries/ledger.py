@@ -38,6 +38,7 @@ class Entry:
         baseline_overrides, change_overrides: Of training.
         code: Fingerprint of the code of the change; empty if it is that of the baseline.
         confirms: Ids of the tries that it has confirmed together.
+        not_worse: Metrics that must not get worse, with their tolerances, as they were given.
     """
 
     id: str
@@ -64,6 +65,7 @@ class Entry:
     change_overrides: list[str]
     code: str = ""
     confirms: tuple[str, ...] = ()
+    not_worse: tuple[str, ...] = ()
 
 
 def append(runs: Path, entry: Entry) -> None:
@@ -88,7 +90,7 @@ def read_entries(runs: Path) -> list[Entry]:
 
 
 def _as_tuple(values: dict[str, Any]) -> dict[str, Any]:
-    return values | {"confirms": tuple(values.get("confirms") or ())}
+    return values | {key: tuple(values.get(key) or ()) for key in ("confirms", "not_worse")}
 
 
 def earlier(entries: Sequence[Entry], question: str, id: str) -> list[Entry]:

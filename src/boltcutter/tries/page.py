@@ -40,6 +40,7 @@ def write_try(tried: Try, lines: Sequence[str] = ()) -> Path:
         lines=lines,
         notes=tried.notes,
         rows=rows,
+        constraints=tried.question.metrics[1:],
         chart=chart(rows, tried),
         cost=describe.cost(tried.pairs),
         expected=expected(tried),
@@ -62,6 +63,10 @@ def row(tried: Try, complete: Sequence[tuple[Outcome, Outcome]], count: int) -> 
         "difference": float(paired_differences(baseline, change, effect)[-1]) * scale.factor,
         "is_lost": last[0].is_lost or last[1].is_lost,
         "ends": [end * scale.factor if math.isfinite(end) else None for end in (verdict.low, verdict.high)],
+        "others": [
+            " → ".join("" if side.is_lost else f"{side.others[metric]:.4g}" for side in last)
+            for metric in tried.question.metrics[1:]
+        ],
         "interval": describe.interval(verdict, scale) if count >= first_look() else "",
     }
 

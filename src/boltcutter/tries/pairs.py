@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import platform
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from boltcutter.run.folder import read_record
 from boltcutter.search.results import Result
 from boltcutter.search.trial import Report, Sampled, Trial
 from boltcutter.search.trial import seconds as seconds_of
+from boltcutter.tries.measurements import REMEDY, OtherLoad, is_measured, measure
 from boltcutter.tries.sides import Side, compared
 from boltcutter.tries.sign_flips import first_look
 
@@ -48,6 +50,8 @@ class Outcome:
         error: Why it failed.
         is_reused: Whether the run existed before the try.
         data: Fingerprint of the data.
+        others: Metrics that must not get worse, by name.
+        load: CPUs that other processes used meanwhile, and percentage of the time of a GPU, if speed matters.
     """
 
     pair: int
@@ -59,6 +63,8 @@ class Outcome:
     error: str = ""
     is_reused: bool = False
     data: str | None = None
+    others: Mapping[str, float] = field(default_factory=dict)
+    load: tuple[float, float] = (0.0, 0.0)
 
     @property
     def is_lost(self) -> bool:
@@ -113,6 +119,7 @@ class Pairs:
         metric: Metric whose value counts.
         overrides: Of all runs.
         known: All runs, of which those of the baseline are reused.
+        constraints: Further metrics that each run needs.
     """
 
     folder: Path
@@ -124,14 +131,20 @@ class Pairs:
     known: Sequence[Run] = ()
     outcomes: dict[tuple[int, str], Outcome] = field(default_factory=dict)
     parallel: int = 1
+    constraints: Sequence[str] = ()
     start: Callable[[str], bool] = lambda name: True  # called with the name of a run; False: it may not start
 
     def __post_init__(self) -> None:
         self._asked = set[tuple[int, str]]()
-        self._reuses = True  # runs of the baseline that exist already
+        self._is_measured = any(map(is_measured, (self.metric, *self.constraints)))
+        self._reuses = not self._is_measured  # runs of the baseline that exist already
+        self._load: OtherLoad | None = None
         for entry in read_lines(self.folder / JOURNAL):
             with suppress(TypeError):
-                outcome = Outcome(**{**entry, "value": math.nan if entry.get("value") is None else entry["value"]})
+                value = math.nan if entry.get("value") is None else entry["value"]
+                outcome = Outcome(**{**entry, "value": value, "load": tuple(entry.get("load", (0.0, 0.0)))})
+                if not (outcome.is_lost or {*self.constraints} <= outcome.others.keys()):
+                    continue  # a damaged line
                 self.outcomes[outcome.pair, outcome.side] = outcome
                 if not outcome.folder:  # it was reused, but had other data
                     del self.outcomes[outcome.pair, outcome.side]
@@ -174,8 +187,7 @@ class Pairs:
         # Before the first look there is no verdict; beyond, only as many pairs as run at the same time.
         limit = max(first_look(), done + max(1, self.parallel // 2))
         for pair in range(min(limit, len(self.seeds))):
-            order = NAMES if pair else NAMES[::-1]  # the change first, so that its mistakes are found at once
-            for side in order:
+            for side in self._order(pair):
                 if (pair, side) in self.outcomes or (pair, side) in self._asked:
                     continue
                 if side == BASELINE and (reused := self._find_reusable(self.seeds[pair])):
@@ -203,6 +215,8 @@ class Pairs:
         if state == "failed" and not (folder / "record.json").is_file():
             raise ConfigError(f"{self.sides[name].label}: {error}")  # nothing was trained: the arguments are wrong
         outcome = self._outcome(pair, name, folder, error=(error or "failed") if state == "failed" else "")
+        if self._load:
+            outcome, self._load = replace(outcome, load=self._load.end()), None
         self._add(outcome)
         self._check_data(pair)
         objectives = {} if outcome.is_lost else {self.metric: outcome.value}
@@ -213,6 +227,7 @@ class Pairs:
         trust.make_own_folder(self.folder.parent)  # it may have been exchanged while other runs trained
         pair, side = divmod(sampled.number, 2)
         own = self.sides[NAMES[side]]
+        self._load = OtherLoad() if self._is_measured else None
         # The copy of the code, not the working directory, has the project's modules.
         variables = {"PYTHONSAFEPATH": "1", "WANDB_RUN_GROUP": self.folder.name, **environment}
         given = {override.partition("=")[0] for override in own.overrides}
@@ -224,6 +239,12 @@ class Pairs:
     def sides(self) -> dict[str, Side]:
         """The sides by name."""
         return {BASELINE: self.baseline, CHANGE: self.change}
+
+    def _order(self, pair: int) -> tuple[str, str]:
+        """Which side of a pair runs first."""
+        # The change, so that its mistakes are found at once. What is measured drifts, so there it is drawn.
+        is_swapped = random.Random(f"{self.folder.name} {pair}").random() < 0.5 if self._is_measured else not pair  # noqa: S311
+        return (CHANGE, BASELINE) if is_swapped else (BASELINE, CHANGE)
 
     # --- how runs have ended ---
 
@@ -237,15 +258,23 @@ class Pairs:
 
     def _outcome(self, pair: int, side: str, folder: Path, *, error: str = "", is_reused: bool = False) -> Outcome:
         run, record = read_run(folder), read_record(folder)
-        metrics, value = run.metrics if run else {}, math.nan
-        if not error:
+        metrics, value, others = dict(run.metrics) if run else {}, math.nan, dict[str, float]()
+        for key, name in (("metric", self.metric), *(("not_worse", name) for name in self.constraints)):
+            if error:
+                break
             last = {**(record.get("metrics") or {}), **(record.get("test") or {})}  # also those that are not finite
-            if self.metric not in {**metrics, **last}:
-                near = hint(self.metric, metrics) or f" (there are: {', '.join(sorted(metrics))})"
-                raise ConfigError(f"metric={self.metric}: {folder} has no such metric{near}")
-            value = metrics.get(self.metric, math.nan)
-            if not (math.isfinite(value) and math.isfinite(last.get(self.metric, value))):
-                error, value = f"{self.metric} is not finite", math.nan
+            if is_measured(name):
+                if not run or (found := measure(folder, run.settings, name)) is None:
+                    raise ConfigError(f"{key}={name}: {folder} has not measured it; {REMEDY[name]}")
+                metrics[name] = found
+            if name not in {**metrics, **last}:
+                near = hint(name, metrics) or f" (there are: {', '.join(sorted(metrics))})"
+                raise ConfigError(f"{key}={name}: {folder} has no such metric{near}", kind="unknown_key")
+            others[name] = metrics.get(name, math.nan)
+            newest = last.get(name, others[name])
+            if newest is None or not (math.isfinite(others[name]) and math.isfinite(newest)):
+                error, others = f"{name} is not finite", {}
+        value = others.pop(self.metric, math.nan)
         data = record.get("data")
         return Outcome(
             pair=pair,
@@ -257,6 +286,7 @@ class Pairs:
             error=error,
             is_reused=is_reused,
             data=data if isinstance(data, str) else None,
+            others=others,
         )
 
     def _add(self, outcome: Outcome) -> None:
@@ -290,7 +320,7 @@ class Pairs:
             if (
                 run.status != "completed"
                 or seed not in wanted
-                or not math.isfinite(run.metrics.get(self.metric, math.nan))
+                or not all(name in run.metrics for name in (self.metric, *self.constraints))
             ):
                 continue
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,11 +21,13 @@ from boltcutter.formatting import to_json
 from boltcutter.project import Project
 from boltcutter.run import trust
 from boltcutter.run.folder import read_record
+from boltcutter.run.metrics import Mode
 from boltcutter.run.store import refuse
 from boltcutter.tries import ledger
 from boltcutter.tries.ledger import Entry
-from boltcutter.tries.pairs import Pairs, fresh_seeds, parse_state
-from boltcutter.tries.question import Question, Request
+from boltcutter.tries.measurements import SCALES
+from boltcutter.tries.pairs import Outcome, Pairs, fresh_seeds, parse_state
+from boltcutter.tries.question import Constraint, Question, Request, Size
 from boltcutter.tries.sides import Side, compared, find_baseline, make_side, parse_change
 from boltcutter.tries.sign_flips import Verdict, decide
 
@@ -67,10 +69,17 @@ class Try:
 
     def effect(self) -> float | None:
         """The effect in units of the metric; None before the baseline has a value to which it is relative."""
-        reference = next((pair[0].value for pair in self.pairs.complete() if not pair[0].is_lost), None)
+        return self._resolve(self.question.effect, lambda outcome: outcome.value)
+
+    def tolerance(self, constraint: Constraint) -> float | None:
+        """The tolerance of a constraint in units of its metric; None before the baseline has a value."""
+        return self._resolve(constraint.tolerance, lambda outcome: outcome.others[constraint.metric])
+
+    def _resolve(self, size: Size, value: Callable[[Outcome], float]) -> float | None:
+        reference = next((value(pair[0]) for pair in self.pairs.complete() if not pair[0].is_lost), None)
         if reference is None:
-            return None if self.question.effect.is_relative else self.question.effect.value
-        return self.question.effect.resolve(reference)
+            return None if size.is_relative else size.value
+        return size.resolve(reference) or None  # of a baseline of 0, no share is known
 
     def verdict(self, count: int | None = None) -> Verdict:
         """What the complete pairs show, or the first ``count`` of them."""
@@ -80,15 +89,35 @@ class Try:
             return Verdict(word, len(pairs), math.nan, -math.inf, math.inf)  # type: ignore[arg-type]
         margin = effect * self.question.margin.value / self.question.effect.value
         baseline, change = ([self.question.turned(pair[side].value) for pair in pairs] for side in (0, 1))
-        return decide(baseline, change, effect, self.question.budget, margin)
-
-    def scale(self) -> Scale:
-        """How differences are written, more being better."""
-        values = [side.value for pair in self.pairs.complete() for side in pair if not side.is_lost]
-        values = values or [
-            run.metrics[self.question.metric] for run in self.known if self.question.metric in run.metrics
+        constraints = [
+            (
+                [turned(baseline, constraint) for baseline, _ in pairs],
+                [turned(change, constraint) for _, change in pairs],
+                self.tolerance(constraint) or 0.0,
+            )
+            for constraint in self.question.constraints
         ]
-        return Scale.of(self.question.metric, self.question.mode, values or [math.inf])
+        return decide(baseline, change, effect, self.question.budget, margin, constraints=constraints)
+
+    def scale(self, metric: str | None = None, mode: Mode | None = None) -> Scale:
+        """How differences of a metric are written, by default of the one that decides, more being better."""
+        metric, mode = metric or self.question.metric, mode or self.question.mode
+        if metric in SCALES:
+            return SCALES[metric]
+        values = [
+            side.value if metric == self.question.metric else side.others[metric]
+            for pair in self.pairs.complete()
+            for side in pair
+            if not side.is_lost
+        ]
+        values = values or [run.metrics[metric] for run in self.known if metric in run.metrics]
+        return Scale.of(metric, mode, values or [math.inf])
+
+
+def turned(outcome: Outcome, constraint: Constraint) -> float:
+    """The value of a constraint's metric with the sign that makes more better; NaN if the run has lost its pair."""
+    value = math.nan if outcome.is_lost else outcome.others[constraint.metric]
+    return value if constraint.mode == "max" else -value
 
 
 def prepare(project: Project, request: Request) -> Try:
@@ -172,7 +201,9 @@ def find_try(place: Path, draft: Try, first: int, request: Request, entries: Seq
     errors of all times add up, but seeds that are looked at twice would prove nothing.
     """
     question, pairs = draft.question, draft.pairs
-    asked = {key: value for key, value in asdict(question).items() if key != "split"}
+    asked = {key: value for key, value in asdict(question).items() if key not in ("split", "constraints")}
+    if question.constraints:
+        asked["not_worse"] = list(map(str, question.constraints))
     earlier = [entry for entry in entries if entry.question == draft.key]
     begun = sorted(read_states(place, draft.key), key=lambda state: state["asking"])
     for state in reversed(begun):
@@ -196,7 +227,10 @@ def opened(draft: Try, folder: Path, seeds: list[int], asking: int) -> Try:
     """A try in its folder."""
     pairs, is_final = draft.pairs, draft.question.is_final
     overrides = (*OVERRIDES, f"test={str(is_final).lower()}")
-    made = Pairs(folder, pairs.baseline, pairs.change, seeds, pairs.metric, overrides, draft.known)
+    constraints = draft.question.metrics[1:]
+    made = Pairs(
+        folder, pairs.baseline, pairs.change, seeds, pairs.metric, overrides, draft.known, constraints=constraints
+    )
     return Try(folder.name, draft.question, draft.key, made, asking, draft.known)
 
 

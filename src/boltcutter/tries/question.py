@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.formatting import parse_count
 from boltcutter.run.metrics import Mode, infer_mode, parse_name
+from boltcutter.tries.measurements import is_measured
 from boltcutter.tries.sign_flips import BUDGET, check_budget
 
 FLAGS = {
@@ -17,7 +18,7 @@ FLAGS = {
     "--confirm": "run all that was accepted together once more, on fresh seeds",
     "--again": "ask a question once more that was not decided, with fresh seeds",
 }
-KEYS = ("against", "metric", "mode", "effect", "budget", "margin", "split", "parallel", "gpus")
+KEYS = ("against", "metric", "mode", "effect", "budget", "margin", "not_worse", "split", "parallel", "gpus")
 COMMON = ("runs", "seed")  # overrides of both sides
 MODES: dict[str | None, Mode | None] = {None: None, "min": "min", "max": "max"}
 SPLITS = ("by-seed", "fixed")
@@ -55,6 +56,18 @@ class Size:
 
 
 @dataclass(frozen=True)
+class Constraint:
+    """A metric in which the change must not be worse by more than a tolerance."""
+
+    metric: str
+    mode: Mode
+    tolerance: Size
+
+    def __str__(self) -> str:
+        return f"{self.metric}:{self.tolerance}"
+
+
+@dataclass(frozen=True)
 class Question:
     """What a try asks, without the change and the baseline.
 
@@ -65,6 +78,7 @@ class Question:
         budget: The most pairs.
         margin: What an improvement has to exceed.
         split: How the seeds of pairs affect the split of the data; None: as the configuration says.
+        constraints: Metrics in which the change must not be worse.
     """
 
     metric: str
@@ -73,11 +87,22 @@ class Question:
     budget: int = BUDGET
     margin: Size = Size(0.0, is_relative=False)
     split: str | None = None
+    constraints: tuple[Constraint, ...] = ()
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metric, and those of the constraints."""
+        return [self.metric, *(constraint.metric for constraint in self.constraints)]
 
     @property
     def is_final(self) -> bool:
         """Whether it reads the test split."""
-        return parse_name(self.metric).stage == "test"
+        return any(parse_name(metric).stage == "test" for metric in self.metrics)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it depends on speed or memory, which each run has to measure anew."""
+        return any(map(is_measured, self.metrics))
 
     def turned(self, value: float) -> float:
         """A value of the metric with the sign that makes more better; and back."""
@@ -112,11 +137,12 @@ def parse_request(arguments: Sequence[str]) -> Request:
     change = [argument for argument in rest if argument not in common]
     for key, example in (("metric", "val/accuracy"), ("effect", "0.5%")):
         if not given.get(key):
-            raise ConfigError(f"{key} is not set; give {key}={example}")
+            raise ConfigError(f"{key} is not set; give {key}={example}", kind="missing_value")
     question = _parse_question(given)
     if question.is_final and "--final" not in flags:
         raise ConfigError(
-            f"metric={question.metric}: the test split is for the last comparison; try a metric of val, or add --final"
+            f"metric={question.metric}: the test split is for the last comparison; try a metric of val, or add --final",
+            kind="missing_value",
         )
     seeds = [parse_count(argument.partition("=")[2]) for argument in common if argument.startswith("seed=")]
     if None in seeds:
@@ -124,6 +150,11 @@ def parse_request(arguments: Sequence[str]) -> Request:
     parallel = parse_count(given.get("parallel", "1"))
     if not parallel:
         raise ConfigError(f"parallel={given['parallel']}: not a number of runs at a time; try parallel=1")
+    if parallel > 1 and question.is_measured:
+        raise ConfigError(
+            f"parallel={parallel}: runs at the same time slow each other down, which would be measured; try parallel=1",
+            kind="conflict",
+        )
     gpus = _number("gpus", given["gpus"], "of each run, such as gpus=1") if "gpus" in given else None
     return Request(
         question=question,
@@ -139,14 +170,17 @@ def parse_request(arguments: Sequence[str]) -> Request:
 
 def _parse_question(given: dict[str, str]) -> Question:
     metric, text, split = given["metric"], given.get("mode"), given.get("split")
-    if metric.startswith("throughput/"):
-        raise ConfigError(f"metric={metric}: speed depends on what else a machine does; try a metric of val")
     if text not in MODES:
         raise ConfigError(f"mode={text}: neither min nor max; say which values of {metric} are better")
-    if (mode := MODES[text] or infer_mode(metric)) is None:
-        raise ConfigError(f"metric={metric}: its name does not say which values are better; add mode=min or mode=max")
+    if (mode := _mode(f"metric={metric}", metric, MODES[text])) is None:
+        raise ConfigError(
+            f"metric={metric}: its name does not say which values are better; add mode=min or mode=max",
+            kind="missing_value",
+        )
     if split is not None and split not in SPLITS:
-        raise ConfigError(f"split={split}: no such split{hint(split, SPLITS)} (there are: {', '.join(SPLITS)})")
+        raise ConfigError(
+            f"split={split}: no such split{hint(split, SPLITS)} (there are: {', '.join(SPLITS)})", kind="unknown_option"
+        )
     effect, margin = Size.parse("effect", given["effect"]), Size.parse("margin", given.get("margin", "0"))
     if not effect.value:
         raise ConfigError(f"effect={given['effect']}: not positive; give the smallest improvement that is worth having")
@@ -161,7 +195,34 @@ def _parse_question(given: dict[str, str]) -> Question:
         check_budget(budget)
     except ValueError as error:
         raise ConfigError(error) from error
-    return Question(metric, mode, effect, budget, margin, split)
+    return Question(metric, mode, effect, budget, margin, split, _parse_constraints(given.get("not_worse", ""), metric))
+
+
+def _mode(setting: str, metric: str, given: Mode | None = None) -> Mode | None:
+    """Which values of a metric are better; None if its name does not say."""
+    if metric.startswith("throughput/"):
+        raise ConfigError(f"{setting}: speed is measured as time/step, memory as memory/peak; use one of these")
+    if is_measured(metric) and given == "max":
+        raise ConfigError(f"mode=max: less {metric} is better; remove it", kind="conflict")
+    return "min" if is_measured(metric) else given or infer_mode(metric)
+
+
+def _parse_constraints(text: str, of: str) -> tuple[Constraint, ...]:
+    found = list[Constraint]()
+    for part in filter(None, text.split(",")):
+        metric, colon, size = part.rpartition(":")
+        setting = f"not_worse={part}"
+        if not colon or not metric:
+            raise ConfigError(f"{setting}: no tolerance; give not_worse={part.rstrip(':')}:2%, or one in its units")
+        if metric in (of, *(constraint.metric for constraint in found)):
+            raise ConfigError(f"{setting}: {metric} is already asked for; name another metric", kind="conflict")
+        if (mode := _mode(setting, metric)) is None:
+            raise ConfigError(f"{setting}: its name does not say which values are better; choose another metric")
+        tolerance = Size.parse("not_worse", size)
+        if not tolerance.value:
+            raise ConfigError(f"{setting}: not even equal runs would show that; give a tolerance, such as {metric}:2%")
+        found.append(Constraint(metric, mode, tolerance))
+    return tuple(found)
 
 
 def _number(key: str, text: str, what: str) -> float:

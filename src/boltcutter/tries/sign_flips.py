@@ -37,6 +37,23 @@ STUDIES = 400  # that are simulated for a forecast
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Whether another metric is not worse by more than a tolerance.
+
+    Args:
+        is_shown: It is not.
+        is_broken: It is.
+        difference, low, high: Mean and interval of its differences, as of a ``Verdict``.
+    """
+
+    is_shown: bool
+    is_broken: bool
+    difference: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What the pairs so far show.
 
@@ -46,6 +63,7 @@ class Verdict:
         difference: Mean of the differences.
         low: The improvement is above this, and below ``high``. Each end is wrong in at most 5% of studies, whenever
             these end; infinite as long as there is none.
+        kept: The metrics that must not get worse, in their order.
     """
 
     word: Word
@@ -53,6 +71,7 @@ class Verdict:
     difference: float
     low: float
     high: float
+    kept: tuple[Kept, ...] = ()
 
 
 def first_look(alpha: float = ALPHA) -> int:
@@ -139,6 +158,7 @@ def decide(
     budget: int = BUDGET,
     margin: float = 0.0,
     alpha: float = ALPHA,
+    constraints: Sequence[tuple[Sequence[float], Sequence[float], float]] = (),
 ) -> Verdict:
     """The verdict after these pairs, in their order; called again after every pair.
 
@@ -150,6 +170,9 @@ def decide(
         budget: The most pairs, fixed before the first.
         margin: Above 0, the improvement itself has to exceed it, which takes many more pairs.
         alpha: Of each of the two errors.
+        constraints: Values of baseline and change in another metric, of which more is better, and the tolerance, above
+            0. The change is accepted once it is also shown to be worse by less than that, and rejected once it is shown
+            to be worse by more, each by the same test.
 
     Raises:
         ValueError: The budget is too small or too large, or the effect is not above the margin.
@@ -160,13 +183,24 @@ def decide(
     values = paired_differences(baseline, change, effect)[:budget]
     better = first_positive_look(values - margin, budget, alpha) or budget + 1
     smaller = first_positive_look(effect - values, budget, alpha) or budget + 1
-    pairs = min(better, smaller, len(values))
+    others = [(paired_differences(first, second, size)[:budget], size) for first, second, size in constraints]
+    shown = [first_positive_look(other + size, budget, alpha) or budget + 1 for other, size in others]
+    broken = [first_positive_look(-other - size, budget, alpha) or budget + 1 for other, size in others]
+    accepted, rejected = max(better, *shown, 0), min(smaller, *broken, budget + 1)
+    pairs = min(accepted, rejected, len(values))
     word: Word = "continue" if len(values) < budget else "undecided"
-    if min(better, smaller) <= budget:
-        word = "accepted" if better < smaller else "rejected"  # both at once: better, by less than the effect
-    seen = values[:pairs]
-    mean = float(seen.mean()) if pairs else math.nan
-    return Verdict(word, pairs, mean, lower_bound(seen, budget, alpha), -lower_bound(-seen, budget, alpha))
+    if min(accepted, rejected) <= budget:
+        word = "accepted" if accepted < rejected else "rejected"  # both at once: better, by less than the effect
+    kept = tuple(
+        Kept(first <= pairs, last <= pairs, *_mean_and_interval(other[:pairs], budget, alpha))
+        for (other, _), first, last in zip(others, shown, broken, strict=True)
+    )
+    return Verdict(word, pairs, *_mean_and_interval(values[:pairs], budget, alpha), kept)
+
+
+def _mean_and_interval(seen: Array, budget: int, alpha: float) -> tuple[float, float, float]:
+    mean = float(seen.mean()) if len(seen) else math.nan
+    return mean, lower_bound(seen, budget, alpha), -lower_bound(-seen, budget, alpha)
 
 
 @dataclass(frozen=True)
