@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from boltcutter.diagnosis.baselines import errors_of, fit
-from boltcutter.diagnosis.calls import Call
+from boltcutter.diagnosis.graph import Loss
 
 
 @pytest.mark.parametrize("features", [5, 400])  # fewer and more than samples
@@ -21,7 +21,7 @@ def test_a_linear_model_learns_linear_targets(features: int) -> None:
 
 
 def test_errors_of_the_model_are_those_of_its_loss_function() -> None:
-    call = Call("cross_entropy", torch.eye(3), torch.tensor([0, 1, 0]))
+    call = Loss("cross_entropy", torch.eye(3), torch.tensor([0, 1, 0]))
     found = errors_of([call], classes=True)
     assert found is not None
     assert found.tolist() == [0, 0, 1]

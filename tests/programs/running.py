@@ -17,6 +17,11 @@ PROBED = NOTED | {
     *("kl_of_probabilities", "label_as_feature", "labels_permuted", "no_causal_mask", "not_shifted"),
     *("pooled_over_batch", "positions_of_batch", "same_noise_in_workers", "scaled_in_place", "shuffled_before_split"),
     *("target_column", "time_major_logits", "view_not_transpose"),
+    *("accuracy_of_column", "augmented_in_place", "average_never_updated", "bidirectional_language_model"),
+    *("causal_convolution_centered", "cross_entropy_of_multi_hot", "heads_by_view", "kl_of_log_targets"),
+    *("lstm_of_batches", "normal_of_column", "normalized_over_batch", "own_dropout_in_evaluation", "padding_attended"),
+    *("patients_in_both", "poisson_of_rates", "predictions_sorted", "seeded_in_getitem", "segmentation_by_reshape"),
+    *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.
 QUICK = {
@@ -38,6 +43,8 @@ QUICK = {
     ),
     *("sharpness_aware", "lora", "compiled", "bf16_true", "small_rate", "metrics", "gumbel", "parameter_list"),
     *("labels_permuted", "no_causal_mask", "pooled_over_batch", "scaled_in_place", "shuffled_before_split"),
+    *("average_never_updated", "first_class_ignored", "generator_detached", "padding_attended", "rounded_activations"),
+    *("soft_actor_critic", "token_in_no_group", "weights_of_classes"),
     *("zero_init_residual", "schedules", "attention_pooling", "rare_expert", "class_incremental", "val_interval"),
 }
 

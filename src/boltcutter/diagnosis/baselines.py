@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from boltcutter.diagnosis.calls import CLASSES, Call
+from boltcutter.diagnosis.calls import CLASSES
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence
-from boltcutter.diagnosis.graph import REGRESSIONS
+from boltcutter.diagnosis.graph import REGRESSIONS, Loss
 from boltcutter.diagnosis.loaders import Splits
 
 MOST = 4000  # samples of training that baselines are fitted to
@@ -91,14 +91,14 @@ def _ridge(x: Tensor, y: Tensor, held: Tensor) -> Tensor:
     return held @ weights + mean
 
 
-def errors_of(calls: list[Call], *, classes: bool) -> Tensor | None:
+def errors_of(calls: list[Loss], *, classes: bool) -> Tensor | None:
     """Errors of the model's own predictions, shape (N,), of the first loss function that tells them."""
     found = []
     for call in calls:
         p, t = call.prediction, call.target
-        if classes and call.name in CLASSES and p.ndim == 2 and t.ndim == 1 and not t.is_floating_point():
+        if classes and call.kind in CLASSES and p.ndim == 2 and t.ndim == 1 and not t.is_floating_point():
             found.append((p.argmax(1) != t).double())
-        elif not classes and call.name in REGRESSIONS and p.shape == t.shape and p.numel() == len(p):
+        elif not classes and call.kind in REGRESSIONS and p.shape == t.shape and p.numel() == len(p):
             found.append((p.double() - t.double()).square().flatten())
     return torch.cat(found).cpu() if found else None
 

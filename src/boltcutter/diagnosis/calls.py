@@ -9,35 +9,35 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from boltcutter.diagnosis.graph import REGRESSIONS
+from boltcutter.diagnosis.graph import MOVES, REGRESSIONS, Loss, name_of, operation_behind
 
 CLASSES = ("cross_entropy", "nll_loss", "multi_margin_loss")  # whose targets are indices
+PAIRS = ("margin_ranking_loss", "cosine_embedding_loss")  # of two inputs and a target
 LOSSES = frozenset(
     (
-        *(*CLASSES, *REGRESSIONS, "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"),
-        *("poisson_nll_loss", "gaussian_nll_loss", "soft_margin_loss"),
+        *(*CLASSES, *REGRESSIONS, *PAIRS, "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"),
+        *("poisson_nll_loss", "gaussian_nll_loss", "soft_margin_loss", "hinge_embedding_loss"),
     )
 )
+OPTIONS = {"ignore_index": -100, "log_target": False, "log_input": True}  # those that checks read, and their defaults
 RESHAPES = frozenset(("view", "reshape", "flatten", "unflatten"))
 DIFFERENCES = frozenset(("sub", "__sub__", "rsub", "__rsub__"))
+EQUALITIES = frozenset(("eq", "__eq__", "ne", "__ne__"))
+CASTS = frozenset(("float", "double", "to", "type", "int", "long"))
+MEANS = frozenset(("mean", "sum"))
 
 
-class Call(NamedTuple):
-    """A call of a loss function: its name in ``torch.nn.functional``, and its first two arguments."""
-
-    name: str
-    prediction: Tensor
-    target: Tensor
-
-    def rows(self) -> tuple[Tensor, Tensor] | None:
-        """Predictions (R, …) and targets (R, …), a row for each target; None if they do not belong together."""
-        p, t = self.prediction, self.target
-        if self.name in CLASSES and not t.is_floating_point():
-            p = p.movedim(1, -1) if p.ndim == t.ndim + 1 > 1 else p
-            return (p.reshape(t.numel(), -1), t.reshape(-1, 1)) if t.numel() else None
-        if p.shape != t.shape or p.ndim == 0:
-            return None
-        return p.reshape(len(p), -1), t.reshape(len(t), -1)
+def rows_of(call: Loss) -> tuple[Tensor, Tensor] | None:
+    """Predictions (R, …) and targets (R, …), a row for each target; None if they do not belong together."""
+    p, t = call.prediction, call.target
+    if p is None or t is None:
+        return None
+    if call.kind in CLASSES and not t.is_floating_point():
+        p = p.movedim(1, -1) if p.ndim == t.ndim + 1 > 1 else p
+        return (p.reshape(t.numel(), -1), t.reshape(-1, 1)) if t.numel() else None
+    if p.shape != t.shape or p.ndim == 0:
+        return None
+    return p.reshape(len(p), -1), t.reshape(len(t), -1)
 
 
 class Remark(NamedTuple):
@@ -57,41 +57,47 @@ class LossCalls(TorchFunctionMode):
 
     def __init__(self, batch: Sequence[Tensor] = (), parameters: Sequence[nn.Parameter] = ()) -> None:
         super().__init__()
-        self.calls: list[Call] = []
+        self.calls: list[Loss] = []
         self.remarks: list[Remark] = []
         self.batch, self.parameters = batch, parameters
         self.versions = [p._version for p in parameters]
         self.flattened: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
+        self.compared: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # results of (N, 1) == (N,), and what they compare
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at the arguments, and call the function."""
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
         if name in LOSSES:
-            self._loss(name, [*args, *(kwargs[key] for key in ("input", "target") if key in kwargs)], kwargs)
+            self._loss(name, args, kwargs)
         elif name in DIFFERENCES and len(args) > 1:
             self._difference(*args[:2])
+        elif name in MEANS and len(args) == 1 and not kwargs and id(args[0]) in self.compared:
+            _, column, line = self.compared[id(args[0])]
+            self._compared_with_all("an equality", column, line)
         result = function(*args, **kwargs)
-        if name in RESHAPES and isinstance(result, Tensor) and isinstance(args[0], Tensor):
+        if not isinstance(result, Tensor) or not args or not isinstance(args[0], Tensor):
+            return result
+        if name in RESHAPES:
             self._reshape(args[0], result)
+        elif name in EQUALITIES and len(args) > 1 and (pair := column_and_line(*args[:2])):
+            if not torch.equal(pair[0].flatten(), pair[1]):  # pairs of labels of one batch are meant
+                self.compared[id(result)] = result, *pair
+        elif name in CASTS and id(args[0]) in self.compared:
+            self.compared[id(result)] = result, *self.compared[id(args[0])][1:]
         return result
 
-    def _loss(self, name: str, values: list[Any], kwargs: Any) -> None:
+    def _loss(self, name: str, args: Any, kwargs: Any) -> None:
+        values = [*args, *(kwargs[key] for key in ("input", "input1", "input2", "target") if key in kwargs)]
+        values = values[::2] if name in PAIRS else values
         if len(values) < 2 or not all(isinstance(value, Tensor) for value in values[:2]):
             return
         prediction, target = values[:2]
+        source = operation_behind_result(prediction)
+        options = {key: kwargs.get(key, default) for key, default in OPTIONS.items()}
         if [p._version for p in self.parameters] == self.versions:
-            self.calls.append(Call(name, prediction.detach(), target.detach()))
-        if name == "kl_div" and prediction.numel() and float(prediction.max()) > 1e-4:
-            self._remark(
-                "not-log",
-                f"kl_div gets values up to {float(prediction.max()):.3g}, but log-probabilities are never above 0; use "
-                "log_softmax before it",
-            )
-        if name in REGRESSIONS and prediction.shape != target.shape:
-            pairs = torch.broadcast_shapes(prediction.shape, target.shape).numel()  # type: ignore[no-untyped-call]
-            if pairs > max(prediction.numel(), target.numel()):
-                self._compared_with_all(name, prediction, target)
+            call = Loss(name, prediction.detach(), target.detach(), name_of(source), None, "", options)
+            self.calls.append(call)
         if name == "cross_entropy" and id(prediction) in self.flattened:
             shape = self.flattened[id(prediction)][1]
             self._remark(
@@ -102,19 +108,17 @@ class LossCalls(TorchFunctionMode):
             )
 
     def _difference(self, a: Any, b: Any) -> None:
-        if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or {a.ndim, b.ndim} != {1, 2}:
-            return
-        column, line = (a, b) if a.ndim == 2 else (b, a)
-        if column.shape == (len(line), 1) and len(line) >= 4 and column.requires_grad != line.requires_grad:
-            fixed = (line if column.requires_grad else column).flatten()
+        pair = column_and_line(a, b)
+        if pair and a.requires_grad != b.requires_grad:
+            fixed = (b if a.requires_grad else a).flatten()
             if any(t.numel() == len(fixed) and torch.equal(t.flatten().to(fixed), fixed) for t in self.batch):
-                self._compared_with_all("a difference", a, b)
+                self._compared_with_all("a difference", *pair)
 
     def _compared_with_all(self, name: str, a: Tensor, b: Tensor) -> None:
         self._remark(
             "broadcasting",
-            f"{name} compares each value of {tuple(a.shape)} with each of {tuple(b.shape)}, so the model learns the "
-            "mean; give prediction and target the same shape",
+            f"{name} compares each value of {tuple(a.shape)} with each of {tuple(b.shape)}; give prediction and target "
+            "the same shape",
         )
 
     def _reshape(self, before: Tensor, after: Tensor) -> None:
@@ -124,7 +128,11 @@ class LossCalls(TorchFunctionMode):
                 self.flattened[id(after)] = after, tuple(before.shape)
         old, new = ([size for size in t.shape if size > 1] for t in (before, after))
         is_permuted = before.ndim == after.ndim and old != new and sorted(old) == sorted(new)
-        if is_permuted and before.is_floating_point() and (before.is_contiguous() or before.ndim == 2):
+        # (N, T, H * D) to (N, H, T, D): heads are split at the end, and then transposed.
+        is_split = before.ndim == 3 and after.ndim == 4 and len(after) == len(before)
+        is_split = is_split and after.shape[2] == before.shape[1] != after.shape[1] > 1 < after.shape[2]
+        is_permuted = is_permuted and (before.is_contiguous() or before.ndim == 2)
+        if (is_permuted or is_split) and before.is_floating_point():
             self._remark(
                 "reshape-not-transpose",
                 f"{tuple(before.shape)} is reshaped to {tuple(after.shape)}, which keeps the order of values, so rows "
@@ -133,3 +141,17 @@ class LossCalls(TorchFunctionMode):
 
     def _remark(self, check: str, text: str) -> None:
         self.remarks.append(Remark(check, text))
+
+
+def column_and_line(a: Any, b: Any) -> tuple[Tensor, Tensor] | None:
+    """Two tensors of shapes (N, 1) and (N,), in this order; None if they have others."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or {a.ndim, b.ndim} != {1, 2}:
+        return None
+    column, line = (a, b) if a.ndim == 2 else (b, a)
+    return (column, line) if column.shape == (len(line), 1) and len(line) >= 4 else None
+
+
+def operation_behind_result(tensor: Tensor) -> Any:
+    """The operation that computed a tensor, behind those that only move values."""
+    node = tensor.grad_fn
+    return operation_behind(node) if node is not None and node.name() in MOVES else node

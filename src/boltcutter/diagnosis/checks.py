@@ -22,8 +22,8 @@ Level = Literal["certain", "likely", "note"]  # cannot be meant; rarely meant; t
 # start: before the first batch; batch: before a training step; graph: after a forward pass; step: after an optimizer
 # step; validation: after a validation step; validated: after a validation; summary: after 8, 64, 512, … steps, and at
 # the end. All but start and summary are asked only at the steps that are looked at. Only check --batch and audit ask
-# about a probe, before the first batch, and only audit about the data.
-Moment = Literal["start", "batch", "graph", "step", "validation", "validated", "summary", "probe", "data"]
+# about a probe, before the first batch, and about their eight steps, and only audit about the data.
+Moment = Literal["start", "batch", "graph", "step", "validation", "validated", "summary", "probe", "trial", "data"]
 
 
 @dataclass(frozen=True)
@@ -69,19 +69,12 @@ class Check:
 # Checks of probes and data, which no training imports: it only lets users ignore them.
 ON_DEMAND = frozenset(
     (
-        *("at-chance", "baseline", "broadcasting", "channels-flattened", "constant-column", "constant-input"),
-        *(
-            "duplicates",
-            "future-leak",
-            "group-overlap",
-            "in-place",
-            "label-leak",
-            "label-range",
-            "misaligned",
-            "mixing",
-        ),
-        *("nonfinite-data", "not-log", "overlap", "position", "random-validation", "reshape-not-transpose"),
-        *("shared-augmentation", "split-scale", "target-column", "unseen-labels", "unused-input", "worker-generator"),
+        *("at-chance", "average-unchanged", "baseline", "broadcasting", "channels-flattened", "constant-column"),
+        *("constant-input", "dropout-in-validation", "duplicates", "future-leak", "global-seed", "group-overlap"),
+        *("in-place", "label-leak", "label-range", "margin-target", "misaligned", "mixing", "nonfinite-data"),
+        *("not-log", "overlap", "padding-matters", "position", "random-validation", "range"),
+        *("reshape-not-transpose", "shared-augmentation", "split-scale", "target-column", "target-sum"),
+        *("unseen-labels", "unused-input", "worker-generator"),
     )
 )
 CHECKS: dict[str, list[Check]] = {}  # by name; some decide at several moments

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from boltcutter.diagnosis.evidence import Evidence, tensors_of
 FIRST = 8  # optimizer steps
 MANY = 16  # training batches that are remembered
 MANY_VALIDATION = 200
+SAME_SHAPE = 0.25  # largest difference of quantiles, in deviations
 
 
 def remember(seen: Evidence) -> None:
@@ -24,7 +25,7 @@ def remember(seen: Evidence) -> None:
     if len(seen.hashes) <= 4:
         for i, t in enumerate(tensors):
             if t.is_floating_point() and t.ndim >= 2 and t.numel() > 64:
-                seen.scale[_key(i, t)] = _scale(t)
+                seen.scale[_key(i, t)] = Scale.of(t)
     labels = [t for t in tensors if not t.is_floating_point() and t.ndim == 1 and len(t) >= 8 and t.dtype != torch.bool]
     if len(labels) == 1:
         seen.labels.append(labels[0].detach().cpu())
@@ -60,19 +61,57 @@ def _key(number: int, tensor: Tensor) -> str:
     return f"{number}:{tuple(tensor.shape[1:])}"
 
 
-def _scale(tensor: Tensor) -> tuple[float, float]:
-    tensor = tensor.detach().float()
-    return float(tensor.mean()), float(tensor.std())
+class Scale(NamedTuple):
+    """Of the values of a tensor.
+
+    Args:
+        mean: Their mean.
+        deviation: Their standard deviation.
+        size: Root of the mean of their squares.
+        shape: 9 quantiles after the mean is subtracted and divided by the deviation; only of pictures.
+    """
+
+    mean: float
+    deviation: float
+    size: float
+    shape: Tensor | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Scale:
+        """Measure a tensor whose first dimension is that of samples."""
+        flat = tensor.detach().flatten().float()
+        mean, deviation, size = torch.stack([flat.mean(), flat.std(), flat.square().mean().sqrt()]).tolist()
+        shape = None
+        if tensor.ndim == 4 and tensor.shape[1] in (1, 3, 4) and deviation > 0:
+            some_values = flat[:: max(1, len(flat) // 4096)]
+            shape = (some_values.quantile(torch.linspace(0.1, 0.9, 9, device=flat.device)) - mean) / deviation
+        return cls(mean, deviation, size, shape)
+
+    def differs(self, other: Scale) -> bool:
+        """Whether one of two splits must have been scaled by another factor.
+
+        A series that grows has other means and deviations in a batch of neighbours, and so has a dark picture; neither
+        is the same picture with other units.
+        """
+        if not (self.deviation > 0 and other.deviation > 0):
+            return False
+        ratio, sizes = other.deviation / self.deviation, other.size / self.size
+        if not 0.1 < ratio < 10 and not 0.1 < sizes < 10:
+            return True
+        one, two = self.shape, other.shape
+        is_picture = one is not None and two is not None and not 0.4 < ratio < 2.5
+        return is_picture and float((one - two).abs().max()) < SAME_SHAPE  # type: ignore[operator]
 
 
-def _loader(seen: Evidence) -> Any:
+def loader_of(seen: Evidence) -> Any:
+    """The loader of training."""
     return getattr(seen.trainer, "train_dataloader", None)
 
 
 @check("workers-same-data", "certain", at="batch")
 def workers_same_data(seen: Evidence) -> Lines:
     """Eight batches in a row have at most 8 / workers different hashes."""
-    workers, recent = getattr(_loader(seen), "num_workers", 0), seen.hashes[-8:]
+    workers, recent = getattr(loader_of(seen), "num_workers", 0), seen.hashes[-8:]
     first = len(seen.hashes) < MANY and len(recent) == 8 and seen.step < FIRST and not overfits(seen)
     if first and workers > 1 and len(set(recent)) <= 8 // workers and _has_data(seen):
         yield (
@@ -81,18 +120,23 @@ def workers_same_data(seen: Evidence) -> Lines:
         )
 
 
+def compare_scales(split: str, known: Scale, found: Scale) -> Lines:
+    """The line on two splits of which one must have been scaled by another factor."""
+    if known.differs(found):
+        yield Line(
+            f"inputs of {split} have mean {found.mean:.3g} and deviation {found.deviation:.3g}, those of training "
+            f"{known.mean:.3g} and {known.deviation:.3g}; apply the same scaling to both",
+            subject=split,
+        )
+
+
 @check("split-scale", "likely", at="validation")
 def split_scale(seen: Evidence) -> Lines:
-    """The deviation of the inputs differs tenfold between training and validation."""
+    """Inputs of two splits differ tenfold in deviation and size, or pictures by a factor of 2.5 and not in shape."""
     for i, t in enumerate(tensors_of(seen.validation_batch)):
         known = seen.scale.get(_key(i, t))
         if known and t.is_floating_point() and t.numel() > 64:
-            mean, deviation = _scale(t)
-            if known[1] > 0 and deviation > 0 and not 0.1 < deviation / known[1] < 10:
-                yield (
-                    f"inputs of validation have mean {mean:.3g} and deviation {deviation:.3g}, those of training "
-                    f"{known[0]:.3g} and {known[1]:.3g}; apply the same scaling to both"
-                )
+            yield from compare_scales("validation", known, Scale.of(t))
 
 
 def overfits(seen: Evidence) -> bool:
@@ -102,10 +146,23 @@ def overfits(seen: Evidence) -> bool:
 
 def is_shuffled(seen: Evidence) -> bool:
     """Whether a few batches represent the whole training set."""
-    loader = _loader(seen)
+    loader = loader_of(seen)
     sampler = getattr(loader, "epoch_sampler", None) or getattr(loader, "sampler", None)
     shuffles = getattr(sampler, "shuffle", None)
     return bool(shuffles) if shuffles is not None else "Random" in type(sampler).__name__
+
+
+@check("few-samples", "certain", at="start")
+def few_samples(seen: Evidence) -> Lines:
+    """A WeightedRandomSampler has fewer weights than the dataset has samples."""
+    loader = loader_of(seen)
+    weights = getattr(getattr(loader, "sampler", None), "weights", None)
+    dataset = getattr(loader, "dataset", None)
+    if isinstance(weights, Tensor) and hasattr(dataset, "__len__") and len(weights) < len(dataset):  # type: ignore[arg-type]
+        yield (
+            f"the sampler has {len(weights)} weights for {len(dataset)} samples, so only the first {len(weights)} "  # type: ignore[arg-type]
+            "samples are drawn; give each sample the weight of its class (weights[labels])"
+        )
 
 
 @check("unseen-classes", "likely", at="summary")

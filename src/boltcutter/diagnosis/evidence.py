@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from boltcutter.diagnosis.graph import Graph
+from boltcutter.diagnosis.graph import Graph, Loss
 from boltcutter.internals import foreach_norm, tree_leaves
 
 if TYPE_CHECKING:
-    from boltcutter.diagnosis.calls import Call
+    from boltcutter.diagnosis.calls import Remark
+    from boltcutter.diagnosis.data import Scale
     from boltcutter.diagnosis.loaders import Splits
     from boltcutter.diagnosis.probe import Probe
 
@@ -97,6 +98,7 @@ class Evidence:
         self.versions: dict[str, int] = {}
         self.got_gradient: set[str] = set()
         self.got_nonzero: set[str] = set()
+        self.rounding: set[str] = set()  # operations of the graph whose derivative is 0
         self.looks_with_hooks = 0
         self.ran_without_gradient: Counter[str] = Counter()
         self.dead: Counter[str] = Counter()  # activations that were 0 everywhere, looks in a row
@@ -106,11 +108,13 @@ class Evidence:
         self.labels: list[Tensor] = []
         self.train_classes: set[int] = set()
         self.num_classes = 0
-        self.scale: dict[str, tuple[float, float]] = {}  # mean and deviation of inputs
+        self.scale: dict[str, Scale] = {}  # of inputs
         # of a trial, which is no training: check --batch and audit
         self.probe: Probe | None = None
         self.splits: Splits | None = None
-        self.predictions: list[Call] = []  # of a trained model in validation
+        self.calls: list[Loss] = []  # of loss functions, in one pass of the steps
+        self.remarks: list[Remark] = []  # on shapes, in the same passes
+        self.predictions: list[Loss] = []  # of a trained model in validation
         # of validation
         self.validations = 0
         self.validation_batch: Any = None

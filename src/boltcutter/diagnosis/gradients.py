@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning
@@ -190,11 +191,45 @@ def no_gradient(seen: Evidence) -> Lines:
 @check("zero-gradient", "note", at="summary")
 def zero_gradient(seen: Evidence) -> Lines:
     """The gradient of a parameter was exactly 0 at all looks."""
-    zero = [n for n in seen.trained if n in seen.got_gradient and n not in seen.got_nonzero]
-    if not seen.ended or seen.step < 3 or not zero or any(steps.emptied for steps in seen.steps.values()):
-        return
-    if len(zero) < len(seen.trained):
+    if seen.ended and (zero := always_zero(seen)):
         yield f"the gradient of {some(zero)} was exactly 0 at all {seen.looks} steps that were looked at"
+
+
+@check("rounded-gradient", "likely", at="summary")
+def rounded_gradient(seen: Evidence) -> Lines:
+    """The gradient of a parameter was exactly 0 at all looks, and the graph has an operation such as round."""
+    if seen.rounding and (zero := always_zero(seen)):
+        yield (
+            f"{some(zero)} gets no gradient through {', '.join(sorted(seen.rounding))}, whose derivative is 0; use a "
+            "straight-through estimator: x + (x.round() - x).detach()"
+        )
+
+
+def always_zero(seen: Evidence) -> list[str]:
+    """Parameters whose gradient was 0 at all looks, of which there were enough."""
+    zero = [n for n in seen.trained if n in seen.got_gradient and n not in seen.got_nonzero]
+    enough = seen.step >= 3 and not any(steps.emptied for steps in seen.steps.values())
+    return zero if enough and len(zero) < len(seen.trained) else []
+
+
+TEACHER = re.compile(
+    r"(^|\.)((teacher|ema|frozen|ref|reference)(_(model|net|network|encoder|policy|backbone))?"
+    r"|(target|key|momentum)_(model|net|network|encoder)|encoder_k)\."
+)
+
+
+@check("teacher-trained", "likely", at="summary")
+def teacher_trained(seen: Evidence) -> Lines:
+    """A part that is named teacher, ema, target_network or alike gets gradients, in the optimizer of other parts."""
+    for optimizer in seen.optimizers if seen.step >= 3 else ():
+        names = [seen.names.get(id(p), "") for group in optimizer.param_groups for p in group["params"]]
+        named = [n for n in names if TEACHER.search(n) and n in seen.got_nonzero]
+        if named and any(n in seen.got_nonzero and not TEACHER.search(n) for n in names):
+            yield (
+                f"{some(named)} is trained together with the rest, though its name says that it is a target; set "
+                "requires_grad_(False), and compute it within no_grad()"
+            )
+            return
 
 
 @check("skipped-steps", "likely", at="summary")

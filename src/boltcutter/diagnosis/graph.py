@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +35,8 @@ LOSSES = {
     "HuberLossBackward0": "huber_loss",
     "BinaryCrossEntropyBackward0": "binary_cross_entropy",
     "BinaryCrossEntropyWithLogitsBackward0": "binary_cross_entropy_with_logits",
-    "KlDivBackward0": "kl_div",
+    "SoftMarginLossBackward0": "soft_margin_loss",
+    "CtcLossBackward0": "ctc_loss",
 }
 REGRESSIONS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 COMPUTES = frozenset(
@@ -43,24 +45,25 @@ COMPUTES = frozenset(
 
 
 class Loss(NamedTuple):
-    """A call of a loss function.
+    """A call of a loss function: a node of the graph, or what the user's step has passed to it.
 
     Args:
-        kind: Its name in ``torch.nn.functional``.
-        node: Of the graph.
-        source: Name of the operation that computed its input, without ``Backward0``.
-        before: For cross-entropy, the operation that computed the logits.
+        kind: Its name in ``torch.nn.functional``; cross-entropy of the graph is ``nll_loss``.
         prediction: Its first argument; for ``nll_loss`` the log-probabilities. None if it is not kept.
-        target: Its second argument.
+        target: Its second argument, or that of its name.
+        source: Name of the operation that computed the prediction, without ``Backward0``.
+        source_node: This operation.
+        before: For cross-entropy, the operation that computed the logits.
+        options: Such as ``ignore_index`` and ``log_target``.
     """
 
     kind: str
-    node: Any
-    source: str
-    source_node: Any
-    before: str
     prediction: Tensor | None
     target: Tensor | None
+    source: str = ""
+    source_node: Any = None
+    before: str = ""
+    options: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def num_classes(self) -> int | None:
@@ -87,7 +90,7 @@ class Loss(NamedTuple):
     def same_for_all(self) -> bool:
         """Whether the prediction is the same for all samples, of which there are at least four."""
         p = self.prediction
-        if p is None or p.ndim == 0 or len(p) < 4 or not p.is_floating_point():
+        if p is None or self.kind == "ctc_loss" or p.ndim == 0 or len(p) < 4 or not p.is_floating_point():
             return False
         return torch.allclose(p, p[:1].expand_as(p), rtol=1e-6, atol=1e-9)
 
@@ -153,16 +156,18 @@ def operation_behind(node: Any) -> Any:
     return None
 
 
-def _name(node: Any) -> str:
+def name_of(node: Any) -> str:
+    """The name of an operation, without ``Backward0``."""
     return node.name().partition("Backward")[0] if node is not None else ""
 
 
 def _loss(node: Any) -> Loss:
-    source = operation_behind(node)
-    before = operation_behind(source) if _name(source) == "LogSoftmax" else None
-    return Loss(
-        LOSSES[node.name()], node, _name(source), source, _name(before), saved(node, "self"), saved(node, "target")
-    )
+    kind, source = LOSSES[node.name()], operation_behind(node)
+    before = operation_behind(source) if name_of(source) == "LogSoftmax" else None
+    names = ("log_probs", "targets") if kind == "ctc_loss" else ("self", "target")
+    options = {"ignore_index": saved(node, "ignore_index")} if kind == "nll_loss" else {}
+    prediction, target = (saved(node, name) for name in names)
+    return Loss(kind, prediction, target, name_of(source), source, name_of(before), options)
 
 
 def extremes(tensor: Tensor | None) -> tuple[float, float]:
@@ -172,8 +177,16 @@ def extremes(tensor: Tensor | None) -> tuple[float, float]:
     return float(tensor.min()), float(tensor.max())
 
 
+def attributes(module: nn.Module) -> dict[int, str]:
+    """Names of tensors that are plain attributes, by identity."""
+    parts = module.named_modules()
+    return {id(v): f"{n}.{k}".lstrip(".") for n, m in parts for k, v in vars(m).items() if isinstance(v, Tensor)}
+
+
 def find_holder(module: nn.Module, leaf: Tensor) -> str | None:
-    """The attribute, a list or dict, in which a module lies that is not registered."""
+    """The attribute, a list or dict, in which a parameter lies that is not registered, or that is the parameter."""
+    if name := attributes(module).get(id(leaf)):
+        return name
     for name, part in module.named_modules():
         for attribute, value in vars(part).items():
             if attribute in ("_modules", "_parameters", "_buffers", "_trainer"):

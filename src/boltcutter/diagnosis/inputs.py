@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from boltcutter.diagnosis.checks import Line, Lines, check
-from boltcutter.diagnosis.evidence import Evidence
-from boltcutter.diagnosis.loaders import digests
+from boltcutter.diagnosis.evidence import Evidence, tensors_of
+from boltcutter.diagnosis.loaders import digests, items
 from boltcutter.diagnosis.probe import seeded
 from boltcutter.diagnosis.targets import replaced
 from boltcutter.internals import tree_flatten
@@ -20,23 +20,8 @@ UNUSED = 0.25  # share of an input without influence
 
 
 def remarks(seen: Evidence, name: str) -> Lines:
-    """What was seen of the training step's shapes."""
-    probe = seen.probe
-    if probe is not None and "training_step" in probe.batches:
-        found = [remark for remark in probe.base("training_step").remarks if remark.check == name]
-        yield from (Line(remark.text) for remark in found[:1])
-
-
-@check("broadcasting", "certain", at="probe")
-def broadcasting(seen: Evidence) -> Lines:
-    """A prediction of shape (N, 1) and a target of shape (N,) are compared as N × N pairs."""
-    yield from remarks(seen, "broadcasting")
-
-
-@check("not-log", "certain", at="probe")
-def not_log(seen: Evidence) -> Lines:
-    """The first argument of kl_div, which must be log-probabilities, is above 0."""
-    yield from remarks(seen, "not-log")
+    """What was seen of shapes in the steps."""
+    yield from [remark.text for remark in seen.remarks if remark.check == name][:1]
 
 
 @check("channels-flattened", "certain", at="probe")
@@ -58,6 +43,13 @@ def in_place(seen: Evidence) -> Lines:
     loader = splits.train if splits else None
     dataset = getattr(loader, "dataset", None)
     before = digests(dataset, 128)
+    if before is not None and changes_its_samples(dataset):
+        yield Line(
+            "the dataset changes its own samples when it reads them, so that changes add up from epoch to epoch; copy "
+            "a sample before it is changed in place",
+            subject="dataset",
+        )
+        return
     if (
         probe is None
         or loader is None
@@ -81,6 +73,20 @@ def in_place(seen: Evidence) -> Lines:
             "training_step changes its batch in place, and with it the data, which are changed again in each epoch; "
             "compute new tensors instead (x = x / 2, not x.div_(2))"
         )
+
+
+def changes_its_samples(dataset: Any) -> bool:
+    """Whether what was read of a sample changes when it is read again."""
+    with seeded(0):
+        first = [t for t in tensors_of([*items(dataset, range(1))]) if t.numel()]
+        kept = [t.clone() for t in first]
+        again = [*items(dataset, range(1))]  # kept, so that no memory is used again
+        changed = any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, kept, strict=True))
+        with torch.no_grad():
+            for t, value in zip(first, kept, strict=True):
+                t.copy_(value)
+    del again
+    return changed
 
 
 def input_gradients(seen: Evidence) -> list[tuple[int, Tensor, Tensor]]:

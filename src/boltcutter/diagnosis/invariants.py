@@ -149,20 +149,27 @@ class Invariants(Callback):
             seen, watch = self._seen, self._watch
             assert seen is not None
             seen.step = max(seen.step, steps.count)
-            suspicious = watch.after_step(optimizer, steps.count)
-            if steps.count < self._next:
-                return  # another optimizer is ahead
-            seen.looks += 1
-            summarizes = seen.step >= FIRST and math.log(seen.step, 8) % 1 < 1e-9
-            if summarizes:
-                self._ask("summary")
-            follow = suspicious and self._follow_ups > 0 and seen.step >= FIRST
-            self._follow_ups -= follow
-            self._hooked = suspicious
-            self._next = next_look(seen.step, self._last) if not follow else seen.step + 1
-            self._stop_looking()
-            if self._next == seen.step + 1:
-                self._look()
+            watch.after_step(optimizer, steps.count)
+            if seen.module.automatic_optimization or not watch.is_within_step:
+                self.end_look()
+
+    def end_look(self) -> None:
+        """After a step that was looked at: conclude, and decide when to look again."""
+        seen, watch = self._seen, self._watch
+        if seen is None or watch is None or seen.step < self._next:
+            return  # no optimizer has made the step
+        seen.looks += 1
+        suspicious = watch.conclude()
+        summarizes = seen.step >= FIRST and math.log(seen.step, 8) % 1 < 1e-9
+        if summarizes:
+            self._ask("summary")
+        follow = suspicious and self._follow_ups > 0 and seen.step >= FIRST
+        self._follow_ups -= follow
+        self._hooked = suspicious
+        self._next = next_look(seen.step, self._last) if not follow else seen.step + 1
+        self._stop_looking()
+        if self._next == seen.step + 1:
+            self._look()
 
     # What it says
 
@@ -374,6 +381,9 @@ class Watch:
         self.had_gradient: dict[int, bool] = {}
         self.backward_passes = self.forward_passes = 0
         self.ran: set[str] = set()
+        self.reached: set[str] = set()  # parameters of optimizers that made a step, with a gradient
+        self.unreached: set[str] = set()
+        self.is_within_step = self.found_gradient = self.found_zero = False
         self.strategy, self.precision = seen.trainer.strategy, seen.trainer.precision_plugin
         Around(self.strategy, "training_step", self.around_training_step)
         Around(self.precision, "backward", self.around_backward)
@@ -400,7 +410,9 @@ class Watch:
             seen.batch = args[0] if args else next(iter(options.values()), None)
             data.remember(seen)
             callback._ask("batch")
+        self.is_within_step = True
         output = step(*args, **options)
+        self.is_within_step = False
         with Guarded(callback):
             self.forward_passes += 1
             seen.forward_passes += 1
@@ -412,13 +424,15 @@ class Watch:
             if self.forward_passes > PATIENCE * seen.trainer.accumulate_grad_batches:
                 callback._ask("summary")
                 callback._close()  # no optimizer of which it knows makes steps
+            if not seen.module.automatic_optimization:
+                callback.end_look()
         return output
 
     def look_at_loss(self) -> None:
         """Ask the checks of the graph."""
         seen, loss = self.seen, self.seen.loss
         seen.graph = read_graph(loss) if isinstance(loss, Tensor) and loss.grad_fn is not None else None
-        losses.classes_of(seen)
+        losses.remember(seen)
         self.callback._ask("graph")
         seen.graph = None  # it keeps the activations
 
@@ -461,8 +475,8 @@ class Watch:
         found = [p for group in optimizer.param_groups for p in group["params"]]
         return {self.seen.names.get(id(p), f"tensor {i}"): p for i, p in enumerate(found)}
 
-    def after_step(self, optimizer: Optimizer, number: int) -> bool:
-        """Ask the checks of a step; returns whether gradients are missing or 0, which the next look may explain."""
+    def after_step(self, optimizer: Optimizer, number: int) -> None:
+        """Ask the checks of a step."""
         seen, key = self.seen, id(optimizer)
         named = self._named(optimizer)
         with_gradient = [n for n, p in named.items() if p.grad is not None]
@@ -472,8 +486,10 @@ class Watch:
         seen.got_nonzero |= live
         if not live or len(live) == len(with_gradient):
             seen.dead.clear()  # no parameter is behind it: a margin of the loss that all samples keep
-        if self.with_hooks:
-            self.count_unreached(named)
+        self.reached.update(with_gradient)
+        self.unreached.update(n for n, p in named.items() if p.requires_grad and p.grad is None)
+        self.found_gradient |= bool(live)
+        self.found_zero |= 0 < len(live) < len(with_gradient)
         known = self.backward_passes > 0
         cleared = self.cleared.pop(key, not known) if known else True
         update = Update(
@@ -485,17 +501,18 @@ class Watch:
         seen.update = update
         self.callback._ask("step")
         seen.update = None
-        missing = any(p.requires_grad and p.grad is None for p in named.values())
-        return bool(live) and (missing or len(live) < len(with_gradient))
 
-    def count_unreached(self, named: dict[str, Tensor]) -> None:
-        """Count layers that were computed in this step, but whose parameters got no gradient in it."""
-        seen = self.seen
-        seen.looks_with_hooks += bool(self.ran)
-        for name, p in named.items():
-            if p.requires_grad and p.grad is None and name.rpartition(".")[0] in self.ran:
-                seen.ran_without_gradient[name] += 1
-        self.ran = set()
+    def conclude(self) -> bool:
+        """Count layers that were computed, but whose parameters got no gradient.
+
+        Returns:
+            Whether gradients are missing or 0, which the next look, with hooks of layers, may explain.
+        """
+        seen, missing = self.seen, self.unreached - self.reached
+        if self.ran:
+            seen.looks_with_hooks += 1
+            seen.ran_without_gradient.update(n for n in missing if n.rpartition(".")[0] in self.ran)
+        return self.found_gradient and (bool(missing) or self.found_zero)
 
     def compare(self, update: Update) -> None:
         """Measure how far the weights have moved."""

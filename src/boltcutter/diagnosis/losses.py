@@ -8,8 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
+from boltcutter.diagnosis.data import loader_of
 from boltcutter.diagnosis.evidence import Evidence
-from boltcutter.diagnosis.graph import COMPUTES, REGRESSIONS, Loss, extremes, find_holder, saved
+from boltcutter.diagnosis.graph import (
+    COMPUTES,
+    REGRESSIONS,
+    Loss,
+    attributes,
+    extremes,
+    find_holder,
+    name_of,
+    operation_behind,
+    saved,
+)
 
 # What an operation can return.
 RANGES = {
@@ -20,12 +31,14 @@ RANGES = {
     "Exp": (0.0, math.inf),
     "Softmax": (0.0, 1.0),
 }
+FLAT = frozenset(("round", "sign", "floor", "ceil", "trunc", "heaviside"))  # operations whose derivative is 0
 SURPRISING = 8.0  # nats above those of equal probabilities: logits with a deviation above 4
 
 
 def losses(seen: Evidence, *kinds: str) -> list[Loss]:
-    """The calls of some loss functions in this step."""
-    return [loss for loss in seen.graph.losses if loss.kind in kinds] if seen.graph else []
+    """The calls of some loss functions in this step; of a probe, in the steps of training and validation."""
+    found = seen.graph.losses if seen.graph else seen.calls
+    return [loss for loss in found if loss.kind in kinds]
 
 
 @check("double-softmax", "certain", at="graph")
@@ -57,17 +70,45 @@ def one_class(seen: Evidence) -> Lines:
         yield "cross-entropy of one class is always 0; use two outputs, or binary_cross_entropy_with_logits"
 
 
+@check("not-log", "certain", at="probe")
 @check("not-log", "certain", at="graph")
 def not_log(seen: Evidence) -> Lines:
-    """What must be log-probabilities is above 0."""
-    for loss in losses(seen, "nll_loss", "kl_div"):
-        _, high = extremes(loss.prediction)
+    """What must be log-probabilities, or the logarithm of a rate, is none."""
+    for loss in losses(seen, "nll_loss", "kl_div", "ctc_loss"):
+        kind, p = loss.kind, loss.prediction
+        _, high = extremes(p)
         low, _ = extremes(loss.target)
         if high > 1e-4:
-            remedy = "cross_entropy, or log_softmax before it" if loss.kind == "nll_loss" else "log_softmax before it"
-            yield f"{loss.kind} gets values up to {high:.3g}, but log-probabilities are never above 0; use {remedy}"
-        elif loss.kind == "kl_div" and low < -1e-4 and not saved(loss.node, "log_target"):
+            remedy = "cross_entropy, or log_softmax before it" if kind == "nll_loss" else "log_softmax before it"
+            yield f"{kind} gets values up to {high:.3g}, but log-probabilities are never above 0; use {remedy}"
+        elif kind == "kl_div" and low < -1e-4 and not loss.options["log_target"]:
             yield f"kl_div gets targets down to {low:.3g}, which are no probabilities; pass log_target=True"
+        elif kind == "ctc_loss" and p is not None and bool((p.float().logsumexp(-1).abs() > 1e-2).any()):
+            yield "ctc_loss gets values whose exponentials do not sum to 1; use log_softmax(-1) before it"
+    for loss in losses(seen, "poisson_nll_loss"):
+        if loss.options["log_input"] and RANGES.get(loss.source, (-1.0,))[0] == 0:
+            yield Line(
+                f"poisson_nll_loss takes the output of {loss.source.lower()} for the logarithm of a rate; pass "
+                "log_input=False",
+                "likely",
+            )
+
+
+@check("softmax-of-batch", "certain", at="graph")
+def softmax_of_batch(seen: Evidence) -> Lines:
+    """The softmax before a loss function is over the samples, not over the classes."""
+    for loss in seen.graph.losses if seen.graph else ():
+        node, target = loss.source_node, loss.target
+        node = operation_behind(node) if name_of(node) == "Log" else node
+        if name_of(node) not in ("Softmax", "LogSoftmax") or target is None or not target.ndim:
+            continue
+        result = saved(node, "result")
+        is_square = result is None or result.ndim < 2 or result.shape[0] == result.shape[1]  # as of pairs of samples
+        if not is_square and saved(node, "dim") == 0 and len(result) == len(target):
+            yield (
+                f"the softmax before the loss is over the {len(target)} samples of the batch, dimension 0 of "
+                f"{tuple(result.shape)}; pass dim=1"
+            )
 
 
 @check("softmax-of-one", "certain", at="graph")
@@ -101,6 +142,49 @@ def bce_target(seen: Evidence) -> Lines:
             yield f"targets of binary cross-entropy are {low:g} to {high:g}, so its minimum is -Inf; scale them to 0–1"
 
 
+@check("margin-target", "certain", at="probe")
+@check("margin-target", "certain", at="graph")
+def margin_target(seen: Evidence) -> Lines:
+    """A loss function whose targets are -1 and 1 gets others."""
+    for loss in losses(
+        seen, "soft_margin_loss", "hinge_embedding_loss", "margin_ranking_loss", "cosine_embedding_loss"
+    ):
+        if loss.target is not None and bool((loss.target.abs() != 1).any()):
+            low, high = extremes(loss.target)
+            yield f"targets of {loss.kind} are {low:g} to {high:g}, but must be -1 or 1; use 2 * target - 1"
+
+
+@check("target-sum", "likely", at="probe")
+def target_sum(seen: Evidence) -> Lines:
+    """Targets of cross-entropy that are no indices have rows of which over 20% sum to more than 1.5."""
+    for loss in losses(seen, "cross_entropy"):
+        t = loss.target
+        if t is not None and t.is_floating_point() and t.ndim > 1 and t.numel():
+            share = float((t.sum(1) > 1.5).float().mean())
+            if share > 0.2:
+                yield (
+                    f"{share:.0%} of the rows of the target of cross_entropy sum to more than 1, as of samples with "
+                    "several labels; use binary_cross_entropy_with_logits"
+                )
+
+
+@check("ignored-class", "likely", at="graph")
+def ignored_class(seen: Evidence) -> Lines:
+    """The ignore_index of cross-entropy is a class that labels of samples have."""
+    for loss in losses(seen, "nll_loss"):
+        index, t = loss.options["ignore_index"], loss.target
+        is_class = index is not None and 0 <= index < (loss.num_classes or 0)
+        # Of samples that a loader collates one by one: tokens and points have a class that stands for none.
+        if is_class and t is not None and t.ndim == 1 and len(t) == getattr(loader_of(seen), "batch_size", None):
+            share = float((t == index).float().mean())
+            if share:
+                yield (
+                    f"{share:.0%} of the samples have class {index}, which the loss ignores (ignore_index={index}); "
+                    "leave it at -100"
+                )
+
+
+@check("range", "certain", at="probe")
 @check("range", "certain", at="graph")
 def out_of_range(seen: Evidence) -> Lines:
     """Over 5% of the targets are values that the last activation cannot return."""
@@ -117,21 +201,27 @@ def out_of_range(seen: Evidence) -> Lines:
             )
 
 
+@check("broadcasting", "certain", at="probe")
 @check("broadcasting", "certain", at="graph")
 def broadcasting(seen: Evidence) -> Lines:
-    """A loss function has broadcast prediction and target against each other."""
+    """Prediction and target are broadcast against each other, as (N, 1) and (N,), to N × N pairs."""
     for loss in losses(seen, *REGRESSIONS):
         p, t = loss.prediction, loss.target
-        if p is None or t is None or p.shape != t.shape:
-            continue
-        repeated = [
-            {d for d in range(p.ndim) if each.shape[d] > 1 and each.stride(d) == 0} for each in (p, t)
-        ]  # dimensions along which a tensor has one value only
-        if repeated[0] - repeated[1] and repeated[1] - repeated[0]:
+        if p is not None and t is not None and is_broadcast(p, t):
             yield (
-                f"{loss.kind} compares each prediction with each target, {tuple(p.shape)} pairs of values, so it "
+                f"{loss.kind} compares each prediction with each target, {tuple(p.shape)} and {tuple(t.shape)}, so it "
                 "learns the mean; give prediction and target the same shape"
             )
+    yield from [remark.text for remark in seen.remarks if remark.check == "broadcasting"][:1]
+
+
+def is_broadcast(p: Tensor, t: Tensor) -> bool:
+    """Whether each of two tensors is repeated for the other, or has been, as a loss function keeps them."""
+    if p.shape != t.shape:
+        pairs = torch.broadcast_shapes(p.shape, t.shape).numel()  # type: ignore[no-untyped-call]
+        return bool(pairs > max(p.numel(), t.numel()))
+    one, other = ({d for d in range(p.ndim) if each.shape[d] > 1 and each.stride(d) == 0} for each in (p, t))
+    return bool(one - other and other - one)
 
 
 @check("nan-hidden", "likely", at="graph")
@@ -161,18 +251,22 @@ def leaf_loss(seen: Evidence) -> Lines:
 
 @check("unregistered", "likely", at="graph")
 def unregistered(seen: Evidence) -> Lines:
-    """The graph reaches an nn.Parameter that the module does not have."""
+    """The graph reaches an nn.Parameter, or a tensor in an attribute, that the module does not have as a parameter."""
     if seen.graph is None or seen.sharded:  # FSDP2 swaps the parameters for others while it computes
         return
     registered = {id(p) for p in seen.module.parameters()}
     for leaf in seen.graph.leaves:
-        if isinstance(leaf, nn.Parameter) and id(leaf) not in registered:
-            where = f" ({holder})" if (holder := find_holder(seen.module, leaf)) else ""
-            result = "in no checkpoint" if id(leaf) in seen.owned else "never trained, and in no checkpoint"
-            yield (
-                f"the loss depends on a parameter of shape {tuple(leaf.shape)} that the module does not know{where}; "
-                f"it is {result}: use nn.ModuleList, nn.ModuleDict or register_parameter"
-            )
+        is_owned = id(leaf) in seen.owned
+        if id(leaf) in registered or not (isinstance(leaf, nn.Parameter) or id(leaf) in attributes(seen.module)):
+            continue
+        where = f" ({holder})" if (holder := find_holder(seen.module, leaf)) else ""
+        result = "in no checkpoint" if is_owned else "never trained, and in no checkpoint"
+        yield Line(
+            f"the loss depends on a parameter of shape {tuple(leaf.shape)} that the module does not know{where}; "
+            f"it is {result}: use nn.Parameter, nn.ModuleList, nn.ModuleDict or register_parameter",
+            # A temperature of reinforcement learning is often such a tensor, in an optimizer of its own.
+            "note" if is_owned and not isinstance(leaf, nn.Parameter) else None,
+        )
 
 
 @check("late-parameter", "certain", at="graph")
@@ -240,8 +334,10 @@ def divided_twice(seen: Evidence) -> Lines:
         )
 
 
-def classes_of(seen: Evidence) -> None:
-    """Keep which classes cross-entropy was trained on."""
+def remember(seen: Evidence) -> None:
+    """Keep which classes cross-entropy was trained on, and which operations have a derivative of 0."""
+    if seen.graph is not None:
+        seen.rounding |= FLAT & {name.partition("Backward")[0].lower() for name in seen.graph.counts}
     for loss in losses(seen, "nll_loss"):
         if loss.num_classes and loss.num_classes > 1 and loss.target is not None:
             seen.num_classes = max(seen.num_classes, loss.num_classes)

@@ -8,6 +8,7 @@ from torch.optim import SGD
 
 from boltcutter.diagnosis.checks import Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.graph import attributes
 
 
 def missing(seen: Evidence) -> list[str]:
@@ -18,7 +19,7 @@ def missing(seen: Evidence) -> list[str]:
 @check("foreign-optimizer", "certain", at="start")
 def foreign_optimizer(seen: Evidence) -> Lines:
     """An optimizer has tensors that are not in the module, and lacks parameters of it."""
-    foreign = seen.owned - seen.names.keys()
+    foreign = seen.owned - seen.names.keys() - attributes(seen.module).keys()  # such as a learned temperature
     lacking = missing(seen)
     if foreign and lacking and not seen.sharded:
         yield (
@@ -43,12 +44,13 @@ def two_optimizers(seen: Evidence) -> Lines:
 
 @check("split-layer", "likely", at="start")
 def split_layer(seen: Evidence) -> Lines:
-    """A layer has one parameter in an optimizer and another in none, and so have fewer than half of the parameters."""
+    """A layer, or what is in it, is in an optimizer, but a parameter of its own is not, as fewer than half are not."""
     lacking = missing(seen)
     if seen.sharded or len(lacking) >= len(seen.parameters) - len(lacking):
         return  # training biases alone is meant
-    trained = {n.rpartition(".")[0] for n, p in seen.parameters.items() if id(p) in seen.owned}
-    split = [n for n in lacking if n.rpartition(".")[0] in trained]
+    trained = [n for n, p in seen.parameters.items() if id(p) in seen.owned]
+    owners = {n: n.rpartition(".")[0] for n in lacking}
+    split = [n for n, owner in owners.items() if any(t.startswith(f"{owner}." if owner else "") for t in trained)]
     if split:
         yield (
             f"{some(split)} is in no optimizer, although other parameters of the same layer are; check the filters of "
@@ -59,8 +61,7 @@ def split_layer(seen: Evidence) -> Lines:
 @check("in-no-optimizer", "note", at="start")
 def in_no_optimizer(seen: Evidence) -> Lines:
     """A layer that requires gradients is in no optimizer."""
-    trained = {n.rpartition(".")[0] for n, p in seen.parameters.items() if id(p) in seen.owned}
-    alone = [n for n in missing(seen) if n.rpartition(".")[0] not in trained]
+    alone = missing(seen)
     if alone and seen.optimizers and not seen.sharded:
         yield f"{some(alone)} is in no optimizer; freeze it with requires_grad_(False), or add it"
 

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torchmetrics import Metric
 
-from boltcutter.diagnosis.calls import Call, LossCalls, Remark
+from boltcutter.diagnosis.calls import LossCalls, Remark
 from boltcutter.diagnosis.evidence import tensors_of
+from boltcutter.diagnosis.graph import Loss
 from boltcutter.internals import tree_flatten, tree_unflatten
 
 MOST_PASSES = 40
@@ -57,7 +58,7 @@ class Trace:
         self.inputs: dict[str, tuple[int, ...]] = {}
         self.size = 0  # of these tensors, in bytes
         self.with_grad = self.is_packed = False
-        self.calls: list[Call] = []
+        self.calls: list[Loss] = []
         self.remarks: list[Remark] = []
         self.output: Any = None
         self.logged: dict[str, Any] = {}
@@ -135,7 +136,7 @@ class Probe:
             seed: Of random numbers that are drawn.
             copies: Whether it gets a copy of the batch, so that it cannot change the data.
             record: Whether what layers get and return is kept.
-            then: Called with the loss, before all is restored.
+            then: Lossed with the loss, before all is restored.
 
         Raises:
             BudgetError: There were too many passes, or they took too long.

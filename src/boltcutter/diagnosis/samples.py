@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check
-from boltcutter.diagnosis.evidence import Evidence
-from boltcutter.diagnosis.probe import Probe, Trace, is_close, take
+from boltcutter.diagnosis.evidence import Evidence, tensors_of
+from boltcutter.diagnosis.probe import Probe, Trace, altered, is_close, take
 
 FEWEST = 4  # samples of a batch
 SEQUENTIAL = (nn.MultiheadAttention, nn.RNNBase, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
@@ -41,6 +43,9 @@ def is_comparable(probe: Probe) -> bool:
     """Whether a pass of evaluation can be repeated, and fits no weights, as MAML does within validation."""
     base, again = probe.base(probe.evaluated, training=False), probe.repeated(seed=0)
     same = all(is_close(a, b) for (_, a), (_, b) in zip(base.tensors, again.tensors, strict=False))
+    count, tensors = probe.size(probe.evaluated), tensors_of(probe.batches[probe.evaluated])
+    if any(t.shape == (count, count) for t in tensors[1:]):
+        return False  # relations between the rows, as of the nodes of a graph
     return same and not base.is_packed and not (probe.evaluated == "validation_step" and base.with_grad)
 
 
@@ -75,7 +80,7 @@ def mixing(seen: Evidence) -> Lines:
                 continue
             if not is_close(x.target, y.target) and are_kept(x.target, y.target, keep, count):
                 # By no layer, so rather by the loss, as of prototypes that are means of other samples.
-                yield Line(f"what {x.name} gets for a sample depends on the other samples of its batch", "note")
+                yield Line(f"what {x.kind} gets for a sample depends on the other samples of its batch", "note")
 
 
 def _mixing_line(probe: Probe, name: str, base: Trace, count: int) -> Line:
@@ -132,3 +137,73 @@ def random_validation(seen: Evidence) -> Lines:
     base, other = probe.base("validation_step"), probe.repeated(seed=1)
     if any(not is_close(a, b) for (_, a), (_, b) in zip(base.tensors, other.tensors, strict=False)):
         yield "validation_step draws random numbers, so its metrics vary; compare means of several validations"
+
+
+DROPS = re.compile("drop", re.IGNORECASE)
+ON_PURPOSE = re.compile("mc|monte|bayes|concrete|always", re.IGNORECASE)  # dropout that estimates uncertainty
+
+
+@check("dropout-in-validation", "likely", at="probe")
+def own_dropout(seen: Evidence) -> Lines:
+    """In evaluation, the output of a layer of the user's own named as dropout depends on random numbers."""
+    probe = seen.probe
+    if probe is None or "validation_step" not in probe.batches:
+        return
+    base, other = probe.base("validation_step"), probe.repeated(seed=1)
+    kinds = {name: type(part) for name, part in probe.module.named_modules()}
+    for (name, a), (_, b) in zip(base.tensors, other.tensors, strict=False):
+        if is_close(a, b):
+            continue
+        layer = name.removeprefix("the output of ")
+        kind = kinds.get(layer, object)
+        own = not kind.__module__.startswith("torch.") and DROPS.search(kind.__name__)
+        if own and not ON_PURPOSE.search(kind.__name__):
+            yield (f"{layer} ({kind.__name__}) drops values in validation, too; return its input if not self.training")
+        return  # what follows depends on the first
+
+
+@check("padding-matters", "likely", at="probe")
+def padding_matters(seen: Evidence) -> Lines:
+    """In evaluation, predictions of a model with attention change if a batch gets one more column of padding."""
+    probe = seen.probe
+    if probe is None or (padded := one_more_column(probe)) is None or not is_comparable(probe):
+        return
+    kind = probe.evaluated
+    base = probe.base(kind, training=False)
+    try:
+        other = probe.run(kind, padded, training=False, record=False)
+    except (IndexError, RuntimeError, ValueError):  # of positions that end, or another fixed length
+        return
+    for a, b in zip(base.calls, other.calls, strict=False):
+        p, q = a.prediction, b.prediction
+        if p is not None and q is not None and p.shape == q.shape and not is_close(p, q):
+            attends = any("attention" in type(m).__name__.lower() for m in probe.module.modules())
+            yield Line(
+                "predictions for a sample depend on how far its batch is padded; pass the mask of padding to attention "
+                "and leave padding out of means",
+                None if attends else "note",  # a maximum of convolutions or a last state is often taken like this
+            )
+            return
+
+
+def one_more_column(probe: Probe) -> Any:
+    """The batch with one more column of padding; None without padded tokens, of which an embedding knows the index."""
+    batch, count = probe.batches[probe.evaluated], probe.size(probe.evaluated)
+    pads = {m.padding_idx for m in probe.module.modules() if isinstance(m, nn.Embedding)} - {None}
+    tensors = [t for t in tensors_of(batch) if t.ndim == 2 and len(t) == count and t.shape[1] > 1]
+    tokens = [t for t in tensors if not t.is_floating_point() and t.dtype != torch.bool and len(t.unique()) > 2]
+    if len(pads) != 1 or not tokens:
+        return None
+    (pad,) = pads
+    is_pad = tokens[0] == pad
+    ends = is_pad.flip(1).cummin(1).values.flip(1)  # of which all that follows is padding
+    if not bool(ends[:, -1].any()) or not torch.equal(is_pad, ends) or bool(is_pad.all(1).any()):
+        return None
+    row = int(ends[:, -1].nonzero()[0])
+
+    def widen(t: Tensor) -> Tensor:
+        if t.ndim != 2 or t.shape != tokens[0].shape:
+            return t
+        return torch.cat([t, t[row, -1].expand(count, 1)], 1)
+
+    return altered(batch, widen)

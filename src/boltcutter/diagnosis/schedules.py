@@ -13,9 +13,11 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.source import codes_of
 
 MAX_CALLS = 20_000  # of a schedule, which are computed ahead
 GONE = 1e-4  # of the peak
+SCHEDULERS = {"lr_schedulers", "lr_scheduler_configs"}  # by which code reaches schedules
 BEFORE, AFTER = r"(^|[/_\-. ])(", r")($|[/_\-. 0-9@])"
 HIGHER = re.compile(
     f"{BEFORE}acc|accuracy|f1|auc|auroc|iou|miou|dice|bleu|rouge|r2|map|ap|recall|precision|psnr|ssim|return|reward"
@@ -28,6 +30,8 @@ LOWER = re.compile(f"{BEFORE}loss|error|err|mse|mae|rmse|nll|perplexity|ppl|wer|
 def schedules(seen: Evidence) -> Iterator[tuple[Any, bool, int]]:
     """Each schedule, whether it is called per step, and how often in the training, if that is known and long enough."""
     trainer = seen.trainer
+    if not seen.module.automatic_optimization:
+        return  # the module calls them
     batches, epochs = trainer.num_training_batches, trainer.max_epochs
     if not math.isfinite(batches) or not batches or epochs is None or epochs < 2:
         return
@@ -71,6 +75,25 @@ def schedule_dead(seen: Evidence) -> Lines:
                 f"{type(scheduler).__name__} lowers the learning rate to below 1/10,000 of its peak after "
                 f"{last / calls:.0%} of the training ({last} {unit}s), for good; is it meant per "
                 f"{'epoch' if per_step else 'step'}?"
+            )
+
+
+@check("schedule-unused", "likely", at="summary")
+def schedule_unused(seen: Evidence) -> Lines:
+    """With manual optimization, where Lightning calls no schedule, neither does the module."""
+    module = seen.module
+    if (
+        module.automatic_optimization
+        or not seen.ended
+        or any(SCHEDULERS & {*code.co_names} for code in codes_of(module))
+    ):
+        return
+    for config in seen.trainer.lr_scheduler_configs:
+        scheduler = config.scheduler
+        if scheduler.last_epoch <= 0 and not any(v is scheduler for v in vars(module).values()):
+            yield (
+                f"{type(scheduler).__name__} is never called: with manual optimization, call "
+                "self.lr_schedulers().step() in training_step or on_train_epoch_end"
             )
 
 

@@ -56,8 +56,13 @@ def is_mentioned(module: L.LightningModule, parameter: str, trainer: L.Trainer |
 
 def depends_on_time(module: L.LightningModule) -> bool:
     """Whether code of the module may change what is trained later."""
-    found = {code for part in module.modules() for cls in _classes(type(part)) for code in codes(cls)}
+    found = codes_of(module)
     return any(TIMED & {*code.co_names, *code.co_varnames[code.co_argcount :]} or code is UNKNOWN for code in found)
+
+
+def codes_of(module: nn.Module) -> set[types.CodeType]:
+    """The code of all methods of a module and its parts, but of those that create modules and optimizers."""
+    return {code for part in module.modules() for cls in _classes(type(part)) for code in codes(cls)}
 
 
 def _classes(cls: type) -> list[type]:

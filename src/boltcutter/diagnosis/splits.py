@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
+from boltcutter.diagnosis.data import Scale, compare_scales
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.loaders import Splits, digest, items
 from boltcutter.diagnosis.probe import seeded
@@ -20,7 +21,6 @@ from boltcutter.structure import inputs_of
 WIDE = 32  # values of a sample, fewer of which may be equal by chance
 PAIRS = (("train", "validation"), ("train", "test"), ("validation", "test"))
 SAME = 0.999999  # correlation
-IGNORED = -100  # a label without a loss
 
 
 def first_leaf(sample: Any) -> Tensor | None:
@@ -201,16 +201,17 @@ def constant_column(seen: Evidence) -> Lines:
             yield f"{len(same)} of {table[0].shape[1]} inputs have one value in training: {some([*map(str, same)])}"
 
 
-def class_count(seen: Evidence) -> int | None:
-    """The number of classes of the model, if cross-entropy gets the labels of the batch as they are."""
+def class_count(seen: Evidence) -> tuple[int, int] | None:
+    """The number of classes and ignore_index, if cross-entropy gets the labels of the batch as they are."""
     probe = seen.probe
     if probe is None or "training_step" not in probe.batches:
         return None
     labels = tensors_of(probe.batches["training_step"])
     for call in probe.base("training_step").calls:
-        is_plain = call.name in ("cross_entropy", "nll_loss") and call.target.ndim == 1 and call.prediction.ndim == 2
-        if is_plain and any(t.shape == call.target.shape and torch.equal(t, call.target) for t in labels):
-            return call.prediction.shape[1]
+        p, t = call.prediction, call.target
+        is_plain = call.kind in ("cross_entropy", "nll_loss") and p is not None and t is not None
+        if is_plain and t.ndim == 1 and p.ndim == 2 and any(x.shape == t.shape and torch.equal(x, t) for x in labels):  # type: ignore[union-attr]
+            return p.shape[1], call.options["ignore_index"]  # type: ignore[union-attr]
     return None
 
 
@@ -222,11 +223,12 @@ def labels_of(seen: Evidence) -> dict[str, Tensor]:
 
 @check("label-range", "certain", at="data")
 def label_range(seen: Evidence) -> Lines:
-    """A label of a split is no class of the model, which gets labels as they are."""
-    if (count := class_count(seen)) is None:
+    """A label of a split is no class of the model, which gets labels as they are, and is not ignored."""
+    if (found := class_count(seen)) is None:
         return
+    count, ignored = found
     for name, labels in labels_of(seen).items():
-        outside = torch.unique(labels[(labels >= count) | ((labels < 0) & (labels != IGNORED))]).tolist()
+        outside = torch.unique(labels[((labels >= count) | (labels < 0)) & (labels != ignored)]).tolist()
         if outside:
             yield Line(
                 f"{name} has labels {some([*map(str, outside)])}, but the model has {count} classes, 0 to {count - 1}; "
@@ -238,9 +240,9 @@ def label_range(seen: Evidence) -> Lines:
 @check("unseen-labels", "likely", at="data")
 def unseen_labels(seen: Evidence) -> Lines:
     """Over 1% of the samples of validation or test have a class of the model that no training sample has."""
-    count, labels = class_count(seen), labels_of(seen)
+    found, labels = class_count(seen), labels_of(seen)
     train = labels.pop("train", None)
-    if count is None or train is None or len(train) < 8 * count:
+    if found is None or train is None or len(train) < 8 * (count := found[0]):
         return
     for name, held in labels.items():
         unseen = ~torch.isin(held, train) & (held >= 0) & (held < count)
@@ -256,9 +258,27 @@ def unseen_labels(seen: Evidence) -> Lines:
 
 @check("split-scale", "likely", at="data")
 def split_scale(seen: Evidence) -> Lines:
-    """The deviation of the inputs differs tenfold between training and test."""
+    """Inputs of two splits differ tenfold in deviation and size, or pictures by a factor of 2.5 and not in shape."""
     tables = [seen.splits.table(name) for name in ("train", "test")] if seen.splits else []
-    if len(tables) == 2 and tables[0] is not None and tables[1] is not None:
-        one, other = (float(table[0].std()) for table in tables if table is not None)
-        if one > 0 and other > 0 and not 0.1 < other / one < 10:
-            yield f"inputs of test have deviation {other:.3g}, those of training {one:.3g}; apply the same scaling"
+    found = [Scale.of(table[0]) for table in tables if table is not None]
+    if len(found) == 2:
+        yield from compare_scales("test", *found)
+
+
+@check("global-seed", "likely", at="data")
+def global_seed(seen: Evidence) -> Lines:
+    """Reading any training sample leaves the generator of torch in the same state, whatever it was before."""
+    dataset = seen.splits.dataset("train") if seen.splits else None
+    if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or len(dataset) < 2:
+        return
+    states = set()
+    for seed in (1, 2):
+        with seeded(seed):
+            for i in range(2):
+                [*items(dataset, range(i, i + 1))]
+                states.add(torch.get_rng_state().numpy().tobytes())
+    if len(states) == 1:
+        yield (
+            "the dataset seeds torch for each sample, so dropout and augmentation draw the same numbers again and "
+            "again; use a torch.Generator of its own"
+        )

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boltcutter.diagnosis.calls import Call
+from boltcutter.diagnosis.calls import rows_of
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.graph import Loss
 from boltcutter.diagnosis.probe import STEPS, Probe, is_close, rows_that_differ, take
 from boltcutter.internals import tree_flatten, tree_unflatten
 
@@ -28,14 +29,19 @@ def steps_with_losses(seen: Evidence) -> Iterator[tuple[Probe, str, int]]:
             yield probe, kind, count
 
 
-def same_shapes(a: Call, b: Call) -> bool:
+def same_shapes(a: Loss, b: Loss) -> bool:
     """Whether two calls have the same shapes."""
     return a.prediction.shape == b.prediction.shape and a.target.shape == b.target.shape
 
 
-def changes(a: Call, b: Call) -> tuple[Tensor, Tensor] | None:
+def changes(a: Loss, b: Loss) -> tuple[Tensor, Tensor] | None:
     """Which rows of predictions and of targets differ between two calls; None if they cannot be compared."""
-    if not same_shapes(a, b) or (one := a.rows()) is None or (other := b.rows()) is None or len(one[0]) != len(one[1]):
+    if (
+        not same_shapes(a, b)
+        or (one := rows_of(a)) is None
+        or (other := rows_of(b)) is None
+        or len(one[0]) != len(one[1])
+    ):
         return None
     return rows_that_differ(one[0], other[0]), rows_that_differ(one[1], other[1])
 
@@ -62,7 +68,7 @@ def misaligned(seen: Evidence) -> Lines:
             enough = min(int(in_p.sum()), int(in_t.sum())) >= 4 and only_p >= 3
             if enough and only_t > 0.2 * float(in_t.sum()) and only_p > 0.2 * float(in_p.sum()):
                 yield (
-                    f"{only_t / int(in_t.sum()):.0%} of the targets of {call.name} in {kind} belong to other samples "
+                    f"{only_t / int(in_t.sum()):.0%} of the targets of {call.kind} in {kind} belong to other samples "
                     f"than the predictions beside them ({tuple(call.prediction.shape)} and "
                     f"{tuple(call.target.shape)}); shuffle, flatten or transpose both alike"
                 )
@@ -85,7 +91,7 @@ def label_leak(seen: Evidence) -> Lines:
                         return
 
 
-def _moved_by_label(probe: Probe, kind: str, j: int, labels: Tensor) -> list[Call]:
+def _moved_by_label(probe: Probe, kind: str, j: int, labels: Tensor) -> list[Loss]:
     """Calls of which the prediction for a sample depends on its label. That of others may, as in few-shot learning."""
     base = probe.base(kind)
     tried, moved = [0] * len(base.calls), [0] * len(base.calls)
@@ -99,7 +105,7 @@ def _moved_by_label(probe: Probe, kind: str, j: int, labels: Tensor) -> list[Cal
         for k, (a, b) in enumerate(zip(base.calls, other.calls, strict=False)):
             if (pair := changes(a, b)) is None or not bool(pair[1].any()):
                 continue
-            (p, t), (q, u) = a.rows(), b.rows()  # type: ignore[misc]  # as they have changes
+            (p, t), (q, u) = rows_of(a), rows_of(b)  # type: ignore[misc]  # as they have changes
             differ = ~torch.isclose(p.float(), q.float(), rtol=1e-3, atol=1e-5)
             if p.shape[1] > 1 and not t.is_floating_point():  # a margin changes the logits of these classes only
                 for classes in (t, u):
@@ -111,7 +117,7 @@ def _moved_by_label(probe: Probe, kind: str, j: int, labels: Tensor) -> list[Cal
     return [call for call, n, m in zip(base.calls, tried, moved, strict=True) if n >= 2 and m == n]
 
 
-def _depends_on_more(probe: Probe, kind: str, j: int, call: Call) -> bool:
+def _depends_on_more(probe: Probe, kind: str, j: int, call: Loss) -> bool:
     """Whether the prediction depends on something else of the batch, so that part j is no input by itself."""
     leaves, _ = tree_flatten(probe.batches[kind])
     flipped = {i: leaf.flip(0) for i, leaf in enumerate(leaves) if i != j and isinstance(leaf, Tensor) and leaf.ndim}
@@ -134,7 +140,7 @@ def future_leak(seen: Evidence) -> Lines:
     kind = probe.evaluated
     leaves, _ = tree_flatten(probe.batches[kind])
     tokens = [j for j, t in enumerate(leaves) if _are_tokens(t, count)]
-    calls = [c for c in probe.base(kind).calls if c.name in ("cross_entropy", "nll_loss")] if tokens else []
+    calls = [c for c in probe.base(kind).calls if c.kind in ("cross_entropy", "nll_loss")] if tokens else []
     if not any(c.target.numel() >= 3 * count for c in calls):
         return
     first = leaves[tokens[0]]
@@ -151,7 +157,7 @@ def future_leak(seen: Evidence) -> Lines:
     training = kind == "training_step"
     other = probe.run(kind, replaced(probe, kind, new), training=training, record=False)
     for a, b in zip(probe.base(kind).calls, other.calls, strict=False):
-        if a.name not in ("cross_entropy", "nll_loss") or (pair := changes(a, b)) is None:
+        if a.kind not in ("cross_entropy", "nll_loss") or (pair := changes(a, b)) is None:
             continue
         in_p, in_t = pair
         if not bool(in_t.any()) or float((in_p & in_t).sum()) < 0.9 * float(in_t.sum()):

@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from boltcutter.diagnosis import baselines, inputs, samples, splits, targets  # noqa: F401  registers their checks
+from boltcutter.diagnosis import averages, baselines, inputs, samples, splits, targets  # noqa: F401  registers their checks
 from boltcutter.diagnosis.invariants import FIRST, Guarded, Invariants
 from boltcutter.diagnosis.loaders import MOST, Splits
 from boltcutter.diagnosis.probe import Probe, seeded
@@ -58,7 +58,11 @@ class Trial(Invariants):
                 seen.splits = Splits(_loaders(trainer))
                 held = _held(trainer, seen.splits.loaders.get("validation"))
                 seen.probe = Probe(trainer, pl_module, batch, held, self.seconds)
+                traces = [seen.probe.base(kind) for kind in seen.probe.batches]
+                seen.calls = [call for trace in traces for call in trace.calls]
+                seen.remarks = [remark for trace in traces for remark in trace.remarks]
                 self._ask("probe")
+                seen.calls, seen.remarks = [], []
                 if not _validates(seen.probe):
                     seen.splits = Splits({"train": seen.splits.train})
                 seen.probe.forget()
@@ -73,8 +77,11 @@ class Trial(Invariants):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Ask about the data, and conclude."""
+        """Ask about what eight steps have changed, and about the data, and conclude."""
         seen = self._seen
+        if seen is not None and seen.probe is not None:
+            with Guarded(self):
+                self._ask("trial")
         if self.with_data and seen is not None and seen.splits is not None:
             with Guarded(self):
                 if test := _test_loader(trainer):
