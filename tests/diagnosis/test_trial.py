@@ -97,7 +97,9 @@ def test_a_trial_ends_when_its_time_is_over(tmp_path: Path) -> None:
 
 
 def test_checks_of_probes_can_be_ignored_by_a_training() -> None:
-    assert {name for name, group in CHECKS.items() if any(c.at in ("probe", "data") for c in group)} == ON_DEMAND
+    assert {
+        name for name, group in CHECKS.items() if any(c.at in ("probe", "trial", "data") for c in group)
+    } == ON_DEMAND
     Invariants(ignore=["mixing"])
     with pytest.raises(ValueError, match=r"callback\.invariants\.ignore=mixng"):
         Invariants(ignore=["mixng"])

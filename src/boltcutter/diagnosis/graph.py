@@ -58,8 +58,8 @@ class Loss(NamedTuple):
     """
 
     kind: str
-    prediction: Tensor | None
-    target: Tensor | None
+    prediction: Any  # a tensor or None, which a recorded call never is
+    target: Any
     source: str = ""
     source_node: Any = None
     before: str = ""
@@ -70,7 +70,7 @@ class Loss(NamedTuple):
         """Number of classes of ``nll_loss``."""
         if self.kind != "nll_loss" or self.prediction is None or not self.prediction.ndim:
             return None
-        return self.prediction.shape[min(1, self.prediction.ndim - 1)]
+        return int(self.prediction.shape[min(1, self.prediction.ndim - 1)])
 
     def mean_nll(self) -> float | None:
         """The mean of ``nll_loss`` over valid targets, of a batch of single labels."""

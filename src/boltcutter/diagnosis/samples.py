@@ -191,11 +191,11 @@ def one_more_column(probe: Probe) -> Any:
     batch, count = probe.batches[probe.evaluated], probe.size(probe.evaluated)
     pads = {m.padding_idx for m in probe.module.modules() if isinstance(m, nn.Embedding)} - {None}
     tensors = [t for t in tensors_of(batch) if t.ndim == 2 and len(t) == count and t.shape[1] > 1]
-    tokens = [t for t in tensors if not t.is_floating_point() and t.dtype != torch.bool and len(t.unique()) > 2]
+    tokens = [t for t in tensors if not t.is_floating_point() and t.dtype != torch.bool and int(t.max()) > 1]
     if len(pads) != 1 or not tokens:
         return None
     (pad,) = pads
-    is_pad = tokens[0] == pad
+    is_pad = tokens[0].eq(pad)  # type: ignore[arg-type]
     ends = is_pad.flip(1).cummin(1).values.flip(1)  # of which all that follows is padding
     if not bool(ends[:, -1].any()) or not torch.equal(is_pad, ends) or bool(is_pad.all(1).any()):
         return None

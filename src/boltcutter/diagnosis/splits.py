@@ -210,8 +210,8 @@ def class_count(seen: Evidence) -> tuple[int, int] | None:
     for call in probe.base("training_step").calls:
         p, t = call.prediction, call.target
         is_plain = call.kind in ("cross_entropy", "nll_loss") and p is not None and t is not None
-        if is_plain and t.ndim == 1 and p.ndim == 2 and any(x.shape == t.shape and torch.equal(x, t) for x in labels):  # type: ignore[union-attr]
-            return p.shape[1], call.options["ignore_index"]  # type: ignore[union-attr]
+        if is_plain and t.ndim == 1 and p.ndim == 2 and any(x.shape == t.shape and torch.equal(x, t) for x in labels):
+            return p.shape[1], call.options["ignore_index"]
     return None
 
 

@@ -31,7 +31,7 @@ def steps_with_losses(seen: Evidence) -> Iterator[tuple[Probe, str, int]]:
 
 def same_shapes(a: Loss, b: Loss) -> bool:
     """Whether two calls have the same shapes."""
-    return a.prediction.shape == b.prediction.shape and a.target.shape == b.target.shape
+    return bool(a.prediction.shape == b.prediction.shape and a.target.shape == b.target.shape)
 
 
 def changes(a: Loss, b: Loss) -> tuple[Tensor, Tensor] | None:
