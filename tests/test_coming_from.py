@@ -15,7 +15,6 @@ from boltcutter.assembly.assemble import read_config
 from boltcutter.cli.main import FLAGS
 from boltcutter.config.foreign import OPTIONS, RENAMED
 from boltcutter.config.locate import locate
-from boltcutter.config.values import plain
 from boltcutter.project import Project
 from boltcutter.scaffold.translate import translate
 
@@ -52,7 +51,7 @@ def value_of(config: dict[str, object], key: str) -> object:
 
 @pytest.fixture(scope="module")
 def config() -> dict[str, object]:
-    return dict(plain(read_config(PROJECT, [])))
+    return dict(read_config(PROJECT, []).written)
 
 
 @pytest.mark.slow
@@ -124,6 +123,6 @@ def test_a_default_of_the_project_replaces_that_of_the_library(inherits: str, co
     file.parent.mkdir(parents=True)
     file.write_text(f"# Mine.\n{inherits}mine:\n  _target_: lightning.pytorch.callbacks.Timer\n")
     project = Project(tmp_path, None, (tmp_path / "configs", ROOT / "configs"))
-    found = dict(plain(read_config(project, [])))["callback"]
+    found = dict(read_config(project, []).written)["callback"]
     assert ("preemption" in found) == (count == 2)
     assert "mine" in found

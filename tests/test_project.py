@@ -126,9 +126,9 @@ def test_options_of_the_project_come_before_built_in_ones(root: Path) -> None:
     assert options["mlp"] == root / "configs" / "model" / "mlp.yaml"
     assert [project.origin(options[name]) for name in ("tiny", "mlp", "convnet")] == ["project", "project", "built-in"]
     cfg = compose(project)
-    assert cfg.choices.model == "mlp"
-    assert cfg.model._target_ == "boltcutter.model.mlp.MLP"  # inherited from the built-in option of the same name
-    assert (cfg.model.hidden_sizes, cfg.seed, cfg.choices.data) == ([8], 7, "digits")
+    assert cfg.choices["model"] == "mlp"
+    assert cfg.model["_target_"] == "boltcutter.model.mlp.MLP"  # inherited from the built-in option of the same name
+    assert (cfg.model["hidden_sizes"], cfg.seed, cfg.choices["data"]) == ([8], 7, "digits")
     with pytest.raises(ConfigError, match=r"^model=tin: .* tiny\? \(project: mlp, tiny; built-in: "):
         compose(project, ["model=tin"])
 
@@ -136,12 +136,12 @@ def test_options_of_the_project_come_before_built_in_ones(root: Path) -> None:
 def test_paths_in_files_begin_in_the_root_of_the_project(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
     cfg = compose(Project.find(), ["data=mnist"])
-    assert (cfg.runs, cfg.data.folder) == ("runs", "data/mnist")
+    assert (cfg.runs, cfg.data["folder"]) == ("runs", "data/mnist")
     monkeypatch.chdir(root / "src")
     cfg = compose(Project.find(), ["data=mnist"])
-    assert (cfg.runs, cfg.data.folder) == (str(root / "runs"), str(root / "data" / "mnist"))
+    assert (cfg.runs, cfg.data["folder"]) == (str(root / "runs"), str(root / "data" / "mnist"))
     cfg = compose(Project.find(), ["data=mnist", "runs=a", "data.folder=../b"])
-    assert (cfg.runs, cfg.data.folder) == ("a", "../b")
+    assert (cfg.runs, cfg.data["folder"]) == ("a", "../b")
     monkeypatch.chdir("/")  # a script that is started from anywhere else
     assert compose(Project.find(root)).runs == "runs"
 
@@ -159,16 +159,20 @@ def test_all_paths_in_files_begin_in_the_root_of_the_project(root: Path, monkeyp
     options = ["data=mine", "paths=mine"]
     monkeypatch.chdir(root)
     cfg = compose(Project.find(), options)
-    assert (cfg.data.root, cfg.data.train.files, cfg.data.other) == ("data/", ["a.csv", "b.csv"], f"{root}/other")
+    assert (cfg.data["root"], cfg.data["train"]["files"], cfg.data["other"]) == (
+        "data/",
+        ["a.csv", "b.csv"],
+        f"{root}/other",
+    )
     (root / "src").mkdir(exist_ok=True)
     monkeypatch.chdir(root / "src")
     cfg = compose(Project.find(), options)
-    assert cfg.paths.more == [str(root / "a"), "/b", "s3://c"]
+    assert cfg.get("paths")["more"] == [str(root / "a"), "/b", "s3://c"]
     assert (cfg.paths.cache, cfg.paths.output) == ("~/cache", f"{root}/data/out")
-    assert (cfg.data.root, cfg.data.path) == (f"{root}/data/", "ylecun/mnist")  # the name of a dataset
-    assert cfg.data.train == {"files": [str(root / "a.csv"), str(root / "b.csv")], "format": "csv"}
+    assert (cfg.data["root"], cfg.data["path"]) == (f"{root}/data/", "ylecun/mnist")  # the name of a dataset
+    assert cfg.data["train"] == {"files": [str(root / "a.csv"), str(root / "b.csv")], "format": "csv"}
     cfg = compose(Project.find(), [*options, "paths.data_dir=../x", "data.train={files: [y]}", "data.other=${root}/z"])
-    assert (cfg.data.root, cfg.data.train.files, cfg.data.other) == ("../x", ["y"], f"{root}/z")
+    assert (cfg.data["root"], cfg.data["train"]["files"], cfg.data["other"]) == ("../x", ["y"], f"{root}/z")
 
 
 def test_an_option_cannot_inherit_from_itself(root: Path) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.compose import compose
-from boltcutter.config.values import plain
 from boltcutter.environment import user_key
 from boltcutter.formatting import to_json
 from boltcutter.project import Project
@@ -28,7 +27,7 @@ ENTRY = Entry(
 def write_baseline(project: Project, folder: Path, seed: int, **facts: object) -> Path:
     """A completed run of the baseline, as training records it."""
     record = {
-        "config": plain(compose(project, ["model=mlp", f"seed={seed}", f"folder={folder}"])),
+        "config": compose(project, ["model=mlp", f"seed={seed}", f"folder={folder}"]).written,
         "attempts": [{"reason": "completed", "seconds": 2.0}],
         "git": {"commit": "c0ffee", "changes": None},
         "library": {},

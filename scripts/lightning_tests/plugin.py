@@ -47,7 +47,6 @@ class Treatment:
 
     def __init__(self, runs: Path) -> None:
         from boltcutter.assembly.assemble import read_config
-        from boltcutter.config.compose import changed
         from boltcutter.environment.platform_facts import disable_mpi_detection
         from boltcutter.project import Project
         from boltcutter.run.folder import create_folder
@@ -61,7 +60,7 @@ class Treatment:
         overrides = ["task=own", "data=null", "logger=csv", "trainer.accelerator=cpu"]
         self.cfg = read_config(Project.find(root), overrides)
         self.template = root / "run"
-        create_folder(changed(self.cfg, {"folder": str(self.template)}), root)
+        create_folder(self.cfg.changed({"folder": str(self.template)}), root)
         disable_mpi_detection()
 
     def patch(self) -> None:
@@ -99,7 +98,6 @@ class Treatment:
         from boltcutter.callback.metrics import SeparateMetrics
         from boltcutter.callback.reseed import EvaluationSeeds
         from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
-        from boltcutter.config.compose import changed
         from boltcutter.data.hooks import shard_loaders
         from boltcutter.internals import launches_processes, set_launcher
         from boltcutter.report.media_logging import MediaLogging
@@ -113,7 +111,7 @@ class Treatment:
         def init(trainer: Any, *args: Any, **arguments: Any) -> None:
             folder = Path(tempfile.mkdtemp(prefix="run-", dir=self.runs))
             shutil.copy(self.template / "record.json", folder)
-            cfg = changed(self.cfg, {"folder": str(folder)})
+            cfg = self.cfg.changed({"folder": str(folder)})
             own = self.own_callbacks(cfg, arguments)
             given = {f"given{index}": one for index, one in enumerate(as_list(arguments.get("callbacks")))}
             ordered = in_order(cfg, own | given, SettingChanges(cfg), EndOfTraining(cfg))

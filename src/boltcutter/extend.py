@@ -25,7 +25,7 @@ from boltcutter.project import Project, declared_parts
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
 
-    from boltcutter.config.compose import DictConfig
+    from boltcutter.config.settings import Settings
 
 RUNS = ("run", "with", "resume", "reproduce")  # keys of overrides whose values are runs
 GROUPS = ("export", "launch", "search")  # that commands of the library instantiate
@@ -169,7 +169,7 @@ def groups() -> tuple[str, ...]:
     return (*GROUPS, *(group for part in parts() for group in part.groups))
 
 
-def callbacks(cfg: DictConfig) -> list[Callback]:
+def callbacks(cfg: Settings) -> list[Callback]:
     """The callbacks that parts add to the training of a configuration."""
     return [callback for part in parts() if part.callbacks for callback in load_object(part.callbacks)(cfg)]
 

@@ -14,7 +14,6 @@ from boltcutter.analysis.groups import Group, read_group
 from boltcutter.analysis.record import find_runs
 from boltcutter.cli import commands as cli
 from boltcutter.config.compose import compose
-from boltcutter.config.values import plain
 from boltcutter.environment import user_key
 from boltcutter.project import Project
 
@@ -28,7 +27,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(folder: Path, overrides: list[str], *, seed: int = 0, signs: bool = True, **facts: Any) -> Group:
     """A group of one run that was trained with these overrides in this project."""
-    config = plain(compose(PROJECT, [*overrides, f"seed={seed}", f"folder={folder}"]))
+    config = compose(PROJECT, [*overrides, f"seed={seed}", f"folder={folder}"]).written
     write_run(folder, 0.5, seed=seed)
     record = json.loads((folder / "record.json").read_text())
     command = shlex.join(["/usr/bin/boltcutter", "train", *overrides, f"seed={seed}", f"folder={folder}"])

@@ -19,7 +19,6 @@ from boltcutter.analysis.comparison import MAX_PICTURES, read_pictures
 from boltcutter.cli import commands
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import plain
 from boltcutter.data.digits import Digits
 from boltcutter.project import Project
 
@@ -37,7 +36,7 @@ def digits() -> Any:
 
 def write(folder: Path, digits: Any, wrong: range, **settings: Any) -> Path:
     """A run on the digits that answers zero or one, wrongly, for some samples of the test split."""
-    config = plain(compose(Project.find(ROOT), ["logger=csv", f"folder={folder}", "trainer.accelerator=cpu"]))
+    config = compose(Project.find(ROOT), ["logger=csv", f"folder={folder}", "trainer.accelerator=cpu"]).written
     config["data"] |= settings.pop("data", {})
     targets = digits.targets.tolist()
     write_run(folder, 1 - len(wrong) / len(targets), config=config | settings)

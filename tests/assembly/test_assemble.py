@@ -6,12 +6,12 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint, ProgressBar
 from lightning.pytorch.loggers.logger import DummyLogger
-from omegaconf import OmegaConf
 from third_party.gallery import DATA, HERE, overrides
 
 from boltcutter.assembly.assemble import Components, assemble, build_loggers, complete_config, read_config
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.settings import Settings
 from boltcutter.logger.csv_logger import CSVLogger
 from boltcutter.project import Project
 
@@ -20,7 +20,7 @@ PROJECT = Project.find(__file__)
 
 def assembled(tmp_path: Path, *overrides: str, with_callbacks: bool = True) -> Components:
     cfg = read_config(PROJECT, [*overrides, "logger=null"])
-    cfg.folder = str(tmp_path)
+    cfg = cfg.changed({"folder": str(tmp_path)})
     return assemble(cfg, with_callbacks=with_callbacks)
 
 
@@ -120,9 +120,9 @@ def test_initial_weights_depend_only_on_the_seed(tmp_path: Path) -> None:
 
 def test_sizes_are_inferred_from_the_data() -> None:
     cfg = read_config(PROJECT, ["experiment=diabetes"])
-    assert cfg.data.shape == [10]
-    assert cfg.model.input_shape == [10]
-    assert cfg.data.num_classes == 1
+    assert cfg.data["shape"] == [10]
+    assert cfg.model["input_shape"] == [10]
+    assert cfg.data["num_classes"] == 1
 
 
 def test_sizes_are_inferred_from_data_that_refers_to_another_group(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_sizes_are_inferred_from_data_that_refers_to_another_group(tmp_path: Pat
         )
     (tmp_path / "t.csv").write_text("a,b,y\n" + "1,2,3\n2,3,5\n" * 20)
     cfg = read_config(Project.at(tmp_path), ["data=mine", "paths=mine", "model=linear", "task=regression"])
-    assert (cfg.data.shape, cfg.model.num_classes) == ([2], 1)
+    assert (cfg.data["shape"], cfg.model["num_classes"]) == ([2], 1)
 
 
 def test_a_mistake_in_the_data_is_reported_once() -> None:
@@ -146,8 +146,7 @@ def test_a_mistake_in_the_data_is_reported_once() -> None:
 
 @pytest.mark.parametrize(("key", "value"), [("trainer", None), ("trainer", [1]), ("data", 3)])
 def test_groups_without_settings_are_one_line(key: str, value: Any) -> None:
-    cfg = read_config(PROJECT, [])
-    cfg[key] = value
+    cfg = read_config(PROJECT, []).without(key).changed({key: value})
     with pytest.raises(ConfigError, match=rf"^{key}=.*: no settings; choose a file of configs/{key}$"):
         complete_config(cfg)
 
@@ -160,7 +159,7 @@ def test_a_component_in_place_of_a_number_is_one_line(key: str) -> None:
 
 def test_a_mistake_in_a_value_of_several_lines_is_one_line() -> None:
     cfg = read_config(PROJECT, [])
-    cfg.task.interval = "a\nb"
+    cfg = cfg.changed({"task": {"interval": "a\nb"}})
     with pytest.raises(ConfigError, match=r"^task\.interval=a\\nb: expected .*$"):
         complete_config(cfg)
 
@@ -215,7 +214,7 @@ def test_a_setting_that_contradicts_the_data_is_refused(
     (tmp_path / "rows.yaml").write_text("_target_: contradicted.Rows\nshape: null\nnum_classes: null\nkind: null\n")
     monkeypatch.syspath_prepend(tmp_path)
     chosen = [f"data={tmp_path}/rows.yaml", "model=mlp"]
-    assert read_config(PROJECT, [*chosen, "data.shape=[4]"]).data.num_classes == 3
+    assert read_config(PROJECT, [*chosen, "data.shape=[4]"]).data["num_classes"] == 3
     with pytest.raises(ConfigError, match=rf"^data\.{setting}=.*: contradicts the data, .*; set data\.{setting}=null"):
         read_config(PROJECT, [*chosen, f"data.{given}"])
 
@@ -229,7 +228,7 @@ def test_a_name_leads_to_a_folder_below_that_of_all_runs(name: str) -> None:
 @pytest.mark.parametrize("target", ["os.system", "collections.Counter", "lightning.pytorch.loggers.CSVLogger"])
 def test_a_callback_of_another_type_is_refused_before_it_is_called(target: str, tmp_path: Path) -> None:
     cfg = read_config(PROJECT, ["model=mlp", "logger=csv", f"folder={tmp_path}"])
-    cfg.callback.x = {"_target_": target, "command": f"touch {tmp_path}/ran"}
+    cfg = cfg.changed({"callback": {"x": {"_target_": target, "command": f"touch {tmp_path}/ran"}}})
     with pytest.raises(ConfigError, match=rf"^callback\.x\._target_={target}: expected a lightning\.pytorch\.Callback"):
         assemble(cfg)
     assert not (tmp_path / "ran").exists()
@@ -254,7 +253,7 @@ def test_services_show_no_values_of_the_project_variables(tmp_path: Path, monkey
     monkeypatch.setattr("boltcutter.config.redaction.private_variables", {"CANARY"})
     reference = "${oc.env:CANARY}"
     node = {"_target_": f"{__name__}.Shown", "tags": "${tags}", "api_key": reference, "notes": f"see {reference}"}
-    cfg = OmegaConf.create({"folder": str(tmp_path), "tags": ["a", f"b-{reference}"], "logger": {"shown": node}})
+    cfg = Settings({"folder": str(tmp_path), "tags": ["a", f"b-{reference}"], "logger": {"shown": node}})
     (logger, *_) = build_loggers(cfg)
     assert isinstance(logger, Shown)
     assert (logger.tags, logger.notes, logger.api_key) == (["a", "b-***"], "see ***", "hunter2-canary")
@@ -272,10 +271,10 @@ def test_a_run_is_resumed_without_a_logger_that_is_not_installed(
 ) -> None:
     nodes: dict[str, Any] = {"server": {"_target_": f"{__name__}.Server"}}
     nodes |= {"shown": {"_target_": f"{__name__}.Shown", "tags": [], "api_key": ""}}
-    cfg = OmegaConf.create({"folder": str(tmp_path), "tags": [], "logger": nodes})
+    cfg = Settings({"folder": str(tmp_path), "tags": [], "logger": nodes})
     with pytest.raises(ConfigError, match=r"^logger\.server: mlflow is not installed; pip install mlflow$"):
         build_loggers(cfg)
-    cfg.resume = str(tmp_path)
+    cfg = cfg.changed({"resume": str(tmp_path)})
     assert [type(logger).__name__ for logger in build_loggers(cfg)] == ["Shown", "CSVLogger"]
     assert "warning: logger.server: mlflow is not installed; pip install mlflow; until then" in capsys.readouterr().err
 

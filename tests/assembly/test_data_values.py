@@ -52,13 +52,18 @@ def compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("name", ["Argument", "Attribute", "Property"])
 def test_a_value_that_only_the_class_of_the_data_has_is_used(compose: Any, name: str) -> None:
     cfg = compose(name)
-    assert [*cfg.model.input_shape] == [4]
-    assert cfg.model.num_classes == cfg.task.metrics.accuracy.num_classes == cfg.task.metrics.f1.num_classes == 3
+    assert [*cfg.model["input_shape"]] == [4]
+    assert (
+        cfg.model["num_classes"]
+        == cfg.task["metrics"]["accuracy"]["num_classes"]
+        == cfg.task["metrics"]["f1"]["num_classes"]
+        == 3
+    )
 
 
 def test_a_value_that_is_given_counts(compose: Any) -> None:
-    assert compose("Argument", "data.num_classes=5").model.num_classes == 5
-    assert compose("Attribute", "model.num_classes=5").model.num_classes == 5
+    assert compose("Argument", "data.num_classes=5").model["num_classes"] == 5
+    assert compose("Attribute", "model.num_classes=5").model["num_classes"] == 5
 
 
 def test_settings_without_a_value_are_listed(compose: Any) -> None:
@@ -68,7 +73,7 @@ def test_settings_without_a_value_are_listed(compose: Any) -> None:
     assert first.startswith("model.input_shape: ${data.shape}")
     assert all(text in second for text in ("Later", "self.num_classes", "model.num_classes=", "task.metrics.f1.num_cl"))
     values = ["model.num_classes", "task.metrics.accuracy.num_classes", "task.metrics.f1.num_classes"]
-    assert compose("Later", "model.input_shape=[4]", *(f"{value}=3" for value in values)).model.num_classes == 3
+    assert compose("Later", "model.input_shape=[4]", *(f"{value}=3" for value in values)).model["num_classes"] == 3
 
 
 def test_a_mistake_in_the_settings_of_the_data_is_what_is_reported(compose: Any) -> None:

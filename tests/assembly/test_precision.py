@@ -10,8 +10,8 @@ from conftest import QUICK, Script
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from boltcutter.assembly.precision import placeholder_precision, set_numerics, set_precision
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.settings import Settings
 from boltcutter.run.lineage import is_deterministic
 
 OVERRIDES = [*QUICK, "model=mlp", "trainer.accelerator=cpu"]
@@ -77,7 +77,7 @@ def unchanged_numerics(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_one_setting_allows_tf32_in_products_and_convolutions(
     unchanged_numerics: None, precision: str, allowed: bool
 ) -> None:
-    set_numerics(DictConfig({"matmul_precision": precision, "trainer": {}}))
+    set_numerics(Settings({"matmul_precision": precision, "trainer": {}}))
     backends = torch.backends
     assert [backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32] == [allowed] * 2
     assert [backends.cudnn.conv.fp32_precision == "tf32", backends.cudnn.rnn.fp32_precision == "tf32"] == [allowed] * 2
@@ -85,7 +85,7 @@ def test_one_setting_allows_tf32_in_products_and_convolutions(
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_deterministic_algorithms_cover_all_libraries(unchanged_numerics: None, deterministic: bool) -> None:
-    set_numerics(DictConfig({"trainer": {"deterministic": deterministic}}))
+    set_numerics(Settings({"trainer": {"deterministic": deterministic}}))
     L.Trainer(accelerator="cpu", deterministic=deterministic, logger=False)
     assert is_deterministic("cuda") is deterministic
     assert torch.backends.cudnn.deterministic is inductor.deterministic is deterministic

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from boltcutter.callback import transport
+from boltcutter.config.settings import Settings
 
 # Lines of NCCL's log: of 2.21 on two nodes, and of 2.4 with EFA.
 PREFIX = "node-1:35637:35724 [0] NCCL INFO"
@@ -36,7 +36,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 )
 @pytest.mark.usefixtures("two_nodes")
 def test_the_network_between_nodes_is_told(lines: str, out: str, err: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (callback,) = transport.callbacks(DictConfig({}))
+    (callback,) = transport.callbacks(Settings({}))
     file = Path(os.environ["NCCL_DEBUG_FILE"])
     file.write_text(lines)
     unused: Any = None
@@ -59,5 +59,5 @@ def test_nothing_is_logged_otherwise(monkeypatch: pytest.MonkeyPatch, variables:
         monkeypatch.setenv(name, value)
     if "CUDA" in variables:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert transport.callbacks(DictConfig({})) == []
+    assert transport.callbacks(Settings({})) == []
     assert "NCCL_DEBUG_FILE" not in os.environ

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from conftest import QUICK, run_forked
 from forkserver import ForkServer
-from omegaconf import DictConfig
 
 from boltcutter.callback.trial_callback import TrialReporter, trial_reporter
+from boltcutter.config.settings import Settings
 from boltcutter.environment.startup import TRIAL_FD
 
 
@@ -44,7 +44,7 @@ def close(callback: TrialReporter, connection: socket.socket) -> None:
 
 def test_only_a_process_that_a_search_started_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TRIAL_FD, raising=False)
-    assert trial_reporter(DictConfig({})) == []
+    assert trial_reporter(Settings({})) == []
 
 
 def test_a_validation_is_reported_and_training_continues_or_stops() -> None:

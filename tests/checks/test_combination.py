@@ -13,8 +13,8 @@ from torch import nn
 
 from boltcutter.assembly.assemble import assemble, read_config
 from boltcutter.checks.combination import check_num_classes, check_optimizer, check_sync_batchnorm
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.settings import Settings
 from boltcutter.planning.check import check_command
 from boltcutter.project import Project
 from boltcutter.strategy.data_parallel import DataParallelStrategy
@@ -46,7 +46,7 @@ def test_a_strategy_that_does_not_synchronize_batch_norm_is_refused(
     monkeypatch: pytest.MonkeyPatch, strategy: Any, is_refused: bool
 ) -> None:
     monkeypatch.setattr(type(strategy), "root_device", torch.device("cuda"))
-    cfg = DictConfig({"trainer": {"sync_batchnorm": True}})
+    cfg = Settings({"trainer": {"sync_batchnorm": True}})
     with pytest.raises(ConfigError, match=r"sync_batchnorm=true: .*trainer=ddp") if is_refused else nullcontext():
         check_sync_batchnorm(cfg, SimpleNamespace(strategy=strategy), nn.BatchNorm1d(2))  # type: ignore[arg-type]
 

@@ -5,8 +5,8 @@ import lightning as L
 import pytest
 
 from boltcutter.checks.components import check_batches_and_clipping, check_components, check_type
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.settings import Settings
 from boltcutter.data.digits import Digits
 from boltcutter.topology import Topology
 
@@ -23,11 +23,11 @@ from boltcutter.topology import Topology
 )
 def test_numbers_with_which_nothing_is_trained_are_refused(trainer: dict[str, Any], remedy: str | None) -> None:
     if remedy is None:
-        check_batches_and_clipping(DictConfig(trainer))
+        check_batches_and_clipping(trainer)
         return
     ((name, value),) = trainer.items()
     with pytest.raises(ConfigError, match=rf"^trainer\.{name}={value} .*{remedy}"):
-        check_batches_and_clipping(DictConfig(trainer))
+        check_batches_and_clipping(trainer)
 
 
 def refuse(_: object) -> None:
@@ -44,7 +44,7 @@ def refuse(_: object) -> None:
 )
 def test_components_may_refuse_one_another(ranks: int, callback: Any, message: str | None) -> None:
     task = L.LightningModule()
-    arguments = (DictConfig({"data": {"shape": [1, 8, 8]}}), Topology(1, ranks, ranks, ranks, ranks), Digits(), task)
+    arguments = (Settings({"data": {"shape": [1, 8, 8]}}), Topology(1, ranks, ranks, ranks, ranks), Digits(), task)
     if message is None:
         check_components(*arguments, [callback])
         return
@@ -53,7 +53,7 @@ def test_components_may_refuse_one_another(ranks: int, callback: Any, message: s
 
 
 def test_a_component_of_a_wrong_type_is_named() -> None:
-    node = DictConfig({"_target_": "builtins.dict"})
+    node = {"_target_": "builtins.dict"}
     check_type("task", node, None, L.LightningModule)
     with pytest.raises(ConfigError, match=r"^task\._target_=builtins\.dict: expected a lightning.*got builtins\.dict"):
         check_type("task", node, {}, L.LightningModule)

@@ -169,7 +169,7 @@ def test_training_has_a_time_limit_and_leaves_out_the_test_split(
     assert found["seconds"] == 90 * 60 + 60
     refuse_duplicates(found["arguments"])
     cfg = read_config(Project.find(ROOT), list(found["arguments"][1:]))
-    assert (cfg.test, cfg.trainer.max_time) == (tests, "00:01:30:00")
+    assert (cfg.test, cfg.trainer["max_time"]) == (tests, "00:01:30:00")
 
 
 def test_reports_as_text() -> None:

@@ -6,12 +6,12 @@ from types import ModuleType
 from typing import Any, Literal, Optional
 
 import pytest
-from omegaconf import DictConfig
 from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
 from boltcutter.config.annotations import coerce, follow_annotations, matches, type_name
-from boltcutter.config.values import as_yaml, has_written, plain, read_value, read_yaml
+from boltcutter.config.settings import Settings
+from boltcutter.config.values import as_yaml, has_written, read_value, read_yaml
 
 
 class Tool: ...
@@ -141,16 +141,16 @@ def test_text_is_kept_as_typed_where_text_is_annotated(text: str) -> None:
         {key: read_value(key, value) for key, value in arguments.items()},
         read_yaml("\n".join(f"{key}: {value}" for key, value in arguments.items())),
     ):
-        cfg = DictConfig(source)
-        follow_annotations(cfg, component)
-        assert plain(cfg) == {"name": text, "tags": [text], "by_name": {text: text}, "place": text}
-        assert read_yaml(as_yaml(plain(cfg))) == plain(cfg)
+        cfg = Settings(source)
+        cfg = follow_annotations(cfg, component)
+        assert cfg.written == {"name": text, "tags": [text], "by_name": {text: text}, "place": text}
+        assert read_yaml(as_yaml(cfg.written)) == cfg.written
 
 
 def test_numbers_and_booleans_stay_where_annotated() -> None:
-    cfg = DictConfig(read_yaml("rate: 1e-3\nboth: 1e-3\nmaybe: NULL\nby_rate: {1e-3: 1}\nflag: off\nanything: 1.10"))
-    follow_annotations(cfg, component)
-    found = plain(cfg)
+    cfg = Settings(read_yaml("rate: 1e-3\nboth: 1e-3\nmaybe: NULL\nby_rate: {1e-3: 1}\nflag: off\nanything: 1.10"))
+    cfg = follow_annotations(cfg, component)
+    found = cfg.written
     assert found == {
         "rate": 0.001,
         "both": 0.001,
@@ -162,20 +162,20 @@ def test_numbers_and_booleans_stay_where_annotated() -> None:
 
 
 def test_a_reference_gives_the_text_of_its_target() -> None:
-    cfg = DictConfig({"other": read_value("other", "1.10"), "name": "${other}", "rate": "${other}"})
-    follow_annotations(cfg, component)
-    assert (cfg.name, cfg.rate) == ("1.10", 1.1)
+    cfg = Settings({"other": read_value("other", "1.10"), "name": "${other}", "rate": "${other}"})
+    cfg = follow_annotations(cfg, component)
+    assert (cfg.name, cfg.get("rate")) == ("1.10", 1.1)
 
 
 def test_keys_are_read_as_annotated_where_no_value_is_ambiguous() -> None:
-    cfg = DictConfig({"by_rate": {"1e-3": 1}})
-    follow_annotations(cfg, component)
-    assert plain(cfg) == {"by_rate": {0.001: 1}}
+    cfg = Settings({"by_rate": {"1e-3": 1}})
+    cfg = follow_annotations(cfg, component)
+    assert cfg.written == {"by_rate": {0.001: 1}}
 
 
 def test_a_class_is_imported_only_for_what_is_ambiguous() -> None:
     unknown = {"_target_": "no_such_package.Thing", "rate": 0.1, "name": "${name}"}
-    cfg = DictConfig({"name": read_value("name", "plain"), "tags": read_value("tags", "[1.10]"), "other": unknown})
-    assert not has_written(cfg._get_node("other"))
-    follow_annotations(cfg, component)
-    assert plain(cfg)["tags"] == ["1.10"]
+    cfg = Settings({"name": read_value("name", "plain"), "tags": read_value("tags", "[1.10]"), "other": unknown})
+    assert not has_written(cfg._node._get_node("other"))
+    cfg = follow_annotations(cfg, component)
+    assert cfg.written["tags"] == ["1.10"]

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from boltcutter.config.compose import compose, merge, refuse_duplicates
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import plain
+from boltcutter.config.settings import Settings
 from boltcutter.project import Project, summary
 
 PROJECT = Project.find(__file__)
@@ -43,9 +43,12 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path, None, (tmp_path,))
 
 
-def get(cfg: DictConfig, path: str) -> Any:
-    found = OmegaConf.select(cfg, path)
-    return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+def get(cfg: Settings, path: str) -> Any:
+    first, *rest = path.split(".")
+    found = cfg.get(first)
+    for key in rest:
+        found = found[int(key) if isinstance(found, list) else key]
+    return found
 
 
 A = {"k": 1, "l": [1, 2], "shape": 1}
@@ -167,7 +170,7 @@ def split(overrides: str) -> list[str]:
 def test_groups_that_commands_build_need_no_reference(project: Project, group: str) -> None:
     write(project.root, f"{group}/own", "k: 1")
     cfg = compose(project, [f"{group}=own"])
-    assert (cfg[group], cfg.choices[group]) == ({"k": 1}, "own")
+    assert (cfg.get(group), cfg.choices[group]) == ({"k": 1}, "own")
 
 
 def test_an_experiment_has_settings_for_several_loggers(project: Project) -> None:
@@ -196,7 +199,7 @@ def test_settings_of_a_machine_are_merged_over_the_experiment(project: Project) 
     write(project.root, "local", "defaults:\n  m: c\nx: 7")
     assert get(compose(project), "m") == {"z": 3}
     cfg = compose(project, ["experiment=other", "m=b"])
-    assert (cfg.x, cfg.m.k, compose(project, ["x=8"]).x) == (7, 12, 8)
+    assert (cfg.x, cfg.m["k"], compose(project, ["x=8"]).x) == (7, 12, 8)
 
 
 def test_an_option_in_place_of_keys_is_refused(project: Project) -> None:
@@ -299,8 +302,8 @@ def test_an_option_may_be_a_path(project: Project, tmp_path: Path) -> None:
 def test_a_missing_value_stays_missing(project: Project) -> None:
     write(project.root, "m/a", "k: ???")
     cfg = compose(project)
-    assert OmegaConf.is_missing(cfg.m, "k")
-    assert compose(project, ["m.k=3"]).m.k == 3
+    assert cfg.m["k"] == "???"
+    assert compose(project, ["m.k=3"]).m["k"] == 3
 
 
 def test_environment_variables(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +314,7 @@ def test_environment_variables(project: Project, monkeypatch: pytest.MonkeyPatch
 
 def test_a_reference_to_a_secret_is_accepted(project: Project) -> None:
     cfg = compose(project, ["+m.api_key=${oc.env:KEY}"])
-    assert OmegaConf.to_container(cfg)["m"]["api_key"] == "${oc.env:KEY}"  # type: ignore[index, call-overload]
+    assert cfg.written["m"]["api_key"] == "${oc.env:KEY}"
 
 
 @pytest.mark.parametrize("override", ["+m.pad_token=<pad>", "+m.tokens=3", "+m.password=null", "+m.token=''"])
@@ -321,13 +324,13 @@ def test_names_like_those_of_secrets_are_accepted(project: Project, override: st
 
 def test_overrides_of_an_earlier_result(project: Project) -> None:
     first = compose(project, ["experiment=e", "x=3"])
-    first.choices.gone = "a"  # of a group that the configuration no longer has
+    first = first.changed({"choices": {"gone": "a"}})  # of a group that the configuration no longer has
     again = compose(project, ["m.k=6"], base=first)
     assert "gone" not in again.choices
     assert get(again, "m") == {"k": 6, "l": [7], "shape": 3}
     assert again.x == 3
     assert get(compose(project, ["o=sgd"], base=first), "o") == SGD
-    assert first.m.k == 2
+    assert first.m["k"] == 2
 
 
 def test_merge_changes_neither_argument() -> None:
@@ -360,10 +363,10 @@ def test_composing_imports_neither_torch_nor_pydantic() -> None:
 
 def test_presets_for_debugging_are_merged_over_the_experiment(tmp_path: Path) -> None:
     cfg = compose(PROJECT, ["experiment=mnist", "debug=[overfit,anomaly]"])
-    assert (cfg.trainer.max_epochs, cfg.trainer.detect_anomaly, cfg.choices.logger) == (200, True, "csv")
-    assert (cfg.name, cfg.choices.debug) == ("mnist-convnet-overfit-anomaly", "overfit+anomaly")
+    assert (cfg.trainer["max_epochs"], cfg.trainer["detect_anomaly"], cfg.choices["logger"]) == (200, True, "csv")
+    assert (cfg.name, cfg.choices["debug"]) == ("mnist-convnet-overfit-anomaly", "overfit+anomaly")
     cfg = compose(PROJECT, ["debug=fast", "trainer.max_epochs=3", "logger=wandb", "name=mine"])
-    assert (cfg.trainer.max_epochs, cfg.choices.logger, cfg.name) == (3, "wandb", "mine")
+    assert (cfg.trainer["max_epochs"], cfg.choices["logger"], cfg.name) == (3, "wandb", "mine")
     assert "debug" not in compose(PROJECT, []).choices
 
 
@@ -396,7 +399,7 @@ def test_paths_are_relative_to_the_root_of_the_project(project: Project, monkeyp
     there: dict[Path, dict[str, Any]] = {}
     for folder in (root, below):
         monkeypatch.chdir(folder)
-        there[folder] = plain(compose(project, ["paths.n=7"]))
+        there[folder] = compose(project, ["paths.n=7"]).written
     assert there[root]["tool"] == there[below]["tool"] == {"command": f"{root}/tool", "dir": "files"}
     assert (there[root]["runs"], there[root]["paths"]["own"]) == ("runs", "own")
     assert there[below]["runs"] == f"{root}/runs"
@@ -405,7 +408,7 @@ def test_paths_are_relative_to_the_root_of_the_project(project: Project, monkeyp
     assert there[below]["data"] == files
     (root / "name").touch()  # not the name of a dataset
     given = compose(project, ["runs=runs", "data.data_dir=files"])  # relative to the working directory
-    assert (given.runs, given.data.data_dir, given.data.path) == ("runs", "files", f"{root}/name")
+    assert (given.runs, given.data["data_dir"], given.data["path"]) == ("runs", "files", f"{root}/name")
     assert compose(project, ["+root=/elsewhere"]).tool.command == "/elsewhere/tool"
 
 
@@ -424,7 +427,7 @@ def test_an_option_that_inherits_from_itself_is_refused(project: Project, option
 
 def test_an_option_with_class_path_is_converted(project: Project) -> None:
     write(project.root, "m/own", "class_path: torch.nn.ReLU")
-    assert plain(compose(project, ["m=own"]))["m"] == {"_target_": "torch.nn.ReLU"}
+    assert compose(project, ["m=own"]).written["m"] == {"_target_": "torch.nn.ReLU"}
 
 
 @pytest.fixture
@@ -443,7 +446,7 @@ def test_resolvers_of_the_project_are_registered(with_resolvers: Project) -> Non
         cfg = compose(
             with_resolvers, ["model=mlp", "model.hidden_sizes=['${twice:4}']", "model.num_classes=${twice:5}"]
         )
-        assert (cfg.model.hidden_sizes[0], cfg.model.num_classes) == (8, 10)
+        assert (cfg.model["hidden_sizes"][0], cfg.model["num_classes"]) == (8, 10)
     finally:
         OmegaConf.clear_resolver("twice")
 

@@ -2,10 +2,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
 
 from boltcutter.config.describe import describe
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.settings import Settings
 
 
 class Tool:
@@ -36,9 +36,9 @@ def root(box: Box, n: int = 1, other: Tool | None = None) -> None:
     """
 
 
-def cfg(**top: Any) -> DictConfig:
+def cfg(**top: Any) -> Settings:
     tool = {"_target_": f"{__name__}.Tool", "size": 3}
-    return OmegaConf.create({"box": {"_target_": f"{__name__}.Box", "tool": tool}} | top)
+    return Settings({"box": {"_target_": f"{__name__}.Box", "tool": tool}} | top)
 
 
 def test_every_key_has_its_value_type_and_documentation() -> None:

@@ -10,11 +10,11 @@ from types import ModuleType
 from typing import Any, Literal, Optional, Union
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
 
 from boltcutter.config import instantiate
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import build, find_mistakes, locate, name_setting, parameters
+from boltcutter.config.settings import Settings
 
 TOOLS = "tests_tools"
 OWN = "boltcutter.tests_own"
@@ -134,9 +134,9 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     parameters.cache_clear()
 
 
-def cfg(box: dict[str, Any] | None = None, tool: dict[str, Any] | None = None, **top: Any) -> DictConfig:
+def cfg(box: dict[str, Any] | None = None, tool: dict[str, Any] | None = None, **top: Any) -> Settings:
     tool = {"_target_": f"{TOOLS}.Tool", "size": 3} | (tool or {})
-    return OmegaConf.create({"box": {"_target_": f"{TOOLS}.Box", "tool": tool} | (box or {})} | top)
+    return Settings({"box": {"_target_": f"{TOOLS}.Box", "tool": tool} | (box or {})} | top)
 
 
 def test_build() -> None:
@@ -230,7 +230,7 @@ def test_a_value_that_an_error_quotes_is_the_setting() -> None:
 def test_what_a_task_gives_is_named(target: str, name: str) -> None:
     target = target if "." in target else f"torch.optim.lr_scheduler.{target}"
     node = {"_target_": target} | ({"step_size": 1} if name == "optimizer" else {})
-    mistakes = find_mistakes(OmegaConf.create({"box": node}), boxed)
+    mistakes = find_mistakes(Settings({"box": node}), boxed)
     assert len(mistakes) == 1
     assert mistakes[0].startswith(f"box.{name}: missing; ")
     assert mistakes[0].endswith("; write box._partial_=true, as the task gives it")
@@ -375,7 +375,7 @@ def test_modules_of_another_framework_are_wrapped(monkeypatch: pytest.MonkeyPatc
 def test_an_abstract_class_is_refused() -> None:
     message = "data._target_=collections.abc.Sequence: __getitem__, __len__: not defined; add to the class"
     with pytest.raises(ConfigError, match=re.escape(message)):
-        build(cfg(_target_="collections.abc.Sequence"), "data")
+        build({"_target_": "collections.abc.Sequence"}, "data")
 
 
 class KeepsSettings:
@@ -388,10 +388,10 @@ class KeepsSettings:
 def test_settings_that_a_class_instantiates_itself_are_passed_as_they_are() -> None:
     own = f"{__name__}.KeepsSettings"
     settings = {"net": {"_target_": "no.such.Net", "size": 2}, "layers": [{"_target_": "x"}], "lr": "${seed}"}
-    cfg = OmegaConf.create({"seed": 3, "task": {"_target_": own, "_recursive_": False, **settings}})
+    cfg = Settings({"seed": 3, "task": {"_target_": own, "_recursive_": False, **settings}})
     made = build(cfg.task, "task")
     assert (made.net._target_, made.net.size, made.layers[0]["_target_"], made.lr) == ("no.such.Net", 2, "x", 3)
     root = lambda task, seed: None  # noqa: E731
     assert find_mistakes(cfg, root) == []
-    cfg.task._recursive_ = True
+    cfg = cfg.changed({"task": {"_recursive_": True}})
     assert any("no.such.Net" in mistake for mistake in find_mistakes(cfg, root))

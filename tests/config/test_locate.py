@@ -149,8 +149,8 @@ def test_defaults_stay_with_another_spelling(target: str, tmp_path: Path) -> Non
     experiment.write_text(f"trainer:\n  _target_: {target}\n  max_epochs: 3\n")
     for overrides in ([f"trainer={option}"], [f"experiment={experiment}"], [f"trainer._target_={target}"]):
         trainer = compose(PROJECT, overrides).trainer
-        assert trainer._target_ == target
-        assert trainer.plugins[0]._target_ == "boltcutter.checkpoint.checkpoint_io.AtomicCheckpointIO"
+        assert trainer["_target_"] == target
+        assert trainer["plugins"][0]["_target_"] == "boltcutter.checkpoint.checkpoint_io.AtomicCheckpointIO"
         assert trainer.gradient_clip_val == 1.0
 
 

@@ -13,7 +13,8 @@ from pydantic import BaseModel, Field
 from boltcutter.config.annotations import coerce
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import build, find_mistakes
-from boltcutter.config.nested import Settings
+from boltcutter.config.nested import NestedSettings
+from boltcutter.config.settings import Settings
 
 
 @dataclass
@@ -63,7 +64,7 @@ def test_settings_have_attributes_at_any_depth() -> None:
     made = coerce({"a": {"b": 1}, "c": [{"d": 2}]}, Any)
     assert (made.a.b, made["a"]["b"], made.c[0].d) == (1, 1, 2)
     assert pickle.loads(pickle.dumps(made)) == copy.deepcopy(made) == made
-    assert isinstance(copy.deepcopy(made).a, Settings)
+    assert isinstance(copy.deepcopy(made).a, NestedSettings)
     with pytest.raises(AttributeError, match=r"^bb is not set"):
         _ = made.bb
     with pytest.raises(KeyError, match=r"^bb is not set"):
@@ -85,7 +86,7 @@ def test_settings_have_attributes_at_any_depth() -> None:
 )
 def test_a_mistake_inside_has_its_full_path(given: dict[str, Any], mistake: str) -> None:
     net = {"_target_": f"{__name__}.Network", **given}
-    found = find_mistakes(DictConfig({"net": net}), root)
+    found = find_mistakes(Settings({"net": net}), root)
     assert len(found) == 1
     assert re.match(mistake, found[0])
 

@@ -7,6 +7,7 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from boltcutter.config.errors import ConfigError, as_config_error
+from boltcutter.config.settings import Settings
 from boltcutter.config.values import (
     as_yaml,
     flatten,
@@ -20,7 +21,6 @@ from boltcutter.config.values import (
     plain,
     raw_node,
     read_yaml,
-    redacted,
     resolve_reference,
     resolved,
     resolved_texts,
@@ -210,7 +210,7 @@ def test_plain_keeps_references_and_resolved_replaces_them(cfg: DictConfig) -> N
 
 def test_redacted_masks_secrets_and_all_that_refers_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVICE_TOKEN", "planted")
-    found = redacted(OmegaConf.create({"api_key": "${oc.env:SERVICE_TOKEN}", "header": "Basic ${api_key}", "size": 3}))
+    found = Settings({"api_key": "${oc.env:SERVICE_TOKEN}", "header": "Basic ${api_key}", "size": 3}).redacted
     assert found == {"api_key": "***", "header": "Basic ***", "size": 3}
 
 
@@ -276,7 +276,7 @@ def test_texts_are_resolved_unless_they_only_name_a_variable(monkeypatch: pytest
     ],
 )
 def test_a_missing_file_is_named_with_the_setting_that_has_its_path(path: str, setting: str) -> None:
-    cfg = DictConfig({"data": {"path": "/data/a.csv"}, "model": {"root": "/data/b", "more": ["x", 1]}, "folder": "/"})
+    cfg = {"data": {"path": "/data/a.csv"}, "model": {"root": "/data/b", "more": ["x", 1]}, "folder": "/"}
     with pytest.raises(ConfigError) as found, name_missing_files(cfg), as_config_error():
         Path(path).read_text()
     assert str(found.value).startswith(setting)
@@ -286,12 +286,12 @@ def test_a_missing_file_is_named_with_the_setting_that_has_its_path(path: str, s
 def test_a_missing_file_of_no_setting_is_one_line() -> None:
     with (
         pytest.raises(ConfigError) as found,
-        name_missing_files(DictConfig({"data": {"path": "b"}})),
+        name_missing_files({"data": {"path": "b"}}),
         as_config_error(),
     ):
         Path("/nothing/here").read_text()
     assert str(found.value) == "/nothing/here: no such file or directory"
-    with pytest.raises(ValueError, match=r"^other$"), name_missing_files(DictConfig({})):
+    with pytest.raises(ValueError, match=r"^other$"), name_missing_files({}):
         raise ValueError("other")
 
 

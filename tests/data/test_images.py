@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from boltcutter.config.instantiate import build
+from boltcutter.config.settings import Settings
 from boltcutter.data.augment import Augment
 from boltcutter.data.images import Images
 
@@ -185,8 +186,8 @@ def test_invalid_folders_are_one_line_errors(tmp_path: Path, flat: Path) -> None
 
 
 def test_the_option_builds(flat: Path) -> None:
-    cfg = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / "images.yaml")})
-    cfg.data.folder, cfg.data.num_workers = str(flat), 0
+    cfg = Settings({"seed": 3, "data": OmegaConf.load(CONFIGS / "images.yaml")})
+    cfg = cfg.changed({"data": {"folder": str(flat), "num_workers": 0}})
     data = build(cfg.data, "data")
     assert data.augment == Augment(flip=0.5, shift=4, brightness=0.2, contrast=0.2)
     assert data.infer_settings() == {"num_classes": 2}

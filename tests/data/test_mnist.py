@@ -14,6 +14,7 @@ import torch
 from omegaconf import OmegaConf
 
 from boltcutter.config.instantiate import build
+from boltcutter.config.settings import Settings
 from boltcutter.data import files
 from boltcutter.data.augment import Augment
 from boltcutter.data.mnist import MNIST, read_idx
@@ -197,9 +198,9 @@ def test_only_training_images_are_augmented_on_any_worker(folder: Path) -> None:
 
 @pytest.mark.parametrize("option", ["mnist", "fashion_mnist"])
 def test_options_build_and_have_all_checksums(option: str, folder: Path) -> None:
-    cfg: Any = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / f"{option}.yaml")})
-    assert sorted(cfg.data.checksums) == sorted(NAMES)
-    assert all(len(value) == len("sha256:") + 64 for value in cfg.data.checksums.values())
+    cfg = Settings({"seed": 3, "data": OmegaConf.load(CONFIGS / f"{option}.yaml")})
+    assert sorted(cfg.data["checksums"]) == sorted(NAMES)
+    assert all(len(value) == len("sha256:") + 64 for value in cfg.data["checksums"].values())
     data = build(cfg.data, "data")
     assert (data.seed, data.folder, data.shape) == (3, Path(f"data/{option}"), (1, 28, 28))
     assert len(data.classes) == 10

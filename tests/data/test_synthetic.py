@@ -5,6 +5,7 @@ import torch
 from omegaconf import OmegaConf
 
 from boltcutter.config.instantiate import build
+from boltcutter.config.settings import Settings
 from boltcutter.data.sampler import Batch
 from boltcutter.data.synthetic import Synthetic
 
@@ -77,6 +78,6 @@ def test_invalid_settings_are_an_error() -> None:
 
 
 def test_the_option_builds() -> None:
-    cfg = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / "synthetic.yaml")})
+    cfg = Settings({"seed": 3, "data": OmegaConf.load(CONFIGS / "synthetic.yaml")})
     data = build(cfg.data, "data")
     assert (data.shape, data.seed, data.num_samples) == ((1, 28, 28), 3, 10_000)

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from boltcutter.assembly.assemble import read_config
 from boltcutter.config.instantiate import build
+from boltcutter.config.settings import Settings
 from boltcutter.data.tabular import Tabular
 from boltcutter.project import Project
 
@@ -190,7 +191,7 @@ def test_a_target_is_what_the_task_expects_if_it_can_be(path: Path, values: Any,
             assert cfg.data.kind == kind
             assert cfg.data.num_classes == (len({*values}) if kind == "classification" else 1)
         else:
-            assert read_config(PROJECT, [*given, f"task={kind}"]).data.kind != kind  # which is refused later
+            assert read_config(PROJECT, [*given, f"task={kind}"]).data["kind"] != kind  # which is refused later
 
 
 def test_several_targets_and_ignored_columns(path: Path) -> None:
@@ -361,9 +362,9 @@ def test_more_texts_can_be_allowed(tmp_path: Path) -> None:
 
 
 def test_the_option_builds(path: Path) -> None:
-    cfg = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / "tabular.yaml")})
+    cfg = Settings({"seed": 3, "data": OmegaConf.load(CONFIGS / "tabular.yaml")})
     assert build(cfg.data, "data").infer_settings() == {"shape": [10], "num_classes": 1, "kind": "regression"}
-    cfg.data.path, cfg.data.target, cfg.data.shape = str(path), ["price", "rooms"], [7]
+    cfg = cfg.changed({"data": {"path": str(path), "target": ["price", "rooms"], "shape": [7]}})
     assert build(cfg.data, "data").infer_settings() == {"shape": [7], "num_classes": 2, "kind": "regression"}
 
 

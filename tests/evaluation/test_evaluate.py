@@ -11,8 +11,8 @@ from conftest import Script
 from sklearn.metrics import accuracy_score, f1_score
 from third_party.gallery import HERE
 
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.settings import Settings
 from boltcutter.evaluation.evaluate import replaced
 from boltcutter.evaluation.outcomes import WORST
 from boltcutter.run import evaluations
@@ -121,11 +121,11 @@ def test_errors_are_one_line(script: Script, trained: Path, overrides: list[str]
 
 def test_a_run_without_a_monitor_is_evaluated_at_its_last_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
-    cfg = DictConfig({"folder": str(tmp_path), "checkpoints": f"{tmp_path}/checkpoints"})
+    cfg = Settings({"folder": str(tmp_path), "checkpoints": f"{tmp_path}/checkpoints"})
     with pytest.raises(ConfigError, match="none yet"):
-        find_checkpoint(cfg)
+        find_checkpoint(cfg.place)
     torch.save({}, tmp_path / "checkpoints" / "last.ckpt")
-    assert Path(find_checkpoint(cfg)).name == "last.ckpt"
+    assert Path(find_checkpoint(cfg.place)).name == "last.ckpt"
 
 
 def test_losses_are_cross_entropies(trained: Path) -> None:

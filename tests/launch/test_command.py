@@ -17,9 +17,9 @@ from third_party.gallery import overrides
 from boltcutter.assembly.assemble import complete_config
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.callback.spot_interruption import SpotInterruption
-from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import build
+from boltcutter.config.settings import Settings
 from boltcutter.data.digits import Digits
 from boltcutter.environment import user_key
 from boltcutter.launch import command
@@ -124,7 +124,7 @@ def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path)
     settings |= {"array": "seed=1,2", "max_parallel": 1}
     facts = {"launch": {"settings": settings, "id": "7", "submitted": "", "signature": user_key.sign(settings)}}
     training = read_overrides(PROJECT, [])
-    save_config(DictConfig({**training, "folder": str(folder)}), **facts)
+    save_config(Settings({**training, "folder": str(folder)}), **facts)
     for arguments in (["launch=slurm"], []):
         text = launch(*arguments, f"resume={folder}", "launch.memory=9G", "--dry-run")
         assert {"--time=9:00:00", "--partition=big", "--mem=9G"} <= set(re.findall("^#SBATCH (.*)", text, re.M))
@@ -247,10 +247,10 @@ def test_runs_on_spot_machines_save_regularly_and_when_the_cloud_announces_an_in
     cfg = command.read_training_config(PROJECT, [])
     command.prepare_for_spot(cfg, launcher)
     cfg = complete_config(cfg)
-    assert cfg.callback.preemption.save_minutes == (command.SAVE_MINUTES if launcher.spot else None)
+    assert cfg.callback["preemption"]["save_minutes"] == (command.SAVE_MINUTES if launcher.spot else None)
     assert OmegaConf.select(cfg, "callback.spot_interruption.cloud") == cloud
     if cloud:
-        assert isinstance(build(cfg.callback.spot_interruption), SpotInterruption)
+        assert isinstance(build(cfg.callback["spot_interruption"]), SpotInterruption)
 
 
 class OwnDigits(Digits):
@@ -284,8 +284,8 @@ def test_what_training_would_refuse_is_refused_before_submission(arguments: list
 
 def test_the_global_batch_of_an_own_data_module_divides_over_the_ranks_of_the_job() -> None:
     cfg = command.read_training_config(PROJECT, ["trainer.num_nodes=8", "trainer.devices=2", "data.batch_size=100"])
-    assert not command._has_global_batch(changed(cfg, {"data": {"_target_": "lightning.LightningDataModule"}}))
-    cfg.data._target_ = f"{__name__}.OwnDigits"
+    assert not command._has_global_batch(cfg.changed({"data": {"_target_": "lightning.LightningDataModule"}}))
+    cfg = cfg.changed({"data": {"_target_": f"{__name__}.OwnDigits"}})
     with pytest.raises(ConfigError, match=r"data\.batch_size=100 does not divide over 16 ranks; try 112"):
         command.check_job(cfg)
 
@@ -300,10 +300,10 @@ def test_own_settings_of_callbacks_are_kept_on_spot_machines() -> None:
     own = ["callback=[default,spot_interruption]", "callback.spot_interruption.cloud=ec2"]
     cfg = command.read_training_config(PROJECT, [*own, "callback.preemption.save_minutes=3"])
     command.prepare_for_spot(cfg, VertexLauncher(spot=True))
-    assert (cfg.callback.spot_interruption.cloud, cfg.callback.preemption.save_minutes) == ("ec2", 3)
+    assert (cfg.callback["spot_interruption"]["cloud"], cfg.callback["preemption"]["save_minutes"]) == ("ec2", 3)
     cfg = command.read_training_config(PROJECT, ["callback=null"])
     command.prepare_for_spot(cfg, VertexLauncher(spot=True))
-    assert not cfg.get("callback")
+    assert not cfg.callback
 
 
 def test_combinations_are_the_cartesian_product() -> None:

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from boltcutter.assembly.assemble import complete_config
-from boltcutter.config.compose import DictConfig, compose
+from boltcutter.config.compose import compose
+from boltcutter.config.settings import Settings
 from boltcutter.planning import choose
 from boltcutter.planning.choose import StrategyEstimate, estimate_strategies, recommend
 from boltcutter.planning.estimate import Memory
@@ -13,7 +14,7 @@ DIGITS = (torch.empty(1, 1, 8, 8, dtype=torch.uint8), torch.empty(1, dtype=torch
 PROJECT = Project.find(__file__)
 
 
-def config(*overrides: str) -> DictConfig:
+def config(*overrides: str) -> Settings:
     return complete_config(compose(PROJECT, [*overrides, "logger=null"]))
 
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from boltcutter.assembly.assemble import complete_config
-from boltcutter.config.compose import DictConfig, compose
+from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import build
+from boltcutter.config.settings import Settings
 from boltcutter.planning.estimate import EstimationError, estimate_step, read_batch
 from boltcutter.project import Project
 
@@ -34,7 +35,7 @@ SLOW = ("mlp, bf16-mixed", "gpt", "gpt, bf16-mixed", "gpt, bf16-true")
 PROJECT = Project.find(__file__)
 
 
-def config(*overrides: str) -> DictConfig:
+def config(*overrides: str) -> Settings:
     return complete_config(compose(PROJECT, [*overrides, "logger=null"]))
 
 
@@ -46,7 +47,7 @@ def measured_peak(overrides: list[str], batch: tuple[Tensor, ...]) -> int:
     """Return the peak allocation in bytes of two real steps, including the state between them."""
     cfg = config(*overrides)
     trainer = L.Trainer(accelerator="cpu", devices=1, barebones=True)
-    precision = str(cfg.trainer.precision)
+    precision = str(cfg.trainer["precision"])
     cast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         task = build(cfg.task, "task")

@@ -8,8 +8,8 @@ from conftest import QUICK, STATE, Script, flip_a_bit
 
 from boltcutter.checkpoint import find as select
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.settings import Settings
 from boltcutter.environment import user_key
 from boltcutter.run.best import find_checkpoint
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def find(run: Path, which: str = "best") -> str:
-    return find_checkpoint(DictConfig({"folder": str(run), "checkpoints": f"{run}/checkpoints"}), which)
+    return find_checkpoint(Settings({"folder": str(run), "checkpoints": f"{run}/checkpoints"}).place, which)
 
 
 def test_the_recorded_checkpoint_is_the_best(folder: Path) -> None:
@@ -149,7 +149,7 @@ def test_an_address_that_only_begins_like_the_checkpoints_is_not_contacted(folde
     facts = {"id": "run", "best": "https://example.org.evil/a.ckpt", "best_by": {"monitor": "val_acc"}}
     (folder / "record.json").write_text(json.dumps(facts))
     with pytest.raises(ConfigError, match=r"an address that would be contacted; set trust=true"):
-        find_checkpoint(DictConfig({"folder": str(folder), "checkpoints": "https://example.org"}), "best")
+        find_checkpoint(Settings({"folder": str(folder), "checkpoints": "https://example.org"}).place, "best")
 
 
 def test_a_checkpoint_is_found_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +172,7 @@ def test_a_checkpoint_is_found_by_its_name(tmp_path: Path, capsys: pytest.Captur
     with pytest.raises(ConfigError, match=r"^ckpt=best: not found \(checkpoints of the run: none yet\)$"):
         find(tmp_path / "missing")
     with pytest.raises(ConfigError, match=r"^ckpt=last: s4://bucket: cannot be reached"):
-        find_checkpoint(DictConfig({"folder": str(tmp_path), "checkpoints": "s4://bucket"}), "last")
+        find_checkpoint(Settings({"folder": str(tmp_path), "checkpoints": "s4://bucket"}).place, "last")
 
 
 def test_without_a_best_checkpoint_the_last_is_used_and_reported(
@@ -199,8 +199,8 @@ def test_only_rank_zero_warns(
 def test_checkpoints_at_a_url_keep_its_form(tmp_path: Path) -> None:
     url = "memory://run-best/run"
     AtomicCheckpointIO().save_checkpoint(STATE, f"{url}/last.ckpt")
-    cfg = DictConfig({"folder": str(tmp_path), "checkpoints": url})
-    assert find_checkpoint(cfg, "last.ckpt") == find_checkpoint(cfg, "last") == f"{url}/last.ckpt"
+    cfg = Settings({"folder": str(tmp_path), "checkpoints": url})
+    assert find_checkpoint(cfg.place, "last.ckpt") == find_checkpoint(cfg.place, "last") == f"{url}/last.ckpt"
 
 
 @pytest.mark.parametrize("place", ["../other", "{}/other", "https://example.org", "checkpoints::file:///etc"])

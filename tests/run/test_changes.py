@@ -23,8 +23,8 @@ from torch.optim.lr_scheduler import (
 )
 from torch.utils.data import DataLoader
 
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.settings import Settings
 from boltcutter.run.changes import SettingChanges, rise
 
 SHORT = ["model=linear", "data.num_workers=0", "test=false"]
@@ -107,7 +107,7 @@ class Module(L.LightningModule):
 def trained(tmp_path: Path, task: dict[str, Any], patience: int = 3, resume: bool = False) -> L.Trainer:
     """Train one epoch, or resume for a second one."""
     stopping = {"_target_": "lightning.pytorch.callbacks.EarlyStopping", "monitor": "loss", "patience": patience}
-    changes = SettingChanges(DictConfig({"task": task, "callback": {"stop": stopping}}))
+    changes = SettingChanges(Settings({"task": task, "callback": {"stop": stopping}}))
     kept = ModelCheckpoint(tmp_path, "last", enable_version_counter=False)
     path = str(tmp_path / "last.ckpt") if resume else None
     if path:
@@ -207,7 +207,7 @@ def test_every_scheduler_continues_in_the_new_schedule(
     kind: str, before: dict[str, int], after: dict[str, int], tmp_path: Path
 ) -> None:
     def fit(limit: dict[str, int], resume: bool = False) -> Scheduled:
-        changes = SettingChanges(DictConfig({}))
+        changes = SettingChanges(Settings({}))
         if resume:
             changes.resume(torch.load(tmp_path / "last.ckpt", weights_only=True), ends=False)
         kept = ModelCheckpoint(tmp_path, "last", enable_version_counter=False)
@@ -243,14 +243,14 @@ def test_a_schedule_of_a_trillion_steps_is_not_repeated() -> None:
     """A checkpoint of somebody else may claim any number."""
     optimizer = sgd(lr=0.1)
     trainer = fake_trainer(optimizer, LambdaLR(optimizer, lambda step: 1.0))
-    changes = SettingChanges(DictConfig({}))
+    changes = SettingChanges(Settings({}))
     changes.resume({"settings": {}, "length": [2], "lr_schedulers": [{"last_epoch": 10**12}]}, ends=False)
     with pytest.raises(ValueError, match=r"schedule of 1e\+12 steps, at most 1e\+07"):
         changes.on_fit_start(trainer, Module())
 
 
 def test_equal_settings_are_not_changes() -> None:
-    cfg = DictConfig({"optimizer": {"_target_": "torch.optim.SGD", "lr": float("nan")}, "seed": 1})
+    cfg = Settings({"optimizer": {"_target_": "torch.optim.SGD", "lr": float("nan")}, "seed": 1})
     changes = SettingChanges(cfg)
     assert (
         changes.resume({"settings": {"optimizer": {"_target_": "torch.optim.SGD", "lr": float("nan")}}}, ends=True)
@@ -276,7 +276,7 @@ def fake_trainer(optimizer: torch.optim.Optimizer, scheduler: Any = None, callba
 
 def restore_and_change(trainer: Any, before: dict[str, Any], now: dict[str, Any], **restored: float) -> None:
     """Restore values of the parameter group, as from a checkpoint with other settings."""
-    changes, unused = SettingChanges(DictConfig(now)), L.LightningModule()
+    changes, unused = SettingChanges(Settings(now)), L.LightningModule()
     changes.resume({"settings": before, "lr_schedulers": [{"last_epoch": 3}]}, ends=False)
     changes.on_fit_start(trainer, unused)
     trainer.optimizers[0].param_groups[0].update(restored)
@@ -348,17 +348,17 @@ def test_only_the_callback_whose_setting_changed_gets_it() -> None:
 )
 def test_another_optimizer_or_scheduler_is_refused(section: str, before: Any, now: Any, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{section}{key}=.*: resume=None restores the state of .*init_from="):
-        SettingChanges(DictConfig({section: now})).resume({"settings": {section: before}}, ends=False)
+        SettingChanges(Settings({section: now})).resume({"settings": {section: before}}, ends=False)
 
 
 def test_settings_of_the_model_are_compared() -> None:
-    changes = SettingChanges(DictConfig({"model": {"dropout": 0.5}, "seed": 1}))
+    changes = SettingChanges(Settings({"model": {"dropout": 0.5}, "seed": 1}))
     lines = changes.resume({"settings": {"model": {"dropout": 0.1}}}, ends=False)
     assert lines == ["model.dropout=0.5 from now on, was 0.1"]
 
 
 def test_another_length_of_the_training_is_a_change() -> None:
-    changes = SettingChanges(DictConfig({}))
+    changes = SettingChanges(Settings({}))
     saved = {"settings": {}, "length": [3, -1, 1.0, 2]}
     assert changes.resume(saved, ends=False, planned=[5, -1, 1.0, 2]) == ["trainer.max_epochs=5 from now on, was 3"]
     assert changes.changed_length == {"trainer.max_epochs": (3, 5)}

@@ -4,18 +4,17 @@ from typing import Any
 import pytest
 
 from boltcutter.config.compose import compose
-from boltcutter.config.values import plain
 from boltcutter.project import Project
 from boltcutter.run.destinations import CHECKPOINTS, use_own_destinations
 
 PROJECT = Project.find(__file__)
-OWN: dict[str, Any] = plain(compose(PROJECT, ["logger=csv"]))
-WANDB = plain(compose(PROJECT, ["logger=wandb"]))["logger"]["wandb"]
+OWN: dict[str, Any] = compose(PROJECT, ["logger=csv"]).written
+WANDB = compose(PROJECT, ["logger=wandb"]).written["logger"]["wandb"]
 
 
 def test_a_run_as_the_project_makes_it_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for overrides in ([], ["logger=csv"], ["logger=tensorboard"], ["trainer=ddp"], ["+callback=ema"]):
-        config = plain(compose(PROJECT, overrides))
+        config = compose(PROJECT, overrides).written
         assert use_own_destinations(config, tmp_path, PROJECT) == config
     assert capsys.readouterr().err == ""
 

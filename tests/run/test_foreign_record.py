@@ -23,7 +23,6 @@ from boltcutter.assembly.overrides import load_run_config
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.redaction import find_secrets, redact
-from boltcutter.config.values import plain
 from boltcutter.environment import user_key
 from boltcutter.project import Project
 from boltcutter.run import folder, trust
@@ -220,7 +219,7 @@ def test_storage_and_addresses_of_the_project_are_accepted() -> None:
     protocols = ("s3", "S3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "file")
     for text in ("gs://bucket/a b", *(f"{protocol}://bucket/runs" for protocol in protocols)):
         trust.check_record({"checkpoints": text}, "run=x", Path("/nowhere"), PROJECT)
-    trust.check_record(plain(compose(PROJECT, ["data=mnist", "data.folder=x"])), "run=x", Path("/nowhere"), PROJECT)
+    trust.check_record(compose(PROJECT, ["data=mnist", "data.folder=x"]).written, "run=x", Path("/nowhere"), PROJECT)
 
 
 def test_a_record_that_changes_between_two_readings_is_verified_as_it_is_used(
@@ -532,7 +531,7 @@ def test_references_to_keys_and_variables_are_accepted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("trainer", ["default", "ddp", "mpi", "horovod"])
 def test_a_configuration_of_the_project_is_accepted_unsigned(tmp_path: Path, trainer: str) -> None:
-    trust.check_record(plain(compose(PROJECT, [f"trainer={trainer}", "launch=slurm"])), "run=x", tmp_path, PROJECT)
+    trust.check_record(compose(PROJECT, [f"trainer={trainer}", "launch=slurm"]).written, "run=x", tmp_path, PROJECT)
 
 
 def test_a_module_in_the_run_folder_is_refused_without_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -330,7 +330,7 @@ def test_a_library_in_the_repository_of_the_project_has_no_state_of_its_own() ->
 
 def test_the_project_and_an_editable_library_are_recorded_apart(repository: Path, tmp_path: Path) -> None:
     cfg = read_overrides(PROJECT, [])
-    cfg.folder = str(tmp_path / "run")
+    cfg = cfg.changed({"folder": str(tmp_path / "run")})
     (repository / "new.py").write_text("x = 1\n")
     create_folder(cfg, repository)
     record = read_record(tmp_path / "run")
@@ -347,7 +347,7 @@ def test_the_project_and_an_editable_library_are_recorded_apart(repository: Path
 
 def test_differences_are_listed(tmp_path: Path) -> None:
     cfg = read_overrides(PROJECT, [])
-    cfg.folder = str(tmp_path / "run")
+    cfg = cfg.changed({"folder": str(tmp_path / "run")})
     create_folder(cfg, PROJECT.root)
     record = read_record(tmp_path / "run")
     assert lineage.differences(record, PROJECT.root, 1) == []

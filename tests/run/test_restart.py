@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import QUICK, Script
 
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import plain
+from boltcutter.config.settings import Settings
 from boltcutter.run import restart
 from boltcutter.run.restart import LAUNCH_KEYS, check_start, has_trained
 
@@ -106,9 +105,9 @@ def folder(saved: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def configured(folder: Path, **changes: object) -> DictConfig:
+def configured(folder: Path, **changes: object) -> Settings:
     values = {"seed": 0, "lr": 1, "folder": str(folder), "resume": None, "checkpoints": "${folder}/checkpoints"}
-    return DictConfig(values | changes)
+    return Settings(values | changes)
 
 
 @pytest.mark.parametrize(
@@ -194,14 +193,14 @@ def test_changed_settings_exclude_those_of_the_launch(tmp_path: Path, monkeypatc
     monkeypatch.setattr(restart, "resumed_checkpoint", lambda *_, **__: "last.ckpt")
     monkeypatch.setattr(restart, "_is_restart", lambda record: True)
     cfg = configured(tmp_path)
-    cfg.data, cfg.callback = {"size": 3}, {"best": {"mode": "max"}}
-    before = plain(cfg) | {"data": {"size": 2, "path": None}, "callback": None} | dict.fromkeys(LAUNCH_KEYS, 0)
+    cfg = cfg.changed({"data": {"size": 3}, "callback": {"best": {"mode": "max"}}})
+    before = cfg.written | {"data": {"size": 2, "path": None}, "callback": None} | dict.fromkeys(LAUNCH_KEYS, 0)
     (tmp_path / "record.json").write_text(json.dumps({"config": before}))
     changed = "data.size=3, was 2, data.path=not set, was null, callback=not set, was null, …"
     with pytest.raises(ConfigError, match=re.escape(f"holds a run of another configuration ({changed}); use resume=")):
         check_start(cfg, given=True)
-    before = plain(cfg) | {"place": "a/b"} | dict.fromkeys(LAUNCH_KEYS, 0)
+    before = cfg.written | {"place": "a/b"} | dict.fromkeys(LAUNCH_KEYS, 0)
     (tmp_path / "record.json").write_text(json.dumps({"config": before}))
-    cfg.place = Path("a/b")  # which a record has as text
+    cfg = cfg.changed({"place": Path("a/b")})  # which a record has as text
     check_start(cfg, given=True)
     assert set(LAUNCH_KEYS) == {"folder", "resume", "ckpt", "resume_exact", "reproduce", "launch", "choices"}

@@ -13,7 +13,6 @@ from boltcutter import files
 from boltcutter.assembly.overrides import load_run_config
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import plain
 from boltcutter.environment import user_key
 from boltcutter.environment.this_process import this_process
 from boltcutter.project import Project
@@ -152,7 +151,7 @@ def test_a_signature_covers_all_values_but_the_place_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(user_key, "KEY_FILE", tmp_path / "key")
-    node = plain(compose(PROJECT, ["launch=slurm"])) | {"folder": "a", "resume": None, "reproduce": None}
+    node = compose(PROJECT, ["launch=slurm"]).written | {"folder": "a", "resume": None, "reproduce": None}
     assert {"data", "task", "trainer", "model", "callback", "checkpoints", "runs", "launch", "seed"} <= node.keys()
     signature = user_key.sign(node)
     assert user_key.is_signed(dict(reversed(node.items())), signature)

@@ -12,7 +12,6 @@ import yaml
 from boltcutter.cli.commands import main
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import resolved
 from boltcutter.project import Project
 from boltcutter.scaffold import port_lht
 from boltcutter.scaffold.port import (
@@ -271,13 +270,13 @@ def test_a_template_project_trains_alike(make: Make, capsys: pytest.CaptureFixtu
     project = Project.at(Path(f"{source}-boltcutter"))
     assert (project.root / "src" / "parts.py").read_text() == (source / "src" / "parts.py").read_text()
     assert "# of all parameters" in (project.root / "configs" / "task" / "small.yaml").read_text()
-    cfg = resolved(compose(project, ["experiment=fast", "trainer=ddp_sim", "folder=x"]))
+    cfg = compose(project, ["experiment=fast", "trainer=ddp_sim", "folder=x"]).resolved
     assert (cfg["task"]["net"]["width"], cfg["task"]["optimizer"]["lr"]) == (12, 0.1)
     assert (cfg["callback"]["best"]["monitor"], cfg["callback"]["best"]["save_top_k"]) == ("val/loss", 3)
     assert "preemption" in cfg["callback"]
     assert "bar" not in cfg["callback"]
     assert (cfg["paths"]["output_dir"], cfg["tags"], cfg["trainer"]["strategy"]) == ("x", ["dev"], "ddp_spawn")
-    debugged = resolved(compose(project, ["debug=fdr", "folder=x"]))
+    debugged = compose(project, ["debug=fdr", "folder=x"]).resolved
     assert (debugged["trainer"]["fast_dev_run"], debugged["trainer"]["max_epochs"]) == (True, 1)
     assert (debugged["callback"], debugged["logger"], "extras" in debugged) == (None, None, False)
     assert "| configs/hparams_search/own.yaml | – | left out: " in out

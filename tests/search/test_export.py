@@ -10,7 +10,6 @@ import yaml
 from conftest import Script
 
 from boltcutter.config.compose import compose
-from boltcutter.config.values import resolved
 from boltcutter.project import Project
 from boltcutter.run.metrics import Mode
 from boltcutter.search.export import write_best
@@ -73,7 +72,7 @@ def test_the_printed_command_has_the_configuration_of_the_trial(
     program, verb, *given = shlex.split(written(tmp_path, overrides, values, project=project))
     assert [program, verb] == ["boltcutter", "train"]
     expected = [*overrides, "data.batch_size=24", "optimizer=sgd", "optimizer.lr=0.5"]
-    found, wanted = (resolved(compose(project, words)) for words in (given, expected))
+    found, wanted = (compose(project, words).resolved for words in (given, expected))
     for config in (found, wanted):
         config["choices"].pop("experiment", None)
     assert found == wanted
@@ -82,7 +81,7 @@ def test_the_printed_command_has_the_configuration_of_the_trial(
 
 def composed(*overrides: str) -> dict[str, Any]:
     """The configuration without the name of the experiment."""
-    found = resolved(compose(PROJECT, overrides))
+    found = compose(PROJECT, overrides).resolved
     found["choices"].pop("experiment")
     return found
 

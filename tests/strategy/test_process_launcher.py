@@ -21,7 +21,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies.launchers.multiprocessing import _WorkerOutput
 from torch import nn
 
-from boltcutter.config.compose import DictConfig
+from boltcutter.config.settings import Settings
 from boltcutter.strategy import process_launcher
 from boltcutter.strategy.ddp import DDPStrategy, spawning_strategy
 from boltcutter.strategy.errors import StrategyError
@@ -284,14 +284,14 @@ def test_a_worker_exit_error_can_be_pickled() -> None:
     ],
 )
 def test_lightnings_names_of_spawning_strategies(name: str, options: dict[str, Any]) -> None:
-    strategy: Any = spawning_strategy(DictConfig({"strategy": name}))["strategy"]
+    strategy: Any = spawning_strategy(Settings({"strategy": name}))["strategy"]
     assert type(strategy) is DDPStrategy
     assert strategy._start_method == options["start_method"]
     assert strategy._ddp_kwargs.get("find_unused_parameters", False) == ("find_unused_parameters" in options)
 
 
 def test_other_strategies_are_not_replaced() -> None:
-    assert spawning_strategy(DictConfig({"strategy": "ddp"})) == spawning_strategy(DictConfig({})) == {}
+    assert spawning_strategy(Settings({"strategy": "ddp"})) == spawning_strategy(Settings({})) == {}
 
 
 @pytest.mark.slow  # each rank imports torch

@@ -14,13 +14,13 @@ import torch
 from conftest import QUICK, Script, environment
 from forkserver import ForkServer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from omegaconf import DictConfig
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from boltcutter.callback.checkpoint import BestCheckpoint
 from boltcutter.callback.preemption import Preemption
 from boltcutter.callback.reseed import Reseed
 from boltcutter.callback.skip_no_op_hooks import SkipNoOpHooks
+from boltcutter.config.settings import Settings
 from boltcutter.data.digits import Digits
 from boltcutter.environment import stop_signals as signals
 from boltcutter.logger.csv_logger import CSVLogger
@@ -81,7 +81,7 @@ def fit(
 ) -> None:
     """Train in ``folder``, anew or from its last checkpoint."""
     L.seed_everything(0, verbose=False)
-    ending = EndOfTraining(DictConfig({"trainer": limits, "final_validation": final_validation}))
+    ending = EndOfTraining(Settings({"trainer": limits, "final_validation": final_validation}))
     last = ModelCheckpoint(folder, "last", save_on_train_epoch_end=True, enable_version_counter=False)
     ends = [Flush(), SkipNoOpHooks(), Preemption(str(folder)), Reseed(0), BestCheckpoint(str(folder)), last, ending]
     trainer = L.Trainer(

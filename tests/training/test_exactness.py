@@ -8,10 +8,10 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from omegaconf import DictConfig
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
+from boltcutter.config.settings import Settings
 from boltcutter.training import exactness
 from boltcutter.training.exactness import ExactnessCheck
 
@@ -84,7 +84,7 @@ class Module(L.LightningModule):
 
 def fit(kind: str, folder: Path, steps: int, resume: Path | None = None) -> None:
     within = ModelCheckpoint(folder, "{step}", every_n_train_steps=6, save_top_k=-1, enable_version_counter=False)
-    check = ExactnessCheck(DictConfig({"folder": str(folder)}))
+    check = ExactnessCheck(Settings({"folder": str(folder)}))
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=5,

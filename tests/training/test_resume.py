@@ -15,8 +15,8 @@ from torch import nn
 
 from boltcutter.assembly.assemble import Components
 from boltcutter.checkpoint.storage import CheckpointError
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.settings import Settings
 from boltcutter.data.module import DataModule, Splits
 from boltcutter.task.regression import Regression
 from boltcutter.training.resume import (
@@ -121,7 +121,7 @@ def load_state(
     task: nn.Module, checkpoints: Path, checkpoint: Path | None = None, *, is_rank_zero: bool = True, saves: bool = True
 ) -> None:
     """Load the initial state of a run that has got no further than that."""
-    cfg = DictConfig({"checkpoints": str(checkpoints), "folder": "run", "init_from": None})
+    cfg = Settings({"checkpoints": str(checkpoints), "folder": "run", "init_from": None})
     trainer = SimpleNamespace(is_global_zero=is_rank_zero, checkpoint_callbacks=[ModelCheckpoint()] if saves else [])
     found: Any = Components(trainer, None, task, None)  # type: ignore[arg-type]
     unused: Any = None
@@ -217,7 +217,7 @@ class Data(DataModule):
 
 def test_the_position_in_the_data_is_restored_and_changed_data_are_refused(tmp_path: Path) -> None:
     (tmp_path / "record.json").write_text(json.dumps({"data": "abc"}))
-    cfg = DictConfig({"folder": str(tmp_path), "resume_exact": True})
+    cfg = Settings({"folder": str(tmp_path), "resume_exact": True})
     saved = {"Data": {"position": "third"}}
     same, other = Data("abc"), Data("def")
     restore_data_state(same, cfg, saved)
@@ -232,12 +232,12 @@ def test_the_position_in_the_data_is_restored_and_changed_data_are_refused(tmp_p
     )
     with pytest.raises(ConfigError, match=message):
         restore_data_state(other, cfg, saved)
-    cfg.resume_exact = False
+    cfg = cfg.changed({"resume_exact": False})
     restore_data_state(other, cfg, saved)
     assert other.resume_exact is False
-    restore_data_state(L.LightningDataModule(), DictConfig({}), {})  # Lightning restores its state
+    restore_data_state(L.LightningDataModule(), Settings({}), {})  # Lightning restores its state
     (tmp_path / "record.json").write_text("{}")
-    cfg.resume_exact = True
+    cfg = cfg.changed({"resume_exact": True})
     restore_data_state(other, cfg, saved)
 
 
@@ -293,7 +293,7 @@ def test_what_a_resumed_run_continues_with_is_printed_by_rank_zero(
         max_epochs=max_epochs,
         max_steps=-1,
     )
-    cfg = DictConfig({"folder": str(tmp_path / "run"), "test": False, "resume_exact": True})
+    cfg = Settings({"folder": str(tmp_path / "run"), "test": False, "resume_exact": True})
     ending: Any = SimpleNamespace(resume=lambda saved: note, finished=False)
     changes: Any = SimpleNamespace(resume=lambda saved, *, ends: [f"ends={ends}"])
     found: Any = Components(trainer, L.LightningDataModule(), Late(), None)  # type: ignore[arg-type]
@@ -319,7 +319,7 @@ def test_weights_that_do_not_match_are_printed_by_rank_zero(
     tasks: list[tuple[Any, Any]] = [(native, native.model), (plain, plain)]
     for task, model in tasks:
         trainer: Any = SimpleNamespace(is_global_zero=rank == 0, checkpoint_callbacks=[])
-        cfg = DictConfig({"init_from": str(tmp_path / "start.pt")})
+        cfg = Settings({"init_from": str(tmp_path / "start.pt")})
         unused: Any = None
         load_initial_state(Components(trainer, unused, task, unused), cfg, None, unused, unused)
         assert torch.equal(model.weight, weights.weight)

@@ -15,7 +15,6 @@ import torch
 from conftest import run_forked
 from forkserver import ForkServer
 from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint, StochasticWeightAveraging
-from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
@@ -25,6 +24,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from boltcutter.callback.preemption import Preemption
 from boltcutter.callback.reseed import Reseed
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.settings import Settings
 from boltcutter.data.hooks import shard_loaders
 from boltcutter.environment import stop_signals as signals
 from boltcutter.logger.csv_logger import CSVLogger
@@ -161,7 +161,7 @@ def fit(
     folder.mkdir(exist_ok=True)
     limits: dict[str, Any] = {"max_epochs": 3, **settings}
     kept = ModelCheckpoint(folder, "{step}", save_top_k=-1, save_on_train_epoch_end=True, enable_version_counter=False)
-    ending = EndOfTraining(DictConfig({"trainer": limits}))
+    ending = EndOfTraining(Settings({"trainer": limits}))
     trainer = L.Trainer(
         accelerator="cpu",
         logger=CSVLogger(folder / "metrics.csv"),

@@ -10,7 +10,6 @@ from tries_runs import write_baseline
 from boltcutter.analysis.record import find_runs
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import plain
 from boltcutter.project import Project
 from boltcutter.tries.pairs import BASELINE, CHANGE, Pairs, append_line, fresh_seeds, read_lines
 from boltcutter.tries.sides import Side, Version
@@ -33,7 +32,7 @@ def test_runs_of_the_baseline_are_reused_if_all_that_matters_is_the_same(pairs: 
     write_baseline(project, runs / "packages", 5, packages={"torch": "1.0"})
     write_baseline(project, runs / "hardware", 6, hardware={"cpu": "another"})
     write_baseline(project, runs / "failed", 7, attempts=[{"reason": "ValueError: x"}])
-    config = plain(compose(project, ["model=mlp", "seed=8", "optimizer.lr=0.5"]))
+    config = compose(project, ["model=mlp", "seed=8", "optimizer.lr=0.5"]).written
     write_baseline(project, runs / "config", 8, config=config)
     write_baseline(project, runs / "metric", 9, metrics={"val/loss": None})
     found = replace(pairs, known=find_runs(tmp_path / "runs"))

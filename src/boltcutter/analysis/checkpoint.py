@@ -29,7 +29,7 @@ def info_command(project: Project, overrides: Sequence[str]) -> dict[str, Any]:
         raise ConfigError(f"{unknown[0]}: not an argument of info; give run=<folder> or ckpt=<file>")
     if "run" in given:
         cfg = read_run_config(project, Path(given["run"]), instantiates=False, shows=True)
-        file = find_checkpoint(cfg, given.get("ckpt", "best"))
+        file = find_checkpoint(cfg.place, given.get("ckpt", "best"))
     elif "ckpt" in given:
         file = given["ckpt"]
     else:

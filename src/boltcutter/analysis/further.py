@@ -14,7 +14,7 @@ from boltcutter.analysis.record import Run
 from boltcutter.config.compose import OVERRIDE, compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.redaction import MAX_COMMAND
-from boltcutter.config.values import flatten, plain
+from boltcutter.config.values import flatten
 from boltcutter.environment import user_key
 from boltcutter.project import Project, command, display_path
 
@@ -102,7 +102,7 @@ def overrides_of(project: Project, result: Result) -> list[str]:
             given = [w for w in words if OVERRIDE.fullmatch(w) and w.partition("=")[0].lstrip("+~") not in OWN]
             short = [f"experiment={display_path(best.resolve())}", *(word for word in given if word.startswith("~"))]
             for overrides in [short, given] if is_trial and best.is_file() else [given]:
-                if _compared(plain(compose(project, overrides))) == _compared(config):
+                if _compared(compose(project, overrides).written) == _compared(config):
                     return overrides
     return [f"reproduce={result.run.folder}"]
 

@@ -9,7 +9,6 @@ from typing import Any
 import wandb
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import redacted
 from boltcutter.logger.wandb import base_url, is_reachable, logged_in
 from boltcutter.project import Project
 from boltcutter.run.folder import read_record, read_run_config
@@ -50,7 +49,7 @@ def sync_command(project: Project, overrides: list[str]) -> None:
     if not is_reachable(base_url()):
         raise SyncError(f"{base_url()} is unreachable; try again later")
     for folder, cfg in zip(folders, cfgs, strict=True):
-        print(f"{folder}: {sync(folder, redacted(cfg))}")
+        print(f"{folder}: {sync(folder, cfg.redacted)}")
 
 
 def sync(folder: Path, config: dict[str, Any]) -> str:

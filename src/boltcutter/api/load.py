@@ -26,7 +26,7 @@ def load_components(project: Project, overrides: list[str]) -> Components:
     cfg = complete_config(cfg)
     components = assemble(cfg, with_callbacks=False)
     task, data = components.task, components.data
-    checkpoint = find_checkpoint(cfg, special.get("ckpt", "best"))
+    checkpoint = find_checkpoint(cfg.place, special.get("ckpt", "best"))
     state = load_checkpoint(checkpoint)
     with as_config_error():
         if isinstance(data, NativeData):

@@ -25,7 +25,7 @@ from torch import nn
 from boltcutter.assembly.adapt import adapt, load_compiled
 from boltcutter.assembly.data_values import complete_references
 from boltcutter.assembly.hooks import check_hooks
-from boltcutter.assembly.overrides import PlainSettings, read_overrides
+from boltcutter.assembly.overrides import read_overrides
 from boltcutter.assembly.pixels import accept_pixels
 from boltcutter.assembly.precision import (
     placeholder_precision,
@@ -47,12 +47,12 @@ from boltcutter.checks.components import (
 )
 from boltcutter.checks.hardware import check_hardware
 from boltcutter.checks.monitors import MonitorCheck
-from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError, Mistake, as_config_error
 from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.locate import locate
 from boltcutter.config.redaction import MASK
-from boltcutter.config.values import format_value, plain, redacted, resolve_reference
+from boltcutter.config.settings import Settings, TopLevel
+from boltcutter.config.values import format_value
 from boltcutter.data.hooks import seed_hooks, shard_loaders
 from boltcutter.environment.platform_facts import disable_mpi_detection
 from boltcutter.environment.process import is_rank_zero
@@ -71,12 +71,13 @@ from boltcutter.topology import Topology
 
 # Arguments of the trainer, and the setting to use instead.
 SET_ELSEWHERE = {"callbacks": "callback", "logger": "logger", "default_root_dir": "folder"}
+FEATURES = ("log_every_n_steps", "enable_model_summary")  # arguments of the trainer that ``barebones`` excludes
 SHOWN = ("tags", "notes", "description")  # arguments of loggers
 METRICS_FILE = "boltcutter.logger.csv_logger.CSVLogger"
 
 
 @dataclass(kw_only=True)
-class Config(PlainSettings):
+class Config(TopLevel):
     """The top level of ``configs/train.yaml``, which explains the other settings.
 
     Args:
@@ -105,7 +106,7 @@ class Components:
     topology: Topology
 
 
-def read_config(project: Project, overrides: list[str]) -> DictConfig:
+def read_config(project: Project, overrides: list[str]) -> Settings:
     """Compose the configuration from overrides and check every value.
 
     Raises:
@@ -114,19 +115,19 @@ def read_config(project: Project, overrides: list[str]) -> DictConfig:
     return complete_config(read_overrides(project, overrides))
 
 
-def complete_config(cfg: DictConfig) -> DictConfig:
+def complete_config(cfg: Settings) -> Settings:
     """Return the configuration with null shapes and sizes inferred from the data, after every value was checked.
 
     Raises:
         ConfigError: There are mistakes, one line for each.
     """
-    settings = plain(cfg)
+    settings = cfg.written
     for key, kinds in {"data": (dict, type(None)), "trainer": (dict,)}.items():
         if not isinstance(value := settings.get(key), kinds):
             raise ConfigError(f"{key}={format_value(value)}: no settings; choose a file of configs/{key}")
-    cfg = complete_references(cfg.copy(), _find_mistakes)
+    cfg = complete_references(cfg, _find_mistakes)
     mistakes = _find_mistakes(cfg)
-    unknown = [key for key in ("shape", "num_classes", "kind") if key in (cfg.data or {}) and cfg.data[key] is None]
+    unknown = [key for key in ("shape", "num_classes", "kind") if key in cfg.data and cfg.data[key] is None]
     if unknown and not any(mistake.startswith("data") for mistake in mistakes):
         data = build(cfg.data, "data")
         if isinstance(data, NativeData):  # null may mean something else in another data module
@@ -134,25 +135,24 @@ def complete_config(cfg: DictConfig) -> DictConfig:
                 inferred = data.infer_settings()
                 kind = _task_kind(cfg)
                 if kind != inferred.get("kind") and kind in getattr(data, "possible_kinds", ()):
-                    data = build(changed(cfg.data, {"kind": kind}), "data")
+                    data = build({**cfg.data, "kind": kind}, "data")
                     inferred = data.infer_settings()
-            mistakes = _contradictions(cfg.data, inferred)
-            cfg.data = changed(cfg.data, inferred)
+            mistakes = _contradictions(cfg.written["data"], inferred)
+            cfg = cfg.changed({"data": inferred})
             mistakes += _find_mistakes(cfg)
     if mistakes:
         raise ConfigError(*dict.fromkeys(_blame_null_settings(cfg, unknown, mistakes)))
-    if wrong := next((key for key in ("seed", "timeout") if isinstance(cfg[key], DictConfig)), None):
-        raise ConfigError(
-            f"{wrong}._target_={cfg[wrong].get('_target_')}: expected a number; set {wrong}=1", kind="wrong_type"
-        )
+    for key in ("seed", "timeout"):
+        if isinstance(value := cfg.get(key), dict):
+            raise ConfigError(
+                f"{key}._target_={value.get('_target_')}: expected a number; set {key}=1", kind="wrong_type"
+            )
     # Values of the top level are not passed to a constructor, so convert 1e3 to int and a number to str here.
-    cfg.seed = int(cfg.seed)
-    if not isinstance(cfg.name, str):
-        cfg.name = str(cfg.name)
+    cfg = cfg.changed({"seed": int(cfg.seed), "name": str(cfg.name)})
     if not cfg.name.isprintable():
         raise ConfigError(f"name={cfg.name}: has control characters, but names a folder; remove them")
     if {"", ".", ".."}.intersection(cfg.name.split("/")):
-        raise ConfigError(f"name={cfg.name}: not the name of a folder below runs={cfg.get('runs')}; try name=run")
+        raise ConfigError(f"name={cfg.name}: not the name of a folder below runs={cfg.runs}; try name=run")
     if not 0 <= cfg.seed < 2**32:
         raise ConfigError(f"seed={cfg.seed} is not in [0, {2**32 - 1}]; try 0")
     if not cfg.timeout > 0:
@@ -163,15 +163,15 @@ def complete_config(cfg: DictConfig) -> DictConfig:
     if isinstance(limit := cfg.trainer.get("max_time"), str):
         if (seconds := parse_duration(limit)) is None:
             raise ConfigError(f"trainer.max_time={limit}: not DD:HH:MM:SS, nor such as 30m; correct it, or remove it")
-        cfg.trainer.max_time = format_limit(seconds)
+        cfg = cfg.changed({"trainer": {"max_time": format_limit(seconds)}})
     return cfg
 
 
-def _contradictions(given: DictConfig, inferred: Mapping[str, Any]) -> list[Mistake]:
+def _contradictions(given: Mapping[str, Any], inferred: Mapping[str, Any]) -> list[Mistake]:
     """Settings of the data that are given, but that the data determines to be something else."""
     wrong = []
     for key, found in inferred.items():
-        value = plain(given).get(key)
+        value = given.get(key)
         same = (
             list(value) == list(found)
             if isinstance(value, list) and isinstance(found, list | tuple)
@@ -183,43 +183,43 @@ def _contradictions(given: DictConfig, inferred: Mapping[str, Any]) -> list[Mist
     return wrong
 
 
-def _find_mistakes(cfg: DictConfig) -> list[Mistake]:
-    completed = changed(cfg, {"folder": cfg.get("folder") or "new"})  # the folder is set when the run starts
-    if completed.trainer.get("precision") == FLOAT8:
-        completed.trainer.precision = "bf16-mixed"  # which Lightning's annotation does not list
+def _find_mistakes(cfg: Settings) -> list[Mistake]:
+    completed = cfg.changed({"folder": cfg.folder or "new"})  # the folder is set when the run starts
+    if cfg.written["trainer"].get("precision") == FLOAT8:
+        completed = completed.changed({"trainer": {"precision": "bf16-mixed"}})  # Lightning's annotation has no float8
     return find_mistakes(completed, Config)
 
 
-def _task_kind(cfg: DictConfig) -> str | None:
+def _task_kind(cfg: Settings) -> str | None:
     """What the task expects targets to be; None if its class does not say."""
-    target = cfg.task.get("_target_") if isinstance(cfg.get("task"), DictConfig) else None
+    target = cfg.task.get("_target_") if isinstance(cfg.task, dict) else None
     with suppress(ConfigError):  # which is reported with the other mistakes
         return getattr(locate(target), "kind", None) if isinstance(target, str) else None
     return None
 
 
-def _blame_null_settings(cfg: DictConfig, unknown: list[str], mistakes: list[Mistake]) -> Iterator[Mistake]:
+def _blame_null_settings(cfg: Settings, unknown: list[str], mistakes: list[Mistake]) -> Iterator[Mistake]:
     """Replace mistakes that follow from null settings of the data, which it could not infer, by one that names it."""
-    unset = [f"data.{key}" for key in unknown if cfg.data[key] is None]
+    unset = [f"data.{key}" for key in unknown if cfg.data.get(key) is None]
     of_data = [mistake for mistake in mistakes if mistake.startswith("data.")] if unknown else []
     for mistake in mistakes:
-        source = resolve_reference(cfg, mistake.partition("=")[0])
+        source = cfg.target_of(mistake.partition("=")[0])
         if of_data and mistake not in of_data and "=null: expected" in mistake:
             continue  # what the data would have set is null elsewhere as well
         if source in unset and not mistake.startswith(source):
-            cls = str(cfg.data._target_).rpartition(".")[2]
+            cls = str(cfg.data["_target_"]).rpartition(".")[2]
             line = f"{source}=null: {cls}.infer_settings() does not return it; set {source}, or return it there"
             mistake = Mistake(line, "missing_value")
         yield mistake
 
 
-def configured_callbacks(cfg: DictConfig, configured: Mapping[str, Callback]) -> list[Callback]:
+def configured_callbacks(cfg: Settings, configured: Mapping[str, Callback]) -> list[Callback]:
     """Callbacks of a trainer that trains no run: to evaluate, or to check a configuration."""
-    return [MonitorCheck(configured), EvaluationSeeds(cfg.get("seed", 0)), SeparateMetrics(), *configured.values()]
+    return [MonitorCheck(configured), EvaluationSeeds(cfg.seed), SeparateMetrics(), *configured.values()]
 
 
 def assemble(
-    cfg: DictConfig,
+    cfg: Settings,
     in_order: Callable[[Mapping[str, Callback]], list[Callback]] | None = None,
     *,
     with_callbacks: bool = True,
@@ -261,31 +261,31 @@ def assemble(
     topology = Topology.of(trainer)
     limit_threads(topology.num_processes)
     check_world_size(trainer, topology)  # before the data is read, by processes that would train separately
-    shard_loaders(trainer, cfg.get("seed", 0))
+    shard_loaders(trainer, cfg.seed)
     data, task = _build_data_and_task(cfg)
     load_compiled(task)
-    seed_hooks(data or task, cfg.get("seed", 0))
+    seed_hooks(data or task, cfg.seed)
     check_components(cfg, topology, data, task, callbacks.values())
-    check_hooks(task, callbacks, tests=bool(cfg.get("test", True)))
+    check_hooks(task, callbacks, tests=bool(cfg.test))
     check_combination(cfg, trainer, task, callbacks if with_callbacks else None)
     adapt(trainer, task)
     return Components(trainer, data, task, topology)
 
 
-def build_loggers(cfg: DictConfig) -> list[Logger]:
+def build_loggers(cfg: Settings) -> list[Logger]:
     """Instantiate the loggers of the configuration, and the one that always writes metrics.csv."""
-    cfg = changed(cfg, {"logger": _masked(redacted(cfg).get("logger"))})
+    cfg = cfg.changed({"logger": _masked(cfg.redacted.get("logger"))})
     metrics = build({"_target_": METRICS_FILE, "path": f"{cfg.folder}/metrics.csv"})
     return [*_build_installed(cfg).values(), metrics]
 
 
-def _build_installed(cfg: DictConfig) -> dict[str, Logger]:
+def _build_installed(cfg: Settings) -> dict[str, Logger]:
     """The loggers; a run is resumed without one whose package this machine does not have, and says so."""
-    if not cfg.get("resume"):
+    if not cfg.resume:
         return build_each(cfg, "logger", Logger)
     made = dict[str, Logger]()
-    for name in cfg.get("logger") or {}:
-        alone = changed(cfg, {"logger": {other: None for other in cfg.logger if other != name}})
+    for name in (names := [*cfg.logger]):
+        alone = cfg.changed({"logger": {other: None for other in names if other != name}})
         try:
             made |= build_each(alone, "logger", Logger)
         except ConfigError as error:
@@ -306,23 +306,23 @@ def _masked(loggers: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def recorded_loggers(cfg: DictConfig) -> list[Logger]:
+def recorded_loggers(cfg: Settings) -> list[Logger]:
     """What stands for the loggers of the training in an evaluation, so that modules find the same folders."""
     folder, recorded = Path(cfg.folder or "."), None
     with suppress(ConfigError):  # no run is evaluated, such as by doctor
         recorded = read_record(folder).get("loggers")
-    configured = [node for node in (cfg.get("logger") or {}).values() if node]
+    configured = [node for node in cfg.logger.values() if node]
     own = describe([CSVLogger(folder / "metrics.csv")], folder)
     values: list[Any] = list(recorded) if isinstance(recorded, list) else [*({} for _ in configured), *own]
     values += [{}] * (len(configured) + 1 - len(values))
     # A record may be of somebody else: of other folders only those that the configuration, which was checked, names.
-    places = [*((node._target_, (folder, node.get("save_dir"))) for node in configured), (METRICS_FILE, (folder,))]
+    places = [*((node["_target_"], (folder, node.get("save_dir"))) for node in configured), (METRICS_FILE, (folder,))]
     pairs = zip(places, values, strict=False)
     return [RecordedLogger(target, within(known, folder, roots)) for (target, roots), known in pairs]
 
 
 def _build_trainer(
-    cfg: DictConfig, callbacks: dict[str, Callback], ordered: list[Callback], loggers: list[Logger]
+    cfg: Settings, callbacks: dict[str, Callback], ordered: list[Callback], loggers: list[Logger]
 ) -> L.Trainer:
     """Instantiate the trainer, with what Lightning lacks: some precisions and launchers, and a timeout."""
     # Without these, Lightning would add its own where the configuration has none.
@@ -370,17 +370,15 @@ def permit_removals(trainer: L.Trainer) -> None:
                 writer.permit_removal(callback.ckpt_path)
 
 
-def _without_features(cfg: DictConfig, callbacks: dict[str, Callback]) -> DictConfig:
+def _without_features(cfg: Settings, callbacks: dict[str, Callback]) -> Settings:
     """Leave out of the trainer's settings what Lightning refuses with ``barebones``, which runs the loop alone."""
     removed = [f"callback.{name}" for name in callbacks if name not in _plain_callbacks(callbacks)]
-    removed += [f"logger.{name}" for name, value in (cfg.get("logger") or {}).items() if value]
+    removed += [f"logger.{name}" for name, value in cfg.logger.items() if value]
     if is_rank_zero():
         left_out = ", ".join([*removed, "metrics.csv"])
         print(f"trainer.barebones=true: leaves out {left_out}; nothing is logged or saved")
-    cfg = cfg.copy()
-    for name in ("log_every_n_steps", "enable_model_summary"):
-        cfg.trainer.pop(name, None)
-    return cfg
+    kept = {key: value for key, value in cfg.trainer.items() if key not in FEATURES}
+    return cfg.without("trainer").changed({"trainer": kept})
 
 
 def _plain_callbacks(callbacks: dict[str, Callback]) -> dict[str, Callback]:
@@ -392,12 +390,12 @@ def _plain_callbacks(callbacks: dict[str, Callback]) -> dict[str, Callback]:
     }
 
 
-def _build_data_and_task(cfg: DictConfig) -> tuple[Any, L.LightningModule]:
+def _build_data_and_task(cfg: Settings) -> tuple[Any, L.LightningModule]:
     """Instantiate the data, or None, and the task."""
     # Right before both: initial weights, and random splits in constructors, depend on nothing that was built earlier.
-    L.seed_everything(cfg.get("seed", 0), verbose=False)
-    data = build(cfg.data, "data")
-    check_kind(cfg, locate(cfg.task._target_), data)  # before metrics refuse the number of classes
+    L.seed_everything(cfg.seed, verbose=False)
+    data = build(cfg.data, "data") if cfg.data else None
+    check_kind(cfg, locate(cfg.task["_target_"]), data)  # before metrics refuse the number of classes
     task = build(cfg.task, "task")
     check_built(cfg, task, data)
     if isinstance(data, NativeData):
@@ -406,12 +404,13 @@ def _build_data_and_task(cfg: DictConfig) -> tuple[Any, L.LightningModule]:
     return data, task
 
 
-def build_each(cfg: DictConfig, group: str, kind: type) -> dict[str, Any]:
+def build_each(cfg: Settings, group: str, kind: type) -> dict[str, Any]:
     """Instantiate the callbacks or loggers, without those that are null."""
-    for name, node in (plain(cfg).get(group) or {}).items():
+    for name, node in (cfg.written.get(group) or {}).items():
         if isinstance(node, dict) and "_target_" in node and "${" not in str(node["_target_"]):
             check_return_type(f"{group}.{name}", node["_target_"], kind)
-    made = build(cfg.get(group) or {}, group)
+    nodes = cfg.get(group) or {}
+    made = build(nodes, group)
     for name, value in made.items():
-        check_type(f"{group}.{name}", cfg[group][name], value, kind)
+        check_type(f"{group}.{name}", nodes[name], value, kind)
     return {name: value for name, value in made.items() if value is not None}

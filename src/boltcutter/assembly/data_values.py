@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError, Mistake
 from boltcutter.config.instantiate import build
 from boltcutter.config.locate import locate, parameters
-from boltcutter.config.values import plain
+from boltcutter.config.settings import Settings
 
 REFERENCE = re.compile(r"\$\{data\.(\w+)\}")
 
 
-def complete_references(cfg: DictConfig, find_mistakes: Callable[[DictConfig], list[Mistake]]) -> DictConfig:
+def complete_references(cfg: Settings, find_mistakes: Callable[[Settings], list[Mistake]]) -> Settings:
     """Return the configuration with values to which it refers, but which only the class of the data has.
 
     A value is the default of an argument of that name, or else an attribute of the class or of the data module, which
@@ -29,7 +28,7 @@ def complete_references(cfg: DictConfig, find_mistakes: Callable[[DictConfig], l
     Raises:
         ConfigError: There is neither, or the settings of the data have mistakes.
     """
-    settings = plain(cfg)
+    settings = cfg.written
     data = settings["data"]
     wanted = {*REFERENCE.findall(str(settings))}
     missing = sorted(name for name in wanted if data and data.get(name) is None)
@@ -45,7 +44,7 @@ def complete_references(cfg: DictConfig, find_mistakes: Callable[[DictConfig], l
         for name in missing
         if name not in data and name in known and known[name].default is not known[name].empty
     }
-    cfg = changed(cfg, {"data": {name: value for name, value in defaults.items() if _is_plain(value)}})
+    cfg = cfg.changed({"data": {name: value for name, value in defaults.items() if _is_plain(value)}})
     missing = [name for name in missing if cfg.data.get(name) is None]
     if hasattr(target, "infer_settings"):
         # Null is inferred from the data: what remains is no argument of its class.
@@ -53,13 +52,13 @@ def complete_references(cfg: DictConfig, find_mistakes: Callable[[DictConfig], l
     found = _read(target, missing)
     others = {key: value for key, value in settings.items() if key != "data"}
     if len(found) < len(missing):
-        without = changed(cfg, dict(_replaced(others, dict.fromkeys(missing))))
+        without = cfg.changed(dict(_replaced(others, dict.fromkeys(missing))))
         if mistakes := [mistake for mistake in find_mistakes(without) if str(mistake).startswith("data.")]:
             raise ConfigError(*mistakes)
         found = _read(build(cfg.data, "data"), missing) | found
     if unknown := [name for name in missing if name not in found]:
         raise ConfigError(*(_describe(name, settings, target) for name in unknown), kind="unresolved_reference")
-    return changed(cfg, dict(_replaced(others, found)))
+    return cfg.changed(dict(_replaced(others, found)))
 
 
 def _read(owner: Any, names: list[str]) -> dict[str, Any]:

@@ -7,13 +7,13 @@ somebody else's: ``read_run_config`` checks it before anything is composed from 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
-from boltcutter.config.compose import DictConfig, changed, compose
+from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import has_written, is_map, plain, raw_node, split_overrides
+from boltcutter.config.settings import Settings, TopLevel
+from boltcutter.config.values import split_overrides
 from boltcutter.project import Project
 from boltcutter.run import trust
 from boltcutter.run.folder import moved_to, read_run_config, recorded_config
@@ -21,35 +21,7 @@ from boltcutter.run.remote.store import run_store
 from boltcutter.topology import ONE_DEVICE
 
 
-@dataclass(kw_only=True)
-class PlainSettings:
-    """The settings of the top level that are no components, so that their types are known without torch.
-
-    Args:
-        choices: The selected option of each config group.
-        ckpt: Checkpoint to resume from: best, last, its name or path.
-    """
-
-    name: str
-    choices: dict[str, str]
-    tags: list[str] = field(default_factory=list)
-    seed: int = 0
-    runs: Path = Path("runs")
-    folder: Path | None = None
-    checkpoints: str | None = None
-    timeout: float = 1800.0
-    matmul_precision: Literal["highest", "high", "medium"] = "highest"
-    init_from: Path | None = None
-    test: bool = True
-    final_validation: bool = True
-    report: bool = True
-    resume: Path | None = None
-    ckpt: str | None = None
-    resume_exact: bool = True
-    reproduce: Path | None = None
-
-
-def read_overrides(project: Project, overrides: Sequence[str]) -> DictConfig:
+def read_overrides(project: Project, overrides: Sequence[str]) -> Settings:
     """Compose the configuration; ``resume=`` and ``reproduce=`` start from the configuration of an earlier run.
 
     ``resume=`` takes the folder of the run, with ``ckpt=best|last|<name>|<path>``, or a checkpoint file in it.
@@ -63,20 +35,17 @@ def read_overrides(project: Project, overrides: Sequence[str]) -> DictConfig:
         raise ConfigError("resume and reproduce exclude each other; give one of them", kind="conflict")
     if not special:
         cfg = compose(project, rest)
-        trust.check_arguments(rest, plain(cfg), project)
+        trust.check_arguments(rest, cfg.written, project)
         return _typed(cfg)
     ((verb, text),) = special.items()
     if verb == "resume":
         check_resume(Path(text), rest)
     cfg = load_run_config(project, Path(text), rest, verb)
-    cfg.resume = text if verb == "resume" else None
-    cfg.pop("ckpt", None)  # of an earlier attempt
-    if given:
-        cfg.ckpt = given["ckpt"]
+    new: dict[str, Any] = {"resume": text if verb == "resume" else None, **given}
     if verb == "reproduce":
-        cfg.reproduce = text
-        cfg.folder = next((override.partition("=")[2] for override in rest if override.startswith("folder=")), None)
-    return cfg
+        folder = next((override.partition("=")[2] for override in rest if override.startswith("folder=")), None)
+        new |= {"reproduce": text, "folder": folder}
+    return cfg.without("ckpt").changed(new)  # that of an earlier attempt
 
 
 def _run_above(checkpoint: str) -> str:
@@ -106,7 +75,7 @@ def check_resume(folder: Path, overrides: Sequence[str]) -> None:
             raise ConfigError(f"{key}={text}: resume={folder} continues with its own {what}; remove one of the two")
 
 
-def load_run_config(project: Project, folder: Path, overrides: Sequence[str] = (), setting: str = "run") -> DictConfig:
+def load_run_config(project: Project, folder: Path, overrides: Sequence[str] = (), setting: str = "run") -> Settings:
     """Load the configuration of an earlier run and apply ``overrides``.
 
     ``setting`` is the key of the override that names the folder, for messages.
@@ -116,24 +85,25 @@ def load_run_config(project: Project, folder: Path, overrides: Sequence[str] = (
     """
     base = read_run_config(project, folder, setting)
     cfg = compose(project, overrides, base=base)
+    recorded = base.written
     # Only what the arguments have changed: classes of a record that the user has signed are allowed.
-    changes = {key: value for key, value in plain(cfg).items() if value != plain(base).get(key)}
+    changes = {key: value for key, value in cfg.written.items() if value != recorded.get(key)}
     trust.check_arguments(overrides, changes, project)
     return moved_to(folder, _typed(cfg), setting)
 
 
-def _typed(cfg: DictConfig) -> DictConfig:
+def _typed(cfg: Settings) -> Settings:
     """Return the configuration, in which texts that look like numbers are kept where annotations say so."""
-    if has_written(cfg):
+    if cfg.has_texts:
         from boltcutter.config.annotations import follow_annotations  # imports pydantic, and classes of components
 
-        follow_annotations(cfg, PlainSettings)
+        return follow_annotations(cfg, TopLevel)
     return cfg
 
 
 def load_evaluation_config(
     project: Project, special: dict[str, str], overrides: Sequence[str]
-) -> tuple[DictConfig, Path]:
+) -> tuple[Settings, Path]:
     """Load the configuration of ``run=<folder>``, for one device unless an override sets the trainer.
 
     Returns:
@@ -148,6 +118,6 @@ def load_evaluation_config(
     folder = Path(special["run"])
     cfg = load_run_config(project, folder, overrides)
     is_chosen = any(override.lstrip("+~").startswith("trainer") for override in overrides)
-    if not is_chosen and is_map(raw_node(cfg, "trainer")):  # which a record of somebody else may lack
-        cfg.trainer = changed(cfg.trainer, ONE_DEVICE)
+    if not is_chosen and isinstance(cfg.written.get("trainer"), dict):  # which a record of somebody else may lack
+        cfg = cfg.changed({"trainer": ONE_DEVICE})
     return cfg, folder

@@ -13,17 +13,17 @@ from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error
+from boltcutter.config.settings import Settings
 from boltcutter.strategy.precision import FLOAT8
 
 
-def set_numerics(cfg: DictConfig) -> None:
+def set_numerics(cfg: Settings) -> None:
     """Set TF32 for products and convolutions, and deterministic algorithms; before CUDA and Inductor are initialized.
 
     Lightning sets ``torch.use_deterministic_algorithms``, in spawned ranks too.
     """
-    precision = cfg.get("matmul_precision", "highest")
+    precision = cfg.matmul_precision
     torch.set_float32_matmul_precision(precision)
     torch.backends.cudnn.allow_tf32 = precision != "highest"  # otherwise convolutions and RNNs would still use TF32
     torch.backends.cudnn.deterministic = bool(cfg.trainer.get("deterministic"))

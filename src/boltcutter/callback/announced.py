@@ -18,12 +18,12 @@ class Announced(Callback):
         timeout: Seconds without progress until stacks are reported.
     """
 
-    def __init__(self, folder: str, timeout: float) -> None:
+    def __init__(self, folder: Path, timeout: float) -> None:
         self.folder, self.timeout, self._joined = folder, timeout, False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Announce this process, unless its command has."""
-        self._joined |= announcement.joined(Path(self.folder), self.timeout, trainer.global_rank)
+        self._joined |= announcement.joined(self.folder, self.timeout, trainer.global_rank)
         announcement.follow(trainer)
         announcement.set_state("running")
 

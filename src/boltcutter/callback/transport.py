@@ -11,14 +11,14 @@ from pathlib import Path
 import lightning as L
 import torch
 
-from boltcutter.config.compose import DictConfig
+from boltcutter.config.settings import Settings
 from boltcutter.environment.process import in_slurm_step, is_rank_zero
 
 NETWORK = re.compile(r"NCCL INFO (?:Using network (?P<name>[\w .-]+)|NET/(?P<old>\w+) : Using)")
 TCP = "Socket"
 
 
-def callbacks(cfg: DictConfig) -> list[L.Callback]:
+def callbacks(cfg: Settings) -> list[L.Callback]:
     """The callback, if NCCL will connect several nodes and its log is not already wanted elsewhere.
 
     NCCL names the network only in its log, so this process writes one, to a temporary file.

@@ -12,13 +12,13 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter.callback.preemption import Preemption
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.settings import Settings
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.environment.startup import TRIAL_FD
 
 
-def trial_reporter(cfg: DictConfig) -> list[Callback]:
+def trial_reporter(cfg: Settings) -> list[Callback]:
     """The callback that reports to a search; empty if no search started this process."""
     descriptor = os.environ.get(TRIAL_FD)
     if descriptor is None:

@@ -19,11 +19,11 @@ from boltcutter.callback.guard import Guard
 from boltcutter.callback.reseed import Reseed
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
 from boltcutter.checks.components import check_monitors
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.config.instantiate import name_setting
 from boltcutter.config.locate import parameters
-from boltcutter.config.values import format_value, leaf_values
+from boltcutter.config.settings import Settings
+from boltcutter.config.values import flatten, format_value
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.internals import BatchNorm
 from boltcutter.protocols import NativeTask, handles_signals
@@ -31,7 +31,7 @@ from boltcutter.run.metrics import infer_mode
 
 
 def check_combination(
-    cfg: DictConfig, trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, Callback] | None
+    cfg: Settings, trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, Callback] | None
 ) -> None:
     """Check trainer and task, and print what a training without some callbacks gives up.
 
@@ -51,7 +51,7 @@ def check_combination(
         report_unusual(cfg, trainer, callbacks)
 
 
-def check_sync_batchnorm(cfg: DictConfig, trainer: L.Trainer, task: nn.Module) -> None:
+def check_sync_batchnorm(cfg: Settings, trainer: L.Trainer, task: nn.Module) -> None:
     """Check that BatchNorm is synchronized on GPUs, as torch requires, and by a strategy that does so."""
     strategy, has_layers = trainer.strategy, any(isinstance(module, BatchNorm) for module in task.modules())
     if not (cfg.trainer.get("sync_batchnorm") and has_layers):
@@ -67,24 +67,22 @@ def check_sync_batchnorm(cfg: DictConfig, trainer: L.Trainer, task: nn.Module) -
         )
 
 
-def check_kind(cfg: DictConfig, task: object, data: L.LightningDataModule) -> None:
+def check_kind(cfg: Settings, task: object, data: L.LightningDataModule | None) -> None:
     """Check that the task, or its class, and the data have the same kind, such as classification."""
     expected, actual = str(getattr(task, "kind", None)), str(getattr(data, "kind", None))
     options = {"classification": "classification", "regression": "regression", "language_modeling": "language"}
     if expected in options and actual in options and expected != actual:  # other classes may use `kind` differently
-        picked = cfg.choices
         raise ConfigError(
-            f"task={picked.task} expects {expected} data, but data={picked.data} is {actual} data; "
+            f"task={cfg.choices['task']} expects {expected} data, but data={cfg.choices['data']} is {actual} data; "
             f"try task={options[actual]}{f' or data.kind={expected}' if 'kind' in cfg.data else ''}"
         )
 
 
-def check_num_classes(cfg: DictConfig) -> None:
+def check_num_classes(cfg: Settings) -> None:
     """Check that ``num_classes`` of each metric equals that of the data."""
-    num_classes, metrics = (cfg.get("data") or {}).get("num_classes"), cfg.task.get("metrics")
-    for name in map(str, metrics if isinstance(metrics, DictConfig) else ()):
-        metric = metrics[name]
-        classes = metric.get("num_classes") if isinstance(metric, DictConfig) else None
+    num_classes, metrics = cfg.data.get("num_classes"), cfg.task.get("metrics")
+    for name, metric in (metrics if isinstance(metrics, dict) else {}).items():
+        classes = metric.get("num_classes") if isinstance(metric, dict) else None
         if isinstance(num_classes, int) and isinstance(classes, int) and classes != num_classes:
             key = f"task.metrics.{name!s}.num_classes"
             raise ConfigError(
@@ -92,7 +90,7 @@ def check_num_classes(cfg: DictConfig) -> None:
             )
 
 
-def report_unusual(cfg: DictConfig, trainer: L.Trainer, callbacks: Mapping[str, Callback]) -> None:
+def report_unusual(cfg: Settings, trainer: L.Trainer, callbacks: Mapping[str, Callback]) -> None:
     """Print which settings train nothing, or take the worst as the best; once where one refers to another.
 
     Raises:
@@ -100,7 +98,7 @@ def report_unusual(cfg: DictConfig, trainer: L.Trainer, callbacks: Mapping[str, 
     """
     zeros = [key for key in ("max_epochs", "max_steps") if getattr(trainer, key) == 0]
     found = [f"trainer.{key}=0: nothing is trained, and the initial weights are tested; set it to 1" for key in zeros]
-    references = {f"callback.{key}" for key, raw, _ in leaf_values(cfg.get("callback")) if "${" in str(raw)}
+    references = {key for key, raw in flatten(cfg.written) if key.startswith("callback.") and "${" in str(raw)}
     paths, reported = {f"callback.{name}": callback for name, callback in callbacks.items()}, set[tuple[Any, Any]]()
     for path, callback in sorted(paths.items(), key=lambda item: f"{item[0]}.mode" in references):
         if isinstance(callback, EarlyStopping) and callback.patience < 0:
@@ -146,7 +144,7 @@ def check_optimizer(task: L.LightningModule) -> None:
             raise ConfigError(named) from error
 
 
-def report_missing(cfg: DictConfig, trainer: L.Trainer) -> None:
+def report_missing(cfg: Settings, trainer: L.Trainer) -> None:
     """Print what the run gives up, in its first lines."""
     if not is_rank_zero():
         return
@@ -186,8 +184,8 @@ def _is_atomic(writer: object) -> bool:
     return _is_a(AtomicCheckpointIO, writer) or (inner is not None and _is_atomic(inner))
 
 
-def _remedy(cfg: DictConfig, names: list[str]) -> str:
-    picked, given = str(cfg.choices.get("callback")), cfg.get("callback") or {}
+def _remedy(cfg: Settings, names: list[str]) -> str:
+    picked, given = str(cfg.choices.get("callback")), cfg.callback or {}
     if all(name in given for name in names):
         return f"remove {', '.join(f'callback.{name}=null' for name in names)}"
     if "default" in picked.split("+"):

@@ -15,9 +15,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter.checks.monitors import required_monitor
 from boltcutter.config import foreign
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, hint
 from boltcutter.config.locate import locate
+from boltcutter.config.settings import Settings
 from boltcutter.environment import platform_facts as platform
 from boltcutter.environment import slurm_tasks
 from boltcutter.environment.process import external_world_size, is_rank_zero
@@ -25,7 +25,7 @@ from boltcutter.protocols import NativeData, NativeTask
 from boltcutter.topology import Topology, check_batch_size
 
 
-def check_batches_and_clipping(trainer: DictConfig) -> None:
+def check_batches_and_clipping(trainer: Mapping[str, Any]) -> None:
     """Check numbers in settings of the trainer that Lightning accepts, but with which it fails or trains nothing."""
     for key, example in {"accumulate_grad_batches": 1, "val_check_interval": 1.0, "check_val_every_n_epoch": 1}.items():
         if isinstance(number := trainer.get(key), int | float) and number <= 0:
@@ -70,13 +70,13 @@ def check_world_size(trainer: L.Trainer, topology: Topology) -> None:
         )
 
 
-def check_type(name: str, node: DictConfig, made: Any, wanted: type) -> None:
+def check_type(name: str, node: Mapping[str, Any], made: Any, wanted: type) -> None:
     """Check that the component ``made`` from ``node`` is None or of a class of Lightning.
 
     It may come from a function without a return annotation.
     """
     if not isinstance(made, wanted) and made is not None:
-        raise _wrong_type(name, str(node._target_), type(made), wanted)
+        raise _wrong_type(name, str(node["_target_"]), type(made), wanted)
 
 
 def check_return_type(name: str, target: str, wanted: type) -> None:
@@ -98,22 +98,22 @@ def _wrong_type(name: str, target: str, kind: type, wanted: type) -> ConfigError
     )
 
 
-def check_built(cfg: DictConfig, task: Any, data: Any) -> None:
+def check_built(cfg: Settings, task: Any, data: Any) -> None:
     """Check the types of task and data, and that there is data."""
     check_type("task", cfg.task, task, L.LightningModule)
     check_type("data", cfg.data, data, L.LightningDataModule)
     has_loader = is_overridden("train_dataloader", task)
     if data is None and not has_loader:
-        raise ConfigError(f"data=null: task={cfg.choices.task} has no train_dataloader; choose data=…")
+        raise ConfigError(f"data=null: task={cfg.choices['task']} has no train_dataloader; choose data=…")
     if data is not None and has_loader and is_rank_zero():
         print(
-            f"note: data={cfg.choices.data} is used instead of the dataloaders of task={cfg.choices.task}; "
+            f"note: data={cfg.choices['data']} is used instead of the dataloaders of task={cfg.choices['task']}; "
             "set data=null to use those"
         )
 
 
 def check_components(
-    cfg: DictConfig,
+    cfg: Settings,
     topology: Topology,
     data: L.LightningDataModule | None,
     task: L.LightningModule,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from typing import Any
 import torch
 from lightning.fabric.accelerators.xla import XLAAccelerator
 
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.locate import locate, parameters
+from boltcutter.config.settings import Settings
 from boltcutter.environment import platform_facts as platform
 from boltcutter.strategy.precision import FLOAT8, device_type, full_precision
 from boltcutter.topology import count_devices
@@ -22,13 +23,13 @@ FP8_LIBRARIES = {FLOAT8: "torchao", "transformer-engine": "transformer_engine"} 
 EPS = 1e-4  # non-zero in float16, also when added to a small number
 
 
-def check_hardware(cfg: DictConfig) -> None:
+def check_hardware(cfg: Settings) -> None:
     """Check devices and precision, before the trainer is built."""
     check_devices(cfg.trainer)
     check_precision(cfg)
 
 
-def check_devices(trainer: DictConfig) -> None:
+def check_devices(trainer: Mapping[str, Any]) -> None:
     """Check that the machine has the devices that settings of the trainer request."""
     accelerator, devices = str(trainer.get("accelerator", "auto")), trainer.get("devices", "auto")
     gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
@@ -70,7 +71,7 @@ def check_devices(trainer: DictConfig) -> None:
         )
 
 
-def check_precision(cfg: DictConfig) -> None:
+def check_precision(cfg: Settings) -> None:
     """Check that device and optimizer support the precision."""
     precision, device = (
         full_precision(cfg.trainer.get("precision")),
@@ -85,7 +86,7 @@ def check_precision(cfg: DictConfig) -> None:
         raise ConfigError(f"{setting}: FP8 needs a CUDA GPU of compute capability 8.9 or higher; try bf16-mixed")
     if device == "cuda":
         _check_cuda(setting, precision)
-    if precision == "16-true" and cfg.get("optimizer") is not None:
+    if precision == "16-true" and cfg.optimizer is not None:
         _check_eps(setting, cfg.optimizer)
 
 
@@ -106,7 +107,7 @@ def _check_cuda(setting: str, precision: str) -> None:
                 )
 
 
-def _check_eps(setting: str, optimizer: DictConfig) -> None:
+def _check_eps(setting: str, optimizer: Mapping[str, Any]) -> None:
     """Refuse an eps that would be zero in float16, by which the optimizer divides."""
     default: Any = parameters(locate(optimizer["_target_"])).get("eps")
     eps = optimizer.get("eps", default.default if default else None)

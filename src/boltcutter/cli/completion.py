@@ -12,7 +12,6 @@ from pathlib import Path
 from boltcutter.cli.own_arguments import own_arguments
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError, one_line, printable
-from boltcutter.config.values import paths
 from boltcutter.extend import RUNS
 from boltcutter.project import Project
 
@@ -74,6 +73,8 @@ def _keys(project: Project, given: Sequence[str]) -> list[str]:
     for arguments in (given, ()):
         with suppress(ConfigError):
             cfg = compose(project, [argument for argument in arguments if not argument.startswith("-")])
-            found = [path for path in paths(cfg) if "_target_" not in path and path.partition(".")[0] != "choices"]
+            found = [
+                path for path in cfg.keys_below() if "_target_" not in path and path.partition(".")[0] != "choices"
+            ]
             return [path for path in found if not any(other.startswith(f"{path}.") for other in found)]
     return []

@@ -16,7 +16,8 @@ from typing import Any
 from boltcutter.cli.own_arguments import suggest_own_arguments
 from boltcutter.config.errors import ConfigError, hint, quoted
 from boltcutter.config.redaction import hide_variables
-from boltcutter.config.values import as_yaml, redacted, split_overrides
+from boltcutter.config.settings import Settings
+from boltcutter.config.values import as_yaml, split_overrides
 from boltcutter.environment import cluster_variables, mpi_environment, threads
 from boltcutter.environment import platform_facts as platform
 from boltcutter.environment.process import distributed_rank, is_rank_zero, launched_rank, retain_freed_memory
@@ -243,14 +244,12 @@ def _resolved(project: Project, command: Command, arguments: list[str]) -> str:
         cfg = _import(command.config)(project, local)
     else:
         cfg = load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, local)
-    return run_store().show(as_yaml(redacted(_with_folder(cfg))))
+    return run_store().show(as_yaml(_with_folder(cfg).redacted))
 
 
-def _with_folder(cfg: Any) -> Any:
+def _with_folder(cfg: Settings) -> Settings:
     """A configuration with the folder that its run would have, whose id is created when the run starts."""
-    if not cfg.get("folder"):
-        cfg.folder = "${runs}/${name}/<id>"
-    return cfg
+    return cfg if cfg.folder else cfg.changed({"folder": "${runs}/${name}/<id>"})
 
 
 def _help(project: Project, usage: str, flags: Mapping[str, str]) -> str:

@@ -20,6 +20,7 @@ from pydantic.errors import PydanticUserError
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.locate import adapter, locate, parameters
 from boltcutter.config.nested import as_settings, fields, make, takes_mapping
+from boltcutter.config.settings import Settings
 from boltcutter.config.values import SPECIAL, Written, children, has_written, is_map, raw_node, read_scalar
 
 UNKNOWN = object()
@@ -188,15 +189,21 @@ def is_subclass(origin: Any, base: type) -> bool:
     return inspect.isclass(origin) and issubclass(origin, base)
 
 
-def follow_annotations(cfg: DictConfig, root: Callable[..., Any]) -> None:
-    """Replace values by their texts, such as 1.1 by 1.10, wherever the annotation takes text and not the value.
+def follow_annotations(cfg: Settings, root: Callable[..., Any]) -> Settings:
+    """Return the settings with texts in place of values, such as 1.10 of 1.1, wherever the annotation takes text only.
 
     Args:
-        cfg: Configuration, which is changed.
+        cfg: Settings.
         root: Callable whose parameters are the top-level keys.
     """
-    if not has_written(cfg):
-        return
+    if not cfg.has_texts:
+        return cfg
+    node = DictConfig(cfg.texts)
+    _follow_all(node, root)
+    return Settings(node)
+
+
+def _follow_all(cfg: DictConfig, root: Callable[..., Any]) -> None:
     known = parameters(root)
     references = list[tuple[Any, Any]]()
     for key, inner in sorted(children(cfg), key=lambda child: child[0] not in known or is_map(child[1])):

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig as DictConfig  # re-exported for annotations
-from omegaconf import ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from boltcutter import extend
 from boltcutter.config import foreign, redaction
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.locate import keeps_arguments
+from boltcutter.config.settings import Settings
 from boltcutter.config.values import (
     is_map,
     leaves,
@@ -34,7 +34,6 @@ from boltcutter.config.values import (
     read_yaml,
     resolve_reference,
     texts_as_typed,
-    with_texts,
     without_texts,
 )
 from boltcutter.project import BUILTIN_CONFIGS, Project
@@ -48,7 +47,7 @@ OVERLAYS = ("experiment", "debug")  # merged over all other groups, in this orde
 ALWAYS_BUILT = ("data", "task", "trainer", "callback", "logger")
 
 
-def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | None = None) -> DictConfig:
+def compose(project: Project, overrides: Iterable[str] = (), base: Settings | None = None) -> Settings:
     """Merge ``train.yaml``, its groups, the experiment and the overrides of the command line.
 
     Args:
@@ -60,7 +59,7 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
         ConfigError: An override or a file is wrong.
     """
     register_resolvers(project)
-    values, defaults, local = _read_train(project) if base is None else (with_texts(base), {}, {})
+    values, defaults, local = _read_train(project) if base is None else (base.texts, {}, {})
     picks, settings = _sort(project, overrides)
     given = {**defaults, **picks}
     overlay, chosen, named = dict[str, Any](), dict[str, Any](), dict[str, str]()
@@ -100,7 +99,7 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
     named |= {key.lstrip("+~").partition(".")[0]: f"{key}={text}".rstrip("=") for key, text in settings}
     named |= {group: f"{group}={_label(option)}" for group, option in (chosen | picks).items() if option is not None}
     _drop_unused(cfg, named)
-    return cfg
+    return Settings(cfg)
 
 
 def register_resolvers(project: Project) -> None:
@@ -182,13 +181,6 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     for key, new in above.items():
         out[key] = merge(out[key], new) if isinstance(new, dict) and isinstance(out.get(key), dict) else new
     return out
-
-
-def changed(cfg: DictConfig, values: Mapping[str, Any]) -> DictConfig:
-    """Return a copy of the configuration with other values."""
-    copy = cfg.copy()
-    copy.merge_with(values)
-    return copy
 
 
 def _sort(project: Project, overrides: Iterable[str]) -> tuple[dict[str, Any], list[tuple[str, str]]]:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from boltcutter.config.annotations import type_name
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.config.locate import locate, parameters
-from boltcutter.config.values import format_value, plain, redacted, resolve_reference
+from boltcutter.config.settings import Settings
+from boltcutter.config.values import format_value
 from boltcutter.formatting import aligned
 from boltcutter.project import BUILTIN_CONFIGS, Project
 
@@ -20,21 +20,21 @@ RUN = "boltcutter.assembly.assemble.Config"
 COLUMNS = (None, 44, 36, 110)  # maximum widths of key, value, type and documentation in a terminal
 
 
-def print_keys(project: Project, cfg: DictConfig, prefix: str, root: Callable[..., Any] | None = None) -> None:
+def print_keys(project: Project, cfg: Settings, prefix: str, root: Callable[..., Any] | None = None) -> None:
     """Print a line for every key below ``prefix``, and the options of a group."""
     print("\n".join(describe(cfg, root or locate(RUN), prefix)))  # imports torch
     if project.has_group(prefix):
         print("", *project.help_lines(prefix), sep="\n")
 
 
-def describe(cfg: DictConfig, root: Callable[..., Any], prefix: str = "") -> Iterator[str]:
+def describe(cfg: Settings, root: Callable[..., Any], prefix: str = "") -> Iterator[str]:
     """Yield a line for every key below ``prefix``: its value, type and documentation.
 
     Raises:
         ConfigError: There is no such key.
     """
-    place = resolve_reference(cfg, prefix)
-    every = list(_describe(redacted(cfg), plain(cfg), root, ""))
+    place = cfg.target_of(prefix)
+    every = list(_describe(cfg.redacted, cfg.written, root, ""))
     rows = [row for row in every if not place or f"{row[0]}.".startswith(f"{place}.")]
     if not rows:
         raise ConfigError(f"{prefix}: no such key{hint(prefix, [row[0] for row in every])}", kind="unknown_key")

@@ -16,8 +16,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, get_args, get_origin
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import OmegaConf
 
 from boltcutter import extend
 from boltcutter.config import foreign
@@ -37,14 +36,12 @@ from boltcutter.config.compose import ALWAYS_BUILT
 from boltcutter.config.errors import ConfigError, Mistake, hint, one_line
 from boltcutter.config.locate import adapter, add_to_path, locate, module_folder, origin, package, parameters
 from boltcutter.config.nested import MissingSettingError, fields, invalid_fields, is_pydantic, takes_other_keys
+from boltcutter.config.settings import Settings
 from boltcutter.config.values import (
     REFERENCE,
     SPECIAL,
-    format_unresolved,
     format_value,
     parse,
-    paths,
-    resolve_reference,
 )
 from boltcutter.project import install_command, is_own_package
 
@@ -63,8 +60,8 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
     Raises:
         ConfigError: A class or function refused a value.
     """
-    if OmegaConf.is_config(node):
-        node = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    if node == "???":
+        raise ConfigError(f"{path}: not set; give {path}=…", kind="missing_value")
     if isinstance(node, list):
         return [build(value, f"{path}.{index}") for index, value in enumerate(node)]
     if not isinstance(node, dict):
@@ -153,17 +150,25 @@ def _has_target(value: Any) -> bool:
     return (isinstance(value, dict) and "_target_" in value) or any(map(_has_target, inner))
 
 
-def find_mistakes(cfg: DictConfig, root: Callable[..., Any]) -> list[Mistake]:
-    """List the mistakes in ``cfg``, one line each; its top-level keys are arguments of ``root``, or other groups.
+def checked(cfg: Settings, root: Callable[..., Any]) -> Settings:
+    """Return the settings with texts that look like numbers where annotations say so, when all values were checked.
 
-    Texts that look like numbers are kept in ``cfg`` where annotations say so, see ``follow_annotations``.
+    Raises:
+        ConfigError: There are mistakes, one line for each; see ``find_mistakes``.
     """
-    follow_annotations(cfg, root)
+    cfg = follow_annotations(cfg, root)
+    if mistakes := find_mistakes(cfg, root):
+        raise ConfigError(*mistakes)
+    return cfg
+
+
+def find_mistakes(cfg: Settings, root: Callable[..., Any]) -> list[Mistake]:
+    """List the mistakes in ``cfg``, one line each; its top-level keys are arguments of ``root``, or other groups."""
+    cfg = follow_annotations(cfg, root)
     try:
-        resolved: Any = OmegaConf.to_container(cfg, resolve=True)
-    except OmegaConfBaseException as error:
-        return [format_unresolved(error, cfg)]
-    raw: Any = OmegaConf.to_container(cfg)
+        resolved, raw = cfg.resolved, cfg.written
+    except ConfigError as error:
+        return error.mistakes
     more = [
         group
         for group in raw.get("choices") or ()
@@ -173,7 +178,7 @@ def find_mistakes(cfg: DictConfig, root: Callable[..., Any]) -> list[Mistake]:
     for group in more:
         found |= dict(_check(resolved[group], raw[group], group))
     # A mistake in the target of references is reported once, where it is defined.
-    defined = {path: resolve_reference(cfg, path) for path in found}
+    defined = {path: cfg.target_of(path) for path in found}
     return [
         Mistake(f"{path}{text}", text.kind)
         for path, text in found.items()
@@ -234,7 +239,7 @@ def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> I
             near = f"; use {theirs}" if theirs else hint(key, named) or f"; --describe {path} lists them"
             yield f"{dot}{key}", Mistake(f": {name} takes no such argument{near}", "unknown_key")
         else:
-            below = [inner for inner in paths(DictConfig(raw)) if inner.endswith(f".{key}")]
+            below = [inner for inner in Settings(raw).keys_below() if inner.endswith(f".{key}")]
             near = f"; did you mean {below[0]}?" if below else hint(key, [*named, "defaults"])
             yield key, Mistake(f": no such key{near or '; --print shows all'}", "unknown_key")
     if not node.get("_partial_"):

@@ -1,7 +1,7 @@
 """Nested settings: the objects that a mapping of the configuration becomes for a constructor that takes one.
 
 Research code takes ``cfg`` or ``hparams``. The annotation decides what it gets: a dataclass, an attrs class, a pydantic
-model, a ``TypedDict``, a ``DictConfig`` or a namespace. Without an annotation it is a ``Settings``.
+model, a ``TypedDict``, a ``DictConfig`` or a namespace. Without an annotation it is a ``NestedSettings``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MissingSettingError(AttributeError, KeyError):
         key: The key.
     """
 
-    def __init__(self, settings: Settings, key: str) -> None:
+    def __init__(self, settings: NestedSettings, key: str) -> None:
         super().__init__(f"{key} is not set", name=key, obj=settings)
         self.near = hint(key, settings)
 
@@ -48,14 +48,14 @@ class MissingSettingError(AttributeError, KeyError):
         return next(filter(None, (self.key_in(inside, f"{path}.{key}") for key, inside in inner)), None)
 
 
-class Settings(dict[str, Any]):
+class NestedSettings(dict[str, Any]):
     """A mapping whose keys are attributes as well, at any depth."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         super().__init__({key: as_settings(value) for key, value in values.items()})
 
     def __reduce__(self) -> Any:
-        return Settings, (dict(self),)
+        return NestedSettings, (dict(self),)
 
     def __getattr__(self, name: str) -> Any:
         return self[name]
@@ -71,9 +71,9 @@ class Settings(dict[str, Any]):
 
 
 def as_settings(value: Any) -> Any:
-    """Return plain values in which each mapping is a ``Settings``."""
+    """Return plain values in which each mapping is a ``NestedSettings``."""
     if type(value) is dict:
-        return Settings(value)
+        return NestedSettings(value)
     return [as_settings(inner) for inner in value] if type(value) is list else value
 
 

@@ -15,7 +15,7 @@ import yaml
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException as OmegaConfBaseException  # re-exported
 
-from boltcutter.config import foreign, redaction
+from boltcutter.config import foreign
 from boltcutter.config.errors import ConfigError, Mistake, hint, one_line
 
 SPECIAL = (
@@ -40,6 +40,7 @@ OPENING, CLOSING = "[{(", "]})"
 RESOLVER = re.compile(r"\$\{(\w+:[^{}]*)\}")
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 VARIABLE_REFERENCE = re.compile(r"\$\{oc\.env:\s*\w+\s*\}")  # whose value the user has chosen
+CONTAINERS = (DictConfig, ListConfig)
 
 
 def raw_node(cfg: Any, key: Any) -> Any:
@@ -357,15 +358,6 @@ def resolved_texts(values: Any, known: Container[Any] = ()) -> Iterator[str]:
                 yield str(node._dereference_node()._value())
 
 
-def redacted(cfg: DictConfig) -> dict[str, Any]:
-    """Convert to plain types, with references resolved and secrets masked.
-
-    Raises:
-        ConfigError: A reference points to nothing.
-    """
-    return redaction.redact(resolved(cfg), plain(cfg))
-
-
 def as_yaml(values: dict[str, Any]) -> str:
     """Format values as YAML."""
     return OmegaConf.to_yaml(DictConfig(values))
@@ -454,8 +446,8 @@ def split_values(text: str) -> list[str]:
 
 
 @contextmanager
-def name_missing_files(cfg: DictConfig) -> Iterator[None]:
-    """In this context, an error about a file that is missing or not readable names the setting with its path.
+def name_missing_files(settings: dict[str, Any]) -> Iterator[None]:
+    """In this context, an error about a file that is missing or not readable names the setting that has its path.
 
     Raises:
         ConfigError: In place of such an error, if a setting has the path, or the folder of the file.
@@ -468,7 +460,7 @@ def name_missing_files(cfg: DictConfig) -> Iterator[None]:
             chain.append(cause)
         files = (cause.filename for cause in chain if isinstance(cause, OSError) and cause.errno in UNREADABLE)
         path = next((file for file in files if isinstance(file, str)), None)
-        found = path and _setting_of(plain(cfg), path)
+        found = path and _setting_of(settings, path)
         if not found or f"{found[0]}=" in str(error):
             raise
         if getattr(error, "hide_traceback", False):  # it has a remedy of its own

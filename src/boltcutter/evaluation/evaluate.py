@@ -73,9 +73,9 @@ def evaluate_command(project: Project, overrides: list[str]) -> dict[str, float]
         )
     cfg = complete_config(cfg)
     components = assemble(cfg, with_callbacks=False)
-    with distributed_shutdown(), name_missing_files(cfg):
+    with distributed_shutdown(), name_missing_files(cfg.written):
         which = special.get("ckpt", "best")
-        checkpoint = find_checkpoint(cfg, which)
+        checkpoint = find_checkpoint(cfg.place, which)
         is_validation = uses_validation_step(components.data, split)
         note_limit(components.trainer, "limit_val_batches" if is_validation else "limit_test_batches", rest)
         source, library = lineage.git_state(project.root), lineage.library_state(project.root)

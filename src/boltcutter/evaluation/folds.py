@@ -18,9 +18,9 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset
 
-from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.instantiate import build
+from boltcutter.config.settings import Settings
 from boltcutter.data.draws import draw_indices
 from boltcutter.data.hooks import seed_hooks
 from boltcutter.data.loader import BatchedDataset
@@ -38,7 +38,7 @@ CHUNK = 64  # samples that are read together
 COVERAGE = 0.9  # of the samples, where windows or statistics of a fold change contents, so that only counts compare
 
 
-def check_folds(cfg: DictConfig, trainer: L.Trainer, folds: Iterable[int]) -> None:
+def check_folds(cfg: Settings, trainer: L.Trainer, folds: Iterable[int]) -> None:
     """Load the data of some folds, one after the other, and compare their train and val splits.
 
     Raises:
@@ -47,26 +47,26 @@ def check_folds(cfg: DictConfig, trainer: L.Trainer, folds: Iterable[int]) -> No
     """
     contents = {fold: _load_fold(cfg, trainer, fold) for fold in folds}
     with as_config_error():
-        fault = find_fault(contents, cfg.data.num_folds)
+        fault = find_fault(contents, cfg.data["num_folds"])
     if fault:
         raise ConfigError(
-            f"data.num_folds={cfg.data.num_folds}: {fault}; in {cfg.data._target_}, divide the samples by "
+            f"data.num_folds={cfg.data['num_folds']}: {fault}; in {cfg.data['_target_']}, divide the samples by "
             "boltcutter.split_indices(…, num_folds=num_folds, fold=fold)"
         )
 
 
-def check_fold(cfg: DictConfig, trainer: L.Trainer) -> None:
+def check_fold(cfg: Settings, trainer: L.Trainer) -> None:
     """Compare the fold of a run, if it has one, with the next fold; see ``check_folds``."""
-    if (cfg.data or {}).get("num_folds"):
+    if cfg.data.get("num_folds"):
         fold = cfg.data.get("fold", 0)
-        check_folds(cfg, trainer, (fold, (fold + 1) % cfg.data.num_folds))
+        check_folds(cfg, trainer, (fold, (fold + 1) % cfg.data["num_folds"]))
 
 
-def _load_fold(cfg: DictConfig, trainer: L.Trainer, fold: int) -> FoldContents:
+def _load_fold(cfg: Settings, trainer: L.Trainer, fold: int) -> FoldContents:
     """Load and read one fold, with the random splits that training would have."""
     with seeded_generators(READ), as_config_error():  # only restores the generators
         L.seed_everything(cfg.seed, verbose=False)
-        data = build(changed(cfg, {"data": {"fold": fold}}).data, "data")
+        data = build(cfg.changed({"data": {"fold": fold}}).data, "data")
         seed_hooks(data, cfg.seed)
         data.trainer = trainer
         data.prepare_data()

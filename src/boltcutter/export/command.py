@@ -19,10 +19,11 @@ from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.checkpoint.load import load_checkpoint
-from boltcutter.config.compose import DictConfig, compose
+from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError, as_config_error
-from boltcutter.config.instantiate import build, find_mistakes
-from boltcutter.config.values import plain, redacted, split_overrides
+from boltcutter.config.instantiate import build, checked
+from boltcutter.config.settings import Settings
+from boltcutter.config.values import split_overrides
 from boltcutter.data.seeding import seeded_generators
 from boltcutter.data.streams import Purpose, stream
 from boltcutter.environment.warning_filters import filter_warnings
@@ -46,7 +47,7 @@ CALIBRATION = 256  # samples from which ranges of activations are found
 
 
 @dataclass
-class Settings:
+class ExportSettings:
     """Configuration of the export command besides that of the run."""
 
     export: Export
@@ -74,16 +75,15 @@ def export_command(project: Project, overrides: list[str]) -> dict[str, Result]:
     if settings.push is not None:
         hub.check_repository(settings.push)
     cfg, folder = load_evaluation_config(project, special, [override for override in rest if override not in own])
-    cfg.trainer = {**cfg.trainer, "accelerator": "cpu"}
-    cfg = complete_config(cfg)
-    checkpoint = find_checkpoint(cfg, special.get("ckpt", "best"))
+    cfg = complete_config(cfg.changed({"trainer": {"accelerator": "cpu"}}))
+    checkpoint = find_checkpoint(cfg.place, special.get("ckpt", "best"))
     results = export(project, settings, cfg, folder, checkpoint)
     if settings.push is not None:
         print(hub.push(folder / "export", list(settings.formats), settings.push))
     return results
 
 
-def export(project: Project, settings: Export, cfg: DictConfig, folder: Path, checkpoint: str) -> dict[str, Result]:
+def export(project: Project, settings: Export, cfg: Settings, folder: Path, checkpoint: str) -> dict[str, Result]:
     """Write and verify each format.
 
     Returns:
@@ -134,10 +134,9 @@ def read_settings(project: Project, overrides: Sequence[str]) -> Export:
     chosen = [override.partition("=")[2] for override in overrides if override.startswith("export=")]
     if not chosen or chosen[-1].strip("[] ") in ("", "null"):
         raise ConfigError(f"export: not set; give export=…{project.list_options('export')}", kind="missing_value")
-    cfg = DictConfig({"export": plain(compose(project, overrides, base=DictConfig({})).export)})
-    if mistakes := find_mistakes(cfg, Settings):
-        raise ConfigError(*mistakes)
-    settings: Export = build(cfg.export, "export")
+    content = compose(project, overrides, base=Settings({})).texts
+    cfg = checked(Settings({"export": content["export"]}), ExportSettings)
+    settings: Export = build(cfg.get("export"), "export")
     for name, form in settings.formats.items():
         if missing := next((package for package in form.packages if find_spec(package) is None), None):
             raise ConfigError(
@@ -231,10 +230,10 @@ def calibration(components: Components, program: Program, fallback: str, samples
             yield program.with_cache(inputs)
 
 
-def write_model_config(folder: Path, form: Format, cfg: DictConfig) -> None:
+def write_model_config(folder: Path, form: Format, cfg: Settings) -> None:
     """Write the configuration of the model beside plain weights, from which it can be built again."""
     if not form.is_runnable:
-        values = redacted(cfg)
+        values = cfg.redacted
         content = {"model": values.get("model") or values["task"]}
         write_text(folder / "config.json", to_json(content, indent=2) + "\n")
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, one_line, prefix_errors
 from boltcutter.config.instantiate import build
 from boltcutter.data.files import ordinary
@@ -165,7 +164,7 @@ def load_exported(folder: str | Path) -> nn.Module:
     trust.check_record(node, f"folder={place}", place, Project.find())
     file = "config.json"
     try:
-        model: nn.Module = build(DictConfig(node), "model")
+        model: nn.Module = build(node, "model")
         file = "model.safetensors"
         load_model(model, ordinary(place / file))
     except Exception as error:  # safetensors, and each constructor, raises its own

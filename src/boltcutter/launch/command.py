@@ -16,17 +16,18 @@ from typing import Any
 
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.checkpoint.storage import is_url
-from boltcutter.config.compose import DictConfig, changed, compose
+from boltcutter.config.compose import compose
 from boltcutter.config.describe import print_keys
 from boltcutter.config.errors import ConfigError, as_config_error, hint, prefix_errors
-from boltcutter.config.instantiate import build, find_mistakes
+from boltcutter.config.instantiate import build, checked
 from boltcutter.config.locate import locate, same_target
-from boltcutter.config.values import format_value, parse, plain, redacted, split_overrides, split_values
+from boltcutter.config.settings import Settings
+from boltcutter.config.values import format_value, parse, split_overrides, split_values
 from boltcutter.environment import user_key
 from boltcutter.environment.identity import new_run_id
 from boltcutter.environment.warning_filters import filter_warnings
 from boltcutter.launch.job import JOB_VARIABLE, Job, Launcher
-from boltcutter.launch.jobs import Settings, has_completed, list_runs, read_launch, refresh, remember, run_verb
+from boltcutter.launch.jobs import LaunchSettings, has_completed, list_runs, read_launch, refresh, remember, run_verb
 from boltcutter.launch.stored_runs import find_stored
 from boltcutter.launch.submit import describe_code, start
 from boltcutter.project import LIBRARY, Project
@@ -93,19 +94,17 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
     if resumed and launcher.array:
         raise ConfigError("launch.array: cannot be combined with resume; remove one of them", kind="conflict")
     root = project.root
-    cfgs = [read_training_config(project, [*rest, *task]) for task in tasks]
-    for cfg in cfgs:
-        prepare_for_spot(cfg, launcher)
+    cfgs = [prepare_for_spot(read_training_config(project, [*rest, *task]), launcher) for task in tasks]
     with job_variables(cfgs, launcher.environment) as unset:
         cfgs = [check_job(cfg, values=not unset) for cfg in cfgs]
         if (stored := find_stored(launcher)) and is_url(str(stored.storage)):
             for cfg in cfgs:
-                run_store().check(changed(cfg, {"folder": stored.storage}))  # as the nodes see it
+                run_store().check(cfg.changed({"folder": stored.storage}))  # as the nodes see it
         if unset:
             print(f"note: {', '.join(unset)} will be set only in the job, which then checks the configuration")
         elif not can_check_values():
             print("note: torch is not installed on this host, so only the keys of the configuration were checked")
-        job = create_job(cfgs, root, launcher)
+        job, cfgs = create_job(cfgs, root, launcher)
 
     def prepare() -> None:
         with job_variables(cfgs, launcher.environment):
@@ -143,13 +142,15 @@ def combinations(spec: str | list[str]) -> list[list[str]]:
     return [list(combination) for combination in itertools.product(*overrides)]
 
 
-def prepare_for_spot(cfg: DictConfig, launcher: Launcher) -> None:
+def prepare_for_spot(cfg: Settings, launcher: Launcher) -> Settings:
     """Have a run on spot machines save regularly, and when the cloud announces an interruption."""
-    callbacks = cfg.get("callback") if launcher.spot else None
-    if callbacks and callbacks.get("preemption") and callbacks.preemption.get("save_minutes") is None:
-        callbacks.preemption.save_minutes = SAVE_MINUTES
+    callbacks = cfg.callback if launcher.spot else {}
+    new: dict[str, Any] = {}
+    if (preemption := callbacks.get("preemption")) and preemption.get("save_minutes") is None:
+        new["preemption"] = {"save_minutes": SAVE_MINUTES}
     if callbacks and launcher.notices and "spot_interruption" not in callbacks:
-        callbacks.spot_interruption = {"_target_": SPOT_INTERRUPTION, "cloud": launcher.notices}
+        new["spot_interruption"] = {"_target_": SPOT_INTERRUPTION, "cloud": launcher.notices}
+    return cfg.changed({"callback": new}) if new else cfg
 
 
 def is_search(overrides: Sequence[str]) -> bool:
@@ -160,7 +161,7 @@ def is_search(overrides: Sequence[str]) -> bool:
 
 
 @contextmanager
-def job_variables(cfgs: Sequence[DictConfig], environment: Mapping[str, str]) -> Iterator[list[str]]:
+def job_variables(cfgs: Sequence[Settings], environment: Mapping[str, str]) -> Iterator[list[str]]:
     """Set the environment variables of the job while the configuration is resolved.
 
     Args:
@@ -170,7 +171,7 @@ def job_variables(cfgs: Sequence[DictConfig], environment: Mapping[str, str]) ->
     Yields:
         Names of variables whose values are known only in the job; their names stand for the values.
     """
-    referenced = {name for cfg in cfgs for name in SLURM_REFERENCE.findall(json.dumps(plain(cfg), default=str))}
+    referenced = {name for cfg in cfgs for name in SLURM_REFERENCE.findall(json.dumps(cfg.written, default=str))}
     values = {name: f"${name}" for name in sorted(referenced - os.environ.keys())}
     values |= {name: str(value) for name, value in environment.items()}
     before = {name: os.environ.get(name) for name in values}
@@ -185,13 +186,13 @@ def job_variables(cfgs: Sequence[DictConfig], environment: Mapping[str, str]) ->
                 os.environ[name] = value
 
 
-def recorded_settings(resumed: dict[str, str]) -> DictConfig | None:
+def recorded_settings(resumed: dict[str, str]) -> dict[str, Any] | None:
     """Return the launch settings of the run to resume; None if it was not launched."""
     folder = Path(resumed.get("resume") or "")
     has_record = resumed and os.path.lexists(folder / "record.json")
     if not (facts := read_launch(folder, "resume", runs=True) if has_record else None):
         return None
-    return DictConfig({k: v for k, v in facts["settings"].items() if k not in ("array", "max_parallel")})  # of one run
+    return {k: v for k, v in facts["settings"].items() if k not in ("array", "max_parallel")}  # of one run
 
 
 def is_launch_override(override: str) -> bool:
@@ -200,8 +201,8 @@ def is_launch_override(override: str) -> bool:
 
 
 def read_launcher(
-    project: Project, overrides: Sequence[str], earlier: DictConfig | None = None
-) -> tuple[DictConfig, Launcher]:
+    project: Project, overrides: Sequence[str], earlier: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], Launcher]:
     """Compose the launch settings from the project, the user's own file and overrides, and build the launcher."""
     special, _ = split_overrides(overrides, "launch")
     rest = [o for o in overrides if is_launch_override(o) and not o.startswith("launch=")]
@@ -211,30 +212,39 @@ def read_launcher(
     if not options and earlier is None:
         raise ConfigError(f"launch: not set; give launch=…{project.list_options('launch')}", kind="missing_value")
     if len(options) > 1:
-        found = {option: compose(project, [f"launch={option}"], base=DictConfig({})).launch for option in options}
-        launchers = [settings._target_ for settings in found.values() if "_target_" in settings]
+        found = {
+            option: compose(project, [f"launch={option}"], base=Settings({})).written["launch"] for option in options
+        }
+        launchers = [settings["_target_"] for settings in found.values() if "_target_" in settings]
         if not all(same_target(launchers[0], other) for other in launchers):
             raise ConfigError(f"launch={format_value(options)}: more than one of these is a launcher; keep one of them")
-    base = DictConfig({"launch": earlier}) if earlier is not None else DictConfig({})
+    base = Settings({"launch": earlier} if earlier is not None else {})
     user_files = [str(file) for option in options if (file := (USER_CONFIGS / f"{option}.yaml").expanduser()).is_file()]
     selected = f"launch={format_value([*options, *user_files])}"
-    chosen = compose(project, [selected], base=DictConfig({})) if options else base
+    chosen = compose(project, [selected], base=Settings({})) if options else base
     # Several options select a cluster, whose values then replace the earlier ones.
-    if earlier is not None and len(options) < 2 and same_target(chosen.launch.get("_target_"), earlier.get("_target_")):
+    if (
+        earlier is not None
+        and len(options) < 2
+        and same_target(chosen.written["launch"].get("_target_"), earlier.get("_target_"))
+    ):
         chosen = base
     settings = compose(project, rest, base=chosen)
-    if mistakes := find_mistakes(DictConfig({"launch": settings.launch}), Settings):
-        if any(mistake.startswith("launch.array: ") for mistake in mistakes):
-            raise ConfigError(f"launch.array: {WITH_ARRAYS} have arrays; choose one, or launch the runs one by one")
-        raise ConfigError(*mistakes)
-    return settings.launch, build(settings.launch, "launch")
+    try:
+        settings = checked(Settings({"launch": settings.texts["launch"]}), LaunchSettings)
+    except ConfigError as error:
+        if any(mistake.startswith("launch.array: ") for mistake in error.mistakes):
+            raise ConfigError(
+                f"launch.array: {WITH_ARRAYS} have arrays; choose one, or launch the runs one by one"
+            ) from None
+        raise
+    return settings.written["launch"], build(settings.get("launch"), "launch")
 
 
-def read_training_config(project: Project, overrides: Sequence[str]) -> DictConfig:
+def read_training_config(project: Project, overrides: Sequence[str]) -> Settings:
     """Compose the configuration of training, without the launch settings."""
-    cfg = read_overrides(project, overrides)
-    cfg.pop("launch", None)
-    if cfg.get("ckpt"):
+    cfg = read_overrides(project, overrides).without("launch")
+    if cfg.ckpt:
         raise ConfigError(f"ckpt={cfg.ckpt}: a job continues from its newest checkpoint; remove it, or train here")
     return cfg
 
@@ -244,7 +254,7 @@ def can_check_values() -> bool:
     return all(find_spec(name) for name in ("torch", "lightning"))
 
 
-def check_job(cfg: DictConfig, *, values: bool = True) -> DictConfig:
+def check_job(cfg: Settings, *, values: bool = True) -> Settings:
     """Check the configuration of training, and that it has the resources of the job.
 
     Args:
@@ -259,7 +269,7 @@ def check_job(cfg: DictConfig, *, values: bool = True) -> DictConfig:
 
         cfg = complete_config(cfg)
         _check_constructors(cfg)
-    trainer = redacted(cfg)["trainer"]
+    trainer = cfg.redacted["trainer"]
     size = cfg.data.get("batch_size") if _has_global_batch(cfg) else None
     strategy = trainer.get("strategy", "auto")
     splits_batch = isinstance(strategy, str) or str(strategy.get("_target_")).endswith(".DDPStrategy")
@@ -270,9 +280,9 @@ def check_job(cfg: DictConfig, *, values: bool = True) -> DictConfig:
     return cfg
 
 
-def _has_global_batch(cfg: DictConfig) -> bool:
+def _has_global_batch(cfg: Settings) -> bool:
     """Whether ``data.batch_size`` is divided over the ranks; data modules of other libraries set it per rank."""
-    target = str((cfg.data or {}).get("_target_"))
+    target = str(cfg.data.get("_target_"))
     is_library = target.partition(".")[0] == LIBRARY
     if is_library or not cfg.data or not can_check_values():
         return is_library
@@ -282,7 +292,7 @@ def _has_global_batch(cfg: DictConfig) -> bool:
     return isinstance(kind, type) and issubclass(kind, DataModule)
 
 
-def _check_constructors(cfg: DictConfig) -> None:
+def _check_constructors(cfg: Settings) -> None:
     """Check what does not depend on the machine that trains: callbacks, strategy, task, numbers of batches.
 
     Raises:
@@ -295,7 +305,7 @@ def _check_constructors(cfg: DictConfig) -> None:
     from boltcutter.checks.components import check_batches_and_clipping, check_monitors
 
     check_batches_and_clipping(cfg.trainer)
-    parts = changed(cfg, {"folder": cfg.get("folder") or "new"})
+    parts = cfg.changed({"folder": cfg.folder or "new"})
     callbacks = build_each(parts, "callback", Callback)
     strategy = parts.trainer.get("strategy", "auto")
     known = ["auto", *StrategyRegistry.available_strategies()]
@@ -315,7 +325,7 @@ def _check_constructors(cfg: DictConfig) -> None:
     check_monitors(task, callbacks)
 
 
-def _build_task(cfg: DictConfig) -> Any:
+def _build_task(cfg: Settings) -> Any:
     """Build the task without memory for its weights, or where its constructor needs their values, with it."""
     import torch
 
@@ -324,11 +334,11 @@ def _build_task(cfg: DictConfig) -> Any:
     return build(cfg.task, "task")
 
 
-def create_job(cfgs: Sequence[DictConfig], root: Path, launcher: Launcher) -> Job:
-    """Create the job from the configurations of its runs, whose folders are set.
+def create_job(cfgs: Sequence[Settings], root: Path, launcher: Launcher) -> tuple[Job, list[Settings]]:
+    """Create the job from the configurations of its runs, and return these with the folders of the runs.
 
     Args:
-        cfgs: Configuration of each run; changed.
+        cfgs: Configuration of each run.
         root: Root of the project.
         launcher: The launcher, whose array may have one run.
 
@@ -336,7 +346,7 @@ def create_job(cfgs: Sequence[DictConfig], root: Path, launcher: Launcher) -> Jo
         ConfigError: Runs of the array need different resources.
     """
     key = "folder" if cfgs[0].folder else "runs"
-    refuse({key: cfgs[0][key]}, "a job has a folder on this machine")
+    refuse({key: cfgs[0].get(key)}, "a job has a folder on this machine")
     home = Path(cfgs[0].folder or Path(cfgs[0].runs) / cfgs[0].name / new_run_id()).absolute()
     folders = [str(home)]
     code = describe_code(launcher, root, home, "train.py")
@@ -344,9 +354,9 @@ def create_job(cfgs: Sequence[DictConfig], root: Path, launcher: Launcher) -> Jo
     if launcher.array:
         folders = [Job(name="", folder=home, script=None).run_folder(task) for task in range(len(cfgs))]
     jobs = []
+    cfgs = [cfg.changed({"folder": folder}) for cfg, folder in zip(cfgs, folders, strict=True)]
     for cfg, folder in zip(cfgs, folders, strict=True):
-        cfg.folder = folder
-        values = redacted(cfg)
+        values = cfg.redacted
         trainer = values["trainer"]
         with as_config_error():
             topology = Topology.requested(trainer)
@@ -366,13 +376,9 @@ def create_job(cfgs: Sequence[DictConfig], root: Path, launcher: Launcher) -> Jo
         )
     if any(job != jobs[0] for job in jobs):
         raise ConfigError("launch.array: all runs must use the same nodes, devices and workers; launch them separately")
-    is_composed = [trust.is_granted() or not cfg.get("resume") or is_own(Path(cfg.resume)) for cfg in cfgs]
-    return replace(
-        jobs[0],
-        digests=tuple(
-            user_key.digest(run_store().portable(cfg)) for cfg, own in zip(cfgs, is_composed, strict=True) if own
-        ),
-    )
+    is_composed = [trust.is_granted() or not cfg.resume or is_own(Path(cfg.resume)) for cfg in cfgs]
+    digests = (user_key.digest(run_store().portable(cfg)) for cfg, own in zip(cfgs, is_composed, strict=True) if own)
+    return replace(jobs[0], digests=tuple(digests)), cfgs
 
 
 def describe(project: Project, arguments: list[str]) -> None:
@@ -381,7 +387,7 @@ def describe(project: Project, arguments: list[str]) -> None:
     rest = [argument for argument in arguments if argument != prefix]
     if prefix.partition(".")[0] == "launch":
         settings, _ = read_launcher(project, rest)
-        print_keys(project, DictConfig({"launch": settings}), prefix, Settings)
+        print_keys(project, Settings({"launch": settings}), prefix, LaunchSettings)
     else:
         cfg = read_overrides(project, [override for override in rest if not is_launch_override(override)])
         print_keys(project, cfg, prefix)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter import files
-from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError, Mistake, one_line, printable
-from boltcutter.config.instantiate import build, find_mistakes
+from boltcutter.config.errors import ConfigError, one_line, printable
+from boltcutter.config.instantiate import build, checked
 from boltcutter.config.locate import locate
+from boltcutter.config.settings import Settings
 from boltcutter.environment import lease, user_key
 from boltcutter.environment.output import LenientFile
 from boltcutter.launch import slurm_queue
@@ -36,7 +36,7 @@ def remember(runs: str, folder: Path) -> None:
 
 
 @dataclass
-class Settings:
+class LaunchSettings:
     """Configuration of the launch command besides that of training.
 
     Args:
@@ -62,14 +62,14 @@ def find_launcher(folder: Path, *, cancels: bool = False) -> tuple[Launcher, str
         raise ConfigError(f"run={folder}: its record.json has no id of a job; launch the run again")
     if cancels and not (trust.is_granted() or user_key.is_signed(job_of(facts), facts.get("id_signature"))):
         raise ConfigError(f"run={folder}: you have not signed the id of its job; {trust.REMEDY}")
-    settings = DictConfig({"launch": facts["settings"]})
-    mistakes = find_mistakes(settings, Settings)
-    kind = None if mistakes else locate(str(facts["settings"].get("_target_")))
-    if not mistakes and not all(hasattr(kind, name) for name in ("submit", "status", "cancel", "logs")):
-        mistakes = [Mistake(f"launch._target_={facts['settings']['_target_']}: no launcher")]
-    if mistakes:
-        raise ConfigError(f"run={folder}: its record.json: {mistakes[0]}; launch the run again")
-    return build(settings.launch, "launch"), facts["id"]
+    try:
+        settings = checked(Settings({"launch": facts["settings"]}), LaunchSettings)
+        kind = locate(str(facts["settings"].get("_target_")))
+        if not all(hasattr(kind, name) for name in ("submit", "status", "cancel", "logs")):
+            raise ConfigError(f"launch._target_={facts['settings']['_target_']}: no launcher")
+    except ConfigError as error:
+        raise ConfigError(f"run={folder}: its record.json: {error.mistakes[0]}; launch the run again") from None
+    return build(settings.get("launch"), "launch"), facts["id"]
 
 
 def job_of(facts: Mapping[str, Any]) -> dict[str, Any]:

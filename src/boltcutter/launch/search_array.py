@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import split_overrides
 from boltcutter.environment import user_key
@@ -23,7 +22,7 @@ REPORT = "report.html"  # written by the last worker
 
 
 def launch_search(
-    project: Project, settings: DictConfig, launcher: Launcher, overrides: list[str], flags: Sequence[str]
+    project: Project, settings: Mapping[str, Any], launcher: Launcher, overrides: list[str], flags: Sequence[str]
 ) -> None:
     """Check and submit a search, or stop earlier as the flags say."""
     plan = plan_search(project, launcher, overrides)

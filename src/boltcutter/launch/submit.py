@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import plain
 from boltcutter.environment import user_key
 from boltcutter.environment.platform_facts import GPUS
 from boltcutter.launch import snapshot
@@ -46,7 +44,7 @@ def describe_code(launcher: Launcher, root: Path, folder: Path, name: str) -> di
 
 def start(
     launcher: Launcher,
-    settings: DictConfig,
+    settings: Mapping[str, Any],
     job: Job,
     prepare: Callable[[], None],
     flags: Sequence[str],
@@ -69,7 +67,9 @@ def start(
     return False
 
 
-def submit(launcher: Launcher, settings: DictConfig, job: Job, prepare: Callable[[], None], resumed: bool) -> None:
+def submit(
+    launcher: Launcher, settings: Mapping[str, Any], job: Job, prepare: Callable[[], None], resumed: bool
+) -> None:
     """Create the folders of the runs by ``prepare``, submit the job and record its id in each."""
     created = [folder for folder in (job.folder, *job.run_folders) if not folder.exists()]
     for folder in job.run_folders:
@@ -92,7 +92,7 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, prepare: Callable
             shutil.rmtree(folder, ignore_errors=True)
         raise
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    facts = {"settings": plain(settings), "submitted": now, "signature": user_key.sign(plain(settings))}
+    facts = {"settings": settings, "submitted": now, "signature": user_key.sign(settings)}
     for folder, job_id in zip(job.run_folders, ids, strict=True):
         launch = {**facts, "id": job_id}
         update_record(folder, launch={**launch, "id_signature": user_key.sign(job_of(launch))})

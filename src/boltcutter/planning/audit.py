@@ -61,12 +61,12 @@ def audit_configuration(project: Project, arguments: list[str]) -> list[Finding]
         raise ConfigError(f"ckpt={special['ckpt']}: run is not set; use run=<folder of a run>")
     if run:
         cfg = complete_config(load_run_config(project, Path(run), rest))
-        checkpoint = find_checkpoint(cfg, special.get("ckpt", "best"))
+        checkpoint = find_checkpoint(cfg.place, special.get("ckpt", "best"))
         weights = partial(load_trained, path=checkpoint)
     else:
         cfg = read_config(project, rest)
     with TemporaryDirectory() as folder:
-        cfg.folder = folder
+        cfg = cfg.changed({"folder": folder})
         num_ranks = assemble(cfg).topology.data_ranks
         try:
             return run_trial(cfg, num_ranks, with_data=True, weights=weights)

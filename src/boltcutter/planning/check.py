@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,8 +20,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from boltcutter.assembly.assemble import Components, assemble, complete_config, read_config
 from boltcutter.assembly.overrides import load_run_config
 from boltcutter.checkpoint.storage import is_url
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, printable
+from boltcutter.config.settings import Settings
 from boltcutter.config.values import split_overrides
 from boltcutter.data.hooks import run_hooks_early
 from boltcutter.diagnosis import Finding, Invariants
@@ -72,11 +72,11 @@ def check_command(project: Project, arguments: list[str]) -> dict[str, list[Find
         raise ConfigError(f"init_from={file}: no such file; give a checkpoint")
     given = cfg.folder
     with TemporaryDirectory() as folder:
-        cfg.folder = given or folder
+        cfg = cfg.changed({"folder": given or folder})
         components = assemble(cfg)
         try:
             if "--batch" in arguments:
-                cfg.folder = folder
+                cfg = cfg.changed({"folder": folder})
                 found = {"findings": run_trial(cfg, components.topology.data_ranks)}
             else:
                 apply_model(components, cfg)
@@ -90,7 +90,7 @@ def check_command(project: Project, arguments: list[str]) -> dict[str, list[Find
     return found
 
 
-def apply_model(components: Components, cfg: DictConfig) -> None:
+def apply_model(components: Components, cfg: Settings) -> None:
     """Load the data, unless that may download or write files, and apply the model and the loss to some samples."""
     trainer, data, task = components.trainer, components.data, components.task
     with explain_errors(trainer):
@@ -117,7 +117,7 @@ def apply_model(components: Components, cfg: DictConfig) -> None:
 
 
 def run_trial(
-    cfg: DictConfig,
+    cfg: Settings,
     num_ranks: int,
     *,
     with_data: bool = False,
@@ -138,10 +138,8 @@ def run_trial(
         ConfigError: A setting is wrong, or a metric that a callback monitors is not logged.
         FirstBatchError: The task, the model or the data failed.
     """
-    planned = cfg.trainer.copy()
-    cfg.trainer.fast_dev_run = 1
-    if num_ranks > 1:
-        cfg.trainer.update(ONE_DEVICE)
+    planned = cfg.trainer
+    cfg = cfg.changed({"trainer": {"fast_dev_run": 1, **(ONE_DEVICE if num_ranks > 1 else {})}})
     with redirect_stdout(io.StringIO()):  # notes that were printed before
         components = assemble(cfg)
     trainer, data, task = components.trainer, components.data, components.task
@@ -168,7 +166,7 @@ def run_trial(
     return [finding for trial in trials for finding in trial.findings]
 
 
-def plan_training(trainer: L.Trainer, settings: DictConfig) -> None:
+def plan_training(trainer: L.Trainer, settings: Mapping[str, Any]) -> None:
     """Give a trainer of a trial the length of the training, which schedules depend on."""
     steps, epochs = settings.get("max_steps"), settings.get("max_epochs")
     if epochs is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from boltcutter.config.compose import DictConfig
+from boltcutter.config.settings import Settings
 from boltcutter.planning.estimate import EstimationError, Memory, estimate_step
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -26,7 +26,7 @@ class StrategyEstimate:
         return self.overrides.split()[0].partition("=")[2]
 
 
-def estimate_strategies(cfg: DictConfig, like: Any, devices: int) -> Iterator[StrategyEstimate]:
+def estimate_strategies(cfg: Settings, like: Any, devices: int) -> Iterator[StrategyEstimate]:
     """Estimate the memory of each strategy for a batch like ``like``, the simplest strategy first.
 
     Yields:

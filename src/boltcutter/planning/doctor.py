@@ -68,7 +68,7 @@ def doctor_command(project: Project, overrides: list[str]) -> list[dict[str, str
     cfg = complete_config(
         load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, rest)
     )
-    size = (cfg.data or {}).get("batch_size")
+    size = cfg.data.get("batch_size")
     batch: Any = None
     if size:
         data = build(cfg.data, "data")
@@ -78,13 +78,13 @@ def doctor_command(project: Project, overrides: list[str]) -> list[dict[str, str
     _print("this machine", machine())
     _print("what works on this machine", works(project))
     if batch is None:
-        _print("memory", iter([("not estimated", f"data={cfg.choices.data} has no known batch_size")]))
+        _print("memory", iter([("not estimated", f"data={cfg.choices['data']} has no known batch_size")]))
         return None
     options = project.groups().get("trainer", ())
     rows = [row for row in estimate_strategies(cfg, batch, count) if row.option in options]
     per_step = f"{size} samples per step, {count} × {format_bytes(memory)}"
-    shown = f"model={cfg.choices.model}" if "model" in cfg.choices else f"task={cfg.choices.task}"
-    title = f"memory of {shown}, data={cfg.choices.data}, {cfg.trainer.precision}: {per_step}"
+    shown = f"model={cfg.choices['model']}" if "model" in cfg.choices else f"task={cfg.choices['task']}"
+    title = f"memory of {shown}, data={cfg.choices['data']}, {cfg.trainer['precision']}: {per_step}"
     _print(title, estimate(rows, memory))
     return None
 
@@ -179,7 +179,7 @@ def _find_problem(project: Project, override: str) -> str | None:
         return None
     try:
         cfg = complete_config(read_overrides(project, [override]))
-        cfg.folder = str(Path(cfg.runs) / "doctor")
+        cfg = cfg.changed({"folder": str(Path(cfg.runs) / "doctor")})
         assemble(cfg, with_callbacks=False)
     except ConfigError as error:
         return f"no: {one_line(error)}"

@@ -24,9 +24,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.config.instantiate import build
+from boltcutter.config.settings import Settings
 from boltcutter.environment.platform_facts import disable_mpi_detection
 from boltcutter.protocols import NativeTask, ShardsWeights, SplitsIntoStages
 from boltcutter.strategy.precision import CANONICAL
@@ -77,7 +77,7 @@ def read_batch(data: L.LightningDataModule) -> Any:
 
 
 def estimate_step(
-    cfg: DictConfig,
+    cfg: Settings,
     like: Any,
     size: int,
     *,
@@ -103,7 +103,7 @@ def estimate_step(
     from torch._subclasses.fake_tensor import FakeTensorMode  # its import takes a second
 
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # errors are raised below
-    precision = CANONICAL.get(str(cfg.trainer.precision), str(cfg.trainer.precision))
+    precision = CANONICAL.get(str(cfg.trainer["precision"]), str(cfg.trainer["precision"]))
     dtype = DTYPES.get(precision.partition("-")[0])
     mixed = precision.endswith("-mixed") or precision.startswith("transformer")
     batches = min(2, int(cfg.trainer.get("accumulate_grad_batches", 1)))
@@ -227,7 +227,7 @@ def _total(tracker: MemTracker, state: str = "current") -> int:
     return sum(sizes["Total"] for sizes in tracker.get_tracker_snapshot(state).values())
 
 
-def _task(cfg: DictConfig, trainer: L.Trainer) -> Any:
+def _task(cfg: Settings, trainer: L.Trainer) -> Any:
     """Build the task without scheduler and metrics."""
     task = build(cfg.task, "task")
     if isinstance(task, NativeTask):

@@ -67,11 +67,11 @@ def predict_command(project: Project, overrides: list[str]) -> Table | list[Any]
         what = "<text or file>" if generates else "<file or folder>, several separated by commas"
         raise ConfigError(f"input is not set; set input={what}", kind="missing_value")
     note_limit(components.trainer, "limit_predict_batches", rest)
-    model = exported or find_checkpoint(cfg, special.get("ckpt", "best"))
+    model = exported or find_checkpoint(cfg.place, special.get("ckpt", "best"))
     if generates:
         return generate(components, model, special)
     if unused := [name for name in SAMPLING if name in special and name != "seed"]:
-        raise ConfigError(f"{unused[0]}: task={cfg.choices.task} generates no text; remove it")
+        raise ConfigError(f"{unused[0]}: task={cfg.choices['task']} generates no text; remove it")
     inputs = [path for text in special["input"].split(",") for path in find_inputs(text)]
     if missing := [str(path) for path in inputs if not path.exists()]:
         raise ConfigError(f"input={missing[0]}: no such file or folder; set it to an existing path")

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from boltcutter.assembly.assemble import Components
 from boltcutter.checkpoint.load import restore
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.settings import Settings
 from boltcutter.evaluation.splits import loader_owner
 from boltcutter.export.exported import ExportedModel
 from boltcutter.prediction.generate import SAMPLING
@@ -27,7 +27,7 @@ from boltcutter.structure import count_samples
 
 def predict_loader(
     components: Components,
-    cfg: DictConfig,
+    cfg: Settings,
     folder: Path,
     overrides: dict[str, str],
     exported: ExportedModel | None = None,
@@ -57,7 +57,7 @@ def predict_loader(
             restore(components.data, exported)
         loaders: Any = [list(exported.predict_batches(_only_loader(components)))]
     else:
-        checkpoint = find_checkpoint(cfg, overrides.get("ckpt", "best"))
+        checkpoint = find_checkpoint(cfg.place, overrides.get("ckpt", "best"))
         found: Any = components.trainer.predict(
             components.task, datamodule=components.data, ckpt_path=checkpoint, weights_only=True
         )

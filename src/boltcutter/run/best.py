@@ -10,15 +10,15 @@ from pathlib import Path
 from boltcutter.checkpoint import find as select
 from boltcutter.checkpoint.load import find_damage
 from boltcutter.checkpoint.storage import CheckpointError, is_url
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, hint, printable
+from boltcutter.config.settings import RunPlace, Settings
 from boltcutter.environment.identity import is_restarted
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.run import trust
 from boltcutter.run.folder import is_own, read_record
 
 
-def resumed_checkpoint(cfg: DictConfig, warn: Callable[[str], None] = print) -> str | None:
+def resumed_checkpoint(cfg: Settings, warn: Callable[[str], None] = print) -> str | None:
     """Find the checkpoint to resume from: the newest, or the one given with ``resume=``; None for a new run.
 
     ``warn`` is called with a warning for each damaged file, on rank zero.
@@ -27,10 +27,10 @@ def resumed_checkpoint(cfg: DictConfig, warn: Callable[[str], None] = print) -> 
         ConfigError: The given checkpoint does not exist or is damaged, or the storage cannot be reached, or holds only
             checkpoints that are damaged, or DeepSpeed's checkpoint folders.
     """
-    if cfg.get("ckpt") and not is_restarted():  # a requeued job continues from what it has saved since
-        return find_checkpoint(cfg, cfg.ckpt)
+    if cfg.ckpt and not is_restarted():  # a requeued job continues from what it has saved since
+        return find_checkpoint(cfg.place, cfg.ckpt)
     try:
-        places = saved_places(cfg)
+        places = saved_places(cfg.place)
         found = select.find_newest(*places, warn=warn if is_rank_zero() else lambda text: None, resumes=True)
         if found is None and (sharded := [folder for place in places for folder in select.list_folders(place)]):
             raise CheckpointError(
@@ -42,18 +42,18 @@ def resumed_checkpoint(cfg: DictConfig, warn: Callable[[str], None] = print) -> 
     return found
 
 
-def saved_places(cfg: DictConfig) -> list[str]:
+def saved_places(place: RunPlace) -> list[str]:
     """Folders or URLs of a run's checkpoints: that of the configuration, and those to which callbacks have saved."""
-    saved = _record(cfg).get("saved")
+    saved = _record(place).get("saved")
     names = saved if isinstance(saved, list) else []
-    return list(dict.fromkeys([str(cfg.checkpoints).rstrip("/"), *(resolve(cfg, str(name)) for name in names)]))
+    return list(dict.fromkeys([place.checkpoints, *(resolve(place, str(name)) for name in names)]))
 
 
-def find_checkpoint(cfg: DictConfig, which: str = "best") -> str:
+def find_checkpoint(place: RunPlace, which: str = "best") -> str:
     """Find a checkpoint of a run.
 
     Args:
-        cfg: Configuration of the run.
+        place: Where the run writes.
         which: ``best``, ``last``, the name of a checkpoint of the run, a path or a URL. The best is the last if no
             callback has saved one, which is reported.
 
@@ -62,9 +62,9 @@ def find_checkpoint(cfg: DictConfig, which: str = "best") -> str:
     """
     warn = print if is_rank_zero() else lambda text: None
     try:
-        found = find_best(cfg, warn) if which == "best" else None
-        places = saved_places(cfg)
-        files = {name: f"{place}/{name}" for place in reversed(places) for name in select.list_names(place)}
+        found = find_best(place, warn) if which == "best" else None
+        places = saved_places(place)
+        files = {name: f"{folder}/{name}" for folder in reversed(places) for name in select.list_names(folder)}
         if which in ("best", "last") and found is None:
             found = select.find_newest(*places, warn=warn)
             if found and which == "best":
@@ -82,32 +82,32 @@ def find_checkpoint(cfg: DictConfig, which: str = "best") -> str:
     return found
 
 
-def find_best(cfg: DictConfig, warn: Callable[[str], None] = print) -> str | None:
+def find_best(place: RunPlace, warn: Callable[[str], None] = print) -> str | None:
     """Find the best checkpoint of a run; None if no callback has saved one, or only such whose metric was NaN.
 
     It is the one in the record. If that is damaged, or a killed run could not record it, scores in the files decide.
     """
-    return _recorded(cfg) or select.find_best(*saved_places(cfg), warn=warn)
+    return _recorded(place) or select.find_best(*saved_places(place), warn=warn)
 
 
-def find_tested(cfg: DictConfig, warn: Callable[[str], None] = print) -> str | None:
+def find_tested(place: RunPlace, warn: Callable[[str], None] = print) -> str | None:
     """Find the checkpoint that is tested after training: the best, or else the last; None if nothing was saved."""
-    return find_best(cfg, warn) or select.find_newest(*saved_places(cfg), warn=warn)
+    return find_best(place, warn) or select.find_newest(*saved_places(place), warn=warn)
 
 
-def resolve(cfg: DictConfig, name: str) -> str:
+def resolve(place: RunPlace, name: str) -> str:
     """The path or URL of a name in the record of a run, which is relative to the folder of the run if within it.
 
     Raises:
         ConfigError: It is elsewhere, and the record, of which this entry is not signed, is that of somebody else.
     """
-    folder = Path(cfg.folder)
+    folder = place.folder
     path = name if is_url(name) or os.path.isabs(name) else os.path.join(str(folder), name)
     if is_url(path) or "::" in path:
-        if "::" in path or not path.startswith(f"{str(cfg.checkpoints).rstrip('/')}/"):  # which is verified
+        if "::" in path or not path.startswith(f"{place.checkpoints}/"):  # which is verified
             trust.check_record(path, f"run={folder}", folder)
         return path
-    is_inside = _is_inside(path, folder) or _is_inside(path, cfg.checkpoints)
+    is_inside = _is_inside(path, folder) or _is_inside(path, place.checkpoints)
     if not (is_inside or is_own(folder)):
         raise ConfigError(f"run={folder}: its record.json names {path}, which is elsewhere; {trust.REMEDY}")
     return path
@@ -117,26 +117,26 @@ def _is_inside(path: str, place: str | Path) -> bool:
     return not is_url(str(place)) and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(place))
 
 
-def relative(cfg: DictConfig, path: str) -> str:
+def relative(place: RunPlace, path: str) -> str:
     """The name under which a path or URL is recorded, which stays right when the folder of the run is moved."""
     if is_url(path):
         return path
-    folder, found = os.path.realpath(str(cfg.folder)), os.path.realpath(os.path.dirname(path))
+    folder, found = os.path.realpath(place.folder), os.path.realpath(os.path.dirname(path))
     found = os.path.join(found, os.path.basename(path))  # which may be a link to another checkpoint
     return os.path.relpath(found, folder) if _is_inside(found, folder) else found
 
 
-def _record(cfg: DictConfig) -> dict[str, object]:
-    folder = Path(cfg.folder)
+def _record(place: RunPlace) -> dict[str, object]:
+    folder = place.folder
     return read_record(folder) if (folder / "record.json").is_file() else {}
 
 
-def _recorded(cfg: DictConfig) -> str | None:
+def _recorded(place: RunPlace) -> str | None:
     """The best checkpoint according to the record, unless it is damaged."""
-    record = _record(cfg)
+    record = _record(place)
     if not record.get("best_by") or not record.get("best"):
         return None
-    path = resolve(cfg, str(record["best"]))
+    path = resolve(place, str(record["best"]))
     try:
         fault = find_damage(path)
     except CheckpointError as error:

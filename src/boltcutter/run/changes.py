@@ -12,10 +12,10 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, quoted
 from boltcutter.config.locate import locate, same_target
-from boltcutter.config.values import flatten, format_value, plain
+from boltcutter.config.settings import Settings
+from boltcutter.config.values import flatten, format_value
 from boltcutter.internals import set_last_rates
 
 SECTIONS = ("model", "task", "optimizer", "scheduler", "callback")  # sections whose settings are stored in checkpoints
@@ -42,9 +42,9 @@ class SettingChanges(Callback):
         changed_length: The same of the settings of the trainer that decide the length of the training.
     """
 
-    def __init__(self, cfg: DictConfig) -> None:
-        self.settings = {name: value for name, value in plain(cfg).items() if name in SECTIONS}
-        self.folder = cfg.get("folder")
+    def __init__(self, cfg: Settings) -> None:
+        self.settings = {name: value for name, value in cfg.written.items() if name in SECTIONS}
+        self.folder = cfg.folder
         self.changed: dict[str, tuple[Any, Any]] = {}
         self.changed_length: dict[str, tuple[Any, Any]] = {}
         self._groups: list[list[dict[str, Any]]] = []  # by optimizer, with the new settings

@@ -12,7 +12,7 @@ import torch
 from boltcutter.checkpoint.load import load_checkpoint
 from boltcutter.checkpoint.weights import extract_weights
 from boltcutter.config.errors import ConfigError, printable
-from boltcutter.config.values import plain, split_overrides
+from boltcutter.config.values import split_overrides
 from boltcutter.environment.warning_filters import filter_warnings
 from boltcutter.extend import NegativeResult
 from boltcutter.project import Project
@@ -102,10 +102,10 @@ def compare(project: Project, overrides: list[str]) -> Comparison:
         for name in ("run", "with")
     ]
     records = [read_record(Path(special[name])) for name in ("run", "with")]
-    settings = list(setting_differences(plain(cfgs[0]), plain(cfgs[1])))
+    settings = list(setting_differences(cfgs[0].written, cfgs[1].written))
     first, second = (record.get("data") for record in records)
     metrics = list(metric_differences(*records))
-    checkpoints = [find_checkpoint(cfg, special.get("ckpt", "last")) for cfg in cfgs]
+    checkpoints = [find_checkpoint(cfg.place, special.get("ckpt", "last")) for cfg in cfgs]
     weights, equal = weight_difference(*(extract_weights(load_checkpoint(path)) for path in checkpoints))
     data = None if first == second else f"{first} → {second}"
     varying = nondeterministic_devices(*records)

@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 
 from boltcutter.checkpoint.storage import is_within
-from boltcutter.config.compose import DictConfig, changed, compose
+from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError, one_line, printable
-from boltcutter.config.values import OmegaConfBaseException, flatten, format_value, leaf_values, plain
+from boltcutter.config.settings import Settings
+from boltcutter.config.values import OmegaConfBaseException, flatten, format_value
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.project import Project
 
@@ -43,7 +44,7 @@ def use_own_destinations(recorded: dict[str, Any], folder: Path, project: Projec
     """
     found, notes = dict(recorded), list[str]()
     if "runs" in found:
-        found["runs"] = plain(compose(project)).get("runs")
+        found["runs"] = compose(project).written.get("runs")
     if found.get("checkpoints") not in (None, CHECKPOINTS):
         if not str(found["checkpoints"]).endswith("/checkpoints") or "://" in str(found["checkpoints"]):
             notes.append(_note("checkpoints", found["checkpoints"]))
@@ -99,19 +100,19 @@ def _own_logger(project: Project, name: str) -> dict[str, Any] | None:
     if name not in project.groups().get("logger", {}):
         return None
     with suppress(ConfigError):
-        found = plain(compose(project, [f"logger={name}"])).get("logger")
+        found = compose(project, [f"logger={name}"]).written.get("logger")
         return found.get(name) if isinstance(found, dict) else None
     return None
 
 
-def _outside(found: dict[str, Any], folder: Path, own: DictConfig) -> list[tuple[str, Any]]:
+def _outside(found: dict[str, Any], folder: Path, own: Settings) -> list[tuple[str, Any]]:
     """Keys that name a place outside of the folder, with the value in the record."""
     try:
-        cfg = changed(DictConfig(found), {"folder": str(folder)})
+        cfg = Settings(found).changed({"folder": str(folder)})
     except OmegaConfBaseException:  # a reference that cannot be parsed, which is reported by what checks them
         return []
-    result, configured = [], {path: raw for path, raw, _ in leaf_values(own)}
-    for path, raw, text in leaf_values(cfg):
+    result, configured = [], {path: raw for path, raw, _ in own.leaf_values()}
+    for path, raw, text in cfg.leaf_values():
         top, name = path.partition(".")[0], path.rpartition(".")[2]
         if top in READ or top in OWN or not DESTINATION.search(name):
             continue

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.checkpoint.atomic import write_atomically, write_text
-from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError, prefix_errors, printable
 from boltcutter.config.redaction import hide_variables
-from boltcutter.config.values import NOT_FINITE, as_yaml, redacted
+from boltcutter.config.settings import Settings
+from boltcutter.config.values import NOT_FINITE, as_yaml
 from boltcutter.environment import lease, user_key
 from boltcutter.formatting import to_json
 from boltcutter.project import Project
@@ -44,7 +44,7 @@ ENTRIES = {**dict.fromkeys(("attempts", "tags"), list), **dict.fromkeys(MAPPINGS
 
 def read_run_config(
     project: Project, folder: Path, setting: str = "run", *, instantiates: bool = True, shows: bool = False
-) -> DictConfig:
+) -> Settings:
     """Read the configuration of an earlier run, with its folder and checkpoints where they are now.
 
     Where somebody else's run writes to is replaced, by ``use_own_destinations``.
@@ -77,7 +77,7 @@ def read_run_config(
     )
     if missing := [key for key in REQUIRED if (instantiates or key in BASIC) and key not in recorded]:
         raise ConfigError(f"{where}: its record.json has no {missing[0]} in config; restore it from a copy")
-    return moved_to(folder, DictConfig(recorded), setting)
+    return moved_to(folder, Settings(recorded), setting)
 
 
 def recorded_config(folder: Path, setting: str) -> tuple[dict[str, Any], object]:
@@ -90,12 +90,10 @@ def recorded_config(folder: Path, setting: str) -> tuple[dict[str, Any], object]
     return config, record.get("signature")
 
 
-def moved_to(folder: Path, cfg: DictConfig, setting: str = "run") -> DictConfig:
+def moved_to(folder: Path, cfg: Settings, setting: str = "run") -> Settings:
     """Return the configuration of a run that is in ``folder``; a reproduction writes its checkpoints elsewhere."""
-    found = changed(cfg, {"folder": str(folder)})
-    if setting != "reproduce":
-        run_store().use_url(found)
-    return found
+    found = cfg.changed({"folder": str(folder)})
+    return found if setting == "reproduce" else run_store().use_url(found)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -162,11 +160,11 @@ def update_record(folder: Path, **facts: Any) -> None:
     write_text(path, to_json(encoded(record | facts), indent=2, default=str) + "\n")
 
 
-def save_config(cfg: DictConfig, **facts: Any) -> None:
+def save_config(cfg: Settings, **facts: Any) -> None:
     """Create the run folder, with ``config.yaml`` and the entries of ``record.json`` that are known before the run."""
-    folder = Path(cfg.folder)
+    folder = cfg.place.folder
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    write_text(folder / "config.yaml", run_store().show(as_yaml(redacted(cfg))))
+    write_text(folder / "config.yaml", run_store().show(as_yaml(cfg.redacted)))
     facts["config"] = run_store().portable(cfg)  # a resumed run may have new overrides
     facts["tags"] = facts["config"].get("tags", [])
     earlier = read_record(folder) if (folder / "record.json").is_file() else {}
@@ -181,10 +179,10 @@ def save_config(cfg: DictConfig, **facts: Any) -> None:
     update_record(folder, **facts)
 
 
-def create_folder(cfg: DictConfig, root: Path) -> None:
+def create_folder(cfg: Settings, root: Path) -> None:
     """Create the run folder, unless a launcher has, and record code, packages and hardware; called on one process."""
     save_config(cfg)
-    record = read_record(folder := Path(cfg.folder))
+    record = read_record(folder := cfg.place.folder)
     if "git" not in record:
         record_code(folder, lineage.git_state(root), lineage.library_state(root))
     if "packages" not in record:

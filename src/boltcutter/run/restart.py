@@ -9,8 +9,8 @@ from typing import Any
 
 from boltcutter import files
 from boltcutter.checkpoint.find import list_names
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.settings import Settings
 from boltcutter.environment import identity
 from boltcutter.run.best import resumed_checkpoint, saved_places
 from boltcutter.run.changes import changed_settings, shown
@@ -23,7 +23,7 @@ MAX_SHOWN = 3  # changed settings listed in a message
 MAX_LINE = 1 << 24  # bytes of a line of metrics.csv, which may be somebody else's
 
 
-def check_start(cfg: DictConfig, *, given: bool) -> None:
+def check_start(cfg: Settings, *, given: bool) -> None:
     """Refuse to continue a run that this command did not start.
 
     A job that SLURM requeued, or that torchrun restarted, continues its own run, even in a folder set by the user.
@@ -35,21 +35,21 @@ def check_start(cfg: DictConfig, *, given: bool) -> None:
     Raises:
         ConfigError: The folder or its checkpoints belong to another run.
     """
-    folder = Path(cfg.folder)
+    folder = cfg.place.folder
     record = read_record(folder) if (folder / "record.json").is_file() else {}
     found = resumed_checkpoint(cfg, warn=lambda text: None)  # training reports damaged files
-    if not found and (record.get("saved") or any(list_names(place) for place in saved_places(cfg))):
+    if not found and (record.get("saved") or any(list_names(place) for place in saved_places(cfg.place))):
         raise ConfigError(
             f"{'resume' if cfg.resume else 'folder'}={folder}: the run has saved checkpoints, but none in "
-            f"checkpoints={', '.join(saved_places(cfg))} is valid; restore them, name one by "
+            f"checkpoints={', '.join(saved_places(cfg.place))} is valid; restore them, name one by "
             f"resume={folder} ckpt=<file>, or use reproduce={folder} to start again in another folder"
         )
     if cfg.resume or not (found or (given and has_trained(folder))):
         return
-    inside = cfg.checkpoints.startswith(f"{run_store().show(cfg.folder)}/")
+    inside = cfg.place.checkpoints.startswith(f"{run_store().show(folder)}/")
     if (given or not inside) and not _is_restart(record):
         key, its = ("folder", cfg.folder) if inside else ("checkpoints", "<its folder>")
-        raise ConfigError(f"{key}={cfg[key]} holds a run; use resume={its} to continue it, or another {key}")
+        raise ConfigError(f"{key}={cfg.get(key)} holds a run; use resume={its} to continue it, or another {key}")
     now = json.loads(json.dumps(run_store().portable(cfg), default=str))  # as it was recorded
     changed = [
         f"{key}={shown(new)}, was {shown(old)}"

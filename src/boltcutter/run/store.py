@@ -13,9 +13,8 @@ from typing import Any
 
 from boltcutter import extend
 from boltcutter.checkpoint.storage import is_url
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import plain
+from boltcutter.config.settings import Settings
 from boltcutter.environment.lease import Lease
 
 
@@ -72,19 +71,20 @@ class RunStore:
             found.append(f"{key}={self.pull(value, key)}" if key in extend.RUNS and is_url(value) else override)
         return found
 
-    def use_url(self, cfg: DictConfig) -> None:
-        """Change the folder for checkpoints in a configuration to a URL, if the run is at one."""
+    def use_url(self, cfg: Settings) -> Settings:
+        """The settings with the URL of the checkpoints, if the run is at one."""
+        return cfg
 
-    def check(self, cfg: DictConfig) -> None:
+    def check(self, cfg: Settings) -> None:
         """Check that a training can write its checkpoints to the place.
 
         Raises:
             ConfigError: It cannot.
         """
 
-    def portable(self, cfg: DictConfig) -> dict[str, Any]:
+    def portable(self, cfg: Settings) -> dict[str, Any]:
         """The values of a configuration, with which the run can be read also from a copy of its folder."""
-        return plain(cfg)
+        return cfg.written
 
     def lease(self, folder: Path) -> Lease | None:
         """The lease at the place of a local folder; None if it is the one in the folder itself."""

@@ -13,9 +13,10 @@ import yaml
 
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.checkpoint.atomic import write_text
-from boltcutter.config.compose import OVERRIDE, PATH_KEY, DictConfig, default_options
+from boltcutter.config.compose import OVERRIDE, PATH_KEY, default_options
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import last_of_each, parse, plain, resolve_reference
+from boltcutter.config.settings import Settings
+from boltcutter.config.values import last_of_each, parse
 from boltcutter.project import Project, command, display_path
 from boltcutter.report.template import redact_command
 from boltcutter.search.plan import Plan
@@ -65,7 +66,7 @@ def write_best(plan: Plan, result: Result, scores: str | None = None) -> str:
 def _is_same(project: Project, overrides: Sequence[str], expected: Sequence[str]) -> bool:
     """Whether two lists of overrides lead to the same configuration, apart from the names of options."""
     try:
-        ours, theirs = (plain(read_overrides(project, given)) for given in (overrides, expected))
+        ours, theirs = (read_overrides(project, given).written for given in (overrides, expected))
     except ConfigError:
         return False
     for cfg in (ours, theirs):
@@ -87,7 +88,7 @@ def as_experiment(project: Project, overrides: Sequence[str]) -> tuple[dict[str,
     """
     cfg, content, others = read_overrides(project, overrides), dict[str, Any](), list[str]()
     defaults: dict[str, Any] = {"experiment": default_options(project).get("experiment")}
-    values = plain(cfg)
+    values = cfg.written
     for override in overrides:
         _, key, text, _, dropped = OVERRIDE.fullmatch(override).groups()  # type: ignore[union-attr]
         key = dropped or key
@@ -104,7 +105,7 @@ def as_experiment(project: Project, overrides: Sequence[str]) -> tuple[dict[str,
             node[leaf] = _located(value) if is_path else value
     if defaults["experiment"] is None:
         del defaults["experiment"]
-    return ({"defaults": plain(DictConfig(defaults))} if defaults else {}) | content, others
+    return ({"defaults": defaults} if defaults else {}) | content, others
 
 
 def _option(option: Any) -> Any:
@@ -119,7 +120,7 @@ def _located(path: str) -> str:
     return str(Path(path).absolute())
 
 
-def _target(cfg: DictConfig, key: str) -> str:
+def _target(cfg: Settings, key: str) -> str:
     """The key that an override sets, where ``task.optimizer`` refers to ``optimizer``."""
     parent, _, leaf = key.rpartition(".")
-    return f"{resolve_reference(cfg, parent)}.{leaf}".lstrip(".")
+    return f"{cfg.target_of(parent)}.{leaf}".lstrip(".")

@@ -15,11 +15,12 @@ from typing import Any, cast
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.checks.monitors import choose_monitor
-from boltcutter.config.compose import DictConfig, changed, compose
+from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError, as_config_error, hint, one_line, prefix_errors
-from boltcutter.config.instantiate import build, find_mistakes
+from boltcutter.config.instantiate import build, checked
 from boltcutter.config.locate import locate
-from boltcutter.config.values import last_of_each, plain, redacted, split_overrides
+from boltcutter.config.settings import Settings
+from boltcutter.config.values import last_of_each, split_overrides
 from boltcutter.environment import user_key
 from boltcutter.environment.identity import new_run_id
 from boltcutter.formatting import parse_duration, to_json
@@ -45,7 +46,7 @@ SIGNED = ("overrides", "settings", "metrics", "fixed", "devices", "gpus", "num_w
 
 
 @dataclass
-class Settings:
+class SearchSettings:
     """Configuration of the search command besides that of training."""
 
     search: Search
@@ -122,7 +123,7 @@ def continued(project: Project, folder: Path, arguments: Sequence[str]) -> Plan:
                 f"{override}: a search that is continued keeps its settings, apart from "
                 f"{', '.join(f'search.{name}' for name in CHANGEABLE)}; remove it, or start a new search"
             )
-    settings = plain(compose(project, arguments, base=DictConfig({"search": record["settings"]})).search)
+    settings = compose(project, arguments, base=Settings({"search": record["settings"]})).written["search"]
     search = make_search(settings)
     used |= {"settings": settings, "metrics": [(name, mode) for name, mode in record["metrics"]]}
     if search.gpus is not None:
@@ -149,7 +150,7 @@ def read_settings(project: Project, arguments: Sequence[str]) -> dict[str, Any]:
     if not chosen or chosen[-1].strip("[] ") in ("", "null"):
         raise ConfigError(f"search: not set; give search=…{project.list_options('search')}", kind="missing_value")
     in_space = [o for o in own if o.lstrip("+~").startswith("search.space.")]
-    settings = plain(compose(project, [o for o in own if o not in in_space], base=DictConfig({})).search)
+    settings = compose(project, [o for o in own if o not in in_space], base=Settings({})).written["search"]
     if not isinstance(space := settings.get("space") or {}, dict):
         raise ConfigError(f"search.space={space}: expected values by key; set search.space.<key>=…", kind="wrong_type")
     space = dict(space)
@@ -164,12 +165,11 @@ def read_settings(project: Project, arguments: Sequence[str]) -> dict[str, Any]:
     return {**settings, "space": space}
 
 
-def read_config(project: Project, arguments: Sequence[str]) -> DictConfig:
+def read_config(project: Project, arguments: Sequence[str]) -> Settings:
     """The configuration of the trainings, with the settings of the search."""
     arguments = with_budget(arguments)
     cfg = read_overrides(project, [argument for argument in arguments if not is_search_override(argument)])
-    cfg.search = read_settings(project, arguments)
-    return cfg
+    return cfg.changed({"search": read_settings(project, arguments)})
 
 
 def make_search(settings: Mapping[str, Any]) -> Search:
@@ -180,11 +180,9 @@ def make_search(settings: Mapping[str, Any]) -> Search:
         raise ConfigError(
             f"search.engine={engine}: {missing} is not installed; {install_command(missing)}", kind="not_installed"
         )
-    cfg = DictConfig({"search": dict(settings)})
-    if mistakes := find_mistakes(cfg, Settings):
-        raise ConfigError(*mistakes)
+    cfg = checked(Settings({"search": dict(settings)}), SearchSettings)
     try:
-        search: Search = build(cfg.search, "search")
+        search: Search = build(cfg.get("search"), "search")
     except ValueError as error:
         raise ConfigError(one_line(error)) from error
     check_algorithms(search)
@@ -211,14 +209,14 @@ def check_algorithms(search: Search) -> None:
             )
 
 
-def check_population(cfg: DictConfig) -> None:
+def check_population(cfg: Settings) -> None:
     """Check that trials can continue from the checkpoints of others, as a population does."""
     from boltcutter.protocols import handles_signals  # imports torch
 
-    callbacks = plain(cfg).get("callback") or {}
+    callbacks = cfg.written.get("callback") or {}
     if not handles_signals([locate(callback["_target_"]) for callback in callbacks.values() if callback]):
         raise ConfigError("callback.preemption=null: the trials of a population save by it; remove it")
-    if plain(cfg)["checkpoints"] != "${folder}/checkpoints":
+    if cfg.written["checkpoints"] != "${folder}/checkpoints":
         raise ConfigError(f"checkpoints={cfg.checkpoints}: a population copies those of its trials; remove it")
 
 
@@ -240,7 +238,7 @@ def check_plan(
     cfg = read_config(project, base)
     if search.engine == "ray" and isinstance(search.scheduler, partial):
         check_population(cfg)
-    metrics = objectives(search, redacted(cfg))
+    metrics = objectives(search, cfg.redacted)
     fixed = search.fixed(int(cfg.seed))
     if not space.parameters and len(fixed) == 1:
         raise ConfigError("search.space={}: nothing to search; add search.space.optimizer.lr='loguniform(1e-5, 1e-1)'")
@@ -252,7 +250,7 @@ def check_plan(
     cfg, *_ = [read_config(project, [*base, *trial_overrides(values)]) for values in firsts]
     refuse({"runs": cfg.runs}, SHARED)
     name = Path(cfg.runs) / cfg.name
-    cfg.folder = str(name / "search")
+    cfg = cfg.changed({"folder": str(name / "search")})
     if runs_here:
         components = assemble(cfg)
         task: Any = components.task
@@ -266,7 +264,7 @@ def check_plan(
             devices = Topology.requested(cfg.trainer).num_devices
         uses_gpus = cfg.trainer.get("accelerator", "auto") != "cpu"
     if cfg.trainer.get("num_nodes", 1) != 1:
-        raise ConfigError(f"trainer.num_nodes={cfg.trainer.num_nodes}: each trial runs on one node; remove it")
+        raise ConfigError(f"trainer.num_nodes={cfg.trainer['num_nodes']}: each trial runs on one node; remove it")
     if isinstance(task, NativeTask):
         logged = task.logged_metrics
         if unknown := next((metric for metric, _ in metrics if metric not in logged), None):
@@ -275,11 +273,11 @@ def check_plan(
     elif runs_here and search.metric is None:
         metrics = [find_metric(cfg, metrics[0])]
     gpus = search.gpus if search.gpus is not None else float(devices if uses_gpus else 0)
-    num_workers = (cfg.data or {}).get("num_workers") or 0
+    num_workers = cfg.data.get("num_workers") or 0
     return Plan(project, name, settings, overrides, search, metrics, fixed, devices, gpus, num_workers, own_command())
 
 
-def find_metric(cfg: DictConfig, default: tuple[str, Mode]) -> tuple[str, Mode]:
+def find_metric(cfg: Settings, default: tuple[str, Mode]) -> tuple[str, Mode]:
     """Validate one batch to find the metric of a module that does not declare what it logs, as training would.
 
     Raises:
@@ -288,7 +286,7 @@ def find_metric(cfg: DictConfig, default: tuple[str, Mode]) -> tuple[str, Mode]:
     from boltcutter.assembly.assemble import assemble
     from boltcutter.evaluation.splits import skip_reason
 
-    components = assemble(changed(cfg, {"trainer": ONE_DEVICE}), with_callbacks=False)
+    components = assemble(cfg.changed({"trainer": ONE_DEVICE}), with_callbacks=False)
     if skip_reason(components.data, components.task, "val"):
         return default
     components.trainer.limit_val_batches = 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -14,7 +13,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 from boltcutter.callback.checkpoint import BestCheckpoint, LastCheckpoint
 from boltcutter.checkpoint.find import list_names
 from boltcutter.checkpoint.storage import is_url, repeat
-from boltcutter.config.compose import DictConfig
+from boltcutter.config.settings import Settings
 from boltcutter.run.best import relative
 from boltcutter.run.folder import read_record, update_record
 
@@ -26,7 +25,7 @@ class CheckpointRecorder(Callback):
         cfg: The configuration of the run.
     """
 
-    def __init__(self, cfg: DictConfig) -> None:
+    def __init__(self, cfg: Settings) -> None:
         self.cfg = cfg
         self._places: set[str] = set()  # folders or URLs that were saved to
         self._recorded: dict[str, Any] = {}
@@ -67,19 +66,19 @@ class CheckpointRecorder(Callback):
     def _record(self, trainer: L.Trainer) -> None:
         if not trainer.is_global_zero:
             return
-        folder, best = Path(self.cfg.folder), next(iter(monitored_checkpoints(trainer)), None)
+        folder, best = self.cfg.place.folder, next(iter(monitored_checkpoints(trainer)), None)
         facts: dict[str, Any] = {"best_by": describe(best) if best else None}
         if best:
             path = best.best_model_path
             if not is_url(path) and not os.path.exists(path):
                 return  # it is being written
-            facts["best"] = relative(self.cfg, path)
+            facts["best"] = relative(self.cfg.place, path)
         if not self._recorded:
             self._recorded = {key: read_record(folder).get(key) for key in ("best", "best_by", "saved")}
         before = self._recorded.get("saved")
         saved = set(before) if isinstance(before, list) else set[str]()  # `true` in older records
         for place in self._places:
-            if (name := relative(self.cfg, place)) not in saved and repeat(place, partial(list_names, place)):
+            if (name := relative(self.cfg.place, place)) not in saved and repeat(place, partial(list_names, place)):
                 saved.add(name)
         facts |= {"saved": sorted(saved)} if saved else {}
         if facts != {key: self._recorded.get(key) for key in facts}:

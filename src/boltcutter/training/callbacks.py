@@ -17,7 +17,7 @@ from boltcutter.callback.trial_callback import trial_reporter
 from boltcutter.callback.weights import SameWeights
 from boltcutter.checks.monitors import MonitorCheck
 from boltcutter.checks.resources import ResourceNotes
-from boltcutter.config.compose import DictConfig
+from boltcutter.config.settings import Settings
 from boltcutter.report.media_logging import MediaLogging
 from boltcutter.run.changes import SettingChanges
 from boltcutter.training.best import CheckpointRecorder
@@ -29,7 +29,7 @@ from boltcutter.training.resume_state import ResumeState
 
 
 def in_order(
-    cfg: DictConfig, configured: Mapping[str, Callback], changes: SettingChanges, ending: EndOfTraining
+    cfg: Settings, configured: Mapping[str, Callback], changes: SettingChanges, ending: EndOfTraining
 ) -> list[Callback]:
     """The callbacks of a training in the order in which Lightning calls each hook.
 
@@ -43,7 +43,7 @@ def in_order(
         ending: Evaluates the last weights, and records what ended training.
     """
     return [
-        Announced(cfg.folder, float(cfg.timeout)),  # before another callback can hang, or wait on_exception
+        Announced(cfg.place.folder, float(cfg.timeout)),  # before another callback can hang, or wait on_exception
         LostRankReport(),  # of on_exception, in which another callback may wait for the rank that is lost
         MonitorCheck(configured),  # replaces a monitor, or says that it is not logged, before others read it
         EvaluationSeeds(cfg.seed),  # before another callback draws random numbers in validation
@@ -62,5 +62,5 @@ def in_order(
         *transport.callbacks(cfg),  # of several nodes
         *trial_reporter(cfg),  # of a search
         *extend.callbacks(cfg),  # of other distributions
-        MediaLogging(cfg.folder),  # extends the loggers, which a callback above may have replaced
+        MediaLogging(cfg.place.folder),  # extends the loggers, which a callback above may have replaced
     ]

@@ -30,8 +30,7 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 
-from boltcutter.config.compose import DictConfig
-from boltcutter.config.values import plain
+from boltcutter.config.settings import Settings
 from boltcutter.internals import can_stop_early, is_last_batch
 from boltcutter.task.after_hook import AfterHook
 
@@ -56,8 +55,8 @@ class EndOfTraining(Callback):
         finished: Whether the resumed run had stopped early under the same limits, so that there is nothing to train.
     """
 
-    def __init__(self, cfg: DictConfig) -> None:
-        self.limits, self.validates = limits(cfg), bool(cfg.get("final_validation", True))
+    def __init__(self, cfg: Settings) -> None:
+        self.limits, self.validates = limits(cfg), bool(cfg.final_validation)
         self.finished = False
         self._stopped_by: str | None = None  # of the resumed run
         self._is_stopping = False  # whether the resumed run was to stop when ``min_steps`` allows it
@@ -204,9 +203,9 @@ def _begin_epoch_again(trainer: L.Trainer) -> None:
         buffer.copy_(buffers[name])
 
 
-def limits(cfg: DictConfig) -> dict[str, Any]:
+def limits(cfg: Settings) -> dict[str, Any]:
     """Collect the settings that decide when training ends: limits of the trainer, and numbers of its callbacks."""
-    trainer, callbacks = plain(cfg.trainer), plain(cfg.callback) if cfg.get("callback") else {}
+    trainer, callbacks = cfg.written["trainer"], cfg.written.get("callback") or {}
     return {
         "trainer": {name: trainer.get(name) for name in LIMITS},
         "callback": {

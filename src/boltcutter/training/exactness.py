@@ -6,7 +6,6 @@ import dis
 import hashlib
 from collections import deque
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from boltcutter.config.compose import DictConfig
+from boltcutter.config.settings import Settings
 from boltcutter.internals import tree_leaves
 from boltcutter.protocols import NativeData, NativeTask
 from boltcutter.run.folder import update_record
@@ -38,7 +37,7 @@ class ExactnessCheck(Callback):
         cfg: The configuration of the run.
     """
 
-    def __init__(self, cfg: DictConfig) -> None:
+    def __init__(self, cfg: Settings) -> None:
         self.cfg = cfg
         self._start: dict[str, str] = {}  # attributes at the first batch of the run
         self._saved: dict[str, str] | None = None  # those of the checkpoint from which the run is resumed
@@ -86,8 +85,8 @@ class ExactnessCheck(Callback):
         self._saved = None
         if found and trainer.is_global_zero:
             for line in found:
-                print(f"resume={run_store().show(self.cfg.folder)}: not exact: {line}")
-            update_record(Path(self.cfg.folder), inexact=found)
+                print(f"resume={run_store().show(self.cfg.place.folder)}: not exact: {line}")
+            update_record(self.cfg.place.folder, inexact=found)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the attributes at the start and now."""

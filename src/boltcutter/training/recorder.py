@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter.assembly.recorded import describe
-from boltcutter.config.compose import DictConfig
-from boltcutter.config.values import redacted
+from boltcutter.config.settings import Settings
 from boltcutter.protocols import BuffersMetrics, NativeData
 from boltcutter.report import terminal as summary
 from boltcutter.run.folder import read_record, update_record
@@ -21,7 +19,7 @@ from boltcutter.training.resume import check_restored_paths
 class Recorder(Callback):
     """Records what is known only once training starts, and adds the run's id and commit to each checkpoint."""
 
-    def __init__(self, cfg: DictConfig) -> None:
+    def __init__(self, cfg: Settings) -> None:
         self.cfg = cfg
         self.provenance: dict[str, Any] = {"save": 0}  # number of the save in this attempt
 
@@ -30,7 +28,7 @@ class Recorder(Callback):
         check_restored_paths(trainer)
         if not trainer.is_global_zero:
             return
-        folder = Path(self.cfg.folder)
+        folder = self.cfg.place.folder
         record = read_record(folder)
         self.provenance |= {"run": record["id"], **{name: record["git"][name] for name in ("commit", "dirty")}}
         self.provenance["attempt"] = len(record["attempts"])
@@ -38,7 +36,7 @@ class Recorder(Callback):
         if isinstance(data, NativeData):
             read_as = getattr(data, "read_as", [])  # empty if a checkpoint says how
             update_record(folder, data=data.fingerprint(), **({"columns": read_as} if read_as else {}))
-        hyperparameters = redacted(self.cfg)
+        hyperparameters = self.cfg.redacted
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)
             if isinstance(location := getattr(logger, "location", None), str):
@@ -51,7 +49,7 @@ class Recorder(Callback):
         flush_loggers(trainer)
         self.provenance["save"] += 1
         checkpoint["boltcutter"] = dict(self.provenance)
-        run_store().flush(Path(self.cfg.folder))
+        run_store().flush(self.cfg.place.folder)
 
 
 def flush_loggers(trainer: L.Trainer) -> None:

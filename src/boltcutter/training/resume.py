@@ -28,8 +28,8 @@ from boltcutter.checkpoint.load import load_checkpoint
 from boltcutter.checkpoint.state import check_state
 from boltcutter.checkpoint.storage import CheckpointError, check_writable, is_within
 from boltcutter.checkpoint.weights import incompatibility, load_weights
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, one_line, prefix_errors, quoted
+from boltcutter.config.settings import Settings
 from boltcutter.protocols import NativeData, NativeTask, find_model
 from boltcutter.run.changes import SettingChanges, length
 from boltcutter.run.folder import read_record
@@ -41,7 +41,7 @@ RESTORING |= {"load_initial_state", "restore_epoch", "_apply_changes", "_replay_
 
 
 def load_initial_state(
-    components: Components, cfg: DictConfig, checkpoint: str | None, ending: EndOfTraining, changes: SettingChanges
+    components: Components, cfg: Settings, checkpoint: str | None, ending: EndOfTraining, changes: SettingChanges
 ) -> None:
     """Check the checkpoint storage, then read the state to resume from, or load the weights of ``init_from``.
 
@@ -57,7 +57,7 @@ def load_initial_state(
     """
     if components.trainer.is_global_zero and components.trainer.checkpoint_callbacks:
         with prefix_errors(f"checkpoints={cfg.checkpoints}", CheckpointError):
-            check_writable(cfg.checkpoints)
+            check_writable(cfg.place.checkpoints)
     lines = []
     if checkpoint:
         with prefix_errors(f"resume={cfg.folder}", CheckpointError), explain_restoring(checkpoint):
@@ -81,7 +81,8 @@ def load_initial_state(
                 saved, ends=bool(reached_limit) or ending.finished, planned=length(components.trainer)
             )
             lines = [
-                f"resume={run_store().show(cfg.folder)}: {line}" for line in ([note, *changed] if note else changed)
+                f"resume={run_store().show(cfg.place.folder)}: {line}"
+                for line in ([note, *changed] if note else changed)
             ]
     elif cfg.init_from:
         with prefix_errors(f"init_from={cfg.init_from}", CheckpointError):
@@ -161,7 +162,7 @@ def check_limits(trainer: L.Trainer, saved: dict[str, Any]) -> str:
     return reached
 
 
-def restore_data_state(data: L.LightningDataModule | None, cfg: DictConfig, saved: dict[str, Any]) -> None:
+def restore_data_state(data: L.LightningDataModule | None, cfg: Settings, saved: dict[str, Any]) -> None:
     """Restore the position in the data, and check that the data is unchanged unless ``resume_exact=false``.
 
     Raises:
@@ -175,7 +176,7 @@ def restore_data_state(data: L.LightningDataModule | None, cfg: DictConfig, save
         with as_config_error():
             data.load_state_dict(state)
             data.train_dataloader()
-    recorded = read_record(Path(cfg.folder)).get("data")
+    recorded = read_record(cfg.place.folder).get("data")
     if cfg.resume_exact and recorded and recorded != data.fingerprint():
         raise ConfigError(
             f"resume={cfg.folder}: the data has changed (fingerprint {data.fingerprint()}, was {recorded}); restore "

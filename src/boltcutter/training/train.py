@@ -12,8 +12,8 @@ import lightning as L
 
 from boltcutter.assembly.assemble import Components, assemble, read_config
 from boltcutter.checkpoint.load import read_steps
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, one_line
+from boltcutter.config.settings import Settings
 from boltcutter.config.values import name_missing_files
 from boltcutter.data.hooks import run_hooks_early
 from boltcutter.environment import announcement, lease, startup
@@ -60,22 +60,21 @@ def train_command(project: Project, overrides: list[str]) -> Path:
         given = bool(cfg.folder)
         place = cfg.folder or join(cfg.runs, cfg.name, name)
         folder = run_store().pull(place, "folder" if given else "runs")
-        cfg.folder = str(folder)
-        run_store().use_url(cfg)
+        cfg = run_store().use_url(cfg.changed({"folder": str(folder)}))
         run_store().check(cfg)
         try:
             holding = lease.hold(folder, is_holder=is_rank_zero(), lease=run_store().lease(folder))
             with holding, run_store().mirrored(folder), announcement.announce(folder, float(cfg.timeout)):
                 check_start(cfg, given=given)
-                with name_missing_files(cfg):
+                with name_missing_files(cfg.written):
                     train(cfg, project)
         except signals.PreemptionError as error:
             if is_rank_zero():
-                print(f"{error.reason}{'' if error.requeued else resume_hint(Path(cfg.folder))}", file=sys.stderr)
+                print(f"{error.reason}{'' if error.requeued else resume_hint(cfg.place.folder)}", file=sys.stderr)
             raise
         except lease.LeaseHeldError as error:
             raise ConfigError(f"{'resume' if cfg.resume else 'folder'}={cfg.folder}: {error}") from error
-    return Path(cfg.folder)
+    return cfg.place.folder
 
 
 class TestFailedError(RuntimeError):
@@ -88,9 +87,9 @@ class TestFailedError(RuntimeError):
 
     hide_traceback = True
 
-    def __init__(self, folder: str, error: Exception) -> None:
+    def __init__(self, folder: Path, error: Exception) -> None:
         self.error = error
-        evaluates = command("evaluate", f"run={run_store().show(Path(folder))}")
+        evaluates = command("evaluate", f"run={run_store().show(folder)}")
         name = "" if getattr(error, "hide_traceback", False) else f"{type(error).__name__}: "
         super().__init__(
             f"the run is trained, but its test failed: {name}{one_line(error)}; correct that, then run: {evaluates}"
@@ -103,7 +102,7 @@ def resume_hint(folder: Path) -> str:
     return f"; continue with: {command('train', f'resume={run_store().show(folder)}')}" if has_record else ""
 
 
-def train(cfg: DictConfig, project: Project) -> dict[str, float]:
+def train(cfg: Settings, project: Project) -> dict[str, float]:
     """Fit, test the best checkpoint and write the report; resume if the run folder has a checkpoint.
 
     ``Trainer.fit`` launches ranks, calls the hooks of the data, restores the checkpoint, and trains and validates until
@@ -155,41 +154,41 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
         if trainer.is_global_zero:
             lines = (early_stop(trainer, stopped_by), unfinished_schedule(trainer, stopped_by))
             print(*(f"{line}\n" for line in lines if line), sep="", end="")
-        best = trainer.strategy.broadcast(find_tested(cfg) if trainer.is_global_zero else None)
+        best = trainer.strategy.broadcast(find_tested(cfg.place) if trainer.is_global_zero else None)
         # Before fitting, only rank zero knew which splits are empty.
         untested, failure = skip_reason(data, task, "test"), None
         scores: dict[str, float] = {}
         if cfg.test and not untested:
             try:
                 with explain_errors(trainer):
-                    scores = test(components, Path(cfg.folder), best)
+                    scores = test(components, cfg.place.folder, best)
             except NoLoaderError as error:
                 untested = error.reason
                 if trainer.is_global_zero:
                     print(f"test=true: {untested}; testing is skipped")
             except Exception as error:  # the run is trained, whatever a test does
-                failure = TestFailedError(cfg.folder, error)
+                failure = TestFailedError(cfg.place.folder, error)
                 if trainer.is_global_zero:
-                    update_record(Path(cfg.folder), warning=f"the test failed: {one_line(error, 200)}")
+                    update_record(cfg.place.folder, warning=f"the test failed: {one_line(error, 200)}")
         record_scores(cfg, trainer, best, scores)
     if trainer.is_global_zero:
-        summary.print_end(Path(cfg.folder), evaluates=not untested, predicts=prediction_argument(data, task))
+        summary.print_end(cfg.place.folder, evaluates=not untested, predicts=prediction_argument(data, task))
         if cfg.reproduce:
             from boltcutter.run.compare import report_reproduction
 
-            report_reproduction(Path(cfg.reproduce), Path(cfg.folder))
+            report_reproduction(Path(cfg.reproduce), cfg.place.folder)
     if failure:
         raise failure from failure.error
     return scores
 
 
-def create_run(cfg: DictConfig, project: Project, components: Components, checkpoint: str | None) -> None:
+def create_run(cfg: Settings, project: Project, components: Components, checkpoint: str | None) -> None:
     """Create the run folder, and print what differs from the run that is resumed or reproduced."""
     if cfg.test and (untested := skip_reason(components.data, components.task, "test")):
         print(f"test=true: {untested}; testing is skipped")
     create_folder(cfg, project.root)
     if cfg.reproduce or checkpoint:
-        record = read_record(Path(cfg.reproduce or cfg.folder))
+        record = read_record(Path(cfg.reproduce) if cfg.reproduce else cfg.place.folder)
         for difference in lineage.differences(record, project.root, components.topology.world_size):
             print(f"warning: {difference}")
     device = components.trainer.strategy.root_device.type
@@ -198,9 +197,9 @@ def create_run(cfg: DictConfig, project: Project, components: Components, checkp
 
 
 @contextmanager
-def attempt(cfg: DictConfig, components: Components, checkpoint: str | None, changes: SettingChanges) -> Iterator[None]:
+def attempt(cfg: Settings, components: Components, checkpoint: str | None, changes: SettingChanges) -> Iterator[None]:
     """Record an attempt, its output and how it ended, and write the report."""
-    trainer, folder = components.trainer, Path(cfg.folder)
+    trainer, folder = components.trainer, cfg.place.folder
     device = trainer.strategy.root_device.type
     facts: dict[str, Any] = {"resumed_from": checkpoint, "devices": components.topology.world_size, "job": job_id()}
     facts |= {"device": device, "deterministic": lineage.is_deterministic(device)}
@@ -216,24 +215,24 @@ def attempt(cfg: DictConfig, components: Components, checkpoint: str | None, cha
         yield
 
 
-def record_metrics(cfg: DictConfig, trainer: L.Trainer, stopped_by: str | None) -> None:
+def record_metrics(cfg: Settings, trainer: L.Trainer, stopped_by: str | None) -> None:
     """Record the last value of each metric, and what ended training early."""
     if trainer.is_global_zero:
         flush_loggers(trainer)
-        found = final_metrics(Path(cfg.folder))
+        found = final_metrics(cfg.place.folder)
         update_record(
-            Path(cfg.folder),
+            cfg.place.folder,
             stopped_by=stopped_by,
             metrics={name: value for name, (value, _) in found.items()},
             measured_after={name: steps for name, (_, steps) in found.items()},
         )
 
 
-def record_scores(cfg: DictConfig, trainer: L.Trainer, best: str | None, scores: dict[str, float]) -> None:
+def record_scores(cfg: Settings, trainer: L.Trainer, best: str | None, scores: dict[str, float]) -> None:
     """Record the best checkpoint, and its metrics of the test split."""
     if trainer.is_global_zero:
         steps = read_steps(best) if best else None
-        update_record(Path(cfg.folder), best=best and relative(cfg, best), best_after=steps, test=scores)
+        update_record(cfg.place.folder, best=best and relative(cfg.place, best), best_after=steps, test=scores)
 
 
 def test(components: Components, folder: Path, checkpoint: str | None) -> dict[str, float]:

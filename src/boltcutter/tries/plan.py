@@ -16,7 +16,6 @@ from boltcutter.analysis.scale import Scale
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import plain
 from boltcutter.formatting import to_json
 from boltcutter.project import Project
 from boltcutter.run import trust
@@ -253,7 +252,7 @@ def is_seen(run: Run, change: Side, wanted: dict[str, Any]) -> bool:
 def split_notes(tried: Try) -> list[str]:
     """What the configuration says of the split of the data."""
     side = tried.pairs.baseline
-    data = plain(read_overrides(side.project, list(side.overrides))).get("data") or {}
+    data = read_overrides(side.project, list(side.overrides)).written.get("data") or {}
     if "seed" not in data:
         return ["note: data has no seed, so all pairs share one split: the verdict is one for this split"]
     if data["seed"] != "${seed}":

@@ -19,7 +19,7 @@ from boltcutter.analysis.references import BEST, LATEST, find
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.config.compose import OVERRIDE
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import flatten, last_of_each, plain
+from boltcutter.config.values import flatten, last_of_each
 from boltcutter.files import RECORD
 from boltcutter.launch import snapshot
 from boltcutter.project import Project
@@ -64,7 +64,7 @@ class Side:
 
     def settings(self, seed: int) -> dict[str, Any]:
         """The settings that may affect the results, by dotted key."""
-        return compared(plain(read_overrides(self.project, [*self.overrides, f"seed={seed}"])))
+        return compared(read_overrides(self.project, [*self.overrides, f"seed={seed}"]).written)
 
     @property
     def is_identified(self) -> bool:

@@ -15,8 +15,8 @@ from lightning.fabric.utilities import move_data_to_device
 from boltcutter.assembly.assemble import assemble, complete_config
 from boltcutter.assembly.precision import apply_precision
 from boltcutter.checkpoint.load import restore
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.settings import Settings
 from boltcutter.data.image_io import read_image, read_image_shape
 from boltcutter.export.exported import ExportedModel
 from boltcutter.protocols import GeneratesTokens, NativeData, find_model
@@ -43,8 +43,8 @@ class Predictor:
         ConfigError: The run has no such checkpoint or export, or its data module cannot read new inputs.
     """
 
-    def __init__(self, cfg: DictConfig, folder: Path, ckpt: str = "best", export: str | None = None) -> None:
-        complete_config(cfg)
+    def __init__(self, cfg: Settings, folder: Path, ckpt: str = "best", export: str | None = None) -> None:
+        cfg = complete_config(cfg)
         components = assemble(cfg, with_callbacks=False)
         self.task: Any = components.task
         data: Any = components.data
@@ -58,7 +58,7 @@ class Predictor:
         self.device = components.trainer.strategy.root_device
         if export:
             self.export, self.device = ExportedModel(folder, export), torch.device("cpu")
-        restore(self.data, self.export or find_checkpoint(cfg, ckpt), self.task)
+        restore(self.data, self.export or find_checkpoint(cfg.place, ckpt), self.task)
         if self.export is None:
             generates = isinstance(self.task, GeneratesTokens)
             owner, method = (find_model(self.task), "forward") if generates else (self.task, "predict_step")

@@ -21,8 +21,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from boltcutter.assembly.overrides import load_evaluation_config
-from boltcutter.config.compose import DictConfig, changed
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.settings import Settings
 from boltcutter.config.values import split_overrides
 from boltcutter.environment.warning_filters import filter_warnings
 from boltcutter.export.serving.app import Limits, create_app
@@ -63,7 +63,7 @@ def serve_command(project: Project, overrides: list[str]) -> None:
         serve(cfg, folder, settings, bound)
 
 
-def serve(cfg: DictConfig, folder: Path, settings: dict[str, Any], bound: socket.socket) -> None:
+def serve(cfg: Settings, folder: Path, settings: dict[str, Any], bound: socket.socket) -> None:
     """Serve on an open socket, in this process or in several workers."""
     port = bound.getsockname()[1]
     os.environ[VARIABLE] = json.dumps(settings)
@@ -80,7 +80,7 @@ def serve(cfg: DictConfig, folder: Path, settings: dict[str, Any], bound: socket
     host = f"[{settings['host']}]" if ":" in settings["host"] else settings["host"]  # IPv6
     url = f"http://{host}:{port}"
     if settings["workers"] > 1:  # mistakes are reported only once; on the CPU, to leave the GPUs to the workers
-        cfg = changed(cfg, {"trainer": {"accelerator": "cpu", "devices": 1, "precision": "32-true"}})
+        cfg = cfg.changed({"trainer": {"accelerator": "cpu", "devices": 1, "precision": "32-true"}})
     app = create(cfg, folder, settings)
     print(f"{url} (API: {url}/openapi.json)", flush=True)
     if settings["workers"] == 1:
@@ -103,9 +103,9 @@ def worker() -> Starlette:
     project.activate()
     cfg, folder = load_evaluation_config(project, {"run": settings["run"]}, settings["rest"])
     if device_type(str(cfg.trainer.get("accelerator", "auto"))) == "cuda":
-        given = cfg.trainer.devices
+        given = cfg.trainer["devices"]
         devices = range(torch.cuda.device_count()) if isinstance(given, int | str) else list(given)
-        cfg.trainer.devices = [devices[claim_number(settings["workers"]) % len(devices)]]
+        cfg = cfg.changed({"trainer": {"devices": [devices[claim_number(settings["workers"]) % len(devices)]]}})
     return create(cfg, folder, settings)
 
 
@@ -120,7 +120,7 @@ def claim_number(workers: int) -> int:
     return 0
 
 
-def create(cfg: DictConfig, folder: Path, settings: dict[str, Any]) -> Starlette:
+def create(cfg: Settings, folder: Path, settings: dict[str, Any]) -> Starlette:
     """Load the model and create the application."""
     return create_app(
         Predictor(cfg, folder, settings["ckpt"], settings["export"]),

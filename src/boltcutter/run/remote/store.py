@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.checkpoint.storage import is_url
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, one_line
-from boltcutter.config.values import plain
+from boltcutter.config.settings import Settings
 from boltcutter.environment.lease import Lease
 from boltcutter.environment.process import in_slurm_step, is_rank_zero
 from boltcutter.environment.warning_filters import filter_warnings
@@ -101,35 +100,36 @@ class ObjectStorage(RunStore):
                 fcntl.flock(lock, fcntl.LOCK_SH)
         return folder
 
-    def use_url(self, cfg: DictConfig) -> None:
-        """Let a configuration whose folder is that of a URL have its checkpoints at the URL."""
-        url = _urls.get(Path(cfg.folder))
+    def use_url(self, cfg: Settings) -> Settings:
+        """The settings with the URL of the checkpoints, if the folder is that of a URL."""
+        url = _urls.get(cfg.place.folder)
         if url and str(cfg.checkpoints).startswith(f"{cfg.folder}/"):
-            cfg.checkpoints = url + str(cfg.checkpoints).removeprefix(str(cfg.folder))
+            return cfg.changed({"checkpoints": url + str(cfg.checkpoints).removeprefix(str(cfg.folder))})
+        return cfg
 
-    def check(self, cfg: DictConfig) -> None:
+    def check(self, cfg: Settings) -> None:
         """Check that checkpoints are not folders of Lightning's or DeepSpeed's own if they are written to a URL.
 
         Raises:
             ConfigError: Each rank would write its shard to such a folder.
         """
-        strategy = plain(cfg.trainer).get("strategy")
+        strategy = cfg.trainer.get("strategy")
         options = strategy if isinstance(strategy, dict) else {"_target_": strategy}
         found = None
         if "deepspeed" in str(options.get("_target_")).lower():
-            found = f"={cfg.choices.trainer if isinstance(strategy, dict) else strategy}"
+            found = f"={cfg.choices['trainer'] if isinstance(strategy, dict) else strategy}"
         elif options.get("state_dict_type") == "sharded":
             found = ".state_dict_type=sharded"
-        if found and is_url(cfg.checkpoints):
+        if found and is_url(cfg.place.checkpoints):
             raise ConfigError(
                 f"trainer.strategy{found}: shards need a folder that all ranks can access, not {cfg.checkpoints}; set "
                 "checkpoints=<folder>, or trainer=fsdp2 trainer.strategy.save_distributed_checkpoint=true"
             )
 
-    def portable(self, cfg: DictConfig) -> dict[str, Any]:
+    def portable(self, cfg: Settings) -> dict[str, Any]:
         """The values of a configuration, with which the run can be read also from a copy of its folder."""
-        values = plain(cfg)
-        if url := _urls.get(Path(cfg.folder)):
+        values = cfg.written
+        if url := _urls.get(cfg.place.folder):
             values["folder"] = url
             values |= {key: self.show(values[key]) for key in ("resume", "reproduce") if values.get(key)}
             if str(cfg.checkpoints).startswith(f"{url}/"):
