@@ -179,7 +179,7 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
         "BaseProcess": {"_popen": None},
     },
     "omegaconf.dictconfig": {
-        "Settings": {
+        "DictConfig": {
             "_get_node": "self key validate_access validate_key throw_on_missing_value throw_on_missing_key",
             "_is_interpolation": "self",
             "_is_missing": "self",

@@ -89,7 +89,7 @@ class Part:
         commands: Commands by name.
         groups: Config groups that commands of this part instantiate. Other groups are built only where the
             configuration of training refers to them.
-        callbacks: ``module:function`` that takes the configuration of a training and returns callbacks for it.
+        callbacks: ``module:function`` that takes the ``Settings`` of a training and returns callbacks for it.
         references: ``module:function`` that takes the project and the overrides, and replaces names of runs.
         ranks: ``module:function`` that sets torchrun's variables, such as ``RANK``, if this part's launcher started
             the process; raises ConfigError.

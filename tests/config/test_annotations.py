@@ -176,6 +176,6 @@ def test_keys_are_read_as_annotated_where_no_value_is_ambiguous() -> None:
 def test_a_class_is_imported_only_for_what_is_ambiguous() -> None:
     unknown = {"_target_": "no_such_package.Thing", "rate": 0.1, "name": "${name}"}
     cfg = Settings({"name": read_value("name", "plain"), "tags": read_value("tags", "[1.10]"), "other": unknown})
-    assert not has_written(cfg._node._get_node("other"))
+    assert not has_written(cfg._content._get_node("other"))
     cfg = follow_annotations(cfg, component)
     assert cfg.written["tags"] == ["1.10"]

@@ -409,7 +409,7 @@ def test_paths_are_relative_to_the_root_of_the_project(project: Project, monkeyp
     (root / "name").touch()  # not the name of a dataset
     given = compose(project, ["runs=runs", "data.data_dir=files"])  # relative to the working directory
     assert (given.runs, given.data["data_dir"], given.data["path"]) == ("runs", "files", f"{root}/name")
-    assert compose(project, ["+root=/elsewhere"]).tool.command == "/elsewhere/tool"
+    assert compose(project, ["+root=/elsewhere"]).get("tool")["command"] == "/elsewhere/tool"
 
 
 @pytest.mark.parametrize(("option", "file"), [("a", "a"), ("one", "one"), ("two", "two"), ("{}/m/own.yaml", "own")])

@@ -188,8 +188,8 @@ def test_a_target_is_what_the_task_expects_if_it_can_be(path: Path, values: Any,
     for kind in ("classification", "regression"):
         if kind in kinds:
             cfg = read_config(PROJECT, [*given, f"task={kind}"])
-            assert cfg.data.kind == kind
-            assert cfg.data.num_classes == (len({*values}) if kind == "classification" else 1)
+            assert cfg.data["kind"] == kind
+            assert cfg.data["num_classes"] == (len({*values}) if kind == "classification" else 1)
         else:
             assert read_config(PROJECT, [*given, f"task={kind}"]).data["kind"] != kind  # which is refused later
 

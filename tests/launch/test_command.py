@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from conftest import environment
-from omegaconf import OmegaConf
 from slurm_cluster import Launch
 from third_party.gallery import overrides
 
@@ -19,7 +18,6 @@ from boltcutter.assembly.overrides import read_overrides
 from boltcutter.callback.spot_interruption import SpotInterruption
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import build
-from boltcutter.config.settings import Settings
 from boltcutter.data.digits import Digits
 from boltcutter.environment import user_key
 from boltcutter.launch import command
@@ -124,7 +122,7 @@ def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path)
     settings |= {"array": "seed=1,2", "max_parallel": 1}
     facts = {"launch": {"settings": settings, "id": "7", "submitted": "", "signature": user_key.sign(settings)}}
     training = read_overrides(PROJECT, [])
-    save_config(Settings({**training, "folder": str(folder)}), **facts)
+    save_config(training.changed({"folder": str(folder)}), **facts)
     for arguments in (["launch=slurm"], []):
         text = launch(*arguments, f"resume={folder}", "launch.memory=9G", "--dry-run")
         assert {"--time=9:00:00", "--partition=big", "--mem=9G"} <= set(re.findall("^#SBATCH (.*)", text, re.M))
@@ -207,7 +205,7 @@ def test_a_script_that_git_ignores_is_replaced_by_the_module(tmp_path: Path, ign
     for arguments in ("init -q", "add -A"):
         subprocess.run(["git", *arguments.split()], cwd=root, check=True)
     cfg = read_overrides(PROJECT, ["trainer.devices=1", f"folder={folder}"])
-    job = command.create_job([cfg], root, LocalLauncher())
+    job, _ = command.create_job([cfg], root, LocalLauncher())
     code = folder / "code"
     assert job.program == (["-m", "boltcutter", "train"] if ignored else [f"{code}/scripts/train.py"])
     assert job.environment == ({"BOLTCUTTER_PROJECT": str(code)} if ignored else {})
@@ -244,11 +242,9 @@ def test_an_untrusted_record_is_not_executed(launch: Launch, tmp_path: Path, arg
 def test_runs_on_spot_machines_save_regularly_and_when_the_cloud_announces_an_interruption(
     launcher: CloudLauncher, cloud: str | None
 ) -> None:
-    cfg = command.read_training_config(PROJECT, [])
-    command.prepare_for_spot(cfg, launcher)
-    cfg = complete_config(cfg)
+    cfg = complete_config(command.prepare_for_spot(command.read_training_config(PROJECT, []), launcher))
     assert cfg.callback["preemption"]["save_minutes"] == (command.SAVE_MINUTES if launcher.spot else None)
-    assert OmegaConf.select(cfg, "callback.spot_interruption.cloud") == cloud
+    assert (cfg.callback.get("spot_interruption") or {}).get("cloud") == cloud
     if cloud:
         assert isinstance(build(cfg.callback["spot_interruption"]), SpotInterruption)
 

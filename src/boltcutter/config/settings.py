@@ -108,7 +108,7 @@ class Settings:
     logger: Mapping[str, Mapping[str, Any] | None]
 
     def __init__(self, content: Mapping[str, Any] | DictConfig) -> None:
-        self.__dict__["_node"] = content if isinstance(content, DictConfig) else DictConfig(content)
+        self.__dict__["_content"] = content if isinstance(content, DictConfig) else DictConfig(content)
 
     def __getattr__(self, key: str) -> Any:
         if key.startswith("_"):
@@ -120,10 +120,10 @@ class Settings:
         raise AttributeError(f"{key}: settings do not change; use changed()")
 
     def __contains__(self, key: str) -> bool:
-        return key in self._node
+        return key in self._content
 
     def __iter__(self) -> Iterator[str]:
-        return map(str, self._node)
+        return map(str, self._content)
 
     def __repr__(self) -> str:
         return f"Settings({self.written})"
@@ -135,27 +135,27 @@ class Settings:
             ConfigError: A reference points to nothing.
         """
         try:
-            found = self._node.get(key)
+            found = self._content.get(key)
             if isinstance(found, values.CONTAINERS):
                 found = OmegaConf.to_container(found, resolve=True)
         except OmegaConfBaseException as error:
-            raise ConfigError(values.format_unresolved(error, self._node)) from None
+            raise ConfigError(values.format_unresolved(error, self._content)) from None
         return default if found is None else found
 
     @property
     def texts(self) -> dict[str, Any]:
         """All values, references as they are written, and ``Written`` where the text may be meant."""
-        return dict(values.with_texts(self._node))
+        return dict(values.with_texts(self._content))
 
     @property
     def has_texts(self) -> bool:
         """Whether a value may be meant as text: until an annotation has decided."""
-        return values.has_written(self._node)
+        return values.has_written(self._content)
 
     @property
     def written(self) -> dict[str, Any]:
         """All values, references as they are written."""
-        return values.plain(self._node)
+        return values.plain(self._content)
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class Settings:
         Raises:
             ConfigError: A reference points to nothing.
         """
-        return values.resolved(self._node)
+        return values.resolved(self._content)
 
     @property
     def redacted(self) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class Settings:
 
     def changed(self, new: Mapping[str, Any]) -> Settings:
         """Return the settings with other values; mappings are merged."""
-        node = self._node.copy()
+        node = self._content.copy()
         node.merge_with(new)
         return Settings(node)
 
@@ -192,12 +192,12 @@ class Settings:
 
     def keys_below(self) -> Iterator[str]:
         """List every dotted key."""
-        return values.paths(self._node)
+        return values.paths(self._content)
 
     def leaf_values(self) -> Iterator[tuple[str, Any, Any]]:
         """List the dotted key of each value, as it is written, and resolved; None if it cannot be."""
-        return values.leaf_values(self._node)
+        return values.leaf_values(self._content)
 
     def target_of(self, key: str) -> str:
         """The dotted key to which a key refers, as for ``task.model: ${model}``; itself if it refers to none."""
-        return values.resolve_reference(self._node, key)
+        return values.resolve_reference(self._content, key)
