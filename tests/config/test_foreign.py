@@ -140,4 +140,4 @@ def test_local_settings_are_between_the_experiment_and_the_command_line(project:
 
 def test_an_experiment_may_set_loggers_that_are_not_selected(project: Project) -> None:
     assert compose(project, ["experiment=own", "logger=tensorboard"]).logger.keys() == {"tensorboard"}
-    assert compose(project, ["experiment=own", "logger=wandb"]).logger["wandb"].group == "a"
+    assert compose(project, ["experiment=own", "logger=wandb"]).logger["wandb"]["group"] == "a"

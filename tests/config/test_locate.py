@@ -151,7 +151,7 @@ def test_defaults_stay_with_another_spelling(target: str, tmp_path: Path) -> Non
         trainer = compose(PROJECT, overrides).trainer
         assert trainer["_target_"] == target
         assert trainer["plugins"][0]["_target_"] == "boltcutter.checkpoint.checkpoint_io.AtomicCheckpointIO"
-        assert trainer.gradient_clip_val == 1.0
+        assert trainer["gradient_clip_val"] == 1.0
 
 
 def test_another_class_drops_the_arguments() -> None:

@@ -145,7 +145,7 @@ def conclude(tried: Try) -> dict[str, Any]:
         )
     )
     lines[1:1] = describe.constraints(tried.question, verdict, complete, tried.tolerance, tried.scale)
-    if load := describe.load(tried.pairs):
+    if load := describe.load_line(tried.pairs):
         lines.append(f"  {load}")
     lines += [f"  cost: {describe.cost(tried.pairs)}"]
     if tried.is_stopped:

@@ -157,7 +157,7 @@ def constraints(
         yield f"  {constraint.metric}: {found}{mean}, {interval(ends, scale)}"
 
 
-def load(pairs: Pairs) -> str:
+def load_line(pairs: Pairs) -> str:
     """What other processes used while speed was measured; empty if it is little."""
     loads = [outcome.load for outcome in pairs.outcomes.values()]
     if not loads or not (text := describe_load(*(max(ends) for ends in zip(*loads, strict=True)))):

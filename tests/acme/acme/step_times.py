@@ -2,11 +2,12 @@
 
 import csv
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
+
+from boltcutter.config.settings import Settings
 
 
 class StepTimes(Callback):
@@ -29,6 +30,6 @@ class StepTimes(Callback):
                 csv.writer(file).writerows([("step", "ms"), *self._times])
 
 
-def for_each_run(cfg: Mapping[str, Any]) -> list[Callback]:
+def for_each_run(cfg: Settings) -> list[Callback]:
     """The callbacks of each run."""
     return [StepTimes()]
