@@ -45,6 +45,9 @@ IN_PLACE = {
     "callback/preemption": {
         "_should_check_val_fx": "whether a validation follows, which saves",
     },
+    "callback/skip_no_op_hooks": {
+        "_accelerator_connector": "the strategy, which each call of a hook asks for, by one property instead of three",
+    },
     "checkpoint/unpickle": {
         "_open_zipfile_reader": "torch.load would take another unpickler",
         "_load": "the same",

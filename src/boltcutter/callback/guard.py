@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -21,6 +22,7 @@ from boltcutter.internals import foreach_norm
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
 from boltcutter.task.after_hook import AfterHook
 
+GRADIENT, IS_SPARSE = attrgetter("grad"), attrgetter("is_sparse")  # of all parameters, in each step
 SMALLEST_SCALE = 2.0**-16  # of a loss in float16; a scaler that begins with 2^16 is there after 32 overflows in a row
 
 
@@ -130,11 +132,11 @@ class Guard(Callback):
                 self._stop(trainer, pl_module, check, what, "lower optimizer.lr", "set trainer.precision=bf16-mixed")
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        gradients: list[Tensor] = [parameter.grad for parameter in parameters]
+        gradients: list[Tensor] = list(map(GRADIENT, parameters))
         if not gradients and self._reducer is None:
             return
         self._handle_pending(trainer, pl_module)
-        if any(gradient.is_sparse for gradient in gradients):
+        if any(map(IS_SPARSE, gradients)):
             # The values of coalesced gradients have the same norms.
             gradients = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
             if trainer.gradient_clip_val:

@@ -68,34 +68,39 @@ _EMPTY = {
     for name, hook in vars(Callback).items()
     if isinstance(hook, FunctionType) and hook.__code__.co_code == _no_op.__code__.co_code
 }
-_GET = {name: attrgetter(name) for name in _EMPTY}
+_FUNCTIONS = {name: (attrgetter(name), repeat(hook)) for name, hook in _EMPTY.items()}
+_FUNC, _NONE = repeat("__func__"), repeat(None)
+_is_logged = call.log.isEnabledFor
 
 
-def _is_observed(trainer: Any) -> bool:
-    """Whether a profiler or a debug log observes the calls of hooks."""
+def _unobserved(trainer: Any) -> Any:
+    """The strategy of a trainer; None if a profiler or a debug log observes the calls of hooks."""
     profiler = trainer.profiler
-    return type(profiler) is not PassThroughProfiler or "profile" in vars(profiler) or call.log.isEnabledFor(10)
+    if type(profiler) is not PassThroughProfiler or "profile" in profiler.__dict__ or _is_logged(10):
+        return None
+    return trainer._accelerator_connector.strategy
 
 
 def _call_callbacks(trainer: Any, hook_name: str, *args: Any, **options: Any) -> None:
-    module = trainer.lightning_module
-    if not module or "monitoring_callbacks" in options or hook_name not in _EMPTY or _is_observed(trainer):
+    strategy = _unobserved(trainer)
+    if strategy is None or options or hook_name not in _FUNCTIONS or not (module := strategy.lightning_module):
         by_lightning["_call_callback_hooks"](trainer, hook_name, *args, **options)
         return
     callbacks, state, arguments = trainer.callbacks, vars(module), (trainer, module, *args)
     previous, state[CURRENT_HOOK] = state[CURRENT_HOOK], hook_name
     # No Python code for hooks that are not overridden, which are most. Each is looked up after the one before it was
     # called, as that may set it. What is set on an object is no method, so it has no __func__.
-    functions = map(getattr, map(_GET[hook_name], callbacks), repeat("__func__"), repeat(None))
-    for callback in compress(callbacks, map(is_not, functions, repeat(_EMPTY[hook_name]))):
-        if callable(hook := getattr(callback, hook_name)):
-            hook(*arguments, **options)
+    get, empty = _FUNCTIONS[hook_name]
+    functions = map(getattr, map(get, callbacks), _FUNC, _NONE)
+    for callback in compress(callbacks, map(is_not, functions, empty)):
+        if callable(hook := get(callback)):
+            hook(*arguments)
     state[CURRENT_HOOK] = previous
 
 
 def _call_module(trainer: Any, hook_name: str, *args: Any, **options: Any) -> Any:
-    module = trainer.lightning_module
-    if not module or "pl_module" in options or _is_observed(trainer):
+    strategy = _unobserved(trainer)
+    if strategy is None or "pl_module" in options or not (module := strategy.lightning_module):
         return by_lightning["_call_lightning_module_hook"](trainer, hook_name, *args, **options)
     if not callable(hook := getattr(module, hook_name)):
         return None
@@ -107,10 +112,10 @@ def _call_module(trainer: Any, hook_name: str, *args: Any, **options: Any) -> An
 
 
 def _call_strategy(trainer: Any, hook_name: str, *args: Any, **options: Any) -> Any:
-    module = trainer.lightning_module
-    if not module or _is_observed(trainer):
+    strategy = _unobserved(trainer)
+    if strategy is None or not (module := strategy.lightning_module):
         return by_lightning["_call_strategy_hook"](trainer, hook_name, *args, **options)
-    if not callable(hook := getattr(trainer.strategy, hook_name)):
+    if not callable(hook := getattr(strategy, hook_name)):
         return None
     state = vars(module)
     previous, state[CURRENT_HOOK] = state[CURRENT_HOOK], hook_name
@@ -121,10 +126,10 @@ def _call_strategy(trainer: Any, hook_name: str, *args: Any, **options: Any) -> 
 
 def _is_overridden(name: str, instance: Any = None, parent: Any = None) -> bool:
     """Whether a hook of the data is overridden, which Lightning asks eight times for each batch."""
-    hook, original = getattr(type(instance), name, None), getattr(DataHooks, name, None)
-    if hook is None or original is None or name in vars(instance):
+    original, kind = vars(DataHooks).get(name), type(instance)
+    if original is None or not hasattr(kind, name) or name in vars(instance):
         return is_overridden(name, instance, parent)
-    if hook is original:
+    if (hook := getattr(kind, name)) is original:
         return False
     is_plain = type(hook) is FunctionType and not vars(hook) and isinstance(instance, DataHooks)
     # Such as a function that wraps another one, or a mock.
