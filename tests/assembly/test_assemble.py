@@ -4,8 +4,10 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint, ProgressBar
 from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from third_party.gallery import DATA, HERE, overrides
 
 from boltcutter.assembly.assemble import Components, assemble, build_loggers, complete_config, read_config
@@ -62,6 +64,20 @@ def test_spawned_ranks_of_a_strategy_of_lightning_get_a_launcher_that_forwards_s
     overrides = ("trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=64", f"trainer.strategy={strategy}")
     launcher = assembled(tmp_path, *overrides).trainer.strategy.launcher
     assert type(launcher).__module__ == "boltcutter.strategy.process_launcher"
+
+
+@pytest.mark.parametrize("is_registered", [False, True])
+def test_a_strategy_keeps_the_checkpoint_io_that_it_was_given(tmp_path: Path, is_registered: bool) -> None:
+    strategy = "{_target_: lightning.pytorch.strategies.SingleDeviceStrategy, device: cpu, checkpoint_io: {_target_: "
+    strategy += "lightning.fabric.plugins.TorchCheckpointIO}}"
+    if is_registered:
+        strategy, options = "own", {"device": torch.device("cpu"), "checkpoint_io": TorchCheckpointIO()}
+        StrategyRegistry.register("own", SingleDeviceStrategy, **options)
+    try:
+        trainer = assembled(tmp_path, "trainer.accelerator=cpu", f"trainer.strategy={strategy}").trainer
+    finally:
+        StrategyRegistry.pop("own", None)
+    assert type(trainer.strategy.checkpoint_io) is TorchCheckpointIO
 
 
 def test_a_checkpoint_of_a_failed_run_is_removed_by_the_callback_that_saved_it(tmp_path: Path) -> None:

@@ -16,16 +16,19 @@ from boltcutter.topology import Topology
     [
         ({"accumulate_grad_batches": 0}, "try 1"),
         ({"limit_train_batches": 0.0}, "try 1.0"),
+        ({"accelerator": "tpu", "plugins": ["${checkpoint_io}"]}, "trainer=tpu"),
         ({"gradient_clip_val": -1}, "null for no clipping"),
         ({"gradient_clip_val": float("nan")}, "null for no clipping"),
         ({"accumulate_grad_batches": 2, "limit_train_batches": 1, "gradient_clip_val": None}, None),
     ],
 )
-def test_numbers_with_which_nothing_is_trained_are_refused(trainer: dict[str, Any], remedy: str | None) -> None:
+def test_settings_with_which_lightning_trains_nothing_or_fails_are_refused(
+    trainer: dict[str, Any], remedy: str | None
+) -> None:
     if remedy is None:
         check_batches_and_clipping(trainer)
         return
-    ((name, value),) = trainer.items()
+    (name, value), *_ = trainer.items()
     with pytest.raises(ConfigError, match=rf"^trainer\.{name}={value} .*{remedy}"):
         check_batches_and_clipping(trainer)
 

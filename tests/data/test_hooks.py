@@ -1,3 +1,4 @@
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -88,3 +89,15 @@ def test_hooks_of_one_object_are_seeded_once_for_several_trainings() -> None:
         data.setup("fit")
         drawn.append(data.drawn)
     assert drawn[0] == drawn[2] != drawn[1]
+
+
+def test_hooks_that_are_no_methods_are_called_too() -> None:
+    class Own(L.LightningModule):
+        pass
+
+    task, calls = Own(), list[Any]()
+    vars(task).update(prepare_data=partial(calls.append, "prepared"), setup=lambda stage: calls.append(stage))
+    seed_hooks(task, 0)
+    task.prepare_data()
+    task.setup("fit")
+    assert calls == ["prepared", "fit"]

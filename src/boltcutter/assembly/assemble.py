@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
 )
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import StrategyRegistry
 from torch import nn
 
 from boltcutter.assembly.adapt import adapt, load_compiled
@@ -342,7 +343,7 @@ def _build_trainer(
     placeholder = placeholder_precision(precision, device_type(str(cfg.trainer.get("accelerator", "auto"))))
     disable_mpi_detection()  # before Lightning looks for an environment
     trainer: L.Trainer = build(
-        cfg.trainer,
+        _with_own_checkpoint_io(cfg),
         "trainer",
         callbacks=ordered,
         logger=loggers or None,
@@ -358,6 +359,17 @@ def _build_trainer(
     if launches_processes(trainer.strategy):
         set_launcher(trainer.strategy, MultiProcessingLauncher)
     return trainer
+
+
+def _with_own_checkpoint_io(cfg: Settings) -> Mapping[str, Any]:
+    """The trainer's settings; without the plugin ``checkpoint_io`` if its strategy was given or registered with one."""
+    options = cfg.trainer.get("strategy")
+    if isinstance(options, str):
+        options = StrategyRegistry[options]["init_params"] if options in StrategyRegistry else {}
+    if not isinstance(options, Mapping) or not options.get("checkpoint_io"):
+        return cfg.trainer
+    plugins = [node for node in cfg.trainer.get("plugins") or [] if node != cfg.get("checkpoint_io")]
+    return {**cfg.trainer, "plugins": plugins}
 
 
 def permit_removals(trainer: L.Trainer) -> None:

@@ -31,6 +31,12 @@ def check_batches_and_clipping(trainer: Mapping[str, Any]) -> None:
         if isinstance(number := trainer.get(key), int | float) and number <= 0:
             unit = "epochs" if key.endswith("epoch") else "batches"
             raise ConfigError(f"trainer.{key}={number} is not a positive number of {unit}; try {example}")
+    plugins = trainer.get("plugins") or []
+    if trainer.get("accelerator") == "tpu" and not any("HostCheckpointIO" in str(plugin) for plugin in plugins):
+        raise ConfigError(
+            "trainer.accelerator=tpu needs another plugin for checkpoints; use trainer=tpu instead",
+            kind="conflict",
+        )
     limit, norm = trainer.get("limit_train_batches"), trainer.get("gradient_clip_val")
     if limit is not None and limit == 0:
         raise ConfigError(f"trainer.limit_train_batches={limit} leaves no batch to train on; try 1.0, which is all")

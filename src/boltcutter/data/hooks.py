@@ -29,23 +29,24 @@ class SeededHook:
     in an evaluation.
 
     Args:
-        hook: A bound method.
+        hook: A bound method, or what was set in its place, such as a lambda.
+        name: Name of the hook.
         seed: Seed of the run.
 
     Attributes:
         ran_early: Whether the hook already ran before Lightning's call, which is then skipped.
     """
 
-    def __init__(self, hook: Callable[..., None], seed: int) -> None:
+    def __init__(self, hook: Callable[..., None], name: str, seed: int) -> None:
         update_wrapper(self, hook)  # Lightning checks whether the hook is overridden
-        self.hook, self.seed, self.ran_early = hook, seed, False
+        self.hook, self.stream, self.ran_early = hook, stream(Purpose.SETUP, seed, position=HOOKS.index(name)), False
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Call the hook, unless it ran early."""
         if self.ran_early:
             self.ran_early = False
             return
-        with seeded_generators(stream(Purpose.SETUP, self.seed, position=HOOKS.index(self.hook.__name__))):
+        with seeded_generators(self.stream):
             self.hook(*args, **kwargs)
 
 
@@ -55,7 +56,7 @@ def seed_hooks(owner: L.LightningDataModule | L.LightningModule, seed: int) -> N
         if isinstance(hook := getattr(owner, name), SeededHook):  # of an earlier training with the same object
             hook = hook.hook
         if type(hook) is not MethodType or is_overridden(name, owner):
-            setattr(owner, name, SeededHook(hook, seed))
+            setattr(owner, name, SeededHook(hook, name, seed))
 
 
 def shard_loaders(trainer: L.Trainer, seed: int) -> None:

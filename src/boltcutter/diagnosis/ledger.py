@@ -201,7 +201,8 @@ class StepLedger(Callback):
 
     def _after_step(self, optimizer: Optimizer, args: Any, options: Any) -> None:
         """Note with what an optimizer has done its step, before others change it."""
-        self._lr = float(optimizer.param_groups[0]["lr"])
+        groups = optimizer.param_groups  # none, if configure_optimizers returns None
+        self._lr = float(groups[0].get("lr", math.nan)) if groups else math.nan
         if self._hashed:
             norms = self._norms if self._guard is None else self._guard.norms
             found = int(self._gradient) if norms is None else hash_bytes(norms, int(self._gradient))
