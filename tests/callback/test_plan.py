@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import (
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from boltcutter.callback.plan import PlanCheck, planned_length
+from boltcutter.diagnosis.checks import Finding
 
 BATCHES, EPOCHS = 40, 3
 STEPS = BATCHES * EPOCHS
@@ -162,6 +163,14 @@ class TestWarnings:
         self, schedule: Callable[[Optimizer], Any], interval: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert not fit(capsys, Module(schedule, interval))
+
+    def test_what_another_check_has_found_is_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """The diagnosis computes schedules ahead, and has printed its line."""
+
+        class Found(Callback):
+            findings = (Finding("schedule-unit", "certain", "is made for steps", 0),)
+
+        assert not fit(capsys, Module(partial(CosineAnnealingLR, T_max=STEPS)), callbacks=(Found(),))
 
     @pytest.mark.parametrize("interval", ["step", "epoch"])
     @pytest.mark.parametrize("max_epochs", [0, 1])

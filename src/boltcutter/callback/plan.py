@@ -55,7 +55,8 @@ def _faults(trainer: L.Trainer, module: L.LightningModule) -> Iterator[str]:
                 f"trainer.{name}={limit} counts the steps of all {count} optimizers, as Lightning does: about "
                 f"{math.ceil(limit / count)} batches if each makes one; set trainer.{name}={limit * count} for {limit}"
             )
-    if module.automatic_optimization:
+    found = {finding.check for each in trainer.callbacks for finding in getattr(each, "findings", ())}  # type: ignore[attr-defined]
+    if module.automatic_optimization and not found & {"schedule-unit", "schedule-dead"}:  # which say the same
         for config in trainer.lr_scheduler_configs:
             yield from _misplaced_schedule(trainer, config)
 

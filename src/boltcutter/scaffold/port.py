@@ -202,7 +202,9 @@ def compare(source: Path, target: Path, name: str, theirs: list[str], ours: list
     """
     with tempfile.TemporaryDirectory() as scratch:
         quick = [f"folder={scratch}/run", f"seed={SEED}", "logger=csv", "report=false", "test=false"]
-        quick += [] if _has_gpu() else ["trainer.accelerator=cpu", "trainer.devices=1"]
+        given = {override.lstrip("+~").partition("=")[0] for override in ours}
+        on_cpu = {"trainer.accelerator": "cpu", "trainer.devices": "1"}
+        quick += [] if _has_gpu() else [f"{key}={text}" for key, text in on_cpu.items() if key not in given]
         imported = _steps(target, Path(scratch, "ours.json"), ["boltcutter", "train", *ours, *quick])
         if isinstance(imported, str):
             print(f"{name}: the import does not train: {imported}", file=sys.stderr)
