@@ -40,3 +40,13 @@ def test_a_fifo_in_place_of_the_log_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / evaluations.FILE)
     evaluations.append(tmp_path, BEST)
     assert evaluations.of_test(tmp_path) == []
+
+
+def test_the_reads_of_a_project_and_the_luck_of_the_best(tmp_path: Path) -> None:
+    for folder, written in (("a/1", "1"), ("a/1", "2"), ("a/1", "2"), ("tries/x/x-01-change", "1")):
+        evaluations.append(tmp_path / folder, {"split": "test", "checkpoint": "best.ckpt", "written": written})
+    evaluations.append(tmp_path / "a" / "2", {"split": "val", "checkpoint": "best.ckpt", "written": "1"})
+    assert evaluations.count_tests(evaluations.folders_of(tmp_path)) == (4, 3)
+    known = {2: 0.56, 5: 1.16, 10: 1.54, 20: 1.87, 50: 2.25}  # exact expected maxima
+    assert all(abs(evaluations.luck_of_best(count) - value) < 0.03 for count, value in known.items())
+    assert evaluations.luck_of_best(1) == 0

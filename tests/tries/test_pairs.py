@@ -120,3 +120,20 @@ def test_torn_lines_are_ignored_and_not_continued(tmp_path: Path) -> None:
 
 def test_seeds_that_were_used_are_left_out() -> None:
     assert fresh_seeds(3, 3, {4, 5}.__contains__) == [3, 6, 7]
+
+
+def test_the_spread_is_known_from_earlier_pairs_and_runs_of_the_baseline(pairs: Pairs, tmp_path: Path) -> None:
+    project = pairs.baseline.project
+    for seed, loss in ((20, 0.4), (21, 0.6)):
+        write_baseline(project, tmp_path / "runs" / "mlp" / str(seed), seed, metrics={"val/loss": loss})
+    other = replace(pairs, folder=tmp_path / "runs" / "tries" / "def", outcomes={})
+    for pair, loss in ((0, 0.7), (1, 0.8)):
+        for number, value in ((2 * pair, 0.5), (2 * pair + 1, loss)):
+            place = other.folder_of(pair, (BASELINE, CHANGE)[number % 2])
+            write_baseline(project, place, 3 + pair, metrics={"val/loss": value})
+            other.tell(number, "complete", [])
+    found = replace(pairs, known=find_runs(tmp_path / "runs"), outcomes={})
+    assert found.earlier_differences() == pytest.approx([0.2, 0.3])
+    assert {0.4, 0.6} <= {*found.baseline_values()}
+    another = replace(found, baseline=found.change, outcomes={})
+    assert another.earlier_differences() == another.baseline_values() == []

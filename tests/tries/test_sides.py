@@ -9,7 +9,7 @@ import pytest
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter.run import trust
-from boltcutter.tries.sides import Version, find_baseline, make_side, parse_change
+from boltcutter.tries.sides import Version, find_baseline, has_settings, make_side, parse_change
 
 
 def git(root: Path, *words: str) -> str:
@@ -106,3 +106,12 @@ def test_an_agent_runs_only_code_of_the_project(
     hand_over(places[0])
     with pytest.raises(ConfigError, match="an agent may run"):
         parse_change(tracked, [str(places[0])])
+
+
+def test_settings_that_were_taken_from_the_data_are_no_other_settings() -> None:
+    wanted = {"data.path": "x", "data.shape": None, "data.kind": "regression", "model.size": None}
+    same = {"data": {"path": "x", "shape": [10], "kind": "regression"}, "model": {"size": None}}
+    assert has_settings(same, wanted)
+    assert not has_settings({**same, "model": {"size": 3}}, wanted)  # null may mean anything elsewhere
+    assert not has_settings({**same, "data": {**same["data"], "kind": "classification"}}, wanted)
+    assert not has_settings({"data": {"path": "x", "kind": "regression"}, "model": {"size": None}}, wanted)

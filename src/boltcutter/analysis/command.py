@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from boltcutter.analysis import actions, query, table
+from boltcutter.analysis import actions, query, table, luck
 from boltcutter.analysis.query import OPERATORS, select
 from boltcutter.analysis.record import Run, find_runs
 from boltcutter.analysis.references import candidates, find, runs_folder
@@ -53,7 +53,7 @@ def runs_command(project: Project, arguments: list[str]) -> list[Run] | None:
     runs = chosen(known, text) if text else known
     if "--sort" in flags:
         runs = table.sort(runs, flags["--sort"])
-    show(runs, place, flags, text)
+    show(runs, known, place, flags, text)
     return runs
 
 
@@ -80,8 +80,8 @@ def parse(given: Sequence[str], values: Sequence[str], others: Sequence[str] = (
     return flags, rest
 
 
-def show(runs: Sequence[Run], place: str, flags: dict[str, str], text: str) -> None:
-    """Print runs as a table or as CSV, or write a page about them."""
+def show(runs: Sequence[Run], known: Sequence[Run], place: str, flags: dict[str, str], text: str) -> None:
+    """Print runs, some of all known ones, as a table or as CSV, or write a page about them."""
     if "--html" in flags:
         from boltcutter.analysis.page import write_table  # slow imports
 
@@ -105,6 +105,10 @@ def show(runs: Sequence[Run], place: str, flags: dict[str, str], text: str) -> N
         print(f"{len(shown)} of {len(runs)} runs; --limit 0 shows all")
     if others:
         print(printable(f"not shown: {', '.join(others)}; choose columns by --columns"))
+    if read := next(
+        filter(None, (luck.describe(known, key, [r for r in runs if key in r.metrics]) for key in keys)), ""
+    ):
+        print(printable(f"note: {read}"))
     for run in (run for run in shown if run.status == "unreadable"):
         print(printable(f"warning: {run.folder}: {run.reason}"), file=sys.stderr)
 

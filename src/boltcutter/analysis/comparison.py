@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from boltcutter.analysis import caveats, further
+from boltcutter.analysis import caveats, further, luck
 from boltcutter.analysis.actions import writing
 from boltcutter.analysis.command import parse
 from boltcutter.analysis.groups import Group, Result, pair, read_group, settings_of
@@ -67,6 +67,8 @@ def compare_groups_command(project: Project, arguments: list[str]) -> dict[str, 
         further.check_folds(project, groups[0], group)
     found = [compare(groups[0], group, metric) for group in groups[1:]]
     found[0].warnings += caveats.measured_elsewhere(groups, known, metric)
+    if text := luck.describe(known, metric, [r.run for group in groups for r in group.results]):
+        found[0].warnings.append(text)
     decide(found, mode, effect)
     scale = Scale.of(metric, mode, [value for group in groups for value in group.values])
     for comparison in found:

@@ -26,7 +26,7 @@ from torch import nn
 from boltcutter.assembly.adapt import adapt, load_compiled
 from boltcutter.assembly.data_values import complete_references
 from boltcutter.assembly.hooks import check_hooks
-from boltcutter.assembly.overrides import read_overrides
+from boltcutter.assembly.overrides import INFERRED, read_overrides
 from boltcutter.assembly.pixels import accept_pixels
 from boltcutter.assembly.precision import (
     placeholder_precision,
@@ -128,7 +128,7 @@ def complete_config(cfg: Settings) -> Settings:
             raise ConfigError(f"{key}={format_value(value)}: no settings; choose a file of configs/{key}")
     cfg = complete_references(cfg, _find_mistakes)
     mistakes = _find_mistakes(cfg)
-    unknown = [key for key in ("shape", "num_classes", "kind") if key in cfg.data and cfg.data[key] is None]
+    unknown = [key for key in INFERRED if key in cfg.data and cfg.data[key] is None]
     if unknown and not any(mistake.startswith("data") for mistake in mistakes):
         data = build(cfg.data, "data")
         if isinstance(data, NativeData):  # null may mean something else in another data module

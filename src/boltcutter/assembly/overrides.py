@@ -20,6 +20,8 @@ from boltcutter.run.folder import moved_to, read_run_config, recorded_config
 from boltcutter.run.remote.store import run_store
 from boltcutter.topology import ONE_DEVICE
 
+INFERRED = ("shape", "num_classes", "kind")  # settings of ``data`` that null lets training take from the data
+
 
 def read_overrides(project: Project, overrides: Sequence[str]) -> Settings:
     """Compose the configuration; ``resume=`` and ``reproduce=`` start from the configuration of an earlier run.

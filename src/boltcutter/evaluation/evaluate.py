@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -97,10 +98,34 @@ def evaluate_command(project: Project, overrides: list[str]) -> dict[str, float]
             tests = evaluations.of_test(folder) if split == "test" else []
             count = count_samples(components.data, split)
             summary.print_evaluation(output, scores, evaluations.describe(tests) if len(tests) > 1 else None, count)
+            if split == "test" and (text := describe_reads(Path(cfg.runs), folder, scores, components.data)):
+                print(f"note: {text}")
             if "output" not in special and (folder / "report.html").is_file():
                 report.write_or_warn(folder)
             run_store().push(folder)
     return scores
+
+
+def describe_reads(runs: Path, folder: Path, scores: Mapping[str, float], data: Any) -> str:
+    """How often the test split was read in a project, and by how much its best model is lucky; empty for a single one.
+
+    Args:
+        runs: Folder of all runs.
+        folder: Folder of the run.
+        scores: Its metrics; a fraction of the samples says how much these vary.
+        data: Its data.
+    """
+    reads, models = evaluations.count_tests({*evaluations.folders_of(runs.absolute()), folder.absolute()})
+    if models < 2:
+        return ""
+    name, value = next(((name, value) for name, value in scores.items() if "acc" in name and 0 < value < 1), ("", 0.0))
+    test = data.splits.test if isinstance(data, NativeData) and data.splits else None
+    size, count = evaluations.luck_of_best(models), (sized_len(test) if test is not None else None)
+    luck = f"{size:.2f} standard deviations over seeds and samples"
+    if name and count:
+        deviation = math.sqrt(value * (1 - value) / count)
+        luck += f", of which the {count:,} samples alone give {name} {deviation:.2g}"
+    return evaluations.describe_luck(reads, models, luck)
 
 
 def count_samples(data: Any, split: str) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from boltcutter.analysis import luck
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError, printable
 from boltcutter.environment import lease, startup
@@ -29,6 +30,7 @@ from boltcutter.tries.question import parse_request
 from boltcutter.tries.sign_flips import Verdict
 
 UNDECIDED = 3  # exit status
+MIN_FORECAST = 3  # pairs or runs whose spread is worth telling
 
 
 def try_command(project: Project, arguments: list[str]) -> dict[str, Any]:
@@ -64,12 +66,16 @@ def run(tried: Try) -> None:
     print(printable("\n".join(describe.opening(tried.id, tried.question, pairs))))
     for note in tried.notes:
         print(printable(note))
+    for metric in tried.question.metrics:
+        if text := luck.describe(tried.known, metric):
+            print(printable(f"note: {text}"))
     if tried.askings > 1:
         print(f"note: asked for the {tried.askings}. time, on fresh seeds; the errors of all times add up")
     if reusable := pairs.num_reusable():
         print(f"{reusable} of {len(pairs.seeds)} runs of the baseline exist already")
     if text := forecast(tried):
         print(text)
+    tried.is_without_forecast = text.startswith("forecast: after")
     print(f"page: {display_path(page.write_try(tried))}", flush=True)
     limits = RunLimits.of_environment(tried.folder.parent)
 
@@ -116,19 +122,28 @@ class Progress:
 
 
 def forecast(tried: Try) -> str:
-    """What the budget can see, by the spread of the pairs so far or of runs of the baseline; empty without either."""
-    pairs = tried.pairs.complete()
-    found = [change.value - baseline.value for baseline, change in pairs if not (baseline.is_lost or change.is_lost)]
-    candidates = tried.pairs.reusable_values()
-    if len(found) > 2:
-        spread, source = statistics.stdev(found), f"the {len(found)} pairs so far"
-    elif len(candidates) > 2:
-        spread = math.sqrt(2) * statistics.stdev(candidates)
-        source = f"pairs, if these share as little as the {len(candidates)} runs of the baseline"
+    """What the budget can see, by the spread of pairs, or of runs of the baseline; what is missing without either."""
+    question = tried.question
+    found, source = differences(tried.pairs.complete()), "the {} pairs so far"
+    values = tried.pairs.baseline_values()
+    if len(found) < MIN_FORECAST:
+        found, source = tried.pairs.earlier_differences(), "{} pairs of other changes with this baseline"
+    if len(found) >= MIN_FORECAST:
+        spread, source = statistics.stdev(found), source.format(len(found))
+    elif len(values) >= MIN_FORECAST:
+        spread = math.sqrt(2) * statistics.stdev(values)
+        source = f"pairs that share as little as the {len(values)} runs of the baseline, so at most"
     else:
+        return f"forecast: after pair {MIN_FORECAST}, as fewer pairs or runs of the baseline ({len(values)}) are known"
+    reference = tried.effect() or (question.effect.resolve(values[0]) if values else None)
+    if reference is None and question.effect.is_relative:
         return ""
-    reference = tried.question.effect.resolve(candidates[0] if candidates else pairs[0][0].value)
-    return describe.forecast(tried.question, reference, spread, tried.scale(), source)
+    return describe.forecast(question, reference or question.effect.value, spread, tried.scale(), source)
+
+
+def differences(pairs: Sequence[tuple[Outcome, Outcome]]) -> list[float]:
+    """Of the pairs that no run has lost."""
+    return [change.value - baseline.value for baseline, change in pairs if not (baseline.is_lost or change.is_lost)]
 
 
 def conclude(tried: Try) -> dict[str, Any]:

@@ -27,12 +27,13 @@ from boltcutter.search.results import Result
 from boltcutter.search.trial import Report, Sampled, Trial
 from boltcutter.search.trial import seconds as seconds_of
 from boltcutter.tries.measurements import REMEDY, OtherLoad, is_measured, measure
-from boltcutter.tries.sides import Side, compared
+from boltcutter.tries.sides import Side, has_settings
 from boltcutter.tries.sign_flips import first_look
 
 JOURNAL = "outcomes.jsonl"  # in the folder of a try: a line for each run that has ended
 BASELINE, CHANGE = "baseline", "change"
 NAMES = (BASELINE, CHANGE)
+MAX_READ = 200  # records that are read for a forecast
 NOT_COMPARED = ("threads",)  # of the hardware: what does not affect results of a run on one thread
 
 
@@ -174,6 +175,29 @@ class Pairs:
         """The metric of all runs that may be those of the baseline, of these seeds."""
         found = [self._find_reusable(seed) for seed in self.seeds]
         return [run.metrics[self.metric] for run in found if run]
+
+    def baseline_values(self) -> list[float]:
+        """The metric of runs of the baseline with any seed and code."""
+        wanted = self.baseline.settings(self.seeds[0])
+        candidates = [run for run in self.known if run.status == "completed" and self.metric in run.metrics]
+        return [run.metrics[self.metric] for run in candidates[-MAX_READ:] if _is_of(run, wanted)]
+
+    def earlier_differences(self) -> list[float]:
+        """The differences of pairs of the try with the most of them whose baseline has the same settings."""
+        wanted, found = self.baseline.settings(self.seeds[0]), list[float]()
+        runs = {run.folder: run for run in self.known if self.metric in run.metrics and run.status == "completed"}
+        for journal in self.folder.parent.glob(f"*/{JOURNAL}"):
+            ended = {
+                (entry.get("pair"), entry.get("side")): runs.get(str(entry.get("folder")))
+                for entry in read_lines(journal)
+            }
+            pairs = [
+                (run, ended.get((pair, CHANGE))) for (pair, side), run in ended.items() if run and side == BASELINE
+            ]
+            own = [after.metrics[self.metric] - before.metrics[self.metric] for before, after in pairs if after]
+            if len(own) > len(found) and journal.parent != self.folder and _is_of(pairs[0][0], wanted):
+                found = own
+        return found
 
     # --- what run_trials asks ---
 
@@ -333,10 +357,18 @@ class Pairs:
                 continue
             if seed not in settings:
                 settings[seed] = self.baseline.settings(seed)
-            is_same = compared(record.get("config") or {}) == settings[seed] and is_of_environment(record)
+            is_same = has_settings(record.get("config") or {}, settings[seed]) and is_of_environment(record)
             if is_same and not inexact_resume(Compared(run, 0.0, Path(run.folder), record)):
                 found.setdefault(seed, []).append(run)
         return found
+
+
+def _is_of(run: Run, wanted: Mapping[str, Any]) -> bool:
+    """Whether a run has these settings."""
+    try:
+        return has_settings(read_record(Path(run.folder)).get("config") or {}, wanted)
+    except ConfigError:
+        return False
 
 
 def is_of_environment(record: Mapping[str, Any]) -> bool:

@@ -27,7 +27,7 @@ from boltcutter.tries.ledger import Entry
 from boltcutter.tries.measurements import SCALES
 from boltcutter.tries.pairs import Outcome, Pairs, fresh_seeds, parse_state
 from boltcutter.tries.question import Constraint, Question, Request, Size
-from boltcutter.tries.sides import Side, compared, find_baseline, make_side, parse_change
+from boltcutter.tries.sides import Side, find_baseline, has_settings, make_side, parse_change
 from boltcutter.tries.sign_flips import Verdict, decide
 
 TRIES = "tries"  # in the folder of all runs
@@ -60,6 +60,7 @@ class Try:
     gpus: float = 0.0
     confirms: tuple[str, ...] = ()
     limit: str = ""  # that was reached
+    is_without_forecast: bool = False
 
     @property
     def folder(self) -> Path:
@@ -244,7 +245,7 @@ def is_seen(run: Run, change: Side, wanted: dict[str, Any]) -> bool:
     if TRIES in Path(run.folder).parts or not isinstance(run.settings.get("seed"), int):
         return False
     try:
-        return compared(read_record(Path(run.folder)).get("config") or {}) == wanted
+        return has_settings(read_record(Path(run.folder)).get("config") or {}, wanted)
     except ConfigError:
         return False
 

@@ -16,7 +16,7 @@ from boltcutter.analysis.further import overrides_of
 from boltcutter.analysis.groups import Result, is_compared
 from boltcutter.analysis.record import Run, find_runs
 from boltcutter.analysis.references import BEST, LATEST, find
-from boltcutter.assembly.overrides import read_overrides
+from boltcutter.assembly.overrides import INFERRED, read_overrides
 from boltcutter.config.compose import OVERRIDE
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import flatten, last_of_each
@@ -75,6 +75,13 @@ class Side:
 def compared(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that may affect the results, by dotted key, apart from the seed."""
     return {key: value for key, value in flatten(config) if is_compared(key)}
+
+
+def has_settings(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a recorded configuration has these settings, apart from those that null let it take from the data."""
+    free = [key for key in (f"data.{name}" for name in INFERRED) if wanted.get(key, 0) is None]
+    found = compared(config)
+    return {**found, **{key: None for key in free if key in found}} == wanted
 
 
 def parse_change(project: Project, words: Sequence[str]) -> tuple[list[str], Version | None]:
