@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from boltcutter.analysis import actions, query, table, luck
+from boltcutter.analysis import actions, luck, query, table
 from boltcutter.analysis.query import OPERATORS, select
 from boltcutter.analysis.record import Run, find_runs
 from boltcutter.analysis.references import candidates, find, runs_folder
@@ -108,7 +108,7 @@ def show(runs: Sequence[Run], known: Sequence[Run], place: str, flags: dict[str,
     if read := next(
         filter(None, (luck.describe(known, key, [r for r in runs if key in r.metrics]) for key in keys)), ""
     ):
-        print(printable(f"note: {read}"))
+        print(printable(f"note: {read}"), file=sys.stderr)
     for run in (run for run in shown if run.status == "unreadable"):
         print(printable(f"warning: {run.folder}: {run.reason}"), file=sys.stderr)
 

@@ -67,8 +67,6 @@ def compare_groups_command(project: Project, arguments: list[str]) -> dict[str, 
         further.check_folds(project, groups[0], group)
     found = [compare(groups[0], group, metric) for group in groups[1:]]
     found[0].warnings += caveats.measured_elsewhere(groups, known, metric)
-    if text := luck.describe(known, metric, [r.run for group in groups for r in group.results]):
-        found[0].warnings.append(text)
     decide(found, mode, effect)
     scale = Scale.of(metric, mode, [value for group in groups for value in group.values])
     for comparison in found:
@@ -83,11 +81,13 @@ def compare_groups_command(project: Project, arguments: list[str]) -> dict[str, 
         found[-1].commands.append(command("compare", "--metric", metric, *options, *lasting))
     lines = "\n".join(_lines(groups, found, scale))
     print(printable(lines))
+    if reads := luck.describe(known, metric, [r.run for group in groups for r in group.results]):
+        print(printable(f"note: {reads}"), file=sys.stderr)
     if page := flags.get("--html"):
         with writing(f"--html={page}", "choose another file"):
             write_page(Path(page), project, f"{metric}: {len(groups)} groups", printable(lines), found)
         print(page, file=sys.stderr)
-    return as_dict(groups, found)
+    return as_dict(groups, found) | {"test_reads": reads}
 
 
 def compare(first: Group, second: Group, metric: str) -> Comparison:

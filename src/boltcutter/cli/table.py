@@ -60,6 +60,7 @@ boltcutter try faster-mixup against=baseline metric=val/accuracy effect=0.5%    
     mode=min|max     which values are better; by default by the metric's name
     split=by-seed|fixed    a split of the data for each pair, or one for all; by default as configured
     parallel=1 gpus=       runs at a time on this machine, and GPUs of each
+    launch=slurm launch.…  as jobs, by default ten at a time
 Exit status: 0 accepted, 1 rejected, 3 undecided. The same command continues one that was interrupted.""",
         flags="boltcutter.tries.question:FLAGS",
         runs=(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -99,7 +100,7 @@ def evaluate_command(project: Project, overrides: list[str]) -> dict[str, float]
             count = count_samples(components.data, split)
             summary.print_evaluation(output, scores, evaluations.describe(tests) if len(tests) > 1 else None, count)
             if split == "test" and (text := describe_reads(Path(cfg.runs), folder, scores, components.data)):
-                print(f"note: {text}")
+                print(f"note: {text}", file=sys.stderr)
             if "output" not in special and (folder / "report.html").is_file():
                 report.write_or_warn(folder)
             run_store().push(folder)

@@ -21,6 +21,7 @@ from boltcutter.project import Project, display_path
 from boltcutter.search.local import run_trials
 from boltcutter.search.results import Result
 from boltcutter.tries import confirmation, describe, ledger, page
+from boltcutter.tries.launched import run_launched
 from boltcutter.tries.ledger import Entry
 from boltcutter.tries.limits import RunLimits
 from boltcutter.tries.measurements import describe_load
@@ -86,6 +87,16 @@ def run(tried: Try) -> None:
         return not tried.limit
 
     pairs.start = may_start
+    if tried.launch:
+        run_launched(
+            pairs,
+            tried.launch,
+            parallel=pairs.parallel,
+            should_stop=lambda: bool(signals.received_signal()) or tried.verdict().word != "continue",
+            is_decided=lambda: tried.verdict().word != "continue",
+            progress=Progress(tried),
+        )
+        return
     run_trials(
         pairs,
         pairs.make_trial,

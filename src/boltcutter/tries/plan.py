@@ -60,6 +60,7 @@ class Try:
     gpus: float = 0.0
     confirms: tuple[str, ...] = ()
     limit: str = ""  # that was reached
+    launch: tuple[str, ...] = ()
     is_without_forecast: bool = False
 
     @property
@@ -149,6 +150,7 @@ def prepare(project: Project, request: Request) -> Try:
     )
     tried.notes += split_notes(tried)
     tried.pairs.parallel, tried.gpus, tried.confirms = request.parallel, request.gpus or 0.0, request.confirms
+    tried.launch = request.launch
     return tried
 
 

@@ -11,7 +11,7 @@ from boltcutter.config.errors import ConfigError, hint
 from boltcutter.formatting import parse_count
 from boltcutter.run.metrics import Mode, infer_mode, parse_name
 from boltcutter.tries.measurements import is_measured
-from boltcutter.tries.sign_flips import BUDGET, check_budget
+from boltcutter.tries.sign_flips import BUDGET, check_budget, first_look
 
 FLAGS = {
     "--final": "allow a metric of the test split, which is for the last comparison",
@@ -121,6 +121,7 @@ class Request:
     parallel: int
     gpus: float | None
     again: bool
+    launch: tuple[str, ...] = ()  # overrides of the launcher; empty: this machine
     confirms: tuple[str, ...] = ()  # ids of tries
 
 
@@ -134,7 +135,8 @@ def parse_request(arguments: Sequence[str]) -> Request:
     given = {key: value for key, _, value in (argument.partition("=") for argument in arguments) if key in KEYS}
     rest = [a for a in arguments if a not in FLAGS and a.partition("=")[0] not in KEYS]
     common = [argument for argument in rest if argument.partition("=")[0] in COMMON and "=" in argument]
-    change = [argument for argument in rest if argument not in common]
+    launch = tuple(argument for argument in rest if argument.lstrip("+~").startswith(("launch=", "launch.")))
+    change = [argument for argument in rest if argument not in (*common, *launch)]
     for key, example in (("metric", "val/accuracy"), ("effect", "0.5%")):
         if not given.get(key):
             raise ConfigError(f"{key} is not set; give {key}={example}", kind="missing_value")
@@ -147,7 +149,14 @@ def parse_request(arguments: Sequence[str]) -> Request:
     seeds = [parse_count(argument.partition("=")[2]) for argument in common if argument.startswith("seed=")]
     if None in seeds:
         raise ConfigError("seed: not a number; give the seed of the first pair, such as seed=0")
-    parallel = parse_count(given.get("parallel", "1"))
+    if launch and not any(argument.startswith("launch=") for argument in launch):
+        raise ConfigError(f"{launch[0]}: no launcher; add launch=slurm, or remove it", kind="missing_value")
+    if launch and (question.is_measured or "gpus" in given):
+        measured = next(filter(is_measured, question.metrics), "")
+        setting = f"gpus={given['gpus']}" if "gpus" in given else measured
+        reason = "the job has the GPUs of trainer.devices" if "gpus" in given else "jobs may run on different machines"
+        raise ConfigError(f"{setting}: {reason}; remove it, or {launch[0]}", kind="conflict")
+    parallel = parse_count(given.get("parallel", str(2 * first_look()) if launch else "1"))
     if not parallel:
         raise ConfigError(f"parallel={given['parallel']}: not a number of runs at a time; try parallel=1")
     if parallel > 1 and question.is_measured:
@@ -165,6 +174,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
         parallel=parallel,
         gpus=gpus,
         again="--again" in flags,
+        launch=launch,
     )
 
 
