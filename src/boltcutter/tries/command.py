@@ -58,7 +58,9 @@ def try_command(project: Project, arguments: list[str]) -> dict[str, Any]:
                     signals.exit(number, "interrupted", is_collective=False)
                 return conclude(tried)
         except lease.LeaseHeldError as error:
-            raise ConfigError(f"{tried.folder}: {error}; wait for it, or ask something else") from error
+            raise ConfigError(
+                f"{tried.folder}: {error}; wait for it, or ask something else", kind="conflict"
+            ) from error
 
 
 def run(tried: Try) -> None:
@@ -121,10 +123,9 @@ class Progress:
             verdict = self._tried.verdict(count)
             line = describe.progress(self._tried.question, complete[:count], verdict, self._tried.scale())
             print(printable(line), flush=True)
-            if load := describe_load(
-                *(max(ends) for ends in zip(*(side.load for side in complete[count - 1]), strict=True))
-            ):
-                print(f"  {load}", flush=True)
+            loads = zip(*(side.load for side in complete[count - 1]), strict=True)
+            if count == 1 and (text := describe_load(*map(max, loads))):
+                print(f"note: {text}", flush=True)
             if count == 1 and not any(side.is_lost for side in complete[0]) and not verdict.difference:
                 print("note: both runs of the first pair have the same value: the change may do nothing", flush=True)
         if len(complete) > self._shown:

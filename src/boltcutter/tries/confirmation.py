@@ -36,12 +36,16 @@ def arguments_of(project: Project, arguments: Sequence[str]) -> tuple[list[str],
     entries = ledger.read_entries(Path(runs_folder(project, arguments)))
     accepted = [entry for entry in unconfirmed(entries) if entry.verdict == "accepted"]
     if not accepted:
-        raise ConfigError(f"{FLAG}: nothing was accepted that is not confirmed; boltcutter tries lists all")
+        raise ConfigError(
+            f"{FLAG}: nothing was accepted that is not confirmed; boltcutter tries lists all", kind="missing_value"
+        )
     given = [argument for argument in arguments if argument != FLAG]
     keys = {argument.partition("=")[0] for argument in given}
     metrics = {entry.metric for entry in accepted}
     if len(metrics) > 1 and "metric" not in keys:
-        raise ConfigError(f"{FLAG}: accepted by {' and '.join(sorted(metrics))}; give metric=… of one of them")
+        raise ConfigError(
+            f"{FLAG}: accepted by {' and '.join(sorted(metrics))}; give metric=… of one of them", kind="missing_value"
+        )
     versions = [entry.change for entry in accepted if entry.code]
     if versions and not any("=" not in word and not word.startswith(("-", "~")) for word in given):
         raise ConfigError(

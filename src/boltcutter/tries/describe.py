@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from boltcutter.analysis.scale import Scale
 from boltcutter.report.template import format_duration
 from boltcutter.run.metrics import Mode
-from boltcutter.tries.measurements import describe_load
+from boltcutter.tries.measurements import describe_load, format_value
 from boltcutter.tries.pairs import Outcome, Pairs
 from boltcutter.tries.question import Constraint, Question
 from boltcutter.tries.sign_flips import (
@@ -70,10 +70,11 @@ def forecast(question: Question, effect: float, spread: float, scale: Scale, sou
 def progress(question: Question, pairs: Sequence[tuple[Outcome, Outcome]], verdict: Verdict, scale: Scale) -> str:
     """A line after a pair."""
     baseline, change = pairs[-1]
-    values = " → ".join("failed" if side.is_lost else f"{side.value:.4g}" for side in (baseline, change))
-    for constraint in question.constraints:
-        both = ("failed" if side.is_lost else f"{side.others[constraint.metric]:.4g}" for side in (baseline, change))
-        values += f", {constraint.metric} {' → '.join(both)}"
+    values = ", ".join(
+        f"{metric} " * (metric != question.metric)
+        + " → ".join("failed" if side.is_lost else format_value(metric, side.of(metric)) for side in (baseline, change))
+        for metric in question.metrics
+    )
     line = f"pair {len(pairs)} of ≤ {question.budget}: {values}, difference so far {scale.signed(verdict.difference)}"
     if verdict.word != "continue":
         return line

@@ -21,7 +21,7 @@ COLUMNS = ("id", "ended", "change", "against", "metric", "effect", "verdict", "p
 def tries_command(project: Project, arguments: list[str]) -> list[dict[str, Any]]:
     """List the tries, the oldest first, and return them."""
     if wrong := [argument for argument in arguments if not argument.startswith("runs=") and argument != "--json"]:
-        raise ConfigError(f"{wrong[0]}: tries takes only runs=<folder>; remove it")
+        raise ConfigError(f"{wrong[0]}: tries takes only runs=<folder>; remove it", kind="unknown_key")
     place = runs_folder(project, arguments)
     refuse({"runs": place}, "the pairs of a try are in a folder")
     entries = ledger.read_entries(Path(place))

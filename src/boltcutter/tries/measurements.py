@@ -98,6 +98,12 @@ def gpu_share() -> float:
     return found[-1] if found else 0.0
 
 
+def format_value(metric: str, value: float) -> str:
+    """A value of a metric, with its unit if it is one of speed or memory."""
+    scale = SCALES.get(metric)
+    return f"{value * scale.factor:.4g}{scale.unit}" if scale else f"{value:.4g}"
+
+
 def describe_load(cpus: float, gpu: float) -> str:
     """What other processes use; empty if it is little."""
     parts = [f"{cpus:.1f} of {os.cpu_count()} CPUs"] * (cpus > BUSY_SHARE * (os.cpu_count() or 1))

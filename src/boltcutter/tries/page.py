@@ -10,12 +10,13 @@ from typing import Any
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.report.template import format_duration, load_template
 from boltcutter.tries import describe
+from boltcutter.tries.measurements import format_value
 from boltcutter.tries.pairs import Outcome
 from boltcutter.tries.plan import Try
 from boltcutter.tries.sign_flips import expected_pairs, first_look, paired_differences
 
 PAGE = "report.html"
-WIDTH, HEIGHT, MARGIN = 860.0, 320.0, 56.0  # of the chart
+WIDTH, HEIGHT, MARGIN, LEFT = 860.0, 320.0, 56.0, 96.0  # of the chart; left of it are the names of its lines
 TONES = {"accepted": "good", "rejected": "bad", "undecided": "warn"}
 
 
@@ -64,7 +65,7 @@ def row(tried: Try, complete: Sequence[tuple[Outcome, Outcome]], count: int) -> 
         "is_lost": last[0].is_lost or last[1].is_lost,
         "ends": [end * scale.factor if math.isfinite(end) else None for end in (verdict.low, verdict.high)],
         "others": [
-            " → ".join("" if side.is_lost else f"{side.others[metric]:.4g}" for side in last)
+            " → ".join("" if side.is_lost else format_value(metric, side.of(metric)) for side in last)
             for metric in tried.question.metrics[1:]
         ],
         "interval": describe.interval(verdict, scale) if count >= first_look() else "",
@@ -82,10 +83,10 @@ def chart(rows: Sequence[dict[str, Any]], tried: Try) -> dict[str, Any] | None:
     low, high = min(values), max(values)
     pad = 0.25 * (high - low)
     low, high = low - pad, high + pad
-    step = (WIDTH - 2 * MARGIN) / tried.question.budget
+    step = (WIDTH - LEFT - MARGIN / 2) / tried.question.budget
 
     def x(number: int) -> float:
-        return round(MARGIN + (number - 0.5) * step, 1)
+        return round(LEFT + (number - 0.5) * step, 1)
 
     def y(value: float) -> float:
         share: float = (min(max(value, low), high) - low) / (high - low)
@@ -107,13 +108,13 @@ def chart(rows: Sequence[dict[str, Any]], tried: Try) -> dict[str, Any] | None:
                 "text": f"pair {each['number']}, seed {each['seed']}: {each['difference']:+.4g}{tried.scale().unit}",
             }
         )
-    lines = [{"y": y(effect), "text": f"effect {effect:.3g}"}, {"y": y(margin), "text": f"{margin:.3g}"}]
+    lines = [{"y": y(effect), "text": f"effect {effect:+.3g}"}, {"y": y(margin), "text": f"{margin:.3g}"}]
     ticks = [{"x": x(number), "text": str(number)} for number in range(1, tried.question.budget + 1)]
-    first = round(MARGIN + (first_look() - 1) * step, 1)
+    first = round(LEFT + (first_look() - 1) * step, 1)
     return {
         "width": WIDTH,
         "height": HEIGHT,
-        "margin": MARGIN,
+        "margin": LEFT,
         "dots": drawn,
         "lines": lines,
         "ticks": ticks,

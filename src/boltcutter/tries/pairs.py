@@ -72,6 +72,10 @@ class Outcome:
         """Whether the run loses its pair."""
         return not math.isfinite(self.value)
 
+    def of(self, metric: str) -> float:
+        """Another metric, or the one that decides."""
+        return self.others.get(metric, self.value)
+
 
 class FirstPairError(RuntimeError):
     """No run of the first pair has a value, so that nothing can be compared."""

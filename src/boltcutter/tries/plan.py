@@ -105,12 +105,7 @@ class Try:
         metric, mode = metric or self.question.metric, mode or self.question.mode
         if metric in SCALES:
             return SCALES[metric]
-        values = [
-            side.value if metric == self.question.metric else side.others[metric]
-            for pair in self.pairs.complete()
-            for side in pair
-            if not side.is_lost
-        ]
+        values = [side.of(metric) for pair in self.pairs.complete() for side in pair if not side.is_lost]
         values = values or [run.metrics[metric] for run in self.known if metric in run.metrics]
         return Scale.of(metric, mode, values or [math.inf])
 
@@ -181,7 +176,9 @@ def check_sides(baseline: Side, change: Side, seed: int) -> None:
     """
     is_same = baseline.settings(seed) == change.settings(seed)
     if is_same and baseline.project == change.project:
-        raise ConfigError(f"{change.label}: the same as {baseline.label}; give overrides, a git ref or a patch")
+        raise ConfigError(
+            f"{change.label}: the same as {baseline.label}; give overrides, a git ref or a patch", kind="conflict"
+        )
 
 
 def side_key(side: Side, seed: int) -> list[Any]:

@@ -43,7 +43,8 @@ class Size:
             value = float(text.removesuffix("%"))
         if not 0 <= value < math.inf:
             raise ConfigError(
-                f"{key}={text}: not a size; give it in units of the metric, or as {key}=0.5% of its value"
+                f"{key}={text}: not a size; give it in units of the metric, or as {key}=0.5% of its value",
+                kind="wrong_type",
             )
         return cls(value / 100 if is_relative else value, is_relative)
 
@@ -148,7 +149,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
         )
     seeds = [parse_count(argument.partition("=")[2]) for argument in common if argument.startswith("seed=")]
     if None in seeds:
-        raise ConfigError("seed: not a number; give the seed of the first pair, such as seed=0")
+        raise ConfigError("seed: not a number; give the seed of the first pair, such as seed=0", kind="wrong_type")
     if launch and not any(argument.startswith("launch=") for argument in launch):
         raise ConfigError(f"{launch[0]}: no launcher; add launch=slurm, or remove it", kind="missing_value")
     if launch and (question.is_measured or "gpus" in given):
@@ -158,7 +159,9 @@ def parse_request(arguments: Sequence[str]) -> Request:
         raise ConfigError(f"{setting}: {reason}; remove it, or {launch[0]}", kind="conflict")
     parallel = parse_count(given.get("parallel", str(2 * first_look()) if launch else "1"))
     if not parallel:
-        raise ConfigError(f"parallel={given['parallel']}: not a number of runs at a time; try parallel=1")
+        raise ConfigError(
+            f"parallel={given['parallel']}: not a number of runs at a time; try parallel=1", kind="wrong_type"
+        )
     if parallel > 1 and question.is_measured:
         raise ConfigError(
             f"parallel={parallel}: runs at the same time slow each other down, which would be measured; try parallel=1",
@@ -195,12 +198,14 @@ def _parse_question(given: dict[str, str]) -> Question:
     if not effect.value:
         raise ConfigError(f"effect={given['effect']}: not positive; give the smallest improvement that is worth having")
     if margin.value and margin.is_relative != effect.is_relative:
-        raise ConfigError(f"margin={margin}: its unit is not that of effect={effect}; give both in the same unit")
+        raise ConfigError(
+            f"margin={margin}: its unit is not that of effect={effect}; give both in the same unit", kind="conflict"
+        )
     if margin.value >= effect.value:
         raise ConfigError(f"margin={margin}: not below effect={effect}; try margin=0")
     budget = parse_count(given.get("budget", str(BUDGET)))
     if budget is None:
-        raise ConfigError(f"budget={given['budget']}: not a number of pairs; try budget={BUDGET}")
+        raise ConfigError(f"budget={given['budget']}: not a number of pairs; try budget={BUDGET}", kind="wrong_type")
     try:
         check_budget(budget)
     except ValueError as error:
@@ -239,4 +244,4 @@ def _number(key: str, text: str, what: str) -> float:
     with suppress(ValueError):
         if 0 <= (value := float(text)) < math.inf:
             return value
-    raise ConfigError(f"{key}={text}: not a number {what}")
+    raise ConfigError(f"{key}={text}: not a number {what}", kind="wrong_type")

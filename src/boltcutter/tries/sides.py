@@ -93,7 +93,7 @@ def parse_change(project: Project, words: Sequence[str]) -> tuple[list[str], Ver
     overrides = [word for word in words if OVERRIDE.fullmatch(word)]
     others = [word for word in words if word not in overrides]
     if len(others) > 1:
-        raise ConfigError(f"{others[1]}: a second version of the code; give one git ref or patch")
+        raise ConfigError(f"{others[1]}: a second version of the code; give one git ref or patch", kind="conflict")
     return overrides, read_version(project, others[0]) if others else None
 
 
@@ -116,7 +116,7 @@ def read_version(project: Project, word: str) -> Version:
         return Version(patch=Path(word).read_bytes())
     if commit:
         return Version(commit)
-    raise ConfigError(f"{word}: no override, git ref or patch; see boltcutter try --help")
+    raise ConfigError(f"{word}: no override, git ref or patch; see boltcutter try --help", kind="invalid_override")
 
 
 def _is_own_patch(root: Path, file: Path) -> bool:
@@ -159,7 +159,8 @@ def find_baseline(project: Project, text: str | None, runs: str) -> tuple[str, l
         return text, [], read_version(project, text)
     except ConfigError:
         raise ConfigError(
-            f"against={text}: no run, tag, git ref or patch, and no overrides; see boltcutter runs"
+            f"against={text}: no run, tag, git ref or patch, and no overrides; see boltcutter runs",
+            kind="unknown_run",
         ) from None
 
 
