@@ -10,6 +10,9 @@ import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from boltcutter.cli.table import COMMANDS
+from boltcutter.extend import load_object
+
 try:
     import tomllib
 except ImportError:  # Python 3.10
@@ -28,6 +31,7 @@ BOX, GAP, HEIGHT = 132, 12, 34  # of the drawing, in pixels
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Add the generated pages of the reference to the navigation."""
     reference = next(entry["Reference"] for entry in config.nav if "Reference" in entry)
+    reference.append("reference/commands.md")
     reference.append({"Configuration": [f"configs/{group}.md" for group in groups()]})
     reference.append({"Python": ["reference/api.md", "reference/extend.md", "reference/protocols.md"]})
     return config
@@ -38,6 +42,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {target: within_site((ROOT / source).read_text(), "") for source, target in PAGES.items()}
     pages |= {f"configs/{group}.md": group_page(group) for group in groups()}
     pages |= {"reference/api.md": api_page(), "architecture.md": architecture_page()}
+    pages["reference/commands.md"] = commands_page()
     for module in OPTIONS:
         name = module.rpartition(".")[2]
         options = "\n".join(f"      {line}" for line in yaml.safe_dump(yaml.safe_load(OPTIONS[module])).splitlines())
@@ -96,10 +101,8 @@ def group_page(group: str) -> str:
     described = {name: text.partition("\n")[0].removeprefix("# ") for name, text in texts.items()}
     parts.append("| option | |\n|---|---|")
     parts += [f"| [`{name}`](#{name}) | {escaped(text)} |" for name, text in described.items()]
-    shown, public = (
-        set[str](),
-        {f"{module}.{name}" for name, module in public_names().items()},
-    )  # on the page of the API
+    public = {f"{module}.{name}" for name, module in public_names().items()}  # on the page of the API
+    shown: set[str] = set()
     for name, text in texts.items():
         body = text.partition("\n")[2].strip("\n")
         parts.append(f"\n## {name}\n\n{escaped(described[name])}\n")
@@ -132,6 +135,23 @@ def api_page() -> str:
     parts = ["# The names of `import boltcutter`\n\n[Python API](../api.md) shows how they are used."]
     for title, names in (("Functions", functions), ("Classes", classes)):
         parts += [f"\n## {title}\n", *(f"::: {table[name]}.{name}\n" for name in names)]
+    return "\n".join(parts)
+
+
+def commands_page() -> str:
+    """Each command, with what its ``--help`` says first, and the flags of its own."""
+    parts = [
+        "# Commands\n\nEach begins with `boltcutter`, and has `--help`, which also lists the options of the "
+        "configuration. `--json` prints the result as one JSON object. In a project, `python scripts/train.py` is "
+        "`boltcutter train`, and so are the other scripts.\n"
+    ]
+    for name, command in COMMANDS.items():
+        title, _, rest = command.usage.partition("\n")
+        text, _, usage = title.partition(f": boltcutter {name}")
+        parts.append(f"## {name}\n\n{escaped(text)}.\n\n```text\nboltcutter {name}{usage}\n{rest.rstrip()}".rstrip())
+        parts.append("```\n")
+        flags = load_object(command.flags) if command.flags else {}
+        parts += [f"- `{flag}`: {escaped(meaning)}" for flag, meaning in flags.items()] + [""]
     return "\n".join(parts)
 
 

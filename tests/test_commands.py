@@ -39,6 +39,9 @@ RUN = [  # patterns of whole commands
     r"python scripts/predict\.py run=<folder> input='more/\*\.png'",
     r"python scripts/export\.py run=(?:<folder>|runs/…) export=(?:\[[\w,-]+\]|onnx|none)(?: export\.register=digits)?",
     r"python scripts/search\.py search=optuna --(?:check|describe)",
+    r"boltcutter train --(?:help|describe)(?: optimizer)?",
+    r"BOLTCUTTER_DEBUG=1 python scripts/train\.py",
+    r"eval \"\$\(boltcutter train --completion\)\"",
     # of the template's pages, in a new project
     r"python scripts/train\.py model\.hidden_size=128 trainer\.max_epochs=50",
     r"python scripts/train\.py (?:resume|reproduce)=runs/<name>/<id>",
@@ -58,11 +61,16 @@ ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here
     r"boltcutter why .*": ("they need a run that hangs", "analysis/test_hang.py"),
     r"boltcutter info .*": ("they need a run of the reader", "analysis/test_checkpoint.py"),
     r"boltcutter import .*": ("they convert a project of the reader", "scaffold/test_port.py"),
-    r"python3 -m venv .*": ("they install packages", "test_workflows.py::test_the_pinned_versions_can_be_installed"),
+    r"(?:cd my-project && )?python3 -m venv .*": (
+        "they install packages",
+        "test_workflows.py::test_the_pinned_versions_can_be_installed",
+    ),
     r"uv pip compile .*|cp constraints\.txt .*": (
         "they change pins",
         "test_workflows.py::test_constraints_are_renewed_as_documented",
     ),
+    r"source \.venv/bin/activate": ("it is of the reader's shell", "scaffold/test_uv.py"),
+    r"uv (?:venv|run) .*": ("they need uv", "scaffold/test_uv.py"),
     r"(?:uv tool|pip) install .*": ("they install packages", "test_docs.py::test_extras_and_files_on_a_page_exist"),
     r"python scripts/lightning_suite\.py.*": ("needs a checkout of Lightning, and hours", "test_lightning_suite.py"),
     r"boltcutter (?:try|tries|mcp)\b.*": ("they train for minutes, or serve", "tries/test_command.py"),
@@ -113,6 +121,7 @@ OF_A_SCRIPT = {"docs/ray.md": "launch/test_ray_slurm.py"}  # blocks that begin w
 PYTHON = {  # blocks that are parts of files: the test of the files
     "docs/extending.md": "test_extend.py::test_the_documentation_shows_the_distribution",
     "docs/export.md": "export/test_runner.py",
+    "docs/from-my-script.md": "test_commands.py::test_the_sessions_of_a_page_print_what_it_shows",
 }
 OBJECTS = """
 import lightning as L
@@ -149,6 +158,12 @@ assert "large-batch" in [finding.check for finding in trainer.callbacks[0].findi
 """
 PROGRAMS = {  # what readers have before and after the blocks of a page, which run as one program in a project
     "CONTRIBUTING.md": ("from torch import nn\n", "Tiny((8, 8), 10)"),
+    "docs/configuration.md": ("from torch import nn\n", "MyModel((8, 8))"),
+    "docs/fine-tuning.md": (
+        "import torch\nfrom torch import nn\n",
+        "assert Head(nn.Linear(3, 4), 2)(torch.zeros(1, 3)).requires_grad",
+    ),
+    "docs/recipes.md": ("import torch\n", ""),
     "docs/api.md": (OBJECTS, "assert boltcutter.load(run, task=MyModule(), data=MyDataModule()).task is not None"),
     "docs/diagnosis.md": (OBJECTS, FOUND),
     "docs/machines.md": (
@@ -157,6 +172,24 @@ PROGRAMS = {  # what readers have before and after the blocks of a page, which r
     ),
     "docs/modules.md": (OBJECTS + LOGS, READ_LOGS),
 }
+
+
+def sessions(page: Path) -> list[tuple[str, list[str]]]:
+    """The commands of the blocks ``console``, which begin with ``$``, each with the lines that it prints."""
+    found: list[tuple[str, list[str]]] = []
+    for line in (line for text in blocks(page, "console") for line in text.splitlines()):
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        elif line.strip() not in ("", "…"):
+            found[-1][1].append(line.strip())
+    return found
+
+
+def missing_lines(printed: str, expected: list[str]) -> list[str]:
+    """The lines that are not printed, in their order; ``…`` stands for any text."""
+    lines = iter([" ".join(line.split()) for line in printed.splitlines()])
+    patterns = [(line, ".*".join(map(re.escape, " ".join(line.split()).split("…")))) for line in expected]
+    return [line for line, pattern in patterns if not any(re.fullmatch(pattern, each) for each in lines)]
 
 
 def blocks(page: Path, *kinds: str) -> list[str]:
@@ -168,7 +201,7 @@ def blocks(page: Path, *kinds: str) -> list[str]:
 
 def commands(page: Path) -> list[str]:
     """The lines of the blocks for a shell, without comments, in their order."""
-    scripts = [text for text in blocks(page, "bash", "console", "sh") if not text.startswith("#!")]
+    scripts = [text for text in blocks(page, "bash", "sh") if not text.startswith("#!")]
     lines = [line for text in scripts for line in text.replace("\\\n", " ").splitlines()]
     return [found for line in lines if (found := " ".join(re.sub(r"(^|\s+)# .*$", "", line).split()))]
 
@@ -185,7 +218,7 @@ def is_run(command: str) -> bool:
 def test_each_command_is_run_or_covered(page: Path) -> None:
     uncovered = [c for c in commands(page) if not is_run(c) and not any(re.fullmatch(p, c) for p in ELSEWHERE)]
     assert not uncovered
-    scripts = [text for text in blocks(page, "bash", "console", "sh") if text.startswith("#!")]
+    scripts = [text for text in blocks(page, "bash", "sh") if text.startswith("#!")]
     assert bool(scripts) == (name(page) in OF_A_SCRIPT)
 
 
@@ -270,6 +303,41 @@ def test_the_commands_of_a_page_run(page: Path, request: pytest.FixtureRequest) 
     finally:  # runs of one page are not compared with those of another
         for folder in {*project.glob("runs/[!.]*/*")} - before:
             shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new project as readers have it."""
+    return new.new_command(Project.at(ROOT), ["my-project", f"folder={tmp_path_factory.mktemp('fresh')}"])
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the script of docs/from-my-script.md, and the YAML files that the page shows."""
+    folder, page = tmp_path_factory.mktemp("own"), ROOT / "docs" / "from-my-script.md"
+    for text in blocks(page, "python", "yaml"):
+        file = folder / re.sub(r"^# ([\w./]+).*", r"\1", text.splitlines()[0])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return folder
+
+
+SESSIONS = {"docs/first-project.md": "fresh", "docs/from-my-script.md": "own"}  # else in the clone
+
+
+def test_lines_that_a_page_shows_are_compared() -> None:
+    assert missing_lines("a  1.5 s\nb 2\n", ["a … s", "b 2"]) == []
+    assert missing_lines("b 2\na 1\n", ["a 1", "b 2"]) == ["b 2"]
+    assert sessions(ROOT / "docs" / "first-project.md")[0][1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("page", [page for page in ALL if sessions(page)], ids=name)
+def test_the_sessions_of_a_page_print_what_it_shows(page: Path, request: pytest.FixtureRequest) -> None:
+    project = request.getfixturevalue(SESSIONS.get(name(page), "clone"))
+    for command, expected in sessions(page):
+        assert missing_lines(in_shell(f"({command}) 2>&1 || true", project), expected) == [], command
 
 
 @pytest.mark.slow

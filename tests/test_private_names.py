@@ -288,7 +288,7 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     "torch.serialization": {
         "": {
             "_open_zipfile_reader": None,
-            "_load": "zip_file map_location pickle_module pickle_file overall_storage pickle_load_args",
+            "_load": "zip_file map_location pickle_module pickle_file overall_storage",
         },
     },
     "torch.testing._internal.distributed.fake_pg": {

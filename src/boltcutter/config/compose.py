@@ -79,6 +79,7 @@ def compose(project: Project, overrides: Iterable[str] = (), base: Settings | No
             if others:
                 listed = ", ".join(others)
                 raise ConfigError(f"{group}={_label(option)}: only an experiment's defaults can pick {listed}")
+    local = {key: value for key, value in local.items() if value is not None or key not in picks}  # they win
     values = merge(merge(values, _of_selected_loggers(project, values, overlay)), local)
     if given.get("debug") and (name := values.get("name")) is not None:
         values["name"] = f"{texts_as_typed(name)}-{_label(given['debug']).replace('+', '-')}"
