@@ -97,6 +97,9 @@ IN_PLACE = {
         "_MockOptimizer": "what Lightning trains with if configure_optimizers returned None",
         "_version": "whether a parameter was changed in place",
     },
+    "diagnosis/ranks": {
+        "_get_default_store": "facts of ranks, for which none waits",
+    },
     "environment/workers": {
         "_MultiProcessingDataLoaderIter": "a worker that a signal kills ends training before it saves",
         "_workers": "the same",

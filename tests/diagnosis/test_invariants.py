@@ -166,9 +166,9 @@ def test_it_looks_at_few_steps() -> None:
     while step < 10_000:
         step = next_look(step, 10_000)
         steps.append(step)
-    assert steps[:10] == [1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
-    assert steps[-1] == 10_000
-    assert len(steps) == 19
+    assert steps == [1, 2, 4, 8, 32, 128, 512, 2048, 8192, 10_000]
+    assert next_look(9, 20) == 20  # after a follow-up
+    assert [next_look(step, 100, first=8) for step in (1, 7, 8)] == [2, 8, 32]  # of a trial
 
 
 def test_between_looks_a_step_costs_less_than_two_microseconds() -> None:

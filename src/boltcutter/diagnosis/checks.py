@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
 Level = Literal["certain", "likely", "note"]  # cannot be meant; rarely meant; true, but often meant
 # start: before the first batch; batch: before a training step; graph: after a forward pass; step: after an optimizer
-# step; validation: after a validation step; validated: after a validation; summary: after 8, 64, 512, … steps, and at
-# the end. All but start and summary are asked only at the steps that are looked at. Only check --batch and audit ask
-# about a probe, before the first batch, and about their eight steps, and only audit about the data.
-Moment = Literal["start", "batch", "graph", "step", "validation", "validated", "summary", "probe", "trial", "data"]
+# step; validation: after a validation step; validated: after a validation; ranks: on rank 0, when all ranks have made
+# the same step; summary: after 8, 128, 2048, … steps, and at the end. All but start and summary are asked only at the
+# steps that are looked at. Only check --batch and audit ask about a probe, before the first batch, and about their
+# eight steps (trial), and only audit about the data.
+Moment = Literal[
+    "start", "batch", "graph", "step", "validation", "validated", "summary", "ranks", "probe", "trial", "data"
+]
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,14 @@ SAME_SHAPE = 0.25  # largest difference of quantiles, in deviations
 
 def remember(seen: Evidence) -> None:
     """Keep hash, labels and scale of a training batch."""
-    if len(seen.hashes) >= MANY:
+    if seen.batches >= MANY:
         return
     tensors = tensors_of(seen.batch)
-    seen.hashes.append(batch_hash(tensors))
-    if len(seen.hashes) <= 4:
+    seen.batches += 1
+    if num_workers(seen) > 1 or seen.store is not None:
+        seen.hashes.append(batch_hash(tensors))
+        seen.has_data = seen.has_data or has_data(seen)
+    if seen.batches <= 4:
         for i, t in enumerate(tensors):
             if t.is_floating_point() and t.ndim >= 2 and t.numel() > 64:
                 seen.scale[_key(i, t)] = Scale.of(t)
@@ -51,7 +54,7 @@ def batch_hash(tensors: list[Tensor]) -> int:
     return total
 
 
-def _has_data(seen: Evidence) -> bool:
+def has_data(seen: Evidence) -> bool:
     """Whether the batch is more than a placeholder, as of a loop that only counts."""
     wide = (t for t in tensors_of(seen.batch) if t.is_floating_point() and t.ndim > 1 and t.numel())
     return any(bool((t != t.flatten()[0]).any()) for t in wide)
@@ -108,12 +111,17 @@ def loader_of(seen: Evidence) -> Any:
     return getattr(seen.trainer, "train_dataloader", None)
 
 
+def num_workers(seen: Evidence) -> int:
+    """Worker processes of the loader."""
+    return int(getattr(loader_of(seen), "num_workers", 0))
+
+
 @check("workers-same-data", "certain", at="batch")
 def workers_same_data(seen: Evidence) -> Lines:
     """Eight batches in a row have at most 8 / workers different hashes."""
-    workers, recent = getattr(loader_of(seen), "num_workers", 0), seen.hashes[-8:]
+    workers, recent = num_workers(seen), seen.hashes[-8:]
     first = len(seen.hashes) < MANY and len(recent) == 8 and seen.step < FIRST and not overfits(seen)
-    if first and workers > 1 and len(set(recent)) <= 8 // workers and _has_data(seen):
+    if first and workers > 1 and len(set(recent)) <= 8 // workers and seen.has_data:
         yield (
             f"each of {workers} workers yields the same batches, so every sample comes {workers} times per epoch; "
             "divide the samples by torch.utils.data.get_worker_info()"
@@ -169,12 +177,13 @@ def few_samples(seen: Evidence) -> Lines:
 def unseen_classes(seen: Evidence) -> Lines:
     """Most validation samples have classes of which no batch of a shuffled loader had any."""
     count = seen.num_classes
-    if not seen.validation_labels or not seen.labels or count < 3 or len(seen.train_classes) < 2 or overfits(seen):
+    if not seen.validation_labels or not seen.labels or count < 3 or not seen.targets or overfits(seen):
         return
     trained, held = torch.cat(seen.labels), torch.cat(seen.validation_labels)
+    classes = set(torch.cat(seen.targets).unique().tolist())  # type: ignore[no-untyped-call]
     # Of a closed set: labels of the batch are what cross-entropy gets, and validation has no others.
-    closed = set(trained.tolist()) <= seen.train_classes and int(held.min()) >= 0 and int(held.max()) < count
-    unseen = sorted(set(held.tolist()) - seen.train_classes)
+    closed = len(classes) > 1 and classes >= set(trained.tolist()) and int(held.min()) >= 0 and int(held.max()) < count
+    unseen = sorted(set(held.tolist()) - classes)
     share = float(torch.isin(held, torch.tensor(unseen)).float().mean()) if unseen else 0.0
     if closed and share > 0.5 and len(trained) >= 8 * count and is_shuffled(seen):
         yield (

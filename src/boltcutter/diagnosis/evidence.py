@@ -81,6 +81,11 @@ class Evidence:
         self.made = {id(p) for p in module.parameters()}  # when the optimizers were made
         self.step = 0  # optimizer steps since training began or was resumed
         self.looks = 0
+        # of several ranks
+        self.store: Any = None
+        self.pending: list[int] = []  # steps of which not all facts are read
+        self.facts: list[dict[str, Any]] = []  # of all ranks, at one step
+        self.has_data = False  # whether a batch is more than a placeholder
         self.ended = False
         self.optimizers: list[Optimizer] = []
         self.parameters: dict[str, nn.Parameter] = {}
@@ -104,9 +109,10 @@ class Evidence:
         self.dead: Counter[str] = Counter()  # activations that were 0 everywhere, looks in a row
         self.forward_passes = self.without_loss = 0
         self.constant = 0
-        self.hashes: list[int] = []  # of training batches
+        self.batches = 0  # of training, that were looked at
+        self.hashes: list[int] = []  # of these, with several workers
         self.labels: list[Tensor] = []
-        self.train_classes: set[int] = set()
+        self.targets: list[Tensor] = []  # of cross-entropy
         self.num_classes = 0
         self.scale: dict[str, Scale] = {}  # of inputs
         # of a trial, which is no training: check --batch and audit
@@ -194,7 +200,13 @@ def values(tensor: Tensor) -> Tensor:
 def sampled(tensor: Tensor) -> Tensor:
     """Up to SAMPLE elements, evenly spread; a view where that is possible."""
     flat = values(tensor).reshape(-1)
-    return flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE]
+    count = flat.numel()
+    return flat if count <= SAMPLE else flat[:: count // SAMPLE][:SAMPLE]
+
+
+def any_nonzero(tensors: list[Tensor]) -> bool:
+    """Whether a tensor is not 0 everywhere; of most, the first one is not."""
+    return any(bool(values(t).any()) for t in tensors)
 
 
 def nonzero(tensors: list[Tensor]) -> list[bool]:

@@ -16,15 +16,18 @@ from torch.optim import Optimizer
 from torchmetrics import MaxMetric, Metric, MinMetric
 from torchmetrics.metric import CompositionalMetric
 
-from boltcutter.diagnosis import data, gradients, layers, losses, nothing, optimizers, schedules  # noqa: F401
+from boltcutter.diagnosis import data, gradients, layers, losses, nothing, optimizers, ranks, schedules  # noqa: F401
 from boltcutter.diagnosis.checks import CHECKS, ON_DEMAND, Check, Finding, FindingError, Line, Moment
-from boltcutter.diagnosis.evidence import Evidence, Update, is_compiled, nonzero, sampled
+from boltcutter.diagnosis.evidence import Evidence, Update, any_nonzero, is_compiled, nonzero, sampled
 from boltcutter.diagnosis.graph import read_graph
 from boltcutter.diagnosis.seam import ActiveDropout
 from boltcutter.internals import foreach_norm
 from boltcutter.run.folder import read_record, update_record
 
-FIRST = 8  # optimizer steps, all of which are looked at
+FIRST = 8  # optimizer steps; all are looked at in a trial, and where batches of workers are compared
+LOOKS = (1, 2, 4, *(FIRST << 2 * i for i in range(24)))
+SUMMARIES = frozenset(FIRST << 4 * i for i in range(12))  # 8, 128, 2048, …
+VALIDATIONS = 3  # in the first of which metrics are watched
 FOLLOW_UPS = 8  # further looks in a training, right after one at which gradients are missing or 0
 PATIENCE = 64  # batches without an optimizer step, after which it no longer looks
 
@@ -32,7 +35,7 @@ PATIENCE = 64  # batches without an optimizer step, after which it no longer loo
 class Invariants(Callback):
     """Say what is silently wrong, from what the real training computes.
 
-    It looks at steps 1 to 8, 16, 32, 64, …, and at the last one. Between them, one hook of each optimizer counts. It
+    It looks at steps 1, 2, 4, 8, 32, 128, …, and at the last one. Between them, one hook of each optimizer counts. It
     changes no weight, draws no random number, and stores nothing in checkpoints. Where it cannot see, as within a
     compiled model, it says nothing. ``boltcutter.diagnosis.CHECKS`` lists the checks and their rules.
 
@@ -49,6 +52,7 @@ class Invariants(Callback):
     """
 
     shows_notes = False
+    is_trial = False
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class Invariants(Callback):
         self._watch: Watch | None = None  # while it looks
         self._next = 1
         self._last = -1
+        self._first = 1
         self._follow_ups = FOLLOW_UPS
         self._hooked = False
 
@@ -99,6 +104,9 @@ class Invariants(Callback):
             total = seen.total_steps - trainer.global_step / max(1, len(seen.optimizers))
             self._last = int(total) if math.isfinite(total) else -1
             self._next, self._follow_ups = 1, FOLLOW_UPS
+            self._first = FIRST if self.is_trial or data.num_workers(seen) > 1 else 1  # whose batches are compared
+            if trainer.world_size > 1:
+                seen.store = ranks.store_of(seen)
             self._ask("start")
             self._handles = [o.register_step_post_hook(StepHook(self, seen.steps[id(o)])) for o in seen.optimizers]
             self._look()
@@ -109,6 +117,7 @@ class Invariants(Callback):
             with Guarded(self):
                 self._stop_looking()
                 self._seen.ended = True
+                self._compare_ranks(self._seen)
                 self._ask("summary")
         self._close()
 
@@ -160,16 +169,26 @@ class Invariants(Callback):
             return  # no optimizer has made the step
         seen.looks += 1
         suspicious = watch.conclude()
-        summarizes = seen.step >= FIRST and math.log(seen.step, 8) % 1 < 1e-9
-        if summarizes:
+        if seen.step in SUMMARIES:
             self._ask("summary")
+        if seen.step in ranks.STEPS:
+            self._compare_ranks(seen)
         follow = suspicious and self._follow_ups > 0 and seen.step >= FIRST
         self._follow_ups -= follow
         self._hooked = suspicious
-        self._next = next_look(seen.step, self._last) if not follow else seen.step + 1
+        self._next = next_look(seen.step, self._last, self._first) if not follow else seen.step + 1
         self._stop_looking()
         if self._next == seen.step + 1:
             self._look()
+
+    def _compare_ranks(self, seen: Evidence) -> None:
+        """Ask about what all ranks have left, and leave what this one has seen."""
+        if seen.store is None:
+            return
+        while ranks.collect(seen):
+            self._ask("ranks")
+        if not seen.ended:
+            ranks.publish(seen)
 
     # What it says
 
@@ -219,7 +238,7 @@ class Invariants(Callback):
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """See which metrics still have their updates, and watch the first validations."""
         seen = self._seen
-        if seen is None:
+        if seen is None or seen.validations > VALIDATIONS:
             return
         with Guarded(self):
             seen.validation_batches = 0
@@ -269,7 +288,8 @@ class Invariants(Callback):
         with Guarded(self):
             seen.validations += 1
             seen.validation_batch = None
-            if not trainer.sanity_checking:
+            seen.metrics = {}
+            if not trainer.sanity_checking and seen.validations <= VALIDATIONS:
                 seen.metrics = {
                     name: (m, m._update_count)
                     for name, m in pl_module.named_modules()
@@ -277,9 +297,9 @@ class Invariants(Callback):
                 }
 
 
-def next_look(step: int, last: int) -> int:
-    """The step after this one that is looked at: 1 to 8, powers of 2, and the last one."""
-    upcoming = step + 1 if step < FIRST else 1 << step.bit_length()
+def next_look(step: int, last: int, first: int = 1) -> int:
+    """The step after this one that is looked at: the first ones, 2, 4, 8, 32, 128, …, and the last one."""
+    upcoming = next(look for look in LOOKS if look > step) if step >= first else step + 1
     return last if step < last < upcoming else upcoming
 
 
@@ -376,7 +396,7 @@ class Watch:
 
     def __init__(self, callback: Invariants, seen: Evidence, *, with_hooks: bool) -> None:
         self.callback, self.seen = callback, seen
-        self.before: dict[int, dict[str, Tensor]] = {}  # sampled weights, by optimizer
+        self.before: dict[int, dict[str, tuple[Tensor, Tensor]]] = {}  # by optimizer, samples of weights and copies
         self.cleared: dict[int, bool] = {}
         self.had_gradient: dict[int, bool] = {}
         self.backward_passes = self.forward_passes = 0
@@ -446,15 +466,15 @@ class Watch:
                 self.look_at_loss()
                 seen.loss = None
             for key, group in parameters.items():
-                self.cleared[key] = self.cleared.get(key, False) or not any(
-                    nonzero([p.grad for p in group if p.grad is not None])
+                self.cleared[key] = self.cleared.get(key, False) or not any_nonzero(
+                    [p.grad for p in group if p.grad is not None]
                 )
         result = backward(*args, **options)
         with Guarded(self.callback):
             self.backward_passes += 1
             for optimizer in seen.optimizers:
                 key = id(optimizer)
-                self.had_gradient[key] = any(nonzero([p.grad for p in parameters[key] if p.grad is not None]))
+                self.had_gradient[key] = any_nonzero([p.grad for p in parameters[key] if p.grad is not None])
                 if seen.module.automatic_optimization:
                     self.keep_weights(optimizer)
             seen.got_gradient.update(n for n, p in seen.parameters.items() if p.grad is not None)
@@ -468,8 +488,8 @@ class Watch:
     def keep_weights(self, optimizer: Optimizer) -> None:
         """Keep a sample of the weights."""
         if not self.seen.sharded:
-            named = self._named(optimizer)
-            self.before[id(optimizer)] = {name: sampled(p).clone() for name, p in named.items()}
+            views = ((name, sampled(p)) for name, p in self._named(optimizer).items())
+            self.before[id(optimizer)] = {name: (view, view.clone()) for name, view in views}
 
     def _named(self, optimizer: Optimizer) -> dict[str, Tensor]:
         found = [p for group in optimizer.param_groups for p in group["params"]]
@@ -520,12 +540,14 @@ class Watch:
         # A fused optimizer skips a step on the device.
         if before is None or getattr(update.optimizer, "found_inf", None) is not None:
             return
-        after = {n: sampled(p) for n, p in update.parameters.items() if n in before}
-        names = [n for n, value in after.items() if value.shape == before[n].shape and value.numel()]
+        known = {n: p for n, p in update.parameters.items() if n in before and before[n][1].numel()}
+        # A view shows the new values, unless the parameter has got other memory.
+        after = {n: v if (v := before[n][0]).data_ptr() == p.data_ptr() else sampled(p) for n, p in known.items()}
+        names = [n for n, value in after.items() if value.shape == before[n][1].shape]
         if not names:
             return
-        change = [after[n].float() - before[n].float() for n in names]
-        norms = [foreach_norm(change), foreach_norm([before[n].float() for n in names])]
+        change = [after[n].float() - before[n][1].float() for n in names]
+        norms = [foreach_norm(change), foreach_norm([before[n][1].float() for n in names])]
         moved, size = torch.stack([torch.stack(each) for each in norms]).tolist()
         update.moved, update.size = dict(zip(names, moved, strict=True)), dict(zip(names, size, strict=True))
         frozen = {n for n in names if not update.parameters[n].requires_grad}

@@ -342,4 +342,4 @@ def remember(seen: Evidence) -> None:
         if loss.num_classes and loss.num_classes > 1 and loss.target is not None:
             seen.num_classes = max(seen.num_classes, loss.num_classes)
             if loss.target.ndim == 1 and loss.target.numel() < 1_000_000:
-                seen.train_classes.update(torch.unique(loss.target).tolist())
+                seen.targets.append(loss.target)

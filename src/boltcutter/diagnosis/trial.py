@@ -30,6 +30,8 @@ class Trial(Invariants):
         **options: Of ``Invariants``.
     """
 
+    is_trial = True
+
     def __init__(
         self,
         *,
