@@ -20,6 +20,9 @@ IMAGE_FORMATS = {
     "TIFF": (".tif", ".tiff"),
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
 }
+# A compressed file of any size may expand to a thousand times its size, and what repeats to much more. Texts and
+# images expand to less than 20 times, and a table of little information may be small in any case.
+MAX_EXPANSION, ALWAYS_EXPANDED = 100.0, 1 << 27  # in sizes of the file, and bytes
 REMEDY = "set trust=true if you trust the source of the folder"
 MAX_BYTES = 1 << 26  # of a file of a run
 RECORD, MAX_LEVELS = "record.json", 5  # of a run, and how deep files are in its folder
@@ -207,3 +210,8 @@ def without_blocking(path: str | Path, flags: int) -> int:
         OSError: It cannot be opened, or is a FIFO that nobody reads.
     """
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
+def expansion_limit(path: Path, max_expansion: float = MAX_EXPANSION) -> int:
+    """Bytes to which a file may expand."""
+    return max(ALWAYS_EXPANDED, int(max_expansion * path.stat().st_size))

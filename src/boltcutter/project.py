@@ -30,6 +30,7 @@ LIBRARY = __name__.partition(".")[0]
 SOURCE = Path(__file__).resolve().parents[1]  # the folder of the library's packages
 BUILTIN_CONFIGS = Path(__file__).parent / "configs"
 VARIABLE = "BOLTCUTTER_PROJECT"  # a folder of the project, for processes that start elsewhere
+PRIVATE = "BOLTCUTTER_PRIVATE"  # names of the variables in .env, which is not in the code of a job or a trial
 TABLE = "[tool.boltcutter]"
 PARTS = "boltcutter.parts"  # the entry points of parts, see ``boltcutter.extend``
 
@@ -109,11 +110,13 @@ class Project:
 
     def _read_variables(self) -> None:
         """Set the environment variables of the project's ``.env`` that are not set yet."""
+        private_variables.update(filter(None, os.environ.get(PRIVATE, "").split(",")))
         if (file := self.root / ".env").is_file():
             from dotenv import dotenv_values  # not imported without such a file
 
             values = {name: value for name, value in dotenv_values(file).items() if value is not None}
             private_variables.update(values)
+            os.environ[PRIVATE] = ",".join(sorted(private_variables))
             os.environ.update({name: value for name, value in values.items() if name not in os.environ})
 
     def unused_vendored_library(self) -> Path | None:

@@ -107,6 +107,13 @@ def test_stored_secrets_are_found(node: Any, path: str, what: str) -> None:
     assert list(find_secrets(node)) == [(path, what)]
 
 
+def test_the_value_of_a_secret_variable_is_found_under_any_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SERVICE_KEY", "0123456789ab")
+    monkeypatch.setenv("MY_KEY", __file__)  # a file with a key, whose path is none
+    node = {"notes": ["by 0123456789ab"], "size": 123456789, "file": f"{__file__}.x"}
+    assert list(find_secrets(node)) == [("notes.0", "the value of MY_SERVICE_KEY")]
+
+
 def test_values_of_secret_variables_are_hidden_in_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SERVICE_KEY", "0123456789ab")
     monkeypatch.setenv("A_LONGER_TOKEN", "0123456789abcdef")

@@ -1,5 +1,6 @@
 import gzip
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from boltcutter.data import files
-from boltcutter.data.files import BLOCK_BYTES, find_files, map_npy, sampled_hash
+from boltcutter.data.files import BLOCK_BYTES, ExpansionError, check_expansion, find_files, map_npy, sampled_hash
 from boltcutter.data.image_io import read_image
 from boltcutter.data.tabular import Tabular, read_table
 
@@ -66,7 +66,7 @@ def test_a_table_that_expands_to_any_size_is_refused(
     path = tmp_path / name
     write(path)
     assert read_table(path).shape[1] == 2  # a small one in any case
-    monkeypatch.setattr(files, "ALWAYS_EXPANDED", 1 << 16)
+    monkeypatch.setattr("boltcutter.files.ALWAYS_EXPANDED", 1 << 16)
     with pytest.raises(ValueError, match=rf"{name}: .*data\.max_expansion=40 .*raise it") as error:
         read_table(path, max_expansion=40)
     assert "\n" not in str(error.value)
@@ -109,3 +109,14 @@ def test_the_hash_depends_on_size_time_and_blocks(tmp_path: Path) -> None:
         assert sampled_hash(file) == sampled_hash(file)
         seen.append(sampled_hash(file))
     assert len(set(seen)) == 4
+
+
+def test_what_another_reader_would_expand_is_limited(tmp_path: Path) -> None:
+    (many := tmp_path / "many.csv.gz").write_bytes(gzip.compress(bytes(3 << 20)))
+    (single := tmp_path / "one.zip").write_bytes(b"")
+    with zipfile.ZipFile(single, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", bytes(3 << 20))
+    for file in (many, single):
+        check_expansion(file, 3 << 20)
+        with pytest.raises(ExpansionError):
+            check_expansion(file, (3 << 20) - 1)

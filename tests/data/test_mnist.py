@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 
 from boltcutter.config.instantiate import build
 from boltcutter.config.settings import Settings
-from boltcutter.data import files
 from boltcutter.data.augment import Augment
 from boltcutter.data.mnist import MNIST, read_idx
 
@@ -224,7 +223,7 @@ def test_a_gzip_file_that_expands_to_any_size_is_refused(tmp_path: Path, monkeyp
     raw = bytes((0, 0, 8, 3)) + struct.pack(">III", size, 1, 1) + bytes(size)
     path.write_bytes(gzip.compress(raw))
     assert len(read_idx(path, 3)) == size
-    monkeypatch.setattr(files, "ALWAYS_EXPANDED", 1 << 16)
+    monkeypatch.setattr("boltcutter.files.ALWAYS_EXPANDED", 1 << 16)
     with pytest.raises(ValueError, match="expands to more than 100 times its size; decompress it yourself"):
         read_idx(path, 3)
     path.with_suffix("").write_bytes(raw)

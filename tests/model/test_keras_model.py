@@ -3,9 +3,11 @@ import json
 import os
 import re
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import Script, assert_same, require, run_command, run_forked, saved_weights
@@ -17,8 +19,9 @@ if sys.version_info < (3, 11):
 require(install="pip install -c constraints.txt -e '.[keras]'", package="keras")
 
 from boltcutter.checkpoint.weights import load_weights  # noqa: E402
-from boltcutter.model.keras_model import KerasModel, UnsupportedModelError, keras  # noqa: E402
+from boltcutter.model.keras_model import KerasModel, UnsupportedModelError, check_weights, keras  # noqa: E402
 
+h5py = pytest.importorskip("h5py")
 layers = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # raised in Keras with NumPy 2
 
@@ -345,3 +348,31 @@ def test_the_wrapper_builds_a_model_and_moves_channels(script: Script, user_env:
     inner += ["+model.channels_first=true", "+model.model._target_=user_keras.unbuilt"]
     done = script("train", "--check", "~model", *inner, env=user_env)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["size", "link", "external", "virtual"])
+def test_weights_of_somebody_else_are_in_the_file(kind: str, tmp_path: Path) -> None:
+    model = KerasModel(keras.Sequential([keras.Input((4,)), layers.Dense(2)]))
+    model.save(file := tmp_path / "a.weights.h5")
+    check_weights(file, ".weights.h5")
+    with h5py.File(tmp_path / "other.h5", "w") as other:
+        other["x"] = np.ones((4, 2), "float32")
+    with h5py.File(file, "r+") as opened:
+        place = opened["layers/dense/vars"]
+        del place["0"]
+        if kind == "size":
+            place.create_dataset("0", (1 << 40, 2), "float32", chunks=(1, 2))
+        elif kind == "link":
+            place["0"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "x")
+        elif kind == "external":
+            place.create_dataset("0", (4, 2), "float32", external=[("/etc/hostname", 0, 32)])
+        else:
+            layout = h5py.VirtualLayout((4, 2), "float32")
+            layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "x", (4, 2))
+            place.create_virtual_dataset("0", layout)
+    with pytest.raises(ValueError, match=r"another file|larger than the file"):
+        model.load(file)
+    with zipfile.ZipFile(tmp_path / "a.keras", "w") as archive:
+        archive.write(file, "model.weights.h5")
+    with pytest.raises(ValueError, match=r"another file|larger than the file"):
+        model.load(tmp_path / "a.keras")

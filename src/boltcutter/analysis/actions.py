@@ -16,6 +16,7 @@ from boltcutter.analysis.facts import LABELS, read_labels
 from boltcutter.analysis.record import Run
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError, printable
+from boltcutter.config.redaction import holds_value
 from boltcutter.environment import lease
 from boltcutter.formatting import to_json
 
@@ -33,7 +34,13 @@ def tag(runs: Sequence[Run], tags: Sequence[str], *, removes: bool = False) -> N
 
 
 def note(runs: Sequence[Run], text: str) -> None:
-    """Set the note of runs."""
+    """Set the note of runs.
+
+    Raises:
+        ConfigError: It has the value of a secret variable.
+    """
+    if holds_value(text):
+        raise ConfigError("note: has the value of a secret variable, which is not stored with a run; leave it out")
     for run in runs:
         with _changed_labels(Path(run.folder)) as labels:
             labels["note"] = text

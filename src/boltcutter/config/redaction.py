@@ -143,6 +143,8 @@ def find_secrets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
             literal = type(value) in (str, int, float) and value not in ("", "???") and "${" not in str(value)
             if literal and (looks_secret(str(key)) or SECRET_TEXT.search(str(value))):
                 yield where, "a secret"
+            elif literal and (known := [n for n, text in secret_variables(str(value)) if not os.path.exists(text)]):
+                yield where, f"the value of {known[0]}"
             elif isinstance(value, str) and has_password(value):
                 yield where, "a password in a URL"
             elif isinstance(value, str) and "://" in value and any(map(_is_signature, QUERY_PARAMETER.findall(value))):

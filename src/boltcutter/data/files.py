@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import gzip
 import hashlib
+import zipfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from boltcutter.files import MAX_EXPANSION as MAX_EXPANSION
+from boltcutter.files import expansion_limit as expansion_limit
+
 PAGE_BYTES = 4096  # smallest unit that an operating system reads from a disk
 BLOCK_BYTES, NUM_BLOCKS = 4096, 16  # blocks of each file that are hashed into a fingerprint
 
-# A compressed file of any size may expand to a thousand times its size, and what repeats to much more. Texts and
-# images expand to less than 20 times, and a table of little information may be small in any case.
-MAX_EXPANSION, ALWAYS_EXPANDED = 100.0, 1 << 27  # in sizes of the file, and bytes
+MAX_COUNTED = 1 << 26  # bytes of a file whose content is counted
 
 
 class ExpansionError(Exception):
     """A file expands to more than is allowed."""
-
-
-def expansion_limit(path: Path, max_expansion: float = MAX_EXPANSION) -> int:
-    """Bytes to which a file may expand."""
-    return max(ALWAYS_EXPANDED, int(max_expansion * path.stat().st_size))
 
 
 def read_gzip(path: Path, limit: int) -> bytes:
@@ -41,6 +38,32 @@ def read_gzip(path: Path, limit: int) -> bytes:
     if len(content) > limit:
         raise ExpansionError
     return content
+
+
+def check_expansion(path: Path, limit: int) -> None:
+    """Check a compressed file, before another reader expands it, as far as that takes a second at most.
+
+    Args:
+        path: A ``.zip`` file, of which the directory is read, or a ``.gz`` file of up to 64 MiB, whose content is
+            counted. Any other file is accepted.
+        limit: Bytes to which it may expand.
+
+    Raises:
+        ExpansionError: It expands to more, or records of it overlap.
+        OSError, EOFError, zlib.error, zipfile.BadZipFile: It is damaged.
+    """
+    size = path.stat().st_size
+    if path.suffix == ".gz" and size <= MAX_COUNTED:
+        with gzip.open(path) as file:
+            while limit >= 0 and (block := file.read(1 << 20)):
+                limit -= len(block)
+    elif path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+        limit = -1 if sum(record.compress_size for record in records) > size else limit
+        limit -= sum(record.file_size for record in records)
+    if limit < 0:
+        raise ExpansionError
 
 
 def find_files(pattern: str, setting: str, suffixes: tuple[str, ...] = (".bin", ".npy")) -> list[Path]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from boltcutter.data.arrow import (
     number_chunks,
 )
 from boltcutter.data.augment import Augment
+from boltcutter.data.files import ExpansionError, check_expansion, expansion_limit
 from boltcutter.data.image_io import check_image_shape, is_image_file, read_images
 from boltcutter.data.module import DataModule, Kind, Splits
 from boltcutter.data.splits import Indices, check_split, split_indices
@@ -191,6 +194,15 @@ class HuggingFace(DataModule):
             raise ImportError(f"data=huggingface: the package datasets is not installed; {INSTALL}") from None
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
+        for file in local_files(path, data_files, self.data_dir):
+            try:
+                check_expansion(file, limit := expansion_limit(file))
+            except ExpansionError:
+                raise ValueError(
+                    f"data.path={path}: {file} has more than {limit >> 20} MiB when it is expanded; expand it yourself"
+                ) from None
+            except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile) as error:
+                raise ValueError(f"data.path={path}: {file} is damaged ({error}); replace it") from None
         if (builder := FORMATS.get(Path(path).suffix)) is not None:
             path, data_files = builder, path
         try:
@@ -254,3 +266,14 @@ class HuggingFace(DataModule):
         if not found.isfinite().all():
             raise ValueError(f"data.target={','.join(self.targets)}: NaN or Inf in the {split} split; correct it")
         return found
+
+
+def local_files(path: str, data_files: DataFiles | None, data_dir: str | None) -> Iterator[Path]:
+    """The compressed files on this machine that a dataset is read from; none of one on the Hub."""
+    named = [data_files] if isinstance(data_files, str) else data_files or []
+    nested = named.values() if isinstance(named, dict) else named
+    names = [name for each in nested for name in ([each] if isinstance(each, str) else each)]
+    for text in (path, *([data_dir] if data_dir else []), *names):
+        for place in (Path(text), Path(path, text)):
+            inside = place.rglob("*") if place.is_dir() else [place]
+            yield from (file for file in inside if file.suffix in (".gz", ".zip") and file.is_file())

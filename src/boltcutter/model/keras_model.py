@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import io
 import os
 import re
 import sys
 import warnings
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from boltcutter.files import expansion_limit
 
 if "keras" not in sys.modules:
     # Keras selects its backend on first import. Weights are created on the CPU, as those of torch modules.
@@ -23,6 +27,7 @@ from keras.src.random.seed_generator import global_seed_generator
 COUNTER_SUFFIX = re.compile(r"_[0-9]+$")
 SEED_GENERATOR = "seed_generator"
 SUFFIXES = (".keras", ".weights.h5")
+WEIGHTS = "model.weights.h5"  # in a .keras file
 
 
 class UnsupportedModelError(RuntimeError):
@@ -139,10 +144,10 @@ class KerasModel(nn.Module):
             Names of weights that are missing in the file.
 
         Raises:
-            ValueError: The path has another suffix, or no layer in the file matches.
+            ValueError: The path has another suffix, no layer in the file matches, or its weights are not in the file.
             OSError: The file cannot be read.
         """
-        _suffix(Path(path))
+        check_weights(Path(path), _suffix(Path(path)))
         scope = self._scope()
         before = dict(scope.state_mapping)
         with keras.device("cpu"), scope, warnings.catch_warnings():
@@ -193,6 +198,53 @@ class KerasModel(nn.Module):
                 value, own = scope.get_current_value(self._variables[name]), getattr(self, name)
                 if value is not own:
                     own.copy_(value)
+
+
+def check_weights(path: Path, suffix: str) -> None:
+    """Check that all weights in a file are in it, before Keras reads them: HDF5 may take them from any other file.
+
+    Raises:
+        ValueError: They are in other files, or much larger than the file.
+        OSError: The file cannot be read.
+    """
+    import h5py
+
+    limit, content = expansion_limit(path), path.open("rb")
+    with content:
+        if suffix == ".keras":
+            with zipfile.ZipFile(content) as archive:
+                if WEIGHTS not in archive.namelist():
+                    raise ValueError(f"it has no {WEIGHTS}")
+                if archive.getinfo(WEIGHTS).file_size > limit:
+                    raise ValueError(f"its weights have more than {limit >> 20} MiB when they are expanded")
+                content = archive.open(WEIGHTS)
+                _check_groups(h5py.File(io.BytesIO(content.read()), "r"), limit)
+        else:
+            _check_groups(h5py.File(content, "r"), limit)
+
+
+def _check_groups(root: Any, limit: int) -> None:
+    """Check all groups and datasets of an HDF5 file that is open, each once."""
+    import h5py
+
+    places, seen = [root], set[Any]()
+    while places:
+        group = places.pop()
+        if group.id in seen:  # a group may hold itself
+            continue
+        seen.add(group.id)
+        for name in group:
+            if isinstance(group.get(name, getlink=True), h5py.ExternalLink):
+                raise ValueError(f"{name}: is in another file")
+            found = group.get(name)
+            if isinstance(found, h5py.Group):
+                places.append(found)
+            elif isinstance(found, h5py.Dataset):
+                if found.external or found.is_virtual:
+                    raise ValueError(f"{name}: its values are in another file")
+                limit -= found.nbytes
+    if limit < 0:
+        raise ValueError("its weights are much larger than the file")
 
 
 def check_model(model: keras.Model) -> None:
