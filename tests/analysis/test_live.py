@@ -310,3 +310,15 @@ def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"^host=127.0.0.1 port={port}: .*; choose another, or port=0$"):
             live.LiveServer(live.Watch(str(tmp_path), query.parse("")), "127.0.0.1", port, "")
+
+
+def test_connections_without_a_request_keep_nobody_out(
+    serve: Serve, tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MAX_CONNECTIONS", 4)
+    write(tmp_path / "runs" / "a")
+    url = httpx.URL(serve())
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.create_connection((url.host, url.port), 10)) for _ in range(8)]
+        assert httpx.get(url.copy_with(path="/", query=None), timeout=10).status_code == 200
+        assert held[0].recv(1) == b""  # the oldest was closed

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -33,6 +34,7 @@ from boltcutter.run.remote.access import COOKIE, Access, bind, read_token
 
 SETTINGS = {"host": "127.0.0.1", "port": "8010", "token_file": ""}
 NICENESS = 10  # added to that of the process, so that a training on the same cores has priority
+MAX_CONNECTIONS = 256  # each of which has a thread
 INTERVAL = 0.5  # seconds between two looks at the files, however many pages ask
 SHARE = 0.02  # of a core that this takes at most, and as much for a report: long runs are read less often
 REPORT = "report.html"
@@ -146,11 +148,27 @@ class LiveServer(ThreadingHTTPServer):
 
     def __init__(self, watch: Watch, host: str, port: int, token: str) -> None:
         super().__init__((host, port), _Handler, bind_and_activate=False)
+        self._open = dict[Any, None]()  # connections, the oldest first
         self.socket.close()
         self.socket = bind(host, port)
         self.server_address, self.server_port = self.socket.getsockname(), self.socket.getsockname()[1]
         self.server_activate()
         self.watch, self.access = watch, Access(host, token)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread; close the oldest connection if there are many, as others could not be accepted."""
+        self._open[request] = None
+        if len(self._open) > MAX_CONNECTIONS:
+            oldest = next(iter(self._open))
+            self._open.pop(oldest, None)
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Report what went wrong in one line; nothing if the client has gone."""

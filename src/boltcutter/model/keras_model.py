@@ -21,6 +21,7 @@ from boltcutter.files import expansion_limit
 if "keras" not in sys.modules:
     # Keras selects its backend on first import. Weights are created on the CPU, as those of torch modules.
     os.environ.update(KERAS_BACKEND="torch", KERAS_TORCH_DEVICE="cpu")
+import h5py  # type: ignore[import-untyped]
 import keras as keras  # re-exported, so that other modules import it after the backend is set
 from keras.src.random.seed_generator import global_seed_generator
 
@@ -207,26 +208,21 @@ def check_weights(path: Path, suffix: str) -> None:
         ValueError: They are in other files, or much larger than the file.
         OSError: The file cannot be read.
     """
-    import h5py
-
-    limit, content = expansion_limit(path), path.open("rb")
-    with content:
-        if suffix == ".keras":
-            with zipfile.ZipFile(content) as archive:
-                if WEIGHTS not in archive.namelist():
-                    raise ValueError(f"it has no {WEIGHTS}")
-                if archive.getinfo(WEIGHTS).file_size > limit:
-                    raise ValueError(f"its weights have more than {limit >> 20} MiB when they are expanded")
-                content = archive.open(WEIGHTS)
-                _check_groups(h5py.File(io.BytesIO(content.read()), "r"), limit)
-        else:
-            _check_groups(h5py.File(content, "r"), limit)
+    limit = expansion_limit(path)
+    if suffix != ".keras":
+        with path.open("rb") as file:
+            _check_groups(h5py.File(file, "r"), limit)
+        return
+    with zipfile.ZipFile(path) as archive:
+        if WEIGHTS not in archive.namelist():
+            raise ValueError(f"it has no {WEIGHTS}")
+        if archive.getinfo(WEIGHTS).file_size > limit:
+            raise ValueError(f"its weights have more than {limit >> 20} MiB when they are expanded")
+        _check_groups(h5py.File(io.BytesIO(archive.read(WEIGHTS)), "r"), limit)
 
 
 def _check_groups(root: Any, limit: int) -> None:
     """Check all groups and datasets of an HDF5 file that is open, each once."""
-    import h5py
-
     places, seen = [root], set[Any]()
     while places:
         group = places.pop()

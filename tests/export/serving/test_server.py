@@ -18,8 +18,10 @@ import httpx
 import numpy as np
 import pytest
 import torch
+import uvicorn
 from conftest import Script
 from PIL import Image
+from uvicorn.server import ServerState
 
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.config.errors import ConfigError
@@ -452,3 +454,33 @@ def test_workers_are_spread_over_gpus_which_their_parent_does_not_use(
         server.worker()
     assert [[*trainer.devices] for trainer in loaded] == [[device] for device in expected]
     assert {trainer.accelerator for trainer in loaded} == {"auto"}
+
+
+def test_connections_without_a_request_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def answer() -> bytes:
+        config = uvicorn.Config(app, lifespan="off")
+        config.load()
+        options: dict[str, Any] = {"config": config, "server_state": ServerState(), "app_state": {}, "timeout": 60}
+        listening = await asyncio.get_running_loop().create_server(
+            lambda: server.LimitedProtocol(**options), "127.0.0.1", 0
+        )
+        port = listening.sockets[0].getsockname()[1]
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        received = await asyncio.wait_for(reader.read(12), 10)
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(held[0][0].read(1), 10) == b""  # the oldest was closed
+        listening.close()
+        for _, each in (*held, (reader, writer)):
+            each.close()
+        await asyncio.sleep(0.05)
+        return received
+
+    assert asyncio.run(answer()) == b"HTTP/1.1 204"

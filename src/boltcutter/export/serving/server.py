@@ -6,13 +6,14 @@ import asyncio
 import fcntl
 import json
 import os
+import resource
 import socket
 import tempfile
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import uvicorn
@@ -34,6 +35,7 @@ from boltcutter.strategy.precision import device_type
 VARIABLE = "BOLTCUTTER_SERVE"  # JSON with the settings, for worker processes
 SERVER: dict[str, Any] = {"host": "127.0.0.1", "port": 8000, "workers": 1, "drain": 30, "token_file": ""}
 LIMITS: dict[str, Any] = {field.name: field.default for field in fields(Limits)}
+MAX_CONNECTIONS = min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)  # of a worker
 MAX_HEAD = 1 << 16  # bytes of a request that are not its body
 LEAST = {"port": 0, "max_wait": 0, "drain": 0}  # others are at least 1, or above 0
 
@@ -69,6 +71,7 @@ def serve(cfg: Settings, folder: Path, settings: dict[str, Any], bound: socket.s
     os.environ[VARIABLE] = json.dumps(settings)
     options: dict[str, Any] = {"timeout_graceful_shutdown": settings["drain"]}
     options["http"] = partial(LimitedProtocol, timeout=settings["timeout"])
+    options["backlog"] = MAX_CONNECTIONS // 4  # as many are accepted at once, before the oldest are closed
     options |= {
         "log_level": "warning",
         "access_log": False,
@@ -153,6 +156,8 @@ def read_settings(given: dict[str, str]) -> dict[str, Any]:
 class LimitedProtocol(HttpToolsProtocol):
     """HTTP whose requests have to arrive within ``timeout`` seconds, and whose heads are limited in size."""
 
+    _open: ClassVar[dict[LimitedProtocol, None]] = {}  # the one that has been without a request for longest first
+
     def __init__(self, *arguments: Any, timeout: float, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._timeout = timeout
@@ -163,6 +168,20 @@ class LimitedProtocol(HttpToolsProtocol):
         """Start the time limit for the first byte."""
         super().connection_made(transport)
         self._deadline = self.loop.call_later(self._timeout, self.transport.close)
+        self._open[self] = None
+        if len(self._open) > MAX_CONNECTIONS:  # else whoever opens many could keep others from being accepted
+            oldest = next((one for one in self._open if one._is_waiting()), self)
+            del self._open[oldest]
+            oldest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._open.pop(self, None)
+        super().connection_lost(exc)
+
+    def _is_waiting(self) -> bool:
+        """Whether no request has arrived that is not answered yet."""
+        return self._deadline is not None or self.cycle is None or self.cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
         """Start the time limit with the first byte of each request."""
@@ -181,6 +200,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """End the limits of a request."""
         self._received = 0
+        if self in self._open:
+            self._open[self] = self._open.pop(self)
         if self._deadline:
             self._deadline.cancel()
             self._deadline = None
