@@ -13,6 +13,7 @@ scale     growth of time and memory with samples, tokens, files, parameters, met
 search    trainings by a search, relative to a shell loop, and cost per trial: [work=trainings,trials] [trials=1000]
 save      time that training waits for an asynchronous save: [mib=512] [device=cpu]
 serve     requests of 32 clients, relative to calling the model in a loop: [work=resnet,convnet]
+trust     CPU seconds that the checks of untrusted files add
 runs      cost of runs --live to a training that it follows: [asks=100] [seconds=180]
 generate  tokens per second with a key-value cache, relative to none: [work=eager,onnx,int8-static,int4,torch]
 """
