@@ -201,7 +201,6 @@ def test_settings_of_a_machine_are_merged_over_the_experiment(project: Project) 
     cfg = compose(project, ["experiment=other", "m=b"])
     assert (cfg.x, cfg.m["k"], compose(project, ["x=8"]).x) == (7, 12, 8)
     write(project.root, "local", "m: null")
-    assert compose(project).m is None
     assert get(compose(project, ["m=c"]), "m") == {"z": 3}  # the command line wins
 
 
