@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+from boltcutter import run_files
+
 # Pillow opens an image with these decoders only, whatever its name: others, such as that of EPS, run other programs.
 IMAGE_FORMATS = {
     "PNG": (".png",),
@@ -25,7 +27,7 @@ IMAGE_FORMATS = {
 MAX_EXPANSION, ALWAYS_EXPANDED = 100.0, 1 << 27  # in sizes of the file, and bytes
 REMEDY = "set trust=true if you trust the source of the folder"
 MAX_BYTES = 1 << 26  # of a file of a run
-RECORD, MAX_LEVELS = "record.json", 5  # of a run, and how deep files are in its folder
+MAX_LEVELS = 5  # how deep files are in the folder of a run
 MAX_LINKS = 40  # on the way to a file, as of Linux
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -149,7 +151,9 @@ def open_parent(path: Path) -> int:
     exchange another folder for a link before the file is written.
     """
     path = Path(os.path.abspath(path))
-    root = next((place for place in list(path.parents)[:MAX_LEVELS] if (place / RECORD).exists()), path.parent)
+    root = next(
+        (place for place in list(path.parents)[:MAX_LEVELS] if (place / run_files.RECORD).exists()), path.parent
+    )
     return _open_folders(root, path.parent.relative_to(root).parts)
 
 

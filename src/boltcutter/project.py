@@ -24,7 +24,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from boltcutter import files
+from boltcutter import files, run_files
 
 LIBRARY = __name__.partition(".")[0]
 SOURCE = Path(__file__).resolve().parents[1]  # the folder of the library's packages
@@ -88,7 +88,7 @@ class Project:
     @classmethod
     def at(cls, root: Path, package: str | None = None, resolvers: str | None = None) -> Project:
         """The project with this root folder; its ``configs/``, if any, comes before the built-in options."""
-        if os.path.lexists(root / "record.json"):  # of anybody, as may be its code and its .env
+        if os.path.lexists(root / run_files.RECORD):  # of anybody, as may be its code and its .env
             raise ProjectError(f"{root}: a run folder is no project; change to the folder of your project")
         own, others = root / "configs", _part_configs()
         if not own.is_dir():

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from boltcutter.analysis.facts import ELSEWHERE, Place, read_facts, read_labels, scan, stamp_of
+from boltcutter import run_files
+from boltcutter.analysis.facts import Place, read_facts, read_labels, scan, stamp_of
 from boltcutter.analysis.page import write_table
 from boltcutter.analysis.record import find_runs
 
@@ -162,7 +163,7 @@ def test_folders_elsewhere_are_those_that_this_user_has_listed(
 ) -> None:
     folder = write(tmp_path / "elsewhere" / "a")
     (tmp_path / "runs").mkdir()
-    (listed := tmp_path / "runs" / ELSEWHERE).write_text(f"{folder}\n")
+    (listed := tmp_path / "runs" / run_files.FOLDERS).write_text(f"{folder}\n")
     assert [place.folder for place in scan(str(tmp_path / "runs"))] == [str(folder)]
     hand_over(listed)
     assert not scan(str(tmp_path / "runs"))

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from boltcutter import run_files
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment import lease, user_key
 from boltcutter.environment.process import start_time
 from boltcutter.environment.this_process import this_process
 from boltcutter.launch import slurm_queue
-from boltcutter.launch.jobs import FOLDERS, find_launcher, job_of, list_runs, read_launch, remember, run_verb
+from boltcutter.launch.jobs import find_launcher, job_of, list_runs, read_launch, remember, run_verb
 
 SLURM = {"_target_": "boltcutter.launch.slurm.SlurmLauncher"}
 
@@ -86,7 +87,7 @@ def test_runs_with_a_folder_of_their_own_are_listed(
 
 def test_a_fifo_in_place_of_the_list_of_folders_does_not_block(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    os.mkfifo(tmp_path / "runs" / FOLDERS)
+    os.mkfifo(tmp_path / "runs" / run_files.FOLDERS)
     remember(str(tmp_path / "runs"), tmp_path / "elsewhere")
     list_runs(tmp_path / "runs")
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from conftest import environment
 
+from boltcutter import run_files
 from boltcutter.launch import node
-from boltcutter.launch.bundle import BUNDLE, pack
+from boltcutter.launch.bundle import pack
 from boltcutter.launch.command import create_job, read_training_config
 from boltcutter.launch.local import LocalLauncher
 from boltcutter.launch.snapshot import copy_code
@@ -81,9 +82,9 @@ def test_a_user_that_cannot_write_the_code_is_told_to_be_root(bundle: Path, tmp_
 def test_faults_of_a_bundle(bundle: Path, tmp_path: Path) -> None:
     done = start(f"file://{tmp_path}/run", TMPDIR=str(tmp_path))
     assert done.returncode == 1
-    assert done.stderr.startswith(f"error: file://{tmp_path}/run/{BUNDLE}: cannot be read (")
+    assert done.stderr.startswith(f"error: file://{tmp_path}/run/{run_files.BUNDLE}: cannot be read (")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / BUNDLE).write_bytes(bundle.read_bytes()[:1000])
+    (tmp_path / "run" / run_files.BUNDLE).write_bytes(bundle.read_bytes()[:1000])
     done = start(f"file://{tmp_path}/run", TMPDIR=str(tmp_path))
     assert done.returncode == 1
     assert "cannot be unpacked" in done.stderr

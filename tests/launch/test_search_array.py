@@ -11,7 +11,8 @@ import pytest
 from conftest import QUICK, ROOT, environment, run_command
 from slurm_cluster import Cluster, wait_until
 
-from boltcutter.launch.bundle import BUNDLE, pack
+from boltcutter import run_files
+from boltcutter.launch.bundle import pack
 from boltcutter.launch.kubernetes import KubernetesLauncher
 from boltcutter.launch.search_array import create_job, plan_search, prepare
 from boltcutter.launch.snapshot import copy_code
@@ -124,7 +125,7 @@ def test_pods_of_an_indexed_job_share_a_search_on_a_volume(tmp_path: Path) -> No
     copy_code(ROOT, job.code, lineage.git_state(ROOT), lineage.library_state(ROOT))
     launcher.check(job)
     pack(job.folder, job.run_folders)
-    command = [*launcher.command(job), f"--bundle={job.folder / BUNDLE}"]
+    command = [*launcher.command(job), f"--bundle={job.folder / run_files.BUNDLE}"]
     pods = [
         subprocess.Popen(command, env=environment(JOB_COMPLETION_INDEX=str(index), TMPDIR=str(tmp_path)), cwd="/")
         for index in range(2)

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from boltcutter import files
-from boltcutter.analysis.facts import LABELS, read_labels
+from boltcutter import files, run_files
+from boltcutter.analysis.facts import read_labels
 from boltcutter.analysis.record import Run
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError, printable
@@ -55,7 +55,7 @@ def _changed_labels(folder: Path) -> Iterator[dict[str, Any]]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         labels = read_labels(folder)
         yield labels
-        write_text(folder / LABELS, to_json(labels, indent=1) + "\n")
+        write_text(folder / run_files.LABELS, to_json(labels, indent=1) + "\n")
     finally:
         os.close(descriptor)
 

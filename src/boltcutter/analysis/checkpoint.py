@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from boltcutter import run_files
 from boltcutter.checkpoint.load import read_metadata
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.config.errors import ConfigError, one_line, printable
@@ -48,7 +49,7 @@ def describe(file: str) -> dict[str, Any]:
     origin = content.get("boltcutter") or {}
     record: dict[str, Any] = {}
     for folder in list(Path(file).absolute().parents)[:2]:
-        if (folder / "record.json").is_file() and read_record(folder).get("id") == origin.get("run"):
+        if (folder / run_files.RECORD).is_file() and read_record(folder).get("id") == origin.get("run"):
             record = read_record(folder)
     library = record.get("library") or {}
     changes = " with uncommitted changes, in code.patch of the run" if origin.get("dirty") else ""

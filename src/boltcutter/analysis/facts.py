@@ -6,28 +6,23 @@ entries of other types are left out. Records are replaced atomically, so a train
 
 from __future__ import annotations
 
-import csv
 import math
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from boltcutter import run_files
 from boltcutter.config.errors import one_line
 from boltcutter.config.values import REFERENCE, flatten
 from boltcutter.run import trust
-from boltcutter.run.metrics import MAX_NAMES
+from boltcutter.run.metrics import last_values
 
-RECORD, SEARCH, LABELS, METRICS, TRIALS = "record.json", "search.json", "labels.json", "metrics.csv", "trials.csv"
-FILES = (RECORD, SEARCH, LABELS, METRICS, TRIALS)
-ELSEWHERE = ".folders"  # in the folder of all runs: folders of launched runs that are elsewhere, one on each line
+FILES = (run_files.RECORD, run_files.SEARCH, run_files.LABELS, run_files.METRICS, run_files.TRIALS)
 MAX_TEXT = 1000  # characters of a setting whose references are resolved, as these may multiply
 DEPTH = 4  # of folders between that of all runs and those of runs
-MAX_ROWS = 2000  # of metrics.csv that are searched for the last value of each metric
-NOT_MEASURED = ("step", "epoch", "throughput/", "test/", "test_")  # columns that are not metrics of training
 
 Stamp = list[list[int] | None]  # of the record, the search and other files: modification time, size and inode
 Facts = dict[str, Any]
@@ -45,7 +40,7 @@ def scan(root: str) -> list[Place]:
     """Find the folders of runs and searches below a folder, which may be one itself."""
     found = list[Place]()
     _scan(root, DEPTH, None, found)
-    for folder in trust.read_own_lines(Path(root, ELSEWHERE)):
+    for folder in trust.read_own_lines(Path(root, run_files.FOLDERS)):
         _scan(folder, 1, None, found)
     return found
 
@@ -72,10 +67,10 @@ def _scan(folder: str, depth: int, search: str | None, found: list[Place]) -> No
 
 def stamp_of(folder: str) -> Stamp:
     """What changes with the files of a run or search, whose contents are read after it; empty for another folder."""
-    if record := file_stamp(f"{folder}/{RECORD}"):
-        return [record, None, file_stamp(f"{folder}/{LABELS}"), file_stamp(f"{folder}/{METRICS}")]
-    if search := file_stamp(f"{folder}/{SEARCH}"):
-        return [None, search, file_stamp(f"{folder}/{LABELS}"), file_stamp(f"{folder}/{TRIALS}")]
+    if record := file_stamp(f"{folder}/{run_files.RECORD}"):
+        return [record, None, file_stamp(f"{folder}/{run_files.LABELS}"), file_stamp(f"{folder}/{run_files.METRICS}")]
+    if search := file_stamp(f"{folder}/{run_files.SEARCH}"):
+        return [None, search, file_stamp(f"{folder}/{run_files.LABELS}"), file_stamp(f"{folder}/{run_files.TRIALS}")]
     return []
 
 
@@ -91,7 +86,7 @@ def file_stamp(path: str) -> list[int] | None:
 def read_facts(place: Place) -> Facts:
     """Read a run or a search; of one that cannot be read, the reason."""
     folder, is_search = Path(place.folder), place.stamp[0] is None
-    file = SEARCH if is_search else RECORD
+    file = run_files.SEARCH if is_search else run_files.RECORD
     changed = (place.stamp[is_search] or [0])[0] / 1e9
     try:
         record = trust.read_json(folder / file)
@@ -112,9 +107,9 @@ def _of_run(folder: Path, record: Mapping[str, Any]) -> Facts:
     metrics = _numbers(_dict(record.get("metrics")))
     after = record.get("best_after")
     if reason == "running" or not metrics:
-        metrics |= _last_row(folder)
+        metrics |= _numbers(last_values(folder))
     elif isinstance(after, int):
-        best = _last_row(folder, after - 1)
+        best = _numbers(last_values(folder, after - 1))
         metrics |= {name: value for name, value in best.items() if name in metrics}
     return {
         "name": name,
@@ -140,7 +135,7 @@ def _of_search(folder: Path, record: Mapping[str, Any]) -> Facts:
     pairs = [pair for pair in _list(record.get("metrics")) if isinstance(pair, list) and len(pair) == 2]
     return {
         "name": folder.parent.name,
-        "reason": str(record.get("reason") or ("completed" if (folder / TRIALS).is_file() else "running")),
+        "reason": str(record.get("reason") or ("completed" if (folder / run_files.TRIALS).is_file() else "running")),
         "started": _time(record.get("created")),
         "settings": settings,
         "objectives": [[str(name), str(mode)] for name, mode in pairs],
@@ -178,28 +173,6 @@ def _settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return found, references
 
 
-def _last_row(folder: Path, step: int | None = None) -> dict[str, float]:
-    """The last value of each metric in ``metrics.csv``, or those at a step."""
-    try:
-        content = trust.read_bytes(folder / METRICS)
-    except (OSError, ValueError):
-        return {}
-    header, _, rest = content.partition(b"\n")
-    if len(header) > MAX_NAMES:
-        return {}
-    if step is not None:
-        rows = re.findall(rb"^%d,.*\n" % step, rest, re.M)  # several if a resumed run has logged it again
-    else:
-        rows = rest[: rest.rfind(b"\n") + 1].splitlines()[-MAX_ROWS:]
-    last: dict[str, str] = {}
-    with suppress(csv.Error, StopIteration):
-        table = csv.reader(line.decode(errors="replace") for line in (header, *rows))
-        names = next(table)
-        for row in table:
-            last |= {name: value for name, value in zip(names, row, strict=False) if name and value}
-    return _numbers({name: value for name, value in last.items() if not name.startswith(NOT_MEASURED)})
-
-
 def _labels(folder: Path, tags: list[str]) -> Facts:
     labels = read_labels(folder)
     kept = [tag for tag in tags if tag not in labels["untagged"]]
@@ -210,7 +183,7 @@ def read_labels(folder: Path) -> dict[str, Any]:
     """The tags that a user has added, the tags of the record that were removed, and the note."""
     labels: Mapping[str, Any] = {}
     with suppress(OSError, ValueError):
-        labels = trust.read_json(folder / LABELS)
+        labels = trust.read_json(folder / run_files.LABELS)
     lists = {name: [str(tag) for tag in _list(labels.get(name))] for name in ("tags", "untagged")}
     return {**lists, "note": str(labels.get("note") or "")}
 

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from boltcutter import run_files
 from boltcutter.analysis.query import equals, select, value_of
 from boltcutter.analysis.record import Run, find_runs, mean_metrics, repetitions
 from boltcutter.analysis.references import find
@@ -21,7 +22,6 @@ from boltcutter.project import display_path
 from boltcutter.run.folder import read_record
 from boltcutter.run.remote.store import run_store
 
-SEARCH = "search.json"
 # Settings in which repetitions may differ, and those without effect on the result.
 REPEATED = ("seed", "data.fold", "data.num_folds")
 NOT_COMPARED = (
@@ -93,7 +93,7 @@ def read_group(text: str, known: Sequence[Run], metric: str) -> Group:
     chosen = [run for run in (found if is_folder else select(found, text)) if run.kind not in ("search", "job")]
     label, warnings = display_path(folder.absolute()) if is_folder else text, list[str]()
     tuned, trials, searched = [run for run in chosen if run.kind == "trial"], 0, ""
-    if tuned and is_folder and (folder / SEARCH).is_file():
+    if tuned and is_folder and (folder / run_files.SEARCH).is_file():
         search = next(run for run in found if run.id == tuned[0].parent)
         searched = str(search.settings.get("search.metric"))
         groups = [*([run] for run in tuned), *repetitions(tuned)]
@@ -186,7 +186,7 @@ def _num_trials(result: Result) -> int:
     with suppress(OSError, ValueError):
         words = shlex.split(str(result.record.get("command") or "")[:MAX_COMMAND])
         experiment = Path(next((w.partition("=")[2] for w in words if w.startswith("experiment=")), ""))
-        if experiment.name == "best.yaml" and (experiment.parent / SEARCH).is_file():
+        if experiment.name == "best.yaml" and (experiment.parent / run_files.SEARCH).is_file():
             return sum(entry.is_dir() for entry in (experiment.parent / "trials").iterdir())
     return 0
 

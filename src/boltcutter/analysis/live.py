@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from boltcutter import run_files
 from boltcutter.analysis import index, page
-from boltcutter.analysis.facts import METRICS, Stamp, file_stamp, scan, stamp_of
+from boltcutter.analysis.facts import Stamp, file_stamp, scan, stamp_of
 from boltcutter.analysis.query import Query
 from boltcutter.analysis.record import Run, as_runs
 from boltcutter.config.errors import ConfigError, one_line, printable
@@ -37,7 +38,7 @@ NICENESS = 10  # added to that of the process, so that a training on the same co
 MAX_CONNECTIONS = 256  # each of which has a thread
 INTERVAL = 0.5  # seconds between two looks at the files, however many pages ask
 SHARE = 0.02  # of a core that this takes at most, and as much for a report: long runs are read less often
-REPORT = "report.html"
+REPORT = run_files.REPORT
 # Scripts of a stored report reach neither the other pages of the server nor other hosts.
 SANDBOX = "sandbox allow-scripts; default-src data: 'unsafe-inline'"
 TESTED = "evaluation/test/metrics.json"
@@ -97,10 +98,10 @@ class Watch:
         return quote(f"{run.folder.removeprefix(self.root + '/').strip('/')}/{REPORT}")
 
     def _read_curves(self, folder: str) -> page.Curves:
-        stamp = [file_stamp(f"{folder}/{METRICS}")]
+        stamp = [file_stamp(f"{folder}/{run_files.METRICS}")]
         known = self._curves.get(folder)
         if known is None or known[0] != stamp:
-            reader = known[1] if known else MetricsReader(Path(folder, METRICS))
+            reader = known[1] if known else MetricsReader(Path(folder, run_files.METRICS))
             known = self._curves[folder] = stamp, reader, page.read_curves(reader)
         return known[2]
 

@@ -15,8 +15,8 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
+from boltcutter import run_files
 from boltcutter.analysis import table
-from boltcutter.analysis.facts import METRICS, NOT_MEASURED
 from boltcutter.analysis.query import value_of
 from boltcutter.analysis.record import Run, metric_mode
 from boltcutter.checkpoint.atomic import write_text
@@ -59,7 +59,9 @@ def collect(runs: Sequence[Run], links: Sequence[str | None], curves: Sequence[C
     after = [key for key in table.FIELDS_AFTER if any(value_of(run, key) for run in runs)]
     order = ["name", "status", "age", *settings, *metrics, *after]
     kinds = {**dict.fromkeys(settings, "setting"), **dict.fromkeys(metrics, "metric")}
-    curves = [read_curves(MetricsReader(Path(run.folder, METRICS))) for run in runs] if curves is None else curves
+    curves = (
+        [read_curves(MetricsReader(Path(run.folder, run_files.METRICS))) for run in runs] if curves is None else curves
+    )
     names = sorted(
         {name for each in curves for name in each},
         key=lambda name: (name not in metrics, STAGES.index(parse_name(name).stage), name),
@@ -93,7 +95,7 @@ def _plain(value: Any) -> float | str | None:
 
 
 def _link(run: Run, home: Path) -> str | None:
-    report = os.path.join(run.folder, "report.html")
+    report = os.path.join(run.folder, run_files.REPORT)
     return quote(os.path.relpath(report, home)) if os.path.isfile(report) else None  # not in one that cannot be read
 
 
@@ -111,7 +113,7 @@ def read_curves(reader: MetricsReader) -> Curves:
     with suppress(OSError, ValueError, OverflowError, csv.Error):
         for name, columns in reader.read().items():
             finite = np.isfinite(columns[2])
-            if name and finite.any() and not name.startswith((*NOT_MEASURED, "lr-")):
+            if name and finite.any() and not name.startswith((*run_files.NO_METRICS, "lr-")):
                 curves[name] = tuple(np.asarray(column)[finite] for column in columns)
     return curves
 

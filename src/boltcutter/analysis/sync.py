@@ -8,6 +8,7 @@ from typing import Any
 
 import wandb
 
+from boltcutter import run_files
 from boltcutter.config.errors import ConfigError
 from boltcutter.logger.wandb import base_url, is_reachable, logged_in
 from boltcutter.project import Project
@@ -78,7 +79,7 @@ def sync(folder: Path, config: dict[str, Any]) -> str:
         best = settings.get("best")
         for metric, summary in best.items() if isinstance(best, dict) else ():
             uploaded.define_metric(metric, summary=summary, step_metric="trainer/global_step")
-        for step, values in read_rows(folder / "metrics.csv"):
+        for step, values in read_rows(folder / run_files.METRICS):
             uploaded.log(values | {"trainer/global_step": step})
         uploaded.summary.update(record.get("test", {}))
         reason = (record.get("attempts") or [{}])[-1].get("reason")

@@ -23,6 +23,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import StrategyRegistry
 from torch import nn
 
+from boltcutter import run_files
 from boltcutter.assembly.adapt import adapt, load_compiled
 from boltcutter.assembly.data_values import complete_references
 from boltcutter.assembly.hooks import check_hooks
@@ -276,7 +277,7 @@ def assemble(
 def build_loggers(cfg: Settings) -> list[Logger]:
     """Instantiate the loggers of the configuration, and the one that always writes metrics.csv."""
     cfg = cfg.changed({"logger": _masked(cfg.redacted.get("logger"))})
-    metrics = build({"_target_": METRICS_FILE, "path": f"{cfg.folder}/metrics.csv"})
+    metrics = build({"_target_": METRICS_FILE, "path": f"{cfg.folder}/{run_files.METRICS}"})
     return [*_build_installed(cfg).values(), metrics]
 
 
@@ -313,7 +314,7 @@ def recorded_loggers(cfg: Settings) -> list[Logger]:
     with suppress(ConfigError):  # no run is evaluated, such as by doctor
         recorded = read_record(folder).get("loggers")
     configured = [node for node in cfg.logger.values() if node]
-    own = describe([CSVLogger(folder / "metrics.csv")], folder)
+    own = describe([CSVLogger(folder / run_files.METRICS)], folder)
     values: list[Any] = list(recorded) if isinstance(recorded, list) else [*({} for _ in configured), *own]
     values += [{}] * (len(configured) + 1 - len(values))
     # A record may be of somebody else: of other folders only those that the configuration, which was checked, names.
@@ -387,7 +388,7 @@ def _without_features(cfg: Settings, callbacks: dict[str, Callback]) -> Settings
     removed = [f"callback.{name}" for name in callbacks if name not in _plain_callbacks(callbacks)]
     removed += [f"logger.{name}" for name, value in cfg.logger.items() if value]
     if is_rank_zero():
-        left_out = ", ".join([*removed, "metrics.csv"])
+        left_out = ", ".join([*removed, run_files.METRICS])
         print(f"trainer.barebones=true: leaves out {left_out}; nothing is logged or saved")
     kept = {key: value for key, value in cfg.trainer.items() if key not in FEATURES}
     return cfg.without("trainer").changed({"trainer": kept})

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from boltcutter import run_files
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.settings import Settings, TopLevel
@@ -57,7 +58,7 @@ def _run_above(checkpoint: str) -> str:
         ConfigError: There is none above the file.
     """
     for folder in Path(checkpoint).parents:
-        if (folder / "record.json").is_file():
+        if (folder / run_files.RECORD).is_file():
             return str(folder)
     raise ConfigError(f"resume={checkpoint}: not in the folder of a run; use resume=<folder of the run> ckpt=<file>")
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from boltcutter import run_files
 from boltcutter.cli.file_fix import locate
 from boltcutter.cli.mistake import Explanation, explain
 from boltcutter.cli.table import commands
@@ -113,7 +114,7 @@ def described(result: Any) -> Any:
     """The result of a command as JSON can express it; of a run its folder, status and metrics."""
     if not isinstance(result, Path):
         return plain(result)
-    record = read_record(result) if (result / "record.json").is_file() else {}
+    record = read_record(result) if (result / run_files.RECORD).is_file() else {}
     status = {"status": attempts[-1].get("reason")} if (attempts := record.get("attempts")) else {}
     found = {key: plain(record[key]) for key in RECORD if key in record}
     return {"folder": run_store().show(str(result)), **status, **found}

@@ -20,6 +20,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+from boltcutter import run_files
 from boltcutter.cli.answer import failure
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.config.values import split_overrides
@@ -160,7 +161,7 @@ class Tools:
         runs = [entry for entry in found.get("result", ()) if _is_named(run, entry)]
         if not found["ok"] or not runs:
             return found if not found["ok"] else _failed("unknown_run", f"run={run}: no such run; list_runs has all")
-        report = Path(runs[-1]["folder"], "report.html")
+        report = Path(runs[-1]["folder"], run_files.REPORT)
         if not report.is_file() or report.is_symlink():  # somebody else's link may lead to any file
             return _failed("failed", f"run={run}: has no report yet; train with report=true")
         try:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torchmetrics import MaxMetric, Metric, MinMetric
 from torchmetrics.metric import CompositionalMetric
 
+from boltcutter import run_files
 from boltcutter.diagnosis import data, gradients, layers, losses, nothing, optimizers, ranks, schedules  # noqa: F401
 from boltcutter.diagnosis.checks import CHECKS, ON_DEMAND, Check, Finding, FindingError, Line, Moment
 from boltcutter.diagnosis.evidence import Evidence, Update, any_nonzero, is_compiled, nonzero, sampled
@@ -225,7 +226,7 @@ class Invariants(Callback):
 
     def _record(self) -> None:
         if self.folder is not None:
-            file = self.folder / "record.json"
+            file = self.folder / run_files.RECORD
             earlier = read_record(self.folder).get("findings", []) if file.is_file() else []
             now = [{"check": f.check, "level": f.level, "text": f.text, "step": f.step} for f in self.findings]
             known = {each["check"] for each in now}

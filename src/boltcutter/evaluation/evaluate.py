@@ -19,6 +19,7 @@ import lightning as L
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import Callback
 
+from boltcutter import run_files
 from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.callback.reseed import EvaluationSeeds
@@ -101,7 +102,7 @@ def evaluate_command(project: Project, overrides: list[str]) -> dict[str, float]
             summary.print_evaluation(output, scores, evaluations.describe(tests) if len(tests) > 1 else None, count)
             if split == "test" and (text := describe_reads(Path(cfg.runs), folder, scores, components.data)):
                 print(f"note: {text}", file=sys.stderr)
-            if "output" not in special and (folder / "report.html").is_file():
+            if "output" not in special and (folder / run_files.REPORT).is_file():
                 report.write_or_warn(folder)
             run_store().push(folder)
     return scores

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from boltcutter import run_files
 from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.checkpoint.atomic import write_text
@@ -123,7 +124,7 @@ def export(project: Project, settings: Export, cfg: Settings, folder: Path, chec
             save_results(folder, results, split, checkpoint)
     table.show(results)
     print(f"\n{folder / 'export'}")
-    if (folder / "report.html").is_file():
+    if (folder / run_files.REPORT).is_file():
         html.write_or_warn(folder)
     check_drop(results, settings.max_drop)
     return results

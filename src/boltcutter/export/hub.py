@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from boltcutter import run_files
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError
 from boltcutter.export import runner
@@ -67,7 +68,7 @@ def write_readme(folder: Path) -> None:
 
     card = runner.read_card(folder)
     run = folder.resolve().parents[1]
-    record = read_record(run) if (run / "record.json").is_file() else {}
+    record = read_record(run) if (run / run_files.RECORD).is_file() else {}
     data = (record.get("config") or {}).get("data") or {}
     name = re.sub(r"[^\w.-]+", "-", card["license"] or "").lower()
     license: dict[str, Any] = {"license": "other", "license_name": name} if name else {}

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
+from boltcutter import run_files
 from boltcutter.checkpoint.atomic import write_atomically
 from boltcutter.config.errors import one_line
 from boltcutter.launch.snapshot import list_files
 
-BUNDLE = "job.tar.gz"  # in the folder of the run
 CODE = "code"
-RECORD = ("record.json", "config.yaml", "code.patch", "library.patch", "search.json", "study.log")
+RECORD = (run_files.RECORD, run_files.CONFIG, "code.patch", "library.patch", run_files.SEARCH, run_files.STUDY)
 MIN_LIMIT, MAX_EXPANSION = 1 << 30, 100  # bytes that a bundle may expand to, and in sizes of its file
 MAX_SHOWN = 3  # files listed in a message
 
@@ -46,7 +46,7 @@ def check_size(root: Path, folder: Path, max_mb: float) -> None:
 
 def pack(folder: Path, runs: Sequence[Path] = ()) -> Path:
     """Write ``job.tar.gz`` with the code and the records of a run or array; the same content gives the same bytes."""
-    target = folder / BUNDLE
+    target = folder / run_files.BUNDLE
     files = [file for file in (folder / CODE).rglob("*") if file.is_file() or file.is_symlink()]
     files += {file for place in (folder, *runs) for name in RECORD if (file := place / name).is_file()}
     write_atomically(target, lambda out: _archive(out, folder, sorted(files)))

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from boltcutter import run_files
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.compose import compose
@@ -157,7 +158,7 @@ def is_search(overrides: Sequence[str]) -> bool:
     """Whether overrides launch a search: a new one, or one that is continued."""
     special, _ = split_overrides(overrides, "resume")
     is_new = any(override.lstrip("+~").startswith(("search=", "search.")) for override in overrides)
-    return is_new or (Path(special.get("resume") or ".") / "search.json").is_file()
+    return is_new or (Path(special.get("resume") or ".") / run_files.SEARCH).is_file()
 
 
 @contextmanager
@@ -189,7 +190,7 @@ def job_variables(cfgs: Sequence[Settings], environment: Mapping[str, str]) -> I
 def recorded_settings(resumed: dict[str, str]) -> dict[str, Any] | None:
     """Return the launch settings of the run to resume; None if it was not launched."""
     folder = Path(resumed.get("resume") or "")
-    has_record = resumed and os.path.lexists(folder / "record.json")
+    has_record = resumed and os.path.lexists(folder / run_files.RECORD)
     if not (facts := read_launch(folder, "resume", runs=True) if has_record else None):
         return None
     return {k: v for k, v in facts["settings"].items() if k not in ("array", "max_parallel")}  # of one run
@@ -370,7 +371,7 @@ def create_job(cfgs: Sequence[Settings], root: Path, launcher: Launcher) -> tupl
                 gpus=trainer.get("accelerator", "auto") != "cpu",
                 num_workers=(values["data"] or {}).get("num_workers") or 0,
                 environment=environment | ({"WANDB_RUN_GROUP": home.name} if launcher.array else {}),
-                progress="checkpoints" if values.get("checkpoints") == f"{folder}/checkpoints" else "metrics.csv",
+                progress="checkpoints" if values.get("checkpoints") == f"{folder}/checkpoints" else run_files.METRICS,
                 **code,
             )
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from boltcutter import files
+from boltcutter import files, run_files
 from boltcutter.config.errors import ConfigError, one_line, printable
 from boltcutter.config.instantiate import build, checked
 from boltcutter.config.locate import locate
@@ -23,15 +23,13 @@ from boltcutter.project import display_path
 from boltcutter.run import trust
 from boltcutter.run.folder import is_own, read_record
 
-FOLDERS = ".folders"  # in the folder of all runs: folders of launched runs that are elsewhere
-
 
 def remember(runs: str, folder: Path) -> None:
     """Let ``list`` show a launched run, or the runs of an array, whose folder is not in that of all runs."""
     if "://" not in runs and not folder.resolve().is_relative_to(Path(runs).resolve()):
         with suppress(OSError):  # of a folder that this user cannot write, in which list finds no other runs either
             Path(runs).mkdir(parents=True, exist_ok=True)
-            with open(Path(runs) / FOLDERS, "a", opener=files.opener(runs)) as file:
+            with open(Path(runs) / run_files.FOLDERS, "a", opener=files.opener(runs)) as file:
                 file.write(f"{folder.resolve()}\n")
 
 
@@ -107,7 +105,7 @@ def run_verb(verb: str, place: Path, *, follow: bool) -> None:
         follow: Whether to follow logs until the runs have ended.
     """
     folders = [file.parent for file in sorted(place.glob("*/record.json"))]
-    is_run = (place / "record.json").is_file()
+    is_run = (place / run_files.RECORD).is_file()
     for folder in [place] if is_run or not folders else folders:
         if not (launched := find_launcher(folder, cancels=verb == "cancel")):
             raise ConfigError(f"run={folder}: this run was not launched; use the process or job that started it")
@@ -154,8 +152,8 @@ def refresh(launcher: Launcher, *folders: Path) -> None:
 def list_runs(runs: Path) -> None:
     """Print a line for each run of the project, the newest last, then one for each other job of the user."""
     found = [file for depth in ("*/*", "*/*/*") for file in runs.glob(f"{depth}/record.json")]
-    for folder in map(Path, trust.read_own_lines(runs / FOLDERS)):
-        found += [*folder.glob("record.json"), *folder.glob("*/record.json")]
+    for folder in map(Path, trust.read_own_lines(runs / run_files.FOLDERS)):
+        found += [*folder.glob(run_files.RECORD), *folder.glob("*/record.json")]
     faults = dict[str, None]()
     for file in sorted(found, key=lambda file: file.stat().st_mtime):
         try:

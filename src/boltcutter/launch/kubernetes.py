@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Literal
 
 import yaml
 
+from boltcutter import run_files
 from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.errors import one_line
-from boltcutter.launch.bundle import BUNDLE
 from boltcutter.launch.cloud_job import CloudLauncher, as_text, next_name, to_yaml
 from boltcutter.launch.job import Job, Status, render_yaml, seconds
 from boltcutter.launch.kubernetes_cluster import API, INSTANCE, Cluster, Manifest, describe, has_index, summarize
@@ -241,7 +241,7 @@ class KubernetesLauncher(CloudLauncher):
         return f"{place.namespace}/{owner['name']}@{place.context}"
 
     def _config_map(self, metadata: dict[str, Any], folder: Path) -> Manifest:
-        content = lzma.compress(gzip.decompress((folder / BUNDLE).read_bytes()))  # smaller by a quarter
+        content = lzma.compress(gzip.decompress((folder / run_files.BUNDLE).read_bytes()))  # smaller by a quarter
         (folder / PACKED).write_bytes(content)
         if len(content) > MAX_CONFIG_MAP:
             raise ValueError(

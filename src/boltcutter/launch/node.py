@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from boltcutter import run_files
 from boltcutter.checkpoint.storage import error_text, is_url, resolve_filesystem
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.launch import secret_reference
-from boltcutter.launch.bundle import BUNDLE, CODE, RECORD, unpack
+from boltcutter.launch.bundle import CODE, RECORD, unpack
 from boltcutter.project import LIBRARY, VARIABLE
 from boltcutter.run import lineage, trust
 
@@ -31,7 +32,7 @@ def start_training(arguments: Sequence[str] | None = None) -> NoReturn:
     parser = argparse.ArgumentParser("python -m boltcutter.launch.node", description=__doc__.partition("\n")[0])
     parser.add_argument("run", help="folder or URL of the run")
     parser.add_argument(
-        "--bundle", help=f"file or URL of the packed code; by default {BUNDLE} in the folder of the run"
+        "--bundle", help=f"file or URL of the packed code; by default {run_files.BUNDLE} in the folder of the run"
     )
     parser.add_argument(
         "--secret", action="append", default=[], metavar="VARIABLE=REFERENCE", help="set a variable to a secret"
@@ -41,7 +42,7 @@ def start_training(arguments: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--unpack", action="store_true", help="only unpack the code into the working directory")
     given, overrides = parser.parse_known_args(arguments)
     try:
-        root = fetch_code(given.bundle or f"{given.run.rstrip('/')}/{BUNDLE}")
+        root = fetch_code(given.bundle or f"{given.run.rstrip('/')}/{run_files.BUNDLE}")
         if given.unpack:
             copy_code(root / CODE)
             sys.exit()
@@ -76,7 +77,7 @@ def read_index(variable: str) -> str:
 def fetch_code(bundle: str) -> Path:
     """Download a bundle, and unpack it into a new temporary folder."""
     root = Path(tempfile.mkdtemp(prefix="boltcutter-job-"))
-    file = root / BUNDLE
+    file = root / run_files.BUNDLE
     try:
         store, place = resolve_filesystem(bundle)
         store.get_file(place, str(file))

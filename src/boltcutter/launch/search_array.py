@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from boltcutter import run_files
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import split_overrides
 from boltcutter.environment import user_key
@@ -18,7 +19,7 @@ from boltcutter.run.folder import update_record
 from boltcutter.search.command import open_study, worker_folder
 from boltcutter.search.plan import RECORD, Plan, continued, planned, save, signed_part
 
-REPORT = "report.html"  # written by the last worker
+REPORT = run_files.REPORT  # written by the last worker
 
 
 def launch_search(
@@ -73,5 +74,5 @@ def prepare(plan: Plan) -> None:
     for worker in range(plan.search.max_parallel or 1):
         folder = worker_folder(plan.folder, worker)
         (folder / "logs").mkdir(parents=True, exist_ok=True)
-        if not (folder / "record.json").is_file():
+        if not (folder / run_files.RECORD).is_file():
             update_record(folder, id=folder.name, name=plan.folder.parent.name, attempts=[])

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from boltcutter import run_files
 from boltcutter.config.errors import one_line
-from boltcutter.launch.bundle import BUNDLE
 from boltcutter.launch.cloud_job import CloudLauncher
 from boltcutter.launch.job import (
     Job,
@@ -132,7 +132,7 @@ class SkyLauncher(CloudLauncher):
             places = [{**one, "accelerators": f"{kind}:{job.devices}"} for one in places for kind in kinds]
         values = {"own": self, "venv": VENV, "command": shlex.join(self.command(job)), "seconds": seconds(self.time)}
         values["store"] = {"s3": "s3fs", "gs": "gcsfs"}[str(self.storage).partition("://")[0]]
-        values["bundle"] = shlex.quote(f"{self.remote_folder(job.folder)}/{BUNDLE}")
+        values["bundle"] = shlex.quote(f"{self.remote_folder(job.folder)}/{run_files.BUNDLE}")
         parts = ("setup", "run", "hook")
         scripts = {part: render_template(HERE / f"sky_{part}.sh.j2", **values) for part in parts}
         place = places[0] if len(places) == 1 else {"any_of": places}

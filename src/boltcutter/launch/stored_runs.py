@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+from boltcutter import run_files
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.checkpoint.storage import is_url, resolve_filesystem
 from boltcutter.config.errors import one_line
-from boltcutter.launch.bundle import BUNDLE, RECORD, check_size, pack
+from boltcutter.launch.bundle import RECORD, check_size, pack
 from boltcutter.launch.job import FINAL, POLL_SECONDS, Job, Launcher, UnreachableError, follow
 from boltcutter.run import trust
 from boltcutter.run.folder import read_record
@@ -58,7 +59,7 @@ class StoredRuns(Launcher):
         """Return the command that each node runs."""
         place, options = self.remote_folder(job.folder), []
         if job.array_size:
-            options = [f"--index={self.index_variable}", f"--bundle={place}/{BUNDLE}"]
+            options = [f"--index={self.index_variable}", f"--bundle={place}/{run_files.BUNDLE}"]
             options += ["--search"] if job.search else []
             place = place if job.search else self.remote_folder(Path(job.run_folder("")))
         return [str(self.python), "-m", "boltcutter.launch.node", place, *options, *job.trust]
@@ -69,7 +70,7 @@ class StoredRuns(Launcher):
         if is_url(str(self.storage)):
             for folder in job.run_folders:
                 self.check_unused(folder)
-            publish(job.folder, self.remote_folder(job.folder), [BUNDLE, file.name])
+            publish(job.folder, self.remote_folder(job.folder), [run_files.BUNDLE, file.name])
             for folder in job.run_folders:
                 names = [name for name in RECORD if (folder / name).is_file()]
                 publish(folder, self.remote_folder(folder), names)

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from boltcutter import run_files
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment import user_key
@@ -107,7 +108,7 @@ def submit(
 
 def check_unused(folder: Path, resumed: bool) -> None:
     """Raise ConfigError if a new run has no new folder, or a job of a resumed run is pending or running."""
-    if not (folder / "record.json").is_file():
+    if not (folder / run_files.RECORD).is_file():
         return
     if not resumed:
         path = display_path(folder)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from boltcutter import extend, files
+from boltcutter import extend, files, run_files
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import one_line, printable
 from boltcutter.report import exports, media
@@ -39,7 +39,7 @@ LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 def write_page(folder: Path) -> Path:
     """Write ``report.html`` of a run; missing parts are listed in the report."""
-    path = folder / "report.html"
+    path = folder / run_files.REPORT
     write_text(path, render_page(folder))
     return path
 
@@ -62,9 +62,9 @@ def render_page(folder: Path, home: str = "") -> str:
     """
     test = folder / "evaluation" / "test"
     reader = ReportReader(folder)
-    record = reader.get("Record", {}, trust.read_json, folder / "record.json")
-    config, sections = reader.get("Configuration", ({}, []), _read_config, folder / "config.yaml")
-    groups = reader.get("Curves", {}, _read_groups, folder / "metrics.csv")
+    record = reader.get("Record", {}, trust.read_json, folder / run_files.RECORD)
+    config, sections = reader.get("Configuration", ({}, []), _read_config, folder / run_files.CONFIG)
+    groups = reader.get("Curves", {}, _read_groups, folder / run_files.METRICS)
     scores = reader.get("Test metrics", record.get("test") or {}, trust.read_json, test / "metrics.json")
     scores = {name: math.nan if value is None else value for name, value in scores.items()}
     modes = _modes(config, groups)
@@ -99,7 +99,7 @@ def added_sections() -> list[tuple[str, str, Callable[[Path], str]]]:
     others = [(section.title, section.file, extend.load_object(section.render)) for section in extend.sections()]
     return [
         ("Exports", "export/export.json", exports.render_exports),
-        ("Pictures and tables", "record.json", media.render_media),
+        ("Pictures and tables", run_files.RECORD, media.render_media),
         *others,
     ]
 

@@ -15,6 +15,7 @@ from lightning.fabric.utilities.data import sized_len
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from boltcutter import run_files
 from boltcutter.config.errors import printable
 from boltcutter.formatting import aligned, format_duration, format_number, supports_color
 from boltcutter.project import command
@@ -79,7 +80,7 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
     rows["time"] = format_duration(record["attempts"][-1]["seconds"])
     if _limit(record) == "max_time":
         rows["stopped by"] = f"trainer.max_time={record['config']['trainer']['max_time']}"
-    report = folder / "report.html"
+    report = folder / run_files.REPORT
     profile = folder / "profile"  # of debug=profile
     rows["profile"] = str(profile) if profile.is_dir() else None
     rows["report"] = str(report) if report.is_file() else None

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from boltcutter import run_files
 from boltcutter.checkpoint import find as select
 from boltcutter.checkpoint.load import find_damage
 from boltcutter.checkpoint.storage import CheckpointError, is_url
@@ -128,7 +129,7 @@ def relative(place: RunPlace, path: str) -> str:
 
 def _record(place: RunPlace) -> dict[str, object]:
     folder = place.folder
-    return read_record(folder) if (folder / "record.json").is_file() else {}
+    return read_record(folder) if (folder / run_files.RECORD).is_file() else {}
 
 
 def _recorded(place: RunPlace) -> str | None:

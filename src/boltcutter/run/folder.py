@@ -20,6 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from boltcutter import run_files
 from boltcutter.checkpoint.atomic import write_atomically, write_text
 from boltcutter.config.errors import ConfigError, prefix_errors, printable
 from boltcutter.config.redaction import hide_variables
@@ -103,7 +104,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         ConfigError: The folder holds no run, or the record is damaged.
     """
     try:
-        found = _decoded(trust.read_json(folder / "record.json"))
+        found = _decoded(trust.read_json(folder / run_files.RECORD))
         found |= {name: kind() for name, kind in ENTRIES.items() if found.get(name, kind) is None}
         is_valid = all(isinstance(found.get(name, kind()), kind) for name, kind in ENTRIES.items())
         if not is_valid or not all(isinstance(attempt, dict) for attempt in found.get("attempts") or ()):
@@ -155,7 +156,7 @@ def update_record(folder: Path, **facts: Any) -> None:
         LeaseLostError: Another process has taken over the run.
     """
     lease.check_lease()
-    path = folder / "record.json"
+    path = folder / run_files.RECORD
     record = read_record(folder) if path.is_file() else {}
     write_text(path, to_json(encoded(record | facts), indent=2, default=str) + "\n")
 
@@ -164,10 +165,10 @@ def save_config(cfg: Settings, **facts: Any) -> None:
     """Create the run folder, with ``config.yaml`` and the entries of ``record.json`` that are known before the run."""
     folder = cfg.place.folder
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    write_text(folder / "config.yaml", run_store().show(as_yaml(cfg.redacted)))
+    write_text(folder / run_files.CONFIG, run_store().show(as_yaml(cfg.redacted)))
     facts["config"] = run_store().portable(cfg)  # a resumed run may have new overrides
     facts["tags"] = facts["config"].get("tags", [])
-    earlier = read_record(folder) if (folder / "record.json").is_file() else {}
+    earlier = read_record(folder) if (folder / run_files.RECORD).is_file() else {}
     # Keep the signature of the user who composed it: a job, as in a container, may have no access to that user's key.
     if not earlier.get("signature") or user_key.signed_content(facts["config"]) != user_key.signed_content(
         earlier["config"]

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from boltcutter import run_files
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.config.locate import canonical
 from boltcutter.config.values import resolved_texts
@@ -185,7 +186,7 @@ def _is_user_code(path: str, folder: Path, project: Project | None) -> bool:
     if is_data or (root and any(place.is_relative_to(root / tool) for place in places for tool in TOOL_FOLDERS)):
         return False
     reached = [place.joinpath(*names[:depth]).resolve() for place in places for depth in range(len(names) + 1)]
-    if any((place / "record.json").exists() for place in reached):  # another run folder, of anybody as well
+    if any((place / run_files.RECORD).exists() for place in reached):  # another run folder, of anybody as well
         return False
     if root and root.is_relative_to(run_folder):  # this is the copy of the code that a launcher has created
         return all(place.is_relative_to(root) or not place.is_relative_to(run_folder) for place in reached)

@@ -14,8 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, TypeAlias
 
-from boltcutter import files
+from boltcutter import files, run_files
 from boltcutter.formatting import parse_count
+from boltcutter.run import trust
 
 Mode = Literal["min", "max"]
 Columns: TypeAlias = "dict[str, tuple[array[int], array[int], array[float]]]"  # steps, epochs and values by name
@@ -25,8 +26,8 @@ LARGER_IS_BETTER = re.compile(r"acc|f1|r2|auc|auroc|precision|recall|iou|dice|bl
 STAGES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 NAME = re.compile(rf"(?:({'|'.join(STAGES)})[/_.-])?(.+?)(_epoch|_step)?", re.S)
 MAX_TABLE, MAX_NAMES = 1 << 27, 1 << 17  # bytes of metrics.csv, and of its first line
-# Prefixes of columns in metrics.csv that are not training metrics.
-NO_METRICS = ("step", "epoch", "throughput/", "test/", "test_")
+MAX_LINE = 1 << 24  # bytes of another line, which may be somebody else's
+MAX_ROWS = 2000  # that are searched for the last value of each metric
 
 
 class MetricName(NamedTuple):
@@ -58,9 +59,42 @@ def final_metrics(folder: Path) -> dict[str, tuple[float, int]]:
         For each metric, its value and the number of optimizer steps after which it was measured.
     """
     found: dict[str, tuple[float, int]] = {}
-    for step, values in read_rows(folder / "metrics.csv"):
+    for step, values in read_rows(folder / run_files.METRICS):
         found |= {name: (value, step + 1) for name, value in values.items()}  # loggers count steps from 0
-    return {name: value for name, value in found.items() if not name.startswith(NO_METRICS)}
+    return {name: value for name, value in found.items() if not name.startswith(run_files.NO_METRICS)}
+
+
+def last_values(folder: Path, step: int | None = None) -> dict[str, str]:
+    """The last value of each metric in ``metrics.csv``, or those at a step: of its last rows alone, for many runs."""
+    try:
+        content = trust.read_bytes(folder / run_files.METRICS)
+    except (OSError, ValueError):
+        return {}
+    header, _, rest = content.partition(b"\n")
+    if len(header) > MAX_NAMES:
+        return {}
+    if step is not None:
+        rows = re.findall(rb"^%d,.*\n" % step, rest, re.M)  # several if a resumed run has logged it again
+    else:
+        rows = rest[: rest.rfind(b"\n") + 1].splitlines()[-MAX_ROWS:]
+    last: dict[str, str] = {}
+    with suppress(csv.Error, StopIteration):
+        table = csv.reader(line.decode(errors="replace") for line in (header, *rows))
+        names = next(table)
+        for row in table:
+            last |= {name: value for name, value in zip(names, row, strict=False) if name and value}
+    return {name: value for name, value in last.items() if not name.startswith(run_files.NO_METRICS)}
+
+
+def has_rows(folder: Path) -> bool:
+    """Whether ``metrics.csv`` in a folder has at least one row, or is no file that can be read."""
+    try:
+        with files.open_file(folder / run_files.METRICS, sys.maxsize) as file:
+            return bool(file.readline(MAX_LINE) and file.readline(MAX_LINE))  # the header and a row
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, float]]]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
-from boltcutter import files
+from boltcutter import run_files
 from boltcutter.checkpoint.find import list_names
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.settings import Settings
@@ -15,12 +13,12 @@ from boltcutter.environment import identity
 from boltcutter.run.best import resumed_checkpoint, saved_places
 from boltcutter.run.changes import changed_settings, shown
 from boltcutter.run.folder import read_record
+from boltcutter.run.metrics import has_rows
 from boltcutter.run.remote.store import run_store
 
 # Keys that may differ between attempts.
 LAUNCH_KEYS = ("folder", "resume", "ckpt", "resume_exact", "reproduce", "launch", "choices")
 MAX_SHOWN = 3  # changed settings listed in a message
-MAX_LINE = 1 << 24  # bytes of a line of metrics.csv, which may be somebody else's
 
 
 def check_start(cfg: Settings, *, given: bool) -> None:
@@ -36,7 +34,7 @@ def check_start(cfg: Settings, *, given: bool) -> None:
         ConfigError: The folder or its checkpoints belong to another run.
     """
     folder = cfg.place.folder
-    record = read_record(folder) if (folder / "record.json").is_file() else {}
+    record = read_record(folder) if (folder / run_files.RECORD).is_file() else {}
     found = resumed_checkpoint(cfg, warn=lambda text: None)  # training reports damaged files
     if not found and (record.get("saved") or any(list_names(place) for place in saved_places(cfg.place))):
         raise ConfigError(
@@ -44,7 +42,7 @@ def check_start(cfg: Settings, *, given: bool) -> None:
             f"checkpoints={', '.join(saved_places(cfg.place))} is valid; restore them, name one by "
             f"resume={folder} ckpt=<file>, or use reproduce={folder} to start again in another folder"
         )
-    if cfg.resume or not (found or (given and has_trained(folder))):
+    if cfg.resume or not (found or (given and has_rows(folder))):
         return
     inside = cfg.place.checkpoints.startswith(f"{run_store().show(folder)}/")
     if (given or not inside) and not _is_restart(record):
@@ -62,17 +60,6 @@ def check_start(cfg: Settings, *, given: bool) -> None:
             f"folder={folder} holds a run of another configuration ({listed}); use resume={folder} to continue it, "
             "or another folder"
         )
-
-
-def has_trained(folder: Path) -> bool:
-    """Return whether ``metrics.csv`` in a folder has at least one row, or is no file that can be read."""
-    try:
-        with files.open_file(folder / "metrics.csv", sys.maxsize) as file:
-            return bool(file.readline(MAX_LINE) and file.readline(MAX_LINE))  # the header and a row
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError):
-        return True
 
 
 def _is_restart(record: dict[str, Any]) -> bool:

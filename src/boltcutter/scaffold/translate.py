@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from boltcutter import run_files
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.foreign import renamed
 from boltcutter.config.values import format_value, parse, split_values
@@ -104,7 +105,7 @@ def _checkpoint(command: str, argument: str) -> list[str]:
             + ("resume=<folder of a run>" if command == "train" else f"run=<folder of a run> ckpt={text}")
         )
     path = Path(text)
-    run = next((folder for folder in (path, *path.parents[:2]) if (folder / "record.json").is_file()), None)
+    run = next((folder for folder in (path, *path.parents[:2]) if (folder / run_files.RECORD).is_file()), None)
     if run is None:
         remedy = f"init_from={text} starts a new run from its weights"
         if command == "evaluate":

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from boltcutter import run_files
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError
 from boltcutter.formatting import csv_text
@@ -28,7 +29,7 @@ NOT_AVERAGED = ("train/", "throughput/", "lr-", "epoch")  # prefixes of metrics
 def write_outcome(plan: Plan, results: Sequence[Result], importances: Importances = ()) -> None:
     """Write ``trials.csv``, ``best.yaml`` and ``report.html``, and print a summary."""
     folder, averages, statistics = plan.folder, bool(plan.search.folds or plan.search.seeds), None
-    write_trials(folder / "trials.csv", results, plan.metrics)
+    write_trials(folder / run_files.TRIALS, results, plan.metrics)
     if averages:
         statistics = summarize_groups(results, plan.search.folds)
     print(statistics or format_trials(results, plan.metrics))

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
+from boltcutter import run_files
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.checks.monitors import choose_monitor
@@ -33,7 +34,7 @@ from boltcutter.search.space import Space
 from boltcutter.search.trial import Sampled, Trial, trial_overrides
 from boltcutter.topology import ONE_DEVICE, Topology
 
-RECORD = "search.json"
+RECORD = run_files.SEARCH
 SHARED = "trials share a folder"
 KINDS = {  # that an engine takes: the base class, and what it is
     ("sampler", "local"): ("optuna.samplers.BaseSampler", "a sampler of Optuna"),

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from boltcutter import run_files
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.report.page import downsample
 from boltcutter.report.template import load_template, redact_command
@@ -51,7 +52,7 @@ def write_report(
         statistics: Text with the statistics of such a search.
         importances: How strongly values decide whether a trial is good, by metric.
     """
-    path, data = plan.folder / "report.html", _collect(plan, results)
+    path, data = plan.folder / run_files.REPORT, _collect(plan, results)
     best = None if average else next(iter(rank(results, plan.metrics)), None)
     chosen: Mapping[str, Any] = average.values if average else best.values if best else {}
     page = load_template(Path(__file__).with_name("report.html")).render(
@@ -138,7 +139,7 @@ def _curve(result: Result, limit: int) -> list[list[float]]:
 
 def _link(folder: Path, result: Result) -> str | None:
     """URL of a trial's report relative to the search's, so that the folder can be moved."""
-    report = result.folder / "report.html"
+    report = result.folder / run_files.REPORT
     return quote(os.path.relpath(report, folder)) if report.is_file() else None
 
 

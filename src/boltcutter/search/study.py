@@ -18,6 +18,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
+from boltcutter import run_files
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.data.streams import Purpose, seed32, stream
 from boltcutter.environment import lease
@@ -30,7 +31,7 @@ from boltcutter.search.trial import Sampled
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 logging.getLogger("optuna").setLevel(logging.ERROR)
 
-LOG = "study.log"
+LOG = run_files.STUDY
 STATES = {
     TrialState.COMPLETE: "complete",
     TrialState.PRUNED: "pruned",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from boltcutter import files
+from boltcutter import files, run_files
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import format_value
 from boltcutter.environment import lease
@@ -98,7 +98,7 @@ class Trial:
         if is_completed(self.folder) and not self.changes:
             self.reports = read_reports(self.folder, self.metric)
             return False
-        exists = (self.folder / "record.json").is_file()
+        exists = (self.folder / run_files.RECORD).is_file()
         where = [f"resume={self.folder}", *self.changes] if exists else [*self.overrides, f"folder={self.folder}"]
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._connection, theirs = socket.socketpair()
@@ -237,7 +237,7 @@ def read_reports(folder: Path, metric: str) -> list[Report]:
         folder: Folder of the run.
         metric: A metric that each validation logs.
     """
-    return [Report(step + 1, values) for step, values in read_rows(folder / "metrics.csv") if metric in values]
+    return [Report(step + 1, values) for step, values in read_rows(folder / run_files.METRICS) if metric in values]
 
 
 def last_error(folder: Path, log: Path) -> str:

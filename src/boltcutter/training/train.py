@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 
+from boltcutter import run_files
 from boltcutter.assembly.assemble import Components, assemble, read_config
 from boltcutter.checkpoint.load import read_steps
 from boltcutter.config.errors import ConfigError, as_config_error, one_line
@@ -98,7 +99,7 @@ class TestFailedError(RuntimeError):
 
 def resume_hint(folder: Path) -> str:
     """Return the command that resumes an interrupted run; empty if the run has no record yet."""
-    has_record = (folder / "record.json").is_file()
+    has_record = (folder / run_files.RECORD).is_file()
     return f"; continue with: {command('train', f'resume={run_store().show(folder)}')}" if has_record else ""
 
 

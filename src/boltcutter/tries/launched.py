@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from boltcutter import run_files
 from boltcutter.config.errors import ConfigError
 from boltcutter.launch.job import UnreachableError
 from boltcutter.launch.jobs import find_launcher, refresh
@@ -71,7 +72,7 @@ def run_launched(
 
 def state_of(folder: Path) -> str:
     """``new``, ``running`` (also while pending), ``complete``, ``failed``, or ``killed``: it can be resumed."""
-    if not (folder / "record.json").is_file():
+    if not (folder / run_files.RECORD).is_file():
         return "new"
     state = "ended"
     if launched := find_launcher(folder):
@@ -94,7 +95,7 @@ def submit(trial: Trial, overrides: Sequence[str]) -> None:
     Raises:
         ConfigError: The job is refused.
     """
-    is_known = (trial.folder / "record.json").is_file()
+    is_known = (trial.folder / run_files.RECORD).is_file()
     where = [f"resume={trial.folder}"] if is_known else [*trial.overrides, f"folder={trial.folder}"]
     done = subprocess.run(
         [sys.executable, "-m", "boltcutter", "launch", *where, *overrides, NO_COPY],

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from boltcutter import run_files
 from boltcutter.analysis.scale import Scale
 from boltcutter.run.metrics import read_rows
 
@@ -47,7 +48,7 @@ def measure(folder: Path, settings: Mapping[str, Any], metric: str) -> float | N
         settings: Settings of the run by dotted key.
         metric: ``time/step`` or ``memory/peak``.
     """
-    rows = [values for _, values in read_rows(folder / "metrics.csv")]
+    rows = [values for _, values in read_rows(folder / run_files.METRICS)]
     if metric == MEMORY:
         return max((row["throughput/memory_gib"] for row in rows if "throughput/memory_gib" in row), default=None)
     batches = settings.get("trainer.accumulate_grad_batches") or 1

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from boltcutter import run_files
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.report.template import format_duration, load_template
 from boltcutter.tries import describe
@@ -15,7 +16,7 @@ from boltcutter.tries.pairs import Outcome
 from boltcutter.tries.plan import Try
 from boltcutter.tries.sign_flips import expected_pairs, first_look, paired_differences
 
-PAGE = "report.html"
+PAGE = run_files.REPORT
 WIDTH, HEIGHT, MARGIN, LEFT = 860.0, 320.0, 56.0, 96.0  # of the chart; left of it are the names of its lines
 TONES = {"accepted": "good", "rejected": "bad", "undecided": "warn"}
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from boltcutter import files
+from boltcutter import files, run_files
 from boltcutter.analysis.caveats import inexact_resume
 from boltcutter.analysis.facts import Place, read_facts, stamp_of
 from boltcutter.analysis.groups import Result as Compared
@@ -240,7 +240,7 @@ class Pairs:
         name = NAMES[side]
         folder = self.folder_of(pair, name)
         self._asked.discard((pair, name))
-        if state == "failed" and not (folder / "record.json").is_file():
+        if state == "failed" and not (folder / run_files.RECORD).is_file():
             raise ConfigError(f"{self.sides[name].label}: {error}")  # nothing was trained: the arguments are wrong
         outcome = self._outcome(pair, name, folder, error=(error or "failed") if state == "failed" else "")
         if self._load:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from boltcutter import files
+from boltcutter import files, run_files
 from boltcutter.analysis.further import overrides_of
 from boltcutter.analysis.groups import Result, is_compared
 from boltcutter.analysis.record import Run, find_runs
@@ -20,7 +20,6 @@ from boltcutter.assembly.overrides import INFERRED, read_overrides
 from boltcutter.config.compose import OVERRIDE
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import flatten, last_of_each
-from boltcutter.files import RECORD
 from boltcutter.launch import snapshot
 from boltcutter.project import Project
 from boltcutter.run import lineage, trust
@@ -123,7 +122,7 @@ def _is_own_patch(root: Path, file: Path) -> bool:
     """Whether a patch is of this user and in the project, apart from runs and data, which may be of anybody."""
     place, root = file.resolve(), root.resolve()
     inner = place.relative_to(root) if place.is_relative_to(root) else None
-    in_run = any((folder / RECORD).exists() for folder in place.parents)
+    in_run = any((folder / run_files.RECORD).exists() for folder in place.parents)
     is_code = inner is not None and inner.parts[0] not in DATA_FOLDERS and not in_run
     return is_code and files.is_ours(place.stat())
 
@@ -165,7 +164,7 @@ def find_baseline(project: Project, text: str | None, runs: str) -> tuple[str, l
 
 
 def _names_run(known: Sequence[Run], text: str) -> bool:
-    if Path(text, "record.json").is_file():
+    if Path(text, run_files.RECORD).is_file():
         return True
     return any(run.id == text or run.id.startswith(text) or run.id.rpartition("-")[2].startswith(text) for run in known)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from boltcutter import run_files
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.environment import lease
 from boltcutter.run.remote.transfer import Index, is_file_of_run, read_index, read_stamp, reason, upload
@@ -19,7 +20,10 @@ from boltcutter.run.store import UploadError
 INTERVAL = 10.0  # seconds between two uploads of changed files
 MAX_INTERVAL = 300.0  # seconds between two attempts while the storage cannot be reached
 BYTES_PER_SECOND = 2**20  # of a file that keeps growing, which is uploaded as a whole each time
-URGENT = ("record.json", "metrics.csv")  # uploaded before each checkpoint, so that a checkpoint never has more steps
+URGENT = (
+    run_files.RECORD,
+    run_files.METRICS,
+)  # uploaded before each checkpoint, so that a checkpoint never has more steps
 FINAL_TIMEOUT = 30.0  # seconds that the last upload is repeated, if the storage cannot be reached
 STALL_TIMEOUT = 300.0  # seconds without a complete object, after which the last upload fails
 PERMANENT = (FileNotFoundError, PermissionError)  # errors that an immediate repetition does not change

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from boltcutter import run_files
 from boltcutter.checkpoint.atomic import temporary_path, write_text
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import install_command
@@ -17,7 +18,6 @@ from boltcutter.run import trust
 
 LIST_TIMEOUT = 60.0  # seconds
 MAX_BUFFERED = 2**26  # bytes of a file that is read before it is uploaded, so that it cannot change meanwhile
-BUNDLE = "job.tar.gz"  # code of a job, which only its launcher reads
 MODULES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
 LOGIN = {
     "s3fs": "log in with `aws configure`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
@@ -38,13 +38,13 @@ def fetch(url: str, folder: Path) -> list[str]:
     Raises:
         ConfigError: The storage cannot be reached, or has no such run.
     """
-    record, index = folder / "record.json", folder / ".fetched.json"
+    record, index = folder / run_files.RECORD, folder / ".fetched.json"
     launch = trust.read_json(record).get("launch") if record.is_file() else None
     with storage_errors(url, url):
         found, _ = download(url.rstrip("/"), folder, index, is_file_of_run)
-    if "record.json" not in read_index(index):
+    if run_files.RECORD not in read_index(index):
         raise ConfigError(f"{url}: no run there (record.json is missing); give the URL of a run", kind="unknown_run")
-    if launch and "record.json" in found:
+    if launch and run_files.RECORD in found:
         write_text(record, json.dumps(trust.read_json(record) | {"launch": launch}, indent=2) + "\n")
     return found
 
@@ -60,7 +60,7 @@ def is_file_of_run(name: str) -> bool:
     """Whether an object belongs to a run, and does not leave its folder."""
     parts = name.split("/")
     is_inside = "\\" not in name and all(part not in ("", ".", "..") for part in parts)
-    return is_inside and parts[0] != "code" and name != BUNDLE and not parts[-1].startswith(".lease")
+    return is_inside and parts[0] != "code" and name != run_files.BUNDLE and not parts[-1].startswith(".lease")
 
 
 def download(url: str, folder: Path, file: Path, wanted: Callable[[str], bool]) -> tuple[list[str], list[str]]:
