@@ -12,7 +12,8 @@ from conftest import QUICK, Script
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.settings import Settings
 from boltcutter.run import restart
-from boltcutter.run.restart import LAUNCH_KEYS, check_start, has_trained
+from boltcutter.run.metrics import has_rows
+from boltcutter.run.restart import LAUNCH_KEYS, check_start
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "try", "SLURM_NNODES": "1", "SLURM_NTASKS": "1"}
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
@@ -173,11 +174,11 @@ def test_a_new_run_may_start_anywhere_without_metrics(tmp_path: Path) -> None:
     for folder in (tmp_path / "new", tmp_path):
         check_start(configured(folder), given=True)
     (tmp_path / "metrics.csv").write_text("step,loss\n")
-    assert not has_trained(tmp_path)
+    assert not has_rows(tmp_path)
     check_start(configured(tmp_path), given=True)
     for rows in (1, 2):
         (tmp_path / "metrics.csv").write_text("step,loss\n" + "1,2\n" * rows)
-        assert has_trained(tmp_path)
+        assert has_rows(tmp_path)
         with pytest.raises(ConfigError, match="holds a run"):
             check_start(configured(tmp_path), given=True)
         check_start(configured(tmp_path), given=False)
