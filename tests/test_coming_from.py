@@ -13,10 +13,10 @@ from test_docs import check
 import boltcutter
 from boltcutter.assembly.assemble import read_config
 from boltcutter.cli.main import FLAGS
+from boltcutter.cli.translate import translate
 from boltcutter.config.foreign import OPTIONS, RENAMED
 from boltcutter.config.locate import locate
 from boltcutter.project import Project
-from boltcutter.scaffold.translate import translate
 
 ROOT = Path(__file__).parents[1]
 PROJECT = Project.find(ROOT)

@@ -17,6 +17,7 @@ from boltcutter import run_files
 from boltcutter.cli.file_fix import locate
 from boltcutter.cli.mistake import Explanation, explain
 from boltcutter.cli.table import commands
+from boltcutter.cli.translate import translate
 from boltcutter.config.errors import ConfigError, Mistake, one_line
 from boltcutter.config.redaction import hide_variables
 from boltcutter.environment.process import is_rank_zero
@@ -25,7 +26,6 @@ from boltcutter.extend import NegativeResult
 from boltcutter.project import Project, ProjectError
 from boltcutter.run.folder import read_record
 from boltcutter.run.remote.store import run_store
-from boltcutter.scaffold.translate import translate
 
 RECORD = ("stopped_by", "metrics", "test", "findings")  # what a program wants to know of a run at its end
 FLAG = "--json"

@@ -14,15 +14,14 @@ from typing import Any
 
 from boltcutter import extend
 from boltcutter.cli import main as cli
-from boltcutter.cli.answer import answer
 from boltcutter.cli.table import commands
+from boltcutter.cli.translate import translate
 from boltcutter.config import foreign
 from boltcutter.config.compose import refuse_duplicates
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.environment.output import ignore_lost_readers
 from boltcutter.extend import load_object
 from boltcutter.project import Project, ProjectError, restart
-from boltcutter.scaffold.translate import translate
 
 BEGIN_TRAINING = ("train", "search", "launch", "find-batch-size", "try")
 EARLIER = ("resume=", "reproduce=", "--")  # of a run, which says what is trained; flags only show something
@@ -77,6 +76,8 @@ def run(name: str, arguments: Sequence[str], start: str | None = None, *, progra
     ignore_lost_readers()
     try:
         if "--json" in arguments and "--complete" not in arguments:
+            from boltcutter.cli.answer import answer  # used only here
+
             with suppress(ProjectError):  # which is reported below
                 Project.find(start).use_vendored_library()  # restarts the process, so before its output is redirected
             answer(name, arguments, lambda others: _run(name, others, start, program), start)

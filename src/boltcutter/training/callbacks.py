@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter import extend
-from boltcutter.callback import transport
 from boltcutter.callback.announced import Announced
 from boltcutter.callback.metrics import SeparateMetrics
 from boltcutter.callback.monitors import MonitoredValues
 from boltcutter.callback.plan import PlanCheck
 from boltcutter.callback.reseed import EvaluationSeeds
-from boltcutter.callback.trial_callback import trial_reporter
 from boltcutter.callback.weights import SameWeights
 from boltcutter.checks.monitors import MonitorCheck
 from boltcutter.checks.resources import ResourceNotes
 from boltcutter.config.settings import Settings
+from boltcutter.environment.startup import TRIAL_FD
 from boltcutter.report.media_logging import MediaLogging
 from boltcutter.run.changes import SettingChanges
 from boltcutter.training.best import CheckpointRecorder
@@ -59,8 +59,21 @@ def in_order(
         MonitoredValues(),
         SameWeights(),
         ResourceNotes(),
-        *transport.callbacks(cfg),  # of several nodes
-        *trial_reporter(cfg),  # of a search
+        *_of_launch(cfg),
         *extend.callbacks(cfg),  # of other distributions
         MediaLogging(cfg.place.folder),  # extends the loggers, which a callback above may have replaced
     ]
+
+
+def _of_launch(cfg: Settings) -> list[Callback]:
+    """Callbacks that depend on what has started this process; their modules are imported only then."""
+    found = []
+    if {"WORLD_SIZE", "SLURM_NNODES"} & os.environ.keys():  # maybe of several nodes
+        from boltcutter.callback import transport
+
+        found += transport.callbacks(cfg)
+    if TRIAL_FD in os.environ:
+        from boltcutter.callback.trial_callback import trial_reporter
+
+        found += trial_reporter(cfg)
+    return found

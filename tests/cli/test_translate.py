@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from boltcutter.cli.commands import main
+from boltcutter.cli.translate import translate
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.foreign import OPTIONS
 from boltcutter.project import Project
-from boltcutter.scaffold.translate import translate
 
 PROJECT = Project.find(__file__)
 GRID = ["search=grid", "search.space={}", "search.overrides=[]"]
