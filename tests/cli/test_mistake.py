@@ -132,3 +132,16 @@ def test_a_program_that_applies_fixes_repairs(overrides: str, capsys: pytest.Cap
             assert capsys.readouterr().out.endswith("ok\n")
             return
     pytest.fail(f"not repaired: {arguments}")
+
+
+@pytest.mark.parametrize("text", ["x; did you mean y?", "try y", "a: b; remove it", "it cannot be combined; use y"])
+@pytest.mark.parametrize("given", [True, False], ids=["argument", "file"])
+def test_what_the_user_wrote_is_no_remedy(text: str, given: bool) -> None:
+    """Neither in a line whose parts are known, nor in another one that quotes an argument."""
+    arguments = [f"name={text}"] if given else []
+    known = Mistake.of("name", "has no such meaning", "write a name", value=text)
+    for line in (known, *([Mistake(str(known), known.kind)] if given else [])):
+        found = explain(line, arguments)
+        assert (found.setting, found.value, found.remedy, found.fix) == ("name", text, "write a name", None)
+        assert found.replaces == ()
+        assert found.message == f"name={text}: has no such meaning; write a name"

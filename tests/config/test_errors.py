@@ -1,6 +1,8 @@
+import pickle
+
 import pytest
 
-from boltcutter.config.errors import ConfigError, as_config_error, hint, one_line, prefix_errors, printable
+from boltcutter.config.errors import ConfigError, Mistake, as_config_error, hint, one_line, prefix_errors, printable
 
 
 @pytest.mark.parametrize(
@@ -66,3 +68,12 @@ def test_each_mistake_is_one_line_whatever_it_quotes() -> None:
     with pytest.raises(ConfigError) as error, prefix_errors("run=a\nb"):
         raise ConfigError("model: no such option", "run=a\nb: is damaged")
     assert error.value.args == ("run=a\\nb: model: no such option", "run=a\\nb: is damaged")
+
+
+def test_the_parts_of_a_mistake_are_kept_wherever_it_goes() -> None:
+    made = Mistake.of("a", "is\nwrong", "remove it", value=1, kind="wrong_type")
+    assert made == "a=1: is\\nwrong; remove it"
+    other = pickle.loads(pickle.dumps(made.mapped(lambda text: text.replace("wrong", "odd"))))
+    assert (other, other.kind) == ("a=1: is\\nodd; remove it", "wrong_type")
+    assert other.parts == ("a", "1", "is\\nodd", "remove it")
+    assert Mistake("a: b").parts is None

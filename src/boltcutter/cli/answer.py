@@ -66,7 +66,7 @@ def _explain(end: SystemExit, name: str, arguments: Sequence[str], status: int, 
         project = Project.find(start)
         translated = [(word, argument) for argument in arguments for word in _translated(project, name, argument)]
         words, given = [word for word, _ in translated], dict(translated)
-        shown = [Mistake(run_store().show(line), line.kind) for line in end.__context__.mistakes]
+        shown = [line.mapped(run_store().show) for line in end.__context__.mistakes]
         mistakes = [locate(explain(line, words), project, words) for line in shown]
         return [replace(one, replaces=tuple(given.get(word, word) for word in one.replaces)) for one in mistakes]
     if isinstance(end.__context__, ProjectError):

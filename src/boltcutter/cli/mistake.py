@@ -1,6 +1,7 @@
 """A one-line error as data: setting, value and remedy, and the override that corrects it.
 
-Every error has the form ``setting=value: problem; remedy``. This is the only place that takes it apart.
+Every error has the form ``setting=value: problem; remedy``. Where ``Mistake.of`` has made it, its parts are known. This
+is the only place that takes other lines apart; what quotes the user, ``head_of``, is not searched for a remedy.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from boltcutter.config.compose import OVERRIDE
-from boltcutter.config.errors import Mistake
+from boltcutter.config.errors import Mistake, quoted
 
 VALUE = r"'[^']*'|\[[^\]]*\]|(?:[^\s,;?]|[,;?](?=\S))+"
 ENDS = r"(?=\?|$|, | or | and | instead| \(|\)|;)"
@@ -42,7 +43,8 @@ class Explanation:
 
 def explain(line: Mistake, arguments: Sequence[str]) -> Explanation:
     """Take the line of a mistake apart."""
-    setting = re.match(r"[^\s=:]*", line)[0]  # type: ignore[index]
+    parts = line.parts
+    setting = parts.setting if parts and parts.setting else re.match(r"[^\s=:]*", line)[0]  # type: ignore[index]
     if is_place := re.match(r"[\w./ -]+\.yaml(:[0-9]+)?(?=: (?!not a valid override))", line):  # a line of a file
         setting = is_place[0]
     shown = re.match(r"=(.*?)(?:: | (?=[a-z(])|, (?=[\w.]+=|but ))", line[len(setting) :])
@@ -51,25 +53,41 @@ def explain(line: Mistake, arguments: Sequence[str]) -> Explanation:
     word = re.match(r"[\w-]+ (?:[^:]* )?(\S+): ", line)  # after a command, an argument without a key
     bare = next((match[1] for match in (word, shown) if match and not given and match[1] in arguments), None)
     given = bare if bare in arguments[-1:] else given  # a correction is added at the end
-    problem, listing, expected = END.match(line).groups()  # type: ignore[union-attr]
-    remedy = line[problem.rfind("; ") + 2 :] if "; " in problem else listing or expected
+    body = line[len(head_of(line, setting, arguments)) :]
+    problem, listing, expected = END.match(body).groups()  # type: ignore[union-attr]
+    remedy = body[problem.rfind("; ") + 2 :] if "; " in problem else listing or expected
+    remedy = parts.remedy or remedy if parts else remedy
     if in_filter := IN_FILTER.match(line):
         given, start, near = in_filter[1], int(in_filter[2]) - 1, SUGGESTION.search(line)
         fix = f"{given[:start]}{near[2]}{given[start + len(in_filter[3]) :]}" if near and in_filter[3] else None
     else:
-        fix = None if is_place else _fix(line, setting, shown is not None and bare is None, given)
+        has_value = parts.value is not None if parts else shown is not None and bare is None
+        fix = None if is_place else _fix(line, body, setting, has_value, given)
     keys = {_key(argument) for argument in (fix, given) if argument is not None}
-    is_removed = bool(fix) or (given is not None and _is_removable(line.kind, given, line))
+    is_removed = bool(fix) or (given is not None and _is_removable(line.kind, given, body))
     after_flag = shown[1] if shown and given == setting else None  # of --sort foo
     wrong = (in_filter[1],) if in_filter else tuple(a for a in arguments if _key(a) in keys or a == after_flag)
     value = given if in_filter else given.partition("=")[2] if given and given.find("=") > 0 else None
-    value = value or bare or (shown and shown[1])
+    value = parts.value if parts and parts.value is not None else value or bare or (shown and shown[1])
     return Explanation(line.kind, setting, value, str(line), remedy, fix, wrong if is_removed else ())
 
 
-def _fix(line: str, setting: str, has_value: bool, given: str | None) -> str | None:
+def head_of(line: Mistake, setting: str, arguments: Sequence[str]) -> str:
+    """The beginning of the line that quotes what the user wrote, whose words are no problem and no remedy."""
+    if line.parts:
+        return str(line.parts._replace(problem="", remedy=None)).removesuffix(": ")
+    for key, _, text in (quoted(argument).partition("=") for argument in arguments if concerns(argument, setting)):
+        shown = next((form for form in (text, repr(text)) if text and line.startswith(f"{setting}={form}")), None)
+        if shown is not None:
+            return f"{setting}={shown}"
+        if not text and line.startswith(f"{key}: "):
+            return key
+    return ""
+
+
+def _fix(line: str, body: str, setting: str, has_value: bool, given: str | None) -> str | None:
     """The argument that the error suggests; None if it suggests none, or several words."""
-    found = SUGGESTION.search(line)
+    found = SUGGESTION.search(body)
     if not found or PLACEHOLDER.search(found[2]):
         return None
     kind, word = found[1], found[2].strip("'")
@@ -96,11 +114,11 @@ def _fix(line: str, setting: str, has_value: bool, given: str | None) -> str | N
     return f"{sign}{above + word if '.' in word or not parent else f'{parent}.{word}'}{equals}{value}"
 
 
-def _is_removable(code: str, given: str, line: str) -> bool:
+def _is_removable(code: str, given: str, body: str) -> bool:
     """Whether to leave out an argument for which the error has no replacement."""
     is_nothing = given.partition("=")[2] in ("", "null") and "=" in given and code != "unknown_run"
     is_known = code in REMOVABLE and not _key(given).endswith("._target_")
-    return is_known or is_nothing or bool(REMOVED.search(line))
+    return is_known or is_nothing or bool(REMOVED.search(body))
 
 
 def _key(argument: str) -> str:

@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from boltcutter import extend
 from boltcutter.config import foreign, redaction
-from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.config.errors import ConfigError, Mistake, hint, one_line
 from boltcutter.config.locate import keeps_arguments
 from boltcutter.config.settings import Settings
 from boltcutter.config.values import (
@@ -207,9 +207,8 @@ def _sort(project: Project, overrides: Iterable[str]) -> tuple[dict[str, Any], l
 def _check_group(project: Project, group: str) -> None:
     if not project.has_group(group):
         known = list(project.groups())
-        raise ConfigError(
-            f"{group}: no such group{hint(group, known)} (there are: {', '.join(known)})", kind="unknown_option"
-        )
+        problem = f"no such group{hint(group, known)} (there are: {', '.join(known)})"
+        raise ConfigError(Mistake.of(group, problem, kind="unknown_option"))
 
 
 def _find_option(project: Project, group: str, option: str, above: tuple[Path, ...]) -> Path:
@@ -235,7 +234,8 @@ def _find_option(project: Project, group: str, option: str, above: tuple[Path, .
         others = (folder / group / f"{option}.yml" for folder in project.config_dirs)
         if other := next((file for file in others if file.is_file()), None):
             near = f"; rename {other} to {option}.yaml"
-        raise ConfigError(f"{group}={option}: no such option{near}{project.list_options(group)}", kind="unknown_option")
+        problem = f"no such option{near}{project.list_options(group)}"
+        raise ConfigError(Mistake.of(group, problem, value=option, kind="unknown_option"))
     return path
 
 
@@ -332,7 +332,7 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
         OmegaConf.update(cfg, path, value, merge=False, force_add=True)
     except (OmegaConfBaseException, ValueError) as error:
         reason = one_line(str(error).splitlines()[0])
-        raise ConfigError(f"{path}={text}: {reason}; correct the value, or remove it") from None
+        raise ConfigError(Mistake.of(path, reason, "correct the value, or remove it", value=text)) from None
 
 
 def refuse_duplicates(overrides: Sequence[str]) -> None:

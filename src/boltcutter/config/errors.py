@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 # Kinds of mistakes, which --json names. They are stable; a new kind of mistake gets a new one.
 Kind = Literal[
@@ -27,24 +27,68 @@ Kind = Literal[
 ]
 
 
+class Parts(NamedTuple):
+    """A mistake: ``setting=value: problem; remedy``."""
+
+    setting: str | None
+    value: str | None
+    problem: str | None
+    remedy: str | None
+
+    def __str__(self) -> str:
+        value = "" if self.value is None else f"={self.value}"
+        return f"{self.setting}{value}: {self.problem}{'' if self.remedy is None else f'; {self.remedy}'}"
+
+
 class Mistake(str):
     """What the user wrote wrong, in one line: ``setting=value: problem; remedy``.
 
     Args:
         line: The line; what it quotes is escaped.
         kind: What kind of mistake it is, whatever the line quotes.
+
+    Attributes:
+        parts: What the line consists of, where ``of`` has made it; None if only the line is known.
     """
 
     kind: Kind
+    parts: Parts | None
 
-    def __new__(cls, line: object, kind: Kind = "invalid_value") -> Mistake:
+    def __new__(cls, line: object, kind: Kind = "invalid_value", parts: Parts | None = None) -> Mistake:
         """Make a text with a kind."""
         made = super().__new__(cls, quoted(str(line)))
-        made.kind = kind
+        made.kind, made.parts = kind, parts
         return made
 
+    @classmethod
+    def of(
+        cls,
+        setting: str,
+        problem: str,
+        remedy: str | None = None,
+        *,
+        value: object = None,
+        kind: Kind = "invalid_value",
+    ) -> Mistake:
+        """Make the line from its parts, so that nobody has to look for these in what the user wrote.
+
+        Args:
+            setting: Key, flag or file.
+            problem: Why it is wrong.
+            remedy: What to do.
+            value: As the user wrote it; None if the setting itself is wrong.
+            kind: What kind of mistake it is.
+        """
+        parts = Parts(*(None if part is None else quoted(str(part)) for part in (setting, value, problem, remedy)))
+        return cls(str(parts), kind, parts)
+
+    def mapped(self, change: Callable[[str], str]) -> Mistake:
+        """The mistake with another text, which ``change`` returns for the line and each of its parts."""
+        parts = self.parts and Parts(*(part and change(part) for part in self.parts))
+        return Mistake(change(str(self)), self.kind, parts)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Mistake, (str(self), self.kind)
+        return Mistake, (str(self), self.kind, self.parts)
 
 
 class ConfigError(Exception):

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from boltcutter.config.errors import ConfigError, Mistake, quoted
+from boltcutter.config.errors import ConfigError, Mistake
 
 # Smallest and largest value of each number.
 RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
@@ -55,17 +55,15 @@ def _mistakes(env: Mapping[str, str]) -> Iterator[Mistake]:
             numbers[name] = int(text)
             continue
         expected = f"from {least} to {most}" if most < LARGEST else f"of at least {least}"
-        line = f"{name}={quoted(env[name])}: expected an integer {expected}; correct it, or unset it"
-        yield Mistake(line, "wrong_type")
+        problem = f"expected an integer {expected}"
+        yield Mistake.of(name, problem, "correct it, or unset it", value=env[name], kind="wrong_type")
     for name, (pattern, expected) in FORMS.items():
         text = env.get(name, "").strip()
         is_unset = name not in env or (not text and name in UNSET_IF_EMPTY)
         if not is_unset and not re.fullmatch(pattern, text, re.A):
-            line = f"{name}={quoted(env[name])}: expected {expected}; correct it, or unset it"
-            yield Mistake(line, "wrong_type")
+            problem = f"expected {expected}"
+            yield Mistake.of(name, problem, "correct it, or unset it", value=env[name], kind="wrong_type")
     for name, size in WITHIN.items():
         if name in numbers and size in numbers and numbers[name] >= numbers[size]:
-            line = (
-                f"{name}={numbers[name]}: expected less than {size}={numbers[size]}, as it counts from 0; correct one"
-            )
-            yield Mistake(line)
+            problem = f"expected less than {size}={numbers[size]}, as it counts from 0"
+            yield Mistake.of(name, problem, "correct one", value=numbers[name])
