@@ -11,23 +11,23 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # Ceilings, not targets: where a package grows beyond its own, look for steps that can be taken away first.
-MAX_FILES = 205
+MAX_FILES = 200
 MAX_FUNCTIONS = {
-    "assembly": 32,
-    "callback": 155,
-    "checkpoint": 82,
-    "checks": 45,
-    "config": 106,
+    "assembly": 30,
+    "callback": 152,
+    "checkpoint": 81,
+    "checks": 33,
+    "config": 113,
     "data": 105,
     "diagnosis": 186,
-    "environment": 122,
+    "environment": 124,
     "evaluation": 45,
     "report": 100,
-    "run": 96,
+    "run": 91,
     "task": 66,
     "training": 77,
 }
-MAX_OTHERS = 165  # of the packages and modules that are not listed, together
+MAX_OTHERS = 162  # of the packages and modules that are not listed, together
 TRACE = """
 import atexit, json, os, runpy, sys, threading
 source, folder, found, main = sys.argv[1] + os.sep, sys.argv[2], {}, os.getpid()  # in the order of first calls
