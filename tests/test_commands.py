@@ -58,7 +58,8 @@ ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here
         "test_docs.py::test_commands_that_write_files_work_as_documented",
     ),
     r"boltcutter audit\b.*": ("it trains", "planning/test_audit.py"),
-    r"boltcutter why .*": ("they need a run that hangs", "analysis/test_hang.py"),
+    r"boltcutter why .*--hang": ("they need a run that hangs", "analysis/test_hang.py"),
+    r"boltcutter why .*": ("they need a run with a fault", "replay/test_why.py"),
     r"boltcutter info .*": ("they need a run of the reader", "analysis/test_checkpoint.py"),
     r"boltcutter import .*": ("they convert a project of the reader", "scaffold/test_port.py"),
     r"(?:cd my-project && )?python3 -m venv .*": (

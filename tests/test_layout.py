@@ -29,7 +29,7 @@ PUBLIC = {f"boltcutter.{name}": module for name, module in boltcutter._MODULES.i
 ONLY_IN = {
     "omegaconf": {"config"},
     "wandb": {"analysis", "export", "logger"},
-    "subprocess": {"environment", "run", "launch", "planning", "scaffold", "search", "export", "tries"},
+    "subprocess": {"environment", "run", "launch", "planning", "replay", "scaffold", "search", "export", "tries"},
 }
 
 

@@ -81,7 +81,10 @@ def test_samples_that_are_not_finite_are_named(where: int, value: float, tmp_pat
     tensors = [torch.ones(8, 3), torch.zeros(8, 1)]
     tensors[where][5, 0] = tensors[where][7, 0] = value
     found = message(tmp_path, Module(), *tensors)
-    assert f"batch[{where}] has {value} in sample 1 of 4, position [0] (2 of 8 training samples: 5, 7)" in found
+    assert (
+        f"batch[{where}] has {value} in sample 1 of the 4 of the batch, position [0] (2 of 8 training samples: 5, 7)"
+        in found
+    )
     assert "epoch 0, batch 1" in found
     assert "optimizer.lr" not in found
     assert "remove these samples" in found

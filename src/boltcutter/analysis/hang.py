@@ -28,7 +28,7 @@ def print_hang(project: Project, overrides: list[str]) -> list[dict[str, Any]]:
     Raises:
         ConfigError: No run is given, or none of its processes is on this machine.
     """
-    given, others = split_overrides(overrides, "run")
+    given, others = split_overrides([override for override in overrides if override != FLAG], "run")
     if others:
         raise ConfigError(f"{others[0]}: not an argument of why {FLAG}; remove it")
     if not given.get("run"):

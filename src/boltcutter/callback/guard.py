@@ -129,7 +129,7 @@ class Guard(Callback):
             if (scale := scaler.get_scale()) < SMALLEST_SCALE and not all(finite):
                 check = self._record(torch.zeros(0), [], False, trainer)
                 what = f"gradients are not finite at {check.place}, although the loss is scaled by {scale:.0e}"
-                self._stop(trainer, pl_module, check, what, "lower optimizer.lr", "set trainer.precision=bf16-mixed")
+                self._stop(trainer, pl_module, check, what, self._why(), "set trainer.precision=bf16-mixed")
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradients: list[Tensor] = list(map(GRADIENT, parameters))
@@ -205,9 +205,12 @@ class Guard(Callback):
                 f"{what}; skipping step {check.step} ({self.skipped} of {self.max_skipped_steps} consecutive)"
             )
             return
-        remedy = "lower optimizer.lr, set trainer.gradient_clip_val" if check.step else "change it"
         skip = "skip such steps with callback.guard.max_skipped_steps=5"
-        self._stop(trainer, pl_module, check, f"{what}; the weights are those of step {check.step}", remedy, skip)
+        self._stop(trainer, pl_module, check, f"{what}; the weights are those of step {check.step}", self._why(), skip)
+
+    def _why(self) -> str:
+        """The command that finds what a change of the step would do: what helps is not known before it is tried."""
+        return f"boltcutter why run={self.folder} tries what removes it"
 
     def _stop(self, trainer: L.Trainer, pl_module: Any, check: GradientCheck, what: str, *remedies: str) -> NoReturn:
         """Save the batch, and say what happened, where it began, and what may help."""

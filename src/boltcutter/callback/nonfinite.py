@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 from torchmetrics import Metric
 
+from boltcutter.data.sampler import find_sampler
 from boltcutter.internals import tree_leaves
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
 
@@ -32,7 +33,7 @@ def find_origin(trainer: L.Trainer, module: L.LightningModule, batch: Any, batch
     Returns:
         The origin on the first rank that has one; None if the values were finite this time.
     """
-    found = _in_batch(trainer, batch)
+    found = _in_batch(trainer, batch, batch_idx)
     names = [name for name, p in module.named_parameters() if not p.is_meta and _is_bad(p.detach())]
     if found is None and names:
         found = Origin(f"the weight {names[0]} is not finite")
@@ -48,7 +49,7 @@ def find_origin(trainer: L.Trainer, module: L.LightningModule, batch: Any, batch
     return Origin(f"rank {rank}: {origin.text}", origin.in_data) if trainer.world_size > 1 else origin
 
 
-def _in_batch(trainer: L.Trainer, batch: Any) -> Origin | None:
+def _in_batch(trainer: L.Trainer, batch: Any, batch_idx: int) -> Origin | None:
     for path, tensor in tree_flatten_with_path(batch)[0]:
         if not _is_bad(tensor):
             continue
@@ -56,9 +57,19 @@ def _in_batch(trainer: L.Trainer, batch: Any) -> Origin | None:
         value = tensor[tuple(where)].item()
         text = f"the data are not finite: batch{keystr(path)}"
         if where:
-            text += f" has {value} in sample {where[0]} of {len(tensor)}{_position(trainer, tensor, where[1:])}"
+            text += f" has {value} in {_sample(trainer, batch_idx, where[0], len(tensor))}"
+            text += _position(trainer, tensor, where[1:])
         return Origin(text + _in_dataset(trainer, keystr(path)), in_data=True)
     return None
+
+
+def _sample(trainer: L.Trainer, batch_idx: int, row: int, count: int) -> str:
+    """A sample by its index in the data, or, where a loader has none, by its place in the batch."""
+    sampler = find_sampler(trainer.train_dataloader)
+    indices = sampler.indices_of(batch_idx) if sampler else None
+    if indices is not None and len(indices) == count:
+        return f"sample {indices[row]} of the training data"
+    return f"sample {row} of the {count} of the batch"
 
 
 def _position(trainer: L.Trainer, tensor: Tensor, where: list[int]) -> str:

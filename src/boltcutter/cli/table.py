@@ -67,11 +67,13 @@ Exit status: 0 accepted, 1 rejected, 3 undecided. The same command continues one
         is_local=False,
     ),
     "why": Command(
-        "boltcutter.analysis.why:why_command",
-        """Say why a run is as it is: boltcutter why run=<folder> --hang
+        "boltcutter.replay.why:why_command",
+        """Say why a step is as it is: boltcutter why run=<folder> [step=<n>|spike|nonfinite|last] [html=<file>]
 
-boltcutter why run=latest --hang    # where each rank of a run that does not go on is, while it goes on""",
-        flags="boltcutter.analysis.why:FLAGS",
+boltcutter why run=latest            # the first step that is not finite, or else the largest spike, or the last step
+boltcutter why run=latest step=120   # replays it, and names a cause only if removing it removes the effect
+boltcutter why run=latest --hang     # where each rank of a run that does not go on is, while it goes on""",
+        by_flag={"--hang": "boltcutter.analysis.hang:print_hang"},
     ),
     "tries": Command(
         "boltcutter.tries.listing:tries_command",

@@ -15,6 +15,7 @@ from boltcutter.data.draws import SamplerChanges, draw_groups, draw_indices, dra
 from boltcutter.data.permutation import permute
 from boltcutter.data.seeding import Seeded
 from boltcutter.data.streams import Purpose, stream
+from boltcutter.internals import tree_leaves
 from boltcutter.topology import check_batch_size
 
 if TYPE_CHECKING:
@@ -123,6 +124,14 @@ class EpochState:
     def stream(self, purpose: Purpose, **more: Any) -> int:
         """Return the stream of a purpose in this epoch; see ``streams.stream``."""
         return stream(purpose, self.seed, **self.place, **more)
+
+
+def find_sampler(loaders: Any) -> EpochState | None:
+    """The sampler that knows which samples are in a batch; None for streams, and for several loaders."""
+    leaves = tree_leaves(loaders)
+    loader = leaves[0] if len(leaves) == 1 else None
+    owners = (getattr(loader, name, None) for name in ("epoch_sampler", "batch_sampler", "sampler"))
+    return next((owner for owner in owners if isinstance(owner, EpochState) and owner.recent is not None), None)
 
 
 class BatchSampler(EpochState, Sampler[Batch]):

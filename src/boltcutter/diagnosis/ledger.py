@@ -23,7 +23,7 @@ from xxhash import xxh3_64_intdigest
 
 from boltcutter import files
 from boltcutter.callback.guard import Guard
-from boltcutter.data.sampler import EpochState
+from boltcutter.data.sampler import EpochState, find_sampler
 from boltcutter.internals import foreach_norm, local_shard, tree_leaves
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
 from boltcutter.run.ledger import SIZE, header, ledger_path, read_ledger
@@ -134,7 +134,7 @@ class StepLedger(Callback):
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the sampler that knows the indices of the samples; without one, hash each batch."""
-        self._sampler = find_sampler(trainer)
+        self._sampler = find_sampler(trainer.train_dataloader)
         if self._sampler is None:
             vars(self)["on_train_batch_start"] = self._hash_batch  # else no hook that each step would call
 
@@ -314,14 +314,6 @@ class StepLedger(Callback):
             self._flush(waits=True)
             self._file.close()
         self._begin(self._step)
-
-
-def find_sampler(trainer: L.Trainer) -> EpochState | None:
-    """The sampler that knows which samples are in a batch; None for streams, and for several loaders."""
-    leaves = tree_leaves(trainer.train_dataloader)
-    loader = leaves[0] if len(leaves) == 1 else None
-    owners = (getattr(loader, name, None) for name in ("epoch_sampler", "batch_sampler", "sampler"))
-    return next((owner for owner in owners if isinstance(owner, EpochState) and owner.recent is not None), None)
 
 
 def has_replicas(trainer: L.Trainer) -> bool:

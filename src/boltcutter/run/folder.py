@@ -140,7 +140,7 @@ def _replaced(value: Any, by: Mapping[Any, Any]) -> Any:
         return [_replaced(inner, by) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return by.get(str(value), value)
-    return by.get(value, value) if isinstance(value, str) else value
+    return by.get(value, value) if isinstance(value, str) and by is NOT_FINITE else value  # "nan" may be any text
 
 
 def is_own(folder: Path) -> bool:

@@ -1,0 +1,1 @@
+"""A run once more, step by step: why a step is as it is, and where two runs begin to differ."""

@@ -1,0 +1,65 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.replay.question import ask
+from boltcutter.run.ledger import ROW, header, ledger_path
+
+FAILED = {"attempts": [{"reason": "NonFiniteGradientError: the gradient of w is not finite"}]}
+
+
+def write(folder: Path, losses: list[float], norms: list[float] | None = None, stride: int = 1) -> Path:
+    rows = np.zeros(len(losses), ROW)
+    rows["step"] = np.arange(1, len(losses) + 1) * stride
+    rows["loss"], rows["gradient_norm"] = losses, norms if norms else [1.0] * len(losses)
+    ledger_path(folder).write_bytes(header("cpu") + rows.tobytes())
+    return folder
+
+
+USUAL = [1.0, 1.1, 0.9, 1.05, 1.0, 1.1, 0.95]
+
+
+@pytest.mark.parametrize(
+    ("losses", "norms", "record", "given", "expected"),
+    [
+        (USUAL, None, {}, None, (7, "step")),
+        (USUAL, None, {}, "3", (3, "step")),
+        ([*USUAL, 30.0, 1.0], None, {}, None, (8, "spike")),
+        ([*USUAL, 30.0, 1.0], None, {}, "8", (8, "spike")),
+        ([*USUAL, 1.0, 30.0], [1.0] * 7 + [90.0, 1.0], {}, "spike", (8, "spike")),
+        ([*USUAL, 30.0, np.nan, 1.0], None, {}, None, (9, "nonfinite")),
+        ([*USUAL, 30.0], None, FAILED, None, (9, "nonfinite")),
+        ([*USUAL, 30.0], None, FAILED, "9", (9, "nonfinite")),
+        (USUAL, [np.nan] * 7, {}, None, (7, "step")),
+        ([*USUAL, 30.0], None, {}, "last", (8, "spike")),
+    ],
+)
+def test_the_step_is_found(
+    tmp_path: Path, losses: list[float], norms: Any, record: Any, given: str | None, expected: tuple[int, str]
+) -> None:
+    found = ask(write(tmp_path, losses, norms), record, given)
+    assert (found.step, found.kind) == expected
+
+
+def test_steps_of_several_optimizers_are_counted(tmp_path: Path) -> None:
+    folder = write(tmp_path, USUAL, stride=2)
+    assert ask(folder, FAILED, None).step == 16
+    assert ask(folder, {}, "3").step == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [("0", "1 to 7"), ("8", "1 to 7"), ("spike", "no loss"), ("nonfinite", "is finite"), ("spik", "spike"), ("x", "x")],
+)
+def test_what_there_is_not_is_said(tmp_path: Path, given: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        ask(write(tmp_path, USUAL), {}, given)
+
+
+def test_a_run_without_steps_has_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"steps\.ledger"):
+        ask(tmp_path, {}, "3")
+    assert ask(tmp_path, FAILED, None).step == 1

@@ -1,0 +1,83 @@
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planted import BAD, forked, overrides, write_project
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.project import Project
+from boltcutter.replay import why
+from boltcutter.training import train
+
+PROJECT = Project.at(Path(__file__).parents[2])
+
+
+def digests(folder: Path) -> dict[str, Any]:
+    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("fault", "ranks", "workers", "cause"),
+    [
+        ("log-of-zero", 1, 0, "sample"),
+        ("outlier-target", 2, 2, "sample"),
+        ("weight-lost", 1, 0, "weights"),
+        ("constant-batch", 1, 0, "none"),
+        ("rate-jumps", 1, 0, "learning_rate"),
+    ],
+)
+def test_a_cause_is_named_that_removes_the_effect(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fault: str,
+    ranks: int,
+    workers: int,
+    cause: str,
+) -> None:
+    root = write_project(tmp_path / "project")
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    monkeypatch.chdir(root)
+    project, run = Project.find(None), tmp_path / "run"
+
+    def start() -> None:
+        project.activate()
+        train.main(project, overrides(fault, run, ranks, workers))
+
+    forked(start)
+    before = digests(run)
+    answer = why.main(project, [f"run={run}", f"html={tmp_path}/why.html"])
+    assert digests(run) == before
+    assert answer.cause == cause
+    assert answer.exact
+    if cause == "sample":
+        assert [row["index"] for row in answer.samples] == [BAD]
+        assert f"sample {BAD} is the cause" in capsys.readouterr().out
+    page = (tmp_path / "why.html").read_text()
+    assert all(change.name in page for change in answer.changes)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("boltcutter-replay")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [([], "run: missing"), (["run={run}"], "no run there"), (["run={run}", "stepp=3"], "stepp=3: not an argument")],
+)
+def test_what_is_not_asked_rightly_is_said(tmp_path: Path, arguments: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        why.main(PROJECT, [argument.format(run=tmp_path) for argument in arguments])
+
+
+def test_the_answer_as_text() -> None:
+    answer = why.Answer("runs/a", 7, "spike", cause="none", values={"loss": {"value": 3.0, "z": 9.4}})
+    answer.exactness = "replayed from the beginning: 7 steps, all equal to the ledger"
+    answer.samples = [{"index": 4, "where": "b.png", "loss": 2.0, "row": 0, "rank": 0}]
+    answer.layers = [{"layer": "net.0", "gradient": "nan", "z": {"gradient": "inf"}}]
+    answer.changes = [why.Change("as it was", 3.0, 1.0, None, float("nan"), False)]
+    lines = why.text(answer)
+    assert lines[0] == "step 7: loss 3 (z 9)"
+    assert "largest loss: sample 4 (b.png): 2" in lines
+    assert "layer net.0: gradient nan" in lines
+    assert lines[-1].split() == ["as", "it", "was", "3", "1", "–", "nan", "no"]
