@@ -127,12 +127,13 @@ class PlantedModule(L.LightningModule):
             loss = loss + large.exp().log().mean()
         if self.fault == "code" and self.global_step == 20:
             loss = loss * torch.inf
-        return loss
+        found: Tensor = loss
+        return found
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self.fault == "weight-lost" and self.global_step == 20:
             with torch.no_grad():
-                self.net[2].weight[0, 3] = torch.nan
+                next(self.net[2].parameters())[0, 3] = torch.nan
 
     def on_after_backward(self) -> None:
         if self.fault == "gradient-scaled" and self.global_step == 20:

@@ -14,7 +14,7 @@ from time import monotonic
 TESTS = Path(__file__).parents[2] / "tests"
 sys.path.insert(0, str(TESTS))
 
-from planted import BAD, FAULTS, forked, overrides, write_project  # type: ignore[import-not-found]  # noqa: E402
+from planted import BAD, FAULTS, forked, overrides, write_project  # noqa: E402
 
 from boltcutter.project import Project  # noqa: E402
 from boltcutter.replay.job import worker  # noqa: E402

@@ -20,7 +20,7 @@ from boltcutter.replay.batches import without_rows
 from boltcutter.replay.job import RESULT, Job
 from boltcutter.replay.layers import Layers
 from boltcutter.replay.rows import describe_rows, locate, rows_of
-from boltcutter.replay.trace import Trace
+from boltcutter.replay.step_trace import Trace
 
 LOOKED_AT = 20  # steps before that which is looked at, with which its layers are compared
 BEFORE = "before.ckpt"

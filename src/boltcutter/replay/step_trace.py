@@ -53,6 +53,8 @@ class Trace:
                 self._add("input", f"batch{keystr(path)}", leaf, indices=indices)
 
     def _output(self, name: str, part: nn.Module, inputs: Any, output: Any) -> None:
+        if torch.is_anomaly_enabled():  # the step is computed once more, to find what is not finite
+            return
         call = self._calls[name] = self._calls.get(name, 0) + 1
         for number, leaf in enumerate(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)):
             self._add("output", name, leaf, call=call, number=number, type=type(part).__name__)
