@@ -99,7 +99,7 @@ def quietly(log: int, project: Project, arguments: list[str]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     project.activate()
-    train.main(project, arguments)
+    train.train_command(project, arguments)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> Replayed:
     def start() -> None:
         os.chdir(root)
         project.activate()
-        train.main(project, overrides("log-of-zero", run))
+        train.train_command(project, overrides("log-of-zero", run))
 
     assert forked(start) == 1
     job = Job(run=str(run), folder=str(folder), last=9, save_before=9, inspect=9, trace=9, forks=True)

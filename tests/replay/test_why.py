@@ -45,11 +45,11 @@ def test_a_cause_is_named_that_removes_the_effect(
 
     def start() -> None:
         project.activate()
-        train.main(project, overrides(fault, run, ranks, workers))
+        train.train_command(project, overrides(fault, run, ranks, workers))
 
     forked(start)
     before = digests(run)
-    answer = why.main(project, [f"run={run}", f"html={tmp_path}/why.html"])
+    answer = why.why_command(project, [f"run={run}", f"html={tmp_path}/why.html"])
     assert digests(run) == before
     assert answer.cause == cause
     assert answer.exact
@@ -67,7 +67,7 @@ def test_a_cause_is_named_that_removes_the_effect(
 )
 def test_what_is_not_asked_rightly_is_said(tmp_path: Path, arguments: list[str], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        why.main(PROJECT, [argument.format(run=tmp_path) for argument in arguments])
+        why.why_command(PROJECT, [argument.format(run=tmp_path) for argument in arguments])
 
 
 def test_the_answer_as_text() -> None:

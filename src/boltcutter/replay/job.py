@@ -16,8 +16,8 @@ from typing import Any
 
 from boltcutter.checkpoint.find import list_names
 from boltcutter.checkpoint.load import find_damage, read_steps
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.settings import RunPlace
 from boltcutter.environment.startup import PARENT_PID
 from boltcutter.project import Project
 from boltcutter.run.best import saved_places
@@ -160,7 +160,7 @@ class Worker:
         if len(ranks) < job.devices:
             raise ReplayError(self._last_error())
         error = next((rank["error"] for rank in ranks if rank["error"]), "")
-        return Done(ranks, read_ledgers(folder), error)
+        return Done(ranks, list(read_ledgers(folder)), error)
 
     def _last_error(self) -> str:
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
@@ -198,10 +198,10 @@ def worker(project: Project, record: Mapping[str, Any], python: str = sys.execut
             started.close()
 
 
-def checkpoints(cfg: DictConfig) -> list[tuple[int, str]]:
+def checkpoints(run: RunPlace) -> list[tuple[int, str]]:
     """The checkpoints of a run that can be read, by the number of their step."""
     found = []
-    for place in saved_places(cfg):
+    for place in saved_places(run):
         for name in list_names(place):
             path = f"{place}/{name}"
             if find_damage(path) is None and (step := read_steps(path)) is not None:

@@ -44,7 +44,7 @@ def ask(folder: Path, record: Mapping[str, Any], given: str | None) -> Question:
     Raises:
         ConfigError: There is no such step.
     """
-    ledgers = read_ledgers(folder)
+    ledgers = list(read_ledgers(folder))
     if not ledgers or not ledgers[0].last:
         if given is None or given == "nonfinite":
             return _first_step(folder, record)

@@ -97,7 +97,7 @@ class Answer:
     changes: list[Change] = field(default_factory=list)
 
 
-def main(project: Project, overrides: list[str]) -> Answer:
+def why_command(project: Project, overrides: list[str]) -> Answer:
     """Print why a step of a run is as it is.
 
     Args:
@@ -139,9 +139,9 @@ class Case:
 
     def __init__(self, project: Project, folder: Path, question: Question, started: Worker) -> None:
         self.folder, self.question, self.worker = folder, question, started
-        self.saved = checkpoints(load_run_config(project, folder))
+        self.saved = checkpoints(load_run_config(project, folder).place)
         self.devices = ranks_of(folder)
-        self.ledgers = read_ledgers(folder)
+        self.ledgers = list(read_ledgers(folder))
         self.earlier = {
             name: np.concatenate([self._before(ledger, name) for ledger in self.ledgers])
             if self.ledgers

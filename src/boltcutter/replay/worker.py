@@ -7,15 +7,16 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 
 from boltcutter.assembly.assemble import assemble, complete_config, recorded_loggers
 from boltcutter.assembly.overrides import load_run_config
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, one_line
-from boltcutter.config.values import is_map
+from boltcutter.config.settings import Settings
 from boltcutter.diagnosis.invariants import Invariants
 from boltcutter.diagnosis.ledger import StepLedger
 from boltcutter.environment import startup
@@ -108,21 +109,20 @@ def replay(project: Project, job: Job) -> None:
         trainer.fit(components.task, datamodule=components.data, ckpt_path=job.checkpoint, weights_only=True)
 
 
-def settings(recorded: DictConfig, job: Job) -> DictConfig:
+def settings(recorded: Settings, job: Job) -> Settings:
     """The configuration of a replay: that of the run, which writes elsewhere, on as many ranks of one machine."""
-    cfg = recorded.copy()
-    cfg.folder, cfg.checkpoints = job.folder, f"{job.folder}/checkpoints"
-    cfg.logger = {}
-    cfg.report = cfg.test = cfg.final_validation = False
-    cfg.resume = cfg.reproduce = None
-    cfg.trainer.devices, cfg.trainer.num_nodes = job.devices, 1
-    if is_map(cfg.trainer.get("strategy")) and cfg.trainer.strategy.get("start_method") == "popen" and job.forks:
-        cfg.trainer.strategy.start_method = "fork"  # of this process, which has imported all modules
-    if is_map(cfg.get("checkpoint_io")) and "asynchronous" in cfg.checkpoint_io:
-        cfg.checkpoint_io.asynchronous = False
+    trainer: dict[str, Any] = {"devices": job.devices, "num_nodes": 1}
+    strategy = recorded.trainer.get("strategy")
+    if isinstance(strategy, Mapping) and strategy.get("start_method") == "popen" and job.forks:
+        trainer["strategy"] = {"start_method": "fork"}  # of this process, which has imported all modules
     if job.double:
-        cfg.trainer.precision = "64-true"
-    return cfg
+        trainer["precision"] = "64-true"
+    new: dict[str, Any] = {"folder": job.folder, "checkpoints": f"{job.folder}/checkpoints", "trainer": trainer}
+    new |= {"logger": dict.fromkeys(recorded.logger), "resume": None, "reproduce": None}
+    new |= dict.fromkeys(("report", "test", "final_validation"), False)
+    if "asynchronous" in (recorded.get("checkpoint_io") or {}):
+        new["checkpoint_io"] = {"asynchronous": False}
+    return recorded.changed(new)
 
 
 if __name__ == "__main__":
