@@ -12,7 +12,7 @@ from boltcutter.report.template import format_number, load_template
 TONES = {"sample": "bad", "weights": "bad", "learning_rate": "warn", "precision": "warn", "none": "warn"}
 
 
-def write(answer: Mapping[str, Any], path: Path) -> Path:
+def write_page(answer: Mapping[str, Any], path: Path) -> Path:
     """Write the page."""
     page = load_template(Path(__file__).with_name("why.html")).render(
         **answer, tone=TONES.get(answer["cause"], "good"), name=Path(answer["run"]).name, shown=shown

@@ -123,7 +123,7 @@ def why_command(project: Project, overrides: list[str]) -> Answer:
         raise ConfigError(f"run={folder}: it cannot be replayed: {error}") from error
     print(*(printable(line) for line in text(answer)), sep="\n")
     if html := given.get("html"):
-        print(f"page: {page.write(asdict(answer), Path(html))}")
+        print(f"page: {page.write_page(asdict(answer), Path(html))}")
     return answer
 
 

@@ -38,7 +38,7 @@ from boltcutter.training.train import load_data
 LEFT_OUT = (Checkpoint, ProgressBar, Invariants)  # what saves, shows or checks, but changes no step
 
 
-def main() -> None:
+def serve_jobs() -> None:
     """Replay a job whose file is given, or those that standard input names, each in a process of its own."""
     startup.begin()
     if len(sys.argv) > 1:
@@ -126,4 +126,4 @@ def settings(recorded: Settings, job: Job) -> Settings:
 
 
 if __name__ == "__main__":
-    main()
+    serve_jobs()
