@@ -58,11 +58,13 @@ def seconds(call: Callable[[], object], *, trusts: bool) -> float:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             trust.apply_overrides([f"trust={str(trusts).lower()}"])
             begin = time.process_time()
-            call()
-            os.write(write, json.dumps(time.process_time() - begin).encode())
-            os._exit(0)
+            try:
+                call()
+                os.write(write, json.dumps(time.process_time() - begin).encode())
+            finally:
+                os._exit(0)
         os.close(write)
-        found.append(float(os.read(read, 100)))
+        found.append(float(os.read(read, 100) or "nan"))  # it was refused
         os.close(read)
         os.waitpid(pid, 0)
     return min(found)
@@ -76,7 +78,7 @@ def main(project: Project, overrides: list[str]) -> None:
 
 def measure(root: Path) -> None:
     """Measure with files in a folder."""
-    references = {"x": {f"a{number}": f"${{name}} ${{seed}} {number}" for number in range(17)}}
+    references = [f"${{name}} ${{seed}} {number}" for number in range(17)]
     model, state = Linear((1, 28, 28), 10), Linear((1, 28, 28), 10).state_dict()
     safetensors.torch.save_file(state, root / "a.safetensors")
     torch.save(state, root / "a.pt")
@@ -85,7 +87,7 @@ def measure(root: Path) -> None:
         "a run of a colleague, built-in classes": open_run(make(root / "a" / "a")),
         "an own run that was moved": open_run(make(root / "b" / "b", signs=True)),
         "checkpoints linked to a larger disk": open_run(make(root / "c" / "c", links=True)),
-        "17 texts with two references": open_run(make(root / "d" / "d", metadata=references)),
+        "17 texts with two references": open_run(make(root / "d" / "d", tags=references)),
         "a tag with a URL": open_run(make(root / "e" / "e", tags=["http://example.com/a"])),
         "a run whose logger is a server": open_run(make(root / "f" / "f", "logger=mlflow")),
         "init_from, .safetensors": lambda: load_weights(model, root / "a.safetensors"),
