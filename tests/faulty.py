@@ -37,7 +37,7 @@ PLACES = {
     "checkpoint": Place("lightning.pytorch", "Trainer.save_checkpoint", 3),
     "saved": Place("lightning.pytorch", "Trainer.save_checkpoint", 3, after=True),
     "test": Place("boltcutter.task.base", "Task.test_step", 2),
-    "report": Place("boltcutter.report.page", "write", 1),
+    "report": Place("boltcutter.report.page", "write_page", 1),
     "exit": Place("boltcutter.environment.process", "_destroy_process_group", 1),
 }
 

@@ -61,7 +61,7 @@ def test_an_example_is_a_valid_configuration(name: str, monkeypatch: pytest.Monk
     require_packages(name)
     monkeypatch.syspath_prepend(GALLERY)
     config = read_config(Project.find(GALLERY), [f"experiment={name}"])
-    assert config["name"] == name
+    assert config.name == name
 
 
 def result(name: str, gallery: Path) -> float:

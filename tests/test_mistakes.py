@@ -14,9 +14,9 @@ from repairs import FILES_NOT_REPAIRED, LEFT_OUT, NOT_REPAIRED, REPAIRED
 from boltcutter.cli.file_fix import locate
 from boltcutter.cli.main import dispatch_command
 from boltcutter.cli.mistake import explain
+from boltcutter.cli.table import COMMANDS
 from boltcutter.config.errors import ConfigError, Mistake
 from boltcutter.environment.startup import restored_signals
-from boltcutter.extend import Command
 from boltcutter.project import Project
 
 PROJECT = Project.find(__file__)
@@ -293,9 +293,9 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     """Call a command that must be refused; return the lines on standard error."""
     monkeypatch.delenv("BOLTCUTTER_DEBUG", raising=False)
 
-    def call(*overrides: str, project: Project = PROJECT, module: str = "boltcutter.planning.check") -> list[Mistake]:
+    def call(*overrides: str, project: Project = PROJECT, name: str = "check") -> list[Mistake]:
         with pytest.raises(SystemExit) as stopped:
-            dispatch_command(project, Command(f"{module}:check_command", ""), None, overrides)
+            dispatch_command(project, COMMANDS[name], None, overrides)
         out, err = capsys.readouterr()
         assert stopped.value.code == 2
         assert not out
@@ -366,7 +366,7 @@ def test_each_of_several_mistakes_has_its_line(refusal: Refusal) -> None:
 def test_fractions_of_a_split_must_add_up_to_one(refusal: Refusal, tmp_path: Path) -> None:
     overrides = ["data.split=[0.5,0.5,0.5]", f"folder={tmp_path / 'run'}", "logger=null"]
     with restored_signals():
-        refused = refusal(*overrides, module="boltcutter.training.train")
+        refused = refusal(*overrides, name="train")
     assert_one_line(refused, "data.split=[0.5, 0.5, 0.5] ", "; try ")
     assert not list(tmp_path.iterdir())
 
@@ -377,18 +377,18 @@ def test_a_command_whose_package_is_not_installed(refusal: Refusal, monkeypatch:
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "prometheus_client.multiprocess", raising=False)
-    assert_one_line(refusal(module=server), "prometheus_client: ", "pip install 'boltcutter[serve]'")
+    assert_one_line(refusal(name="serve"), "prometheus_client: ", "pip install 'boltcutter[serve]'")
 
 
 @pytest.mark.parametrize("override", ["export=[]", "export=null", "ckpt=last"])
 def test_an_export_without_formats(override: str, refusal: Refusal) -> None:
-    assert_one_line(refusal("run=/nowhere", override, module="boltcutter.export.command"), "export: ", "give export=…")
+    assert_one_line(refusal("run=/nowhere", override, name="export"), "export: ", "give export=…")
 
 
 def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOLTCUTTER_DEBUG", "1")
     with pytest.raises(ConfigError, match=r"^sed: "):
-        dispatch_command(PROJECT, Command("boltcutter.planning.check:check_command", ""), None, ["sed=1"])
+        dispatch_command(PROJECT, COMMANDS["check"], None, ["sed=1"])
 
 
 @pytest.mark.parametrize(

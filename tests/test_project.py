@@ -168,7 +168,7 @@ def test_all_paths_in_files_begin_in_the_root_of_the_project(root: Path, monkeyp
     monkeypatch.chdir(root / "src")
     cfg = compose(Project.find(), options)
     assert cfg.get("paths")["more"] == [str(root / "a"), "/b", "s3://c"]
-    assert (cfg.paths.cache, cfg.paths.output) == ("~/cache", f"{root}/data/out")
+    assert (cfg.get("paths")["cache"], cfg.get("paths")["output"]) == ("~/cache", f"{root}/data/out")
     assert (cfg.data["root"], cfg.data["path"]) == (f"{root}/data/", "ylecun/mnist")  # the name of a dataset
     assert cfg.data["train"] == {"files": [str(root / "a.csv"), str(root / "b.csv")], "format": "csv"}
     cfg = compose(Project.find(), [*options, "paths.data_dir=../x", "data.train={files: [y]}", "data.other=${root}/z"])

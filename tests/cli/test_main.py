@@ -11,7 +11,6 @@ from unittest.mock import patch
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from boltcutter.cli.main import FLAGS, dispatch_command, one_line_errors, read_ranks
 from boltcutter.config.compose import compose
@@ -110,7 +109,7 @@ def test_errors_hide_secrets(
 
 @pytest.mark.parametrize("word", ["resume", "reproduce", "run"])
 def test_print_an_earlier_run(word: str, said: Read, tmp_path: Path) -> None:
-    config = OmegaConf.to_container(compose(PROJECT, ["model=mlp", "seed=5"]))
+    config = compose(PROJECT, ["model=mlp", "seed=5"]).written
     (tmp_path / "record.json").write_text(json.dumps({"config": config}))
     found = yaml.safe_load("\n".join(said("--print", f"{word}={tmp_path}", "data.batch_size=32")))
     assert (found["model"]["hidden_sizes"], found["seed"], found["data"]["batch_size"]) == ([256, 128], 5, 32)

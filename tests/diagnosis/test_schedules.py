@@ -28,5 +28,6 @@ def test_a_schedule_of_a_resumed_run_is_computed_from_its_step(end: int, is_dead
         scheduler.step()
     config = SimpleNamespace(scheduler=scheduler, interval="step", frequency=1)
     trainer = SimpleNamespace(num_training_batches=10, max_epochs=10, lr_scheduler_configs=[config])
-    seen: Any = SimpleNamespace(trainer=trainer, total_steps=100)
+    module = SimpleNamespace(automatic_optimization=True)
+    seen: Any = SimpleNamespace(trainer=trainer, total_steps=100, module=module)
     assert bool([*schedule_dead(seen)]) == is_dead

@@ -28,7 +28,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = create_project(tmp_path_factory.mktemp("node") / "project")
     overrides = ["trainer.devices=1", "trainer.max_epochs=1", "report=false", f"runs={root}/runs"]
     cfg = read_training_config(Project.find(root), overrides)
-    job = create_job([cfg], root, LocalLauncher())
+    job, (cfg,) = create_job([cfg], root, LocalLauncher())
     save_config(cfg)
     assert job.code
     states = lineage.git_state(root), lineage.library_state(root)

@@ -150,7 +150,7 @@ def test_a_search_is_continued_as_it_was(made: Plan) -> None:
     more = continued(PROJECT, made.folder, ["search.num_trials=5", "search.max_time=1:00:00"])
     assert (more.total, more.search.time_limit) == (10, 3600)
     assert continued(PROJECT, made.folder, ["budget=30m"]).search.time_limit == 1800
-    assert read_config(PROJECT, ["search=optuna", "budget=30m"]).search.max_time == "30m"
+    assert read_config(PROJECT, ["search=optuna", "budget=30m"]).get("search")["max_time"] == "30m"
 
 
 @pytest.mark.parametrize(

@@ -177,8 +177,14 @@ class Settings:
 
     @property
     def place(self) -> RunPlace:
-        """Where the run writes, once it has a folder."""
-        return RunPlace(Path(self.folder or "."), str(self.checkpoints).rstrip("/"))
+        """Where the run writes, once it has a folder.
+
+        Raises:
+            ValueError: It has none yet.
+        """
+        if not self.folder:
+            raise ValueError("folder is not set yet")
+        return RunPlace(Path(self.folder), str(self.checkpoints).rstrip("/"))
 
     def changed(self, new: Mapping[str, Any]) -> Settings:
         """Return the settings with other values; mappings are merged."""

@@ -448,12 +448,12 @@ def test_workers_are_spread_over_gpus_which_their_parent_does_not_use(
     settings = read_settings({"workers": "3"}) | {"root": str(project.root), "run": str(trained), "rest": given}
     with bind("127.0.0.1", 0) as bound:
         server.serve(cfg, folder, settings, bound)
-    assert loaded.pop().accelerator == "cpu"
+    assert loaded.pop()["accelerator"] == "cpu"
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     for _ in expected:
         server.worker()
-    assert [[*trainer.devices] for trainer in loaded] == [[device] for device in expected]
-    assert {trainer.accelerator for trainer in loaded} == {"auto"}
+    assert [[*trainer["devices"]] for trainer in loaded] == [[device] for device in expected]
+    assert {trainer["accelerator"] for trainer in loaded} == {"auto"}
 
 
 def test_connections_without_a_request_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
