@@ -24,6 +24,7 @@ def project(folder: Path, content: str) -> Project:
         {"a": "${b}/${b}", "b": "x"},
         {"model": {"shape": "${data.shape}"}, "data": {"shape": [1]}},
         {"a": [{"b": "${c}"}] * 100, "c": "x" * 100},
+        {"a": ["${b}-${c}"] * 17, "b": 1, "c": 2, "num_nodes": "${oc.decode:${oc.env:BOLTCUTTER_NODES,1}}"},
     ],
 )
 def test_references_to_other_settings_are_allowed(node: Any) -> None:

@@ -80,9 +80,9 @@ def _named(path: tuple[str, ...], text: str) -> list[tuple[str, ...]] | None:
     left = text
     for _ in range(MAX_NESTED):
         for name in INNERMOST.findall(left):
-            if "\0" in name:
-                return None
-            if not name.lstrip().startswith("oc."):
+            if not name.lstrip().startswith("oc."):  # which names a variable, or decodes one
+                if "\0" in name:
+                    return None
                 levels = len(name) - len(name.lstrip("."))
                 above = path[: len(path) - levels] if levels else ()
                 found.append((*above, *(part for part in re.split(r"[.\[\]/]+", name.strip()) if part)))
