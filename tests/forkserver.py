@@ -72,11 +72,15 @@ class ForkServer:
 
     def fits(self, env: Mapping[str, str]) -> bool:
         """Return whether a fork with ``env`` behaves as a new process with ``env``."""
+        return not self.differing(env)
+
+    def differing(self, env: Mapping[str, str]) -> list[str]:
+        """Variables that are read by imports, and have another value in ``env``."""
         ours, theirs = (
-            {k: v for k, v in e.items() if k.startswith(READ_AT_IMPORT) and not k.startswith(READ_LATER)}
+            {item for item in e.items() if item[0].startswith(READ_AT_IMPORT) and not item[0].startswith(READ_LATER)}
             for e in (self.env, env)
         )
-        return ours == theirs
+        return sorted({name for name, _ in ours ^ theirs})
 
     def start(self, argv: list[str], env: Mapping[str, str], stdout: int, stderr: int, cwd: Path = ROOT) -> Forked:
         """Start ``python <argv>``.
@@ -89,7 +93,8 @@ class ForkServer:
             cwd: Working directory.
         """
         argv = last_of_each(argv)
-        assert self.fits(env), "variables that are read by imports differ; start a new process"
+        differing = self.differing(env)
+        assert not differing, f"{differing} are read by imports and differ; start a new process"
         ours, theirs = socket.socketpair()
         with theirs, open(os.devnull, "rb") as nothing:
             socket.send_fds(self._socket, [b"+"], [theirs.fileno(), nothing.fileno(), stdout, stderr])

@@ -145,7 +145,7 @@ def test_the_first_line_of_each_option_describes_it(file: Path) -> None:
 
 def test_scripts_are_thin() -> None:
     for file in (ROOT / "scripts").glob("*.py"):
-        assert len(file.read_text().splitlines()) <= 30, file
+        assert len(file.read_text().splitlines()) <= 32, file
 
 
 def test_readme_is_a_short_path() -> None:

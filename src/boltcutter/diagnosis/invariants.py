@@ -150,14 +150,19 @@ class Invariants(Callback):
 
     def count(self, optimizer: Any, steps: Any) -> None:
         """Called after each step of an optimizer."""
-        if self._watch is None:
-            if steps.count + 1 >= self._next and self._seen is not None:
-                self._seen.step = max(self._seen.step, steps.count)
-                self._look()
+        seen, watch = self._seen, self._watch
+        if seen is None:
             return
-        with Guarded(self):
-            seen, watch = self._seen, self._watch
-            assert seen is not None
+        if seen.sharded:  # each rank has a part of each gradient, and to compare parts is to wait for other ranks
+            self._stop_looking()
+            self._next = sys.maxsize
+            return
+        with Guarded(self, in_step=True):
+            if watch is None:
+                if steps.count + 1 >= self._next:
+                    seen.step = max(seen.step, steps.count)
+                    self._look()
+                return
             seen.step = max(seen.step, steps.count)
             watch.after_step(optimizer, steps.count)
             if seen.module.automatic_optimization or not watch.is_within_step:
@@ -314,10 +319,14 @@ class Guarded:
     """A failure of what only looks ends the looking, not the training; a finding that is an error does end it.
 
     Tensors that are computed meanwhile have no gradient.
+
+    Args:
+        owner: What looks.
+        in_step: Whether a hook of an optimizer does.
     """
 
-    def __init__(self, owner: Invariants) -> None:
-        self.owner, self.no_grad = owner, torch.no_grad()
+    def __init__(self, owner: Invariants, *, in_step: bool = False) -> None:
+        self.owner, self.in_step, self.no_grad = owner, in_step, torch.no_grad()
 
     def __enter__(self) -> None:
         self.no_grad.__enter__()
@@ -326,7 +335,10 @@ class Guarded:
         self.no_grad.__exit__(kind, error, traceback)
         if isinstance(error, Exception) and not getattr(error, "hide_traceback", False):
             self.owner._note("invariants", f"no longer looks: {type(error).__name__}: {str(error)[:200]}")
-            self.owner._close()
+            if self.in_step:
+                self.owner._seen = None  # hooks of optimizers are removed when these do not iterate over them
+            else:
+                self.owner._close()
             return True
         return False
 
@@ -427,6 +439,9 @@ class Watch:
     def around_training_step(self, step: Callable[..., Any], args: Any, options: Any) -> Any:
         """Keep the batch, and read the graph."""
         seen, callback = self.seen, self.callback
+        if callback._seen is None:  # it no longer looks
+            callback._close()
+            return step(*args, **options)
         with Guarded(callback):
             seen.batch = args[0] if args else next(iter(options.values()), None)
             data.remember(seen)
@@ -460,6 +475,8 @@ class Watch:
     def around_backward(self, backward: Callable[..., Any], args: Any, options: Any) -> Any:
         """See which gradients there are before and after it."""
         seen = self.seen
+        if seen.sharded:
+            return backward(*args, **options)
         parameters = {id(o): [p for g in o.param_groups for p in g["params"]] for o in seen.optimizers}
         with Guarded(self.callback):
             if not seen.module.automatic_optimization and args:
@@ -483,8 +500,9 @@ class Watch:
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Keep the weights; not with automatic optimization, which makes the forward pass within the step."""
-        with Guarded(self.callback):
-            self.keep_weights(optimizer)
+        if self.callback._seen is not None:
+            with Guarded(self.callback, in_step=True):
+                self.keep_weights(optimizer)
 
     def keep_weights(self, optimizer: Optimizer) -> None:
         """Keep a sample of the weights."""

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from boltcutter import run_files
 from boltcutter.checkpoint.find import list_names
 from boltcutter.checkpoint.load import find_damage, read_steps
 from boltcutter.config.errors import ConfigError, one_line
@@ -147,7 +148,7 @@ class Worker:
         job.trusts, job.forks = is_granted(), self.forks
         folder = Path(job.folder)
         folder.mkdir()
-        shutil.copy(Path(job.run, "record.json"), folder)
+        shutil.copy(Path(job.run, run_files.RECORD), folder)
         file = folder / "job.json"
         file.write_text(json.dumps(asdict(job)))
         assert self._process.stdin is not None
