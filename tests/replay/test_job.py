@@ -1,10 +1,15 @@
+import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from replay.conftest import Replayed
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.replay.job import Done, folder_of, newest_before, ranks_of
+from boltcutter.project import Project
+from boltcutter.replay.job import Done, folder_of, ledgers_of, newest_before, ranks_of, worker
+from boltcutter.run.folder import read_record
+from boltcutter.run.ledger import ROW, header, ledger_path
 
 
 def test_the_newest_checkpoint_before_a_step_is_chosen() -> None:
@@ -23,8 +28,37 @@ def test_losses_are_means_over_ranks_and_batches() -> None:
 
 def test_runs_are_found(replayed: Replayed, tmp_path: Path) -> None:
     assert folder_of(str(replayed.run)) == replayed.run
-    assert ranks_of(replayed.run) == 1
+    assert ranks_of(read_record(replayed.run)) == [1]
     with pytest.raises(ConfigError, match="with: missing"):
         folder_of(None, "with")
     with pytest.raises(ConfigError, match="no run there"):
         folder_of(str(tmp_path))
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [([1, 2], [[4, 5], [4, 5]]), ([2, 1], [[1, 2, 3, 4, 5]])])
+def test_steps_are_those_of_the_ranks_of_the_last_attempt(
+    tmp_path: Path, ranks: list[int], expected: list[list[int]]
+) -> None:
+    for rank, steps in enumerate([[1, 2, 3, 4, 5], [4, 5]]):
+        rows = np.zeros(len(steps), ROW)
+        rows["step"] = steps
+        ledger_path(tmp_path, rank).write_bytes(header("cpu") + rows.tobytes())
+    record = {"attempts": [{"devices": each} for each in ranks] + [{"reason": "exit 2"}]}
+    assert [ledger.rows["step"].tolist() for ledger in ledgers_of(tmp_path, record)] == expected
+
+
+def test_a_signal_leaves_no_folder_and_no_process(replayed: Replayed) -> None:
+    project = Project.at(replayed.run.parent / "project")
+
+    def replay() -> None:
+        with worker(project, read_record(replayed.run)) as started:
+            folders.append(started.scratch)
+            signal.raise_signal(signal.SIGTERM)
+
+    folders: list[Path] = []
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as raised:
+        replay()
+    assert raised.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert not folders[0].exists()

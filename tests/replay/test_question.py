@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.replay.question import ask
-from boltcutter.run.ledger import ROW, header, ledger_path
+from boltcutter.replay.question import ask, describe
+from boltcutter.run.ledger import ROW, header, ledger_path, read_ledgers
 
 FAILED = {"attempts": [{"reason": "NonFiniteGradientError: the gradient of w is not finite"}]}
 
@@ -15,6 +15,7 @@ def write(folder: Path, losses: list[float], norms: list[float] | None = None, s
     rows = np.zeros(len(losses), ROW)
     rows["step"] = np.arange(1, len(losses) + 1) * stride
     rows["loss"], rows["gradient_norm"] = losses, norms if norms else [1.0] * len(losses)
+    folder.mkdir(exist_ok=True)
     ledger_path(folder).write_bytes(header("cpu") + rows.tobytes())
     return folder
 
@@ -63,3 +64,11 @@ def test_a_run_without_steps_has_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"steps\.ledger"):
         ask(tmp_path, {}, "3")
     assert ask(tmp_path, FAILED, None).step == 1
+
+
+def test_the_loss_of_a_step_is_that_of_all_ranks(tmp_path: Path) -> None:
+    write(tmp_path, USUAL)
+    other = write(tmp_path / "other", [3 * loss for loss in USUAL])
+    ledger_path(other).rename(ledger_path(tmp_path, 1))
+    question = ask(tmp_path, {"attempts": [{"devices": 2}]}, "3")
+    assert describe(question, list(read_ledgers(tmp_path)))["loss"]["value"] == pytest.approx(2 * USUAL[2])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import planted
 import pytest
 import torch
 from conftest import QUICK, ROOT, Script, environment, max_difference, saved_weights
@@ -22,10 +23,14 @@ from lightning.pytorch.strategies.launchers.multiprocessing import _WorkerOutput
 from torch import nn
 
 from boltcutter.config.settings import Settings
+from boltcutter.project import Project
+from boltcutter.run.folder import read_record
+from boltcutter.run.ledger import read_ledgers
 from boltcutter.strategy import process_launcher
 from boltcutter.strategy.ddp import DDPStrategy, spawning_strategy
 from boltcutter.strategy.errors import StrategyError
 from boltcutter.strategy.process_launcher import WorkerExitError
+from boltcutter.training import train
 
 TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
 # Adam's first steps depend on the sign of the gradient only, which amplifies rounding errors.
@@ -301,3 +306,17 @@ def test_a_spawned_run_is_tested(script: Script, tmp_path: Path) -> None:
     done = script("train", *QUICK, *overrides, f"folder={folder}", fresh=True)
     assert done.returncode == 0, done.stderr
     assert json.loads((folder / "record.json").read_text())["test"]["test/loss"] > 0
+
+
+def test_callbacks_of_forked_ranks_learn_of_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, run = planted.write_project(tmp_path / "project"), tmp_path / "run"
+    monkeypatch.chdir(root)
+    project = Project.at(root)
+
+    def start() -> None:
+        project.activate()
+        train.train_command(project, planted.overrides("log-of-zero", run, ranks=2))
+
+    assert planted.forked(start) == 1
+    assert [ledger.last for ledger in read_ledgers(run)] == [8, 8]  # of which nothing was written before the error
+    assert read_record(run)["attempts"][0]["reason"].startswith("NonFiniteGradientError: the gradient of")

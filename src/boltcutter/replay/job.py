@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from boltcutter.checkpoint.find import list_names
 from boltcutter.checkpoint.load import find_damage, read_steps
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.config.settings import RunPlace
-from boltcutter.environment.startup import PARENT_PID
+from boltcutter.environment import stop_signals as signals
+from boltcutter.environment.startup import PARENT_PID, restored_signals
 from boltcutter.project import Project
 from boltcutter.run.best import saved_places
 from boltcutter.run.folder import read_record
@@ -51,8 +53,6 @@ class Job:
         without: Samples that are left out: rank, number of the batch in the step, row of the batch.
         lr_factor: By which learning rates are multiplied.
         double: Whether all is computed in float64.
-        trace: Step of which digests of all values are kept.
-        overrides: Changes of the configuration.
         trusts: Whether ``trust=true`` was given.
         forks: Whether ranks are forked, which a GPU does not allow.
     """
@@ -68,8 +68,6 @@ class Job:
     without: list[tuple[int, int, int]] = field(default_factory=list)
     lr_factor: float = 1.0
     double: bool = False
-    trace: int | None = None
-    overrides: list[str] = field(default_factory=list)
     trusts: bool = False
     forks: bool = False
 
@@ -113,12 +111,9 @@ class Worker:
         project: Whose code is run.
         scratch: Folder for the replays.
         record: Of the run, whose number of threads is used.
-        python: Interpreter of the process.
     """
 
-    def __init__(
-        self, project: Project, scratch: Path, record: Mapping[str, Any], python: str = sys.executable
-    ) -> None:
+    def __init__(self, project: Project, scratch: Path, record: Mapping[str, Any]) -> None:
         self.scratch, self.count = scratch, 0
         self.log = scratch / "log.txt"
         self.forks = (record.get("attempts") or [{}])[-1].get("device") == "cpu"
@@ -128,7 +123,7 @@ class Worker:
         environment = {**inherited, **project.environment, **variables, PARENT_PID: str(os.getpid())}
         self._log = self.log.open("ab")
         self._process = subprocess.Popen(
-            [python, "-m", MODULE],
+            [sys.executable, "-m", MODULE],
             cwd=project.root,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -168,6 +163,11 @@ class Worker:
         named = [line for line in lines if line.startswith("error")]
         return one_line((named or lines or ["the replay ended without a message"])[-1], 300)
 
+    def kill(self) -> None:
+        """End a replay that goes on, with its ranks."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     def close(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
@@ -189,12 +189,16 @@ class ReplayError(RuntimeError):
 
 
 @contextmanager
-def worker(project: Project, record: Mapping[str, Any], python: str = sys.executable) -> Iterator[Worker]:
-    """A worker, whose folder and process are gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="boltcutter-replay-") as scratch:
-        started = Worker(project, Path(scratch), record, python)
+def worker(project: Project, record: Mapping[str, Any]) -> Iterator[Worker]:
+    """A worker, whose folder and process are gone afterwards, also after a signal."""
+    with restored_signals(), tempfile.TemporaryDirectory(prefix="boltcutter-replay-") as scratch:
+        signals.install_handlers(*signals.SIGNALS)  # which raise
+        started = Worker(project, Path(scratch), record)
         try:
             yield started
+        except BaseException:
+            started.kill()
+            raise
         finally:
             started.close()
 
@@ -216,10 +220,16 @@ def newest_before(saved: list[tuple[int, str]], step: int) -> tuple[int, str | N
     return max(earlier) if earlier else (0, None)
 
 
-def ranks_of(folder: Path) -> int:
-    """Number of ranks of the last attempt of a run."""
-    attempts = read_record(folder).get("attempts") or [{}]
-    return int(attempts[-1].get("devices") or 1)
+def ranks_of(record: Mapping[str, Any]) -> list[int]:
+    """Number of ranks of each attempt of a run that has begun to train."""
+    return [int(attempt["devices"]) for attempt in record.get("attempts") or () if attempt.get("devices")] or [1]
+
+
+def ledgers_of(folder: Path, record: Mapping[str, Any]) -> list[Ledger]:
+    """The ledgers of the ranks of the last attempt of a run, with the steps that each of them has."""
+    found = list(read_ledgers(folder))[: ranks_of(record)[-1]]
+    begin = max((int(ledger.rows["step"][0]) for ledger in found if len(ledger.rows)), default=0)
+    return [Ledger(ledger.device, ledger.rows[ledger.rows["step"] >= begin]) for ledger in found]
 
 
 def folder_of(text: str | None, key: str = "run") -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from boltcutter.config.errors import ConfigError, hint
+from boltcutter.replay.job import ledgers_of
 from boltcutter.replay.scores import HIGH, step_scores
-from boltcutter.run.ledger import Ledger, read_ledgers
+from boltcutter.run.ledger import Ledger
 
 KINDS = ("spike", "nonfinite", "last")
 NOT_FINITE = "NonFiniteGradientError"  # of callback.guard, as the record has it
@@ -44,8 +44,8 @@ def ask(folder: Path, record: Mapping[str, Any], given: str | None) -> Question:
     Raises:
         ConfigError: There is no such step.
     """
-    ledgers = list(read_ledgers(folder))
-    if not ledgers or not ledgers[0].last:
+    ledgers = ledgers_of(folder, record)
+    if not ledgers or not min(ledger.last for ledger in ledgers):
         if given is None or given == "nonfinite":
             return _first_step(folder, record)
         raise ConfigError(
@@ -88,8 +88,9 @@ def numbered(ledgers: list[Ledger], step: int, record: Mapping[str, Any]) -> Que
     if stopped_at(record) and step == last + _stride(ledgers[0]):
         return Question(step, "nonfinite", is_done=False)
     steps = ledgers[0].rows["step"].astype(np.int64)
-    if not 1 <= step <= last or not len(at := np.flatnonzero(steps >= step)):
-        raise ConfigError(f"step={step}: the run has steps 1 to {last}; give one of them")
+    begin = 1 if steps[0] <= _stride(ledgers[0]) else int(steps[0])
+    if not begin <= step <= last or not len(at := np.flatnonzero(steps >= step)):
+        raise ConfigError(f"step={step}: the run has steps {begin} to {last}; give one of them")
     found = int(steps[at[0]])
     bad = _bad_rows(ledgers)
     kind = "nonfinite" if found in bad else "spike" if _scores(ledgers)[int(at[0])] >= HIGH else "step"
@@ -150,16 +151,11 @@ def _spike(ledgers: list[Ledger]) -> Question | None:
 
 
 def describe(question: Question, ledgers: list[Ledger]) -> dict[str, Any]:
-    """Loss, gradient and learning rate of the step, and their robust z-scores against the steps before."""
+    """Loss, gradient and learning rate of the step as means over the ranks, and their scores against those before."""
     found: dict[str, Any] = {}
     for name in ("loss", "gradient_norm", "lr"):
-        for ledger in ledgers[:1]:
-            rows = ledger.rows
-            at = np.flatnonzero(rows["step"] == question.step)
-            if len(at):
-                upto = rows[name][: int(at[0]) + 1]
-                found[name] = {"value": float(upto[-1]), "z": float(step_scores(upto)[-1])}
+        if ledgers and len(at := np.flatnonzero(ledgers[0].rows["step"] == question.step)):
+            each = [ledger.rows[name][: int(at[0]) + 1] for ledger in ledgers if ledger.last >= question.step]
+            upto = np.mean(each, axis=0)
+            found[name] = {"value": float(upto[-1]), "z": float(step_scores(upto)[-1])}
     return found
-
-
-STEP = re.compile(r"step=(.+)")

@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 from boltcutter.callback.guard import NonFiniteGradientError
 from boltcutter.callback.nonfinite import find_origin
 from boltcutter.data.sampler import find_sampler
+from boltcutter.protocols import gather_objects
 from boltcutter.replay.batches import without_rows
 from boltcutter.replay.job import RESULT, Job
 from boltcutter.replay.layers import Layers
 from boltcutter.replay.rows import describe_rows, locate, rows_of
-from boltcutter.replay.step_trace import Trace
 
 LOOKED_AT = 20  # steps before that which is looked at, with which its layers are compared
 BEFORE = "before.ckpt"
@@ -44,15 +44,15 @@ class Watch(Callback):
         self.losses: dict[int, list[Tensor]] = {}
         self.found: dict[str, Any] = {"saved": None, "rows": [], "names": {}, "origin": None, "bad": []}
         self.layers: Layers | None = None
-        self.trace: Trace | None = None
         self._seen, self._stride, self._batch_of_step = 0, 1, 0
-        self._is_written = False
+        self._is_training = False  # never in a process that forks the ranks, whose callbacks learn of their errors
         self._handles: list[Any] = []
 
     # Life cycle
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Multiply learning rates, and note where the replay begins."""
+        self._is_training = True
         self._seen, self.found["begins"] = trainer.global_step, trainer.global_step
         if self.job.lr_factor != 1:
             for optimizer in trainer.optimizers:
@@ -61,8 +61,6 @@ class Watch(Callback):
                 self._handles.append(inner.register_step_post_hook(self._scale_back))
         if self.job.inspect is not None:
             self.layers = Layers(pl_module)
-        if self.job.trace is not None:
-            self.trace = Trace(pl_module, Path(self.job.folder), trainer.global_rank)
 
     def _scale(self, optimizer: Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
@@ -85,8 +83,6 @@ class Watch(Callback):
             self._inspect(trainer, pl_module, batch, batch_idx)
         if self.layers and job.inspect is not None and trainer.global_step >= job.inspect - LOOKED_AT - 1:
             self.layers.begin()
-        if self.trace and self._is_in(job.trace, trainer):
-            self.trace.begin(trainer, batch, self._indices(trainer, batch_idx))
         if self._is_in(job.alter, trainer):
             rows = [
                 row for rank, number, row in job.without if (rank, number) == (trainer.global_rank, self._batch_of_step)
@@ -104,8 +100,6 @@ class Watch(Callback):
         """Note gradients and weights."""
         if self.layers:
             self.layers.before_step()
-        if self.trace:
-            self.trace.before_step()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -123,11 +117,8 @@ class Watch(Callback):
         self._stride, self._seen, self._batch_of_step = step - self._seen, step, 0
         if self.layers:
             self.layers.after_step(step)
-        if self.trace:
-            self.trace.after_step(trainer)
         if step >= job.last:
             self._write(trainer, "")
-            trainer.strategy.barrier()  # else one rank may be ended before it has written
             raise ReplayEndError(f"step {step} was done")
         if job.save_before is not None and step < job.save_before <= step + self._stride:
             path = f"{job.folder}/{BEFORE}"
@@ -138,20 +129,18 @@ class Watch(Callback):
         """Write what there is."""
         if self.layers:
             self.layers.after_step(trainer.global_step + self._stride)
-        if self.trace:
-            self.trace.after_step(trainer)
         self._write(trainer, f"{type(exception).__name__}: {exception}")
-        if isinstance(exception, NonFiniteGradientError):  # which all ranks raise
-            trainer.strategy.barrier()
+        if isinstance(exception, NonFiniteGradientError | ReplayEndError):  # which all ranks raise
+            trainer.strategy.barrier()  # else one rank may be ended before it has written
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Training ended before the last step."""
         self._write(trainer, "" if trainer.global_step >= self.job.last else f"training ended at {trainer.global_step}")
 
     def _write(self, trainer: L.Trainer, error: str) -> None:
-        if self._is_written:
+        if not self._is_training:
             return
-        self._is_written = True
+        self._is_training = False
         for handle in self._handles:
             handle.remove()
         losses = {step: [str(float(loss)) for loss in each] for step, each in self.losses.items()}
@@ -189,7 +178,8 @@ class Watch(Callback):
         describe_rows(trainer, batch, rows)
         self.found["rows"] += rows
         self.found["whole"] = whole
-        if not math.isfinite(whole["loss"]) or not math.isfinite(whole["gradient_norm"]):
+        is_finite = math.isfinite(whole["loss"]) and math.isfinite(whole["gradient_norm"])
+        if not all(gather_objects(is_finite)):  # find_origin communicates
             with torch.random.fork_rng(devices=[]):
                 origin = find_origin(trainer, module, batch, batch_idx)
             self.found["origin"] = origin.text if origin else None

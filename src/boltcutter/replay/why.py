@@ -22,6 +22,7 @@ from boltcutter.replay.job import (
     Worker,
     checkpoints,
     folder_of,
+    ledgers_of,
     newest_before,
     ranks_of,
     worker,
@@ -29,7 +30,7 @@ from boltcutter.replay.job import (
 from boltcutter.replay.question import KINDS, Question, ask, describe
 from boltcutter.replay.scores import HIGH, USUAL, WINDOW, robust_z
 from boltcutter.run.folder import read_record
-from boltcutter.run.ledger import Ledger, first_difference, read_ledgers
+from boltcutter.run.ledger import Ledger, first_difference
 
 AFTER = 20  # steps after the step, at which the loss is compared once more
 FURTHER = 20  # steps before it, from which another learning rate is tried
@@ -140,8 +141,9 @@ class Case:
     def __init__(self, project: Project, folder: Path, question: Question, started: Worker) -> None:
         self.folder, self.question, self.worker = folder, question, started
         self.saved = checkpoints(load_run_config(project, folder).place)
-        self.devices = ranks_of(folder)
-        self.ledgers = list(read_ledgers(folder))
+        self.record = read_record(folder)
+        self.devices = ranks_of(self.record)[-1]
+        self.ledgers = ledgers_of(folder, self.record)
         self.earlier = {
             name: np.concatenate([self._before(ledger, name) for ledger in self.ledgers])
             if self.ledgers
@@ -200,10 +202,15 @@ class Case:
         return True, f"replayed from {since}: {compared} steps, all equal to the ledger"
 
     def _why_inexact(self) -> str:
-        attempt = (read_record(self.folder).get("attempts") or [{}])[-1]
+        if len(set(ranks := ranks_of(self.record))) > 1:
+            return f": attempts of the run had {', '.join(map(str, ranks))} ranks; it is replayed with {self.devices}"
+        attempts = self.record.get("attempts") or [{}]
+        if changed := [name for attempt in attempts for name in attempt.get("changed") or ()]:
+            return f": steps before it was resumed are replayed with its last {' and '.join(changed[:3])}"
+        attempt = attempts[-1]
         if attempt.get("deterministic") is False:
             return f": {attempt.get('device')} without trainer.deterministic=true"
-        if inexact := read_record(self.folder).get("inexact"):
+        if inexact := self.record.get("inexact"):
             return f": {one_line(inexact[0])}"
         return ": code, packages, data or hardware are not those of the run"
 

@@ -87,7 +87,7 @@ def replay(project: Project, job: Job) -> None:
     """
     project.activate()
     filter_warnings()
-    recorded = complete_config(load_run_config(project, Path(job.run), job.overrides))
+    recorded = complete_config(load_run_config(project, Path(job.run)))
     cfg = settings(recorded, job)
     ending, changes = EndOfTraining(cfg), SettingChanges(recorded)
     with run_id([job.folder]), distributed_shutdown():

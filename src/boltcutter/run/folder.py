@@ -241,7 +241,8 @@ def record_attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None
         reason = error.reason if isinstance(error, PlannedExit) else code
         raise
     except BaseException as error:
-        reason = hide_variables(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
+        kind = getattr(error, "original", type(error).__name__)
+        reason = hide_variables(f"{kind}: {' '.join(str(error).split())}")[:300]
         raise
     finally:
         try:

@@ -18,6 +18,7 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.trainer.call import _interrupt
 from lightning.pytorch.utilities import rank_zero_only
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
@@ -105,7 +106,7 @@ class MultiProcessingLauncher(_MultiProcessingLauncher):
             except ProcessRaisedException as error:
                 where, _, text = str(error).rstrip().splitlines()[-1].partition(": ")
                 if where.startswith("boltcutter"):
-                    raise StrategyError(text) from None
+                    raise StrategyError(text, where.rpartition(".")[2]) from None
                 raise
             except ProcessExitedException as error:
                 raise StrategyError(f"{' '.join(str(error).split())}; see logs/ for more") from None
@@ -164,6 +165,12 @@ class MultiProcessingLauncher(_MultiProcessingLauncher):
             code = 128 + signal.SIGINT
             if process_idx == 0:
                 queue.put(WorkerExitError(code, code, "interrupted"))
+        except Exception as error:
+            if trainer is not None:
+                # torch sends SIGTERM to the other ranks as soon as one has exited, and kills them 30 seconds later.
+                signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+                _interrupt(trainer, error)  # Lightning does so around the launcher only, where no callback has trained
+            raise
         finally:
             if process_idx == 0 and trainer is not None:
                 for logger in trainer.loggers:
