@@ -17,7 +17,7 @@ MAX_FUNCTIONS = {
     "callback": 152,
     "checkpoint": 81,
     "checks": 33,
-    "config": 113,
+    "config": 115,
     "data": 105,
     "diagnosis": 186,
     "environment": 124,

@@ -372,6 +372,7 @@ def test_fractions_of_a_split_must_add_up_to_one(refusal: Refusal, tmp_path: Pat
 
 
 def test_a_command_whose_package_is_not_installed(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # which the command sets
     server = "boltcutter.export.serving.server"
     for module in (server, "boltcutter.export.serving.app"):
         monkeypatch.delitem(sys.modules, module, raising=False)

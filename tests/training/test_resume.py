@@ -292,10 +292,12 @@ def test_what_a_resumed_run_continues_with_is_printed_by_rank_zero(
         callbacks=[keeping, *others, new],
         max_epochs=max_epochs,
         max_steps=-1,
+        limit_train_batches=1.0,
+        accumulate_grad_batches=1,
     )
     cfg = Settings({"folder": str(tmp_path / "run"), "test": False, "resume_exact": True})
     ending: Any = SimpleNamespace(resume=lambda saved: note, finished=False)
-    changes: Any = SimpleNamespace(resume=lambda saved, *, ends: [f"ends={ends}"])
+    changes: Any = SimpleNamespace(resume=lambda saved, *, ends, planned: [f"ends={ends}"])
     found: Any = Components(trainer, L.LightningDataModule(), Late(), None)  # type: ignore[arg-type]
     load_initial_state(found, cfg, str(path), ending, changes)
     assert given == [state]
