@@ -143,6 +143,7 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
             "_call_callback_hooks": "trainer hook_name",
             "_call_lightning_module_hook": "trainer hook_name",
             "_call_strategy_hook": "trainer hook_name",
+            "_interrupt": "trainer exception",
         },
     },
     "lightning.pytorch.trainer.connectors.callback_connector": {

@@ -172,6 +172,7 @@ IN_PLACE = {
         "_strategy": "the same",
         "_wrapping_function": "where a rank starts and ends",
         "_recover_results_in_main_process": "how a rank ended, and weights that are not unpickled",
+        "_interrupt": "what Lightning does after an error, but not in a rank",
     },
     "strategy/tpu": {
         "_WrappingCheckpointIO": "the only class that Lightning's strategies for TPUs accept besides their own",
