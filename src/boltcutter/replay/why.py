@@ -217,11 +217,12 @@ class Case:
     def values(self, done: Done) -> dict[str, Any]:
         """Loss, gradient norm and learning rate of the step, of the run or else of its replay."""
         found = describe(self.question, self.ledgers)
-        whole = [rank.get("whole") for rank in done.ranks]
-        for name in ("loss", "gradient_norm"):
-            if name not in found and all(whole):
-                value = float(np.mean([float(each[name]) for each in whole if each]))
-                found[name] = {"value": value, "z": float(robust_z([value], self.earlier[name])[0])}
+        whole = [rank.get("whole") or {} for rank in done.ranks]
+        batches = [loss for rank in done.ranks for loss in rank["losses"].get(str(self.question.step), ())]
+        norm = whole[0].get("gradient_norm") if len(batches) == 1 else math.nan  # that of a mean is not known
+        for name, value in (("loss", done.losses().get(self.question.step)), ("gradient_norm", norm)):
+            if name not in found and value is not None:
+                found[name] = {"value": float(value), "z": float(robust_z([float(value)], self.earlier[name])[0])}
         return found
 
     def is_unusual(self, done: Done) -> None:
