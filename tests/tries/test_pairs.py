@@ -36,7 +36,6 @@ def test_runs_of_the_baseline_are_reused_if_all_that_matters_is_the_same(pairs: 
     write_baseline(project, runs / "config", 8, config=config)
     write_baseline(project, runs / "metric", 9, metrics={"val/loss": None})
     found = replace(pairs, known=find_runs(tmp_path / "runs"))
-    assert found.reusable_values() == [0.5]
     assert found.num_reusable() == 1
     assert [asked.number for _ in range(2) if (asked := found.ask(14))] == [1, 2]
     assert found.outcomes[0, BASELINE].folder == str(same)
@@ -56,7 +55,7 @@ def test_a_reused_run_of_other_data_is_trained_again(pairs: Pairs, tmp_path: Pat
         asked = again.ask(14)
         assert asked
         assert asked.number == 0
-        assert not again.reusable_values()
+        assert not again.num_reusable()
 
 
 def test_pairs_count_in_their_order_not_as_they_end(pairs: Pairs) -> None:

@@ -128,14 +128,19 @@ def position(seen: Evidence) -> Lines:
             return
 
 
+def random_in_validation(seen: Evidence) -> list[str]:
+    """The tensors of a validation step that depend on random numbers, in the order in which they are computed."""
+    probe = seen.probe
+    if probe is None or "validation_step" not in probe.batches:
+        return []
+    base, other = probe.base("validation_step"), probe.repeated(seed=1)
+    return [name for (name, a), (_, b) in zip(base.tensors, other.tensors, strict=False) if not is_close(a, b)]
+
+
 @check("random-validation", "note", at="probe")
 def random_validation(seen: Evidence) -> Lines:
     """In validation, results depend on random numbers."""
-    probe = seen.probe
-    if probe is None or "validation_step" not in probe.batches:
-        return
-    base, other = probe.base("validation_step"), probe.repeated(seed=1)
-    if any(not is_close(a, b) for (_, a), (_, b) in zip(base.tensors, other.tensors, strict=False)):
+    if random_in_validation(seen):
         yield "validation_step draws random numbers, so its metrics vary; compare means of several validations"
 
 
@@ -146,20 +151,12 @@ ON_PURPOSE = re.compile("mc|monte|bayes|concrete|always", re.IGNORECASE)  # drop
 @check("dropout-in-validation", "likely", at="probe")
 def own_dropout(seen: Evidence) -> Lines:
     """In evaluation, the output of a layer of the user's own named as dropout depends on random numbers."""
-    probe = seen.probe
-    if probe is None or "validation_step" not in probe.batches:
-        return
-    base, other = probe.base("validation_step"), probe.repeated(seed=1)
-    kinds = {name: type(part) for name, part in probe.module.named_modules()}
-    for (name, a), (_, b) in zip(base.tensors, other.tensors, strict=False):
-        if is_close(a, b):
-            continue
+    for name in random_in_validation(seen)[:1]:  # what follows depends on the first
         layer = name.removeprefix("the output of ")
-        kind = kinds.get(layer, object)
+        kind = type(dict(seen.module.named_modules()).get(layer))
         own = not kind.__module__.startswith("torch.") and DROPS.search(kind.__name__)
         if own and not ON_PURPOSE.search(kind.__name__):
             yield (f"{layer} ({kind.__name__}) drops values in validation, too; return its input if not self.training")
-        return  # what follows depends on the first
 
 
 @check("padding-matters", "likely", at="probe")

@@ -58,8 +58,5 @@ def _take(value: Any, rows: list[int], count: int) -> Any:
 
 def _is_column(value: Any, count: int) -> bool:
     """Whether a value has an entry for each sample."""
-    return isinstance(value, Tensor | list | tuple) and len(value) == count if _has_length(value) else False
-
-
-def _has_length(value: Any) -> bool:
-    return not (isinstance(value, Tensor) and not value.ndim)
+    is_scalar = isinstance(value, Tensor) and not value.ndim
+    return isinstance(value, Tensor | list | tuple) and not is_scalar and len(value) == count

@@ -91,17 +91,13 @@ class Done:
         found: dict[int, list[float]] = {}
         for rank in self.ranks:
             for step, values in rank["losses"].items():
-                found.setdefault(int(step), []).extend(_number(value) for value in values)
+                found.setdefault(int(step), []).extend(map(float, values))  # texts, as JSON has no inf
         return {step: sum(values) / len(values) for step, values in sorted(found.items())}
 
     def norms(self) -> dict[int, float]:
         """Norm of all gradients at each step."""
         rows = self.ledgers[0].rows if self.ledgers else ()
         return {int(row["step"]): float(row["gradient_norm"]) for row in rows}
-
-
-def _number(value: Any) -> float:
-    return float(value)  # also "nan" and "inf", which JSON has no numbers for
 
 
 class Worker:

@@ -13,6 +13,7 @@ import numpy as np
 from boltcutter.assembly.overrides import load_run_config
 from boltcutter.config.errors import ConfigError, one_line, printable
 from boltcutter.config.values import split_overrides
+from boltcutter.formatting import aligned
 from boltcutter.project import Project
 from boltcutter.replay import page
 from boltcutter.replay.job import (
@@ -430,7 +431,7 @@ def text(answer: Answer) -> list[str]:
             )
             for c in answer.changes
         ]
-        lines += table([header, *body])
+        lines += aligned([header, *body])
     return lines
 
 
@@ -442,9 +443,3 @@ def number(value: float | None) -> str:
 def score(z: float) -> str:
     """A robust z-score, where it is unusual."""
     return f" (z {z:.0f})" if abs(z) >= USUAL and math.isfinite(z) else ""
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows with columns of equal width."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -175,11 +175,6 @@ class Pairs:
         """Number of pairs whose baseline exists already."""
         return sum(self._find_reusable(seed) is not None for seed in self.seeds)
 
-    def reusable_values(self) -> list[float]:
-        """The metric of all runs that may be those of the baseline, of these seeds."""
-        found = [self._find_reusable(seed) for seed in self.seeds]
-        return [run.metrics[self.metric] for run in found if run]
-
     def baseline_values(self) -> list[float]:
         """The metric of runs of the baseline with any seed and code."""
         wanted = self.baseline.settings(self.seeds[0])
