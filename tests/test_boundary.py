@@ -4,8 +4,9 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -101,21 +102,26 @@ NEVER |= {
 }
 
 
-def calls(tree: ast.AST) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+@cache
+def nodes(file: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(file.read_text())))
+
+
+def calls(among: Iterable[ast.AST]) -> Iterator[ast.Call]:
+    return (node for node in among if isinstance(node, ast.Call))
 
 
 def test_records_are_read_by_one_reader() -> None:
     """No function that names the file of a record opens it in another way than by ``trust.read_json``."""
     found = set()
     for file in SOURCES:
-        for function in ast.walk(ast.parse(file.read_text())):
+        for function in nodes(file):
             if isinstance(function, ast.FunctionDef):
-                named = {node.value for node in ast.walk(function) if isinstance(node, ast.Constant)} & RECORDS
-                named |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name)} & RECORDS
-                named |= {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)} & RECORDS
-                used = {ast.unparse(call.func).rpartition(".")[2] for call in calls(function)} & READING
-                if named and used:
+                inner = list(ast.walk(function))
+                named = {node.value for node in inner if isinstance(node, ast.Constant)}
+                named |= {node.id for node in inner if isinstance(node, ast.Name)}
+                named |= {node.attr for node in inner if isinstance(node, ast.Attribute)}
+                if named & RECORDS and {ast.unparse(call.func).rpartition(".")[2] for call in calls(inner)} & READING:
                     found.add(f"{file.relative_to(SRC)}:{function.name}")
     assert found == {  # which open another file
         "boltcutter/run/restart.py:check_start",  # of what it has just written
@@ -128,12 +134,12 @@ def test_records_are_read_by_one_reader() -> None:
 def test_files_of_others_are_read_in_known_places() -> None:
     found: dict[str, set[str]] = {}
     for file in SOURCES:
-        for call in calls(ast.parse(file.read_text())):
+        for call in calls(nodes(file)):
             found.setdefault(ast.unparse(call.func), set()).add(str(file.relative_to(SRC)))
     assert {name: found[name] for name in LOADERS} == LOADERS
     assert found.keys() & NEVER == set()
     for file in SOURCES:
-        for call in calls(ast.parse(file.read_text())):
+        for call in calls(nodes(file)):
             given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
             if ast.unparse(call.func) == "np.load":
                 assert given["allow_pickle"] == "False", file
@@ -146,9 +152,8 @@ def test_files_of_others_are_read_in_known_places() -> None:
 def test_digits_of_other_scripts_are_none() -> None:
     """Patterns name the digits, as ``\\d`` and ``isdigit`` also accept those which services and ``int`` do not."""
     for file in SOURCES:
-        tree = ast.parse(file.read_text())
-        texts = {id(node.value): node for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # documentation
-        for node in ast.walk(tree):
+        texts = {id(node.value): node for node in nodes(file) if isinstance(node, ast.Expr)}  # documentation
+        for node in nodes(file):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
                 rest = node.value.replace(r"[^\W\d_]", "")  # a letter of any script
                 assert "\\d" not in rest, f"{file}:{node.lineno}"
@@ -163,7 +168,8 @@ def test_each_command_is_known_here() -> None:
 @pytest.mark.parametrize(
     "folders",
     [
-        "target resolver linked odd",
+        "target resolver",
+        pytest.param("linked odd", marks=pytest.mark.slow),
         pytest.param("unchecked secret address composed chained", marks=pytest.mark.slow),
         pytest.param("fifo deep endless damaged damaged_inside", marks=pytest.mark.slow),
     ],

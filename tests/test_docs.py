@@ -142,7 +142,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return Project.find(new.new_command(Project.at(ROOT), ["my-project", f"folder={tmp_path_factory.mktemp('new')}"]))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page.name == "search.md" else [])  # twenty searches
+        for page in PAGES
+    ],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_commands_on_a_page_are_valid(page: Path) -> None:
     if page.name == "troubleshooting.md":  # whose commands are mistakes; see test_troubleshooting.py
         return

@@ -30,6 +30,7 @@ MAX_FUNCTIONS = {
 MAX_OTHERS = 162  # of the packages and modules that are not listed, together
 TRACE = """
 import atexit, json, os, runpy, sys, threading
+import pandas, sklearn.datasets, torch, torch._dynamo, torch.distributed.fsdp  # whose calls need not be seen
 source, folder, found, main = sys.argv[1] + os.sep, sys.argv[2], {}, os.getpid()  # in the order of first calls
 def count(frame, event, argument):
     code = frame.f_code

@@ -4,8 +4,9 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,15 +60,18 @@ def training(forks: ForkServer, folder: Path, *overrides: str, ranks: int = 0) -
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(script: Script, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The same run on one process and on two, uninterrupted."""
-    folders = {}
-    for processes, overrides in ((1, []), (2, TWO)):
-        folders[processes] = tmp_path_factory.mktemp("uninterrupted") / "run"
-        ranks = 2 if processes == 2 else 0
-        done = script("train", *OVERRIDES, *overrides, f"folder={folders[processes]}", ranks=ranks)
+def uninterrupted(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """The same run, uninterrupted, on one process or on two: trained when first asked for."""
+
+    @cache
+    def trained(processes: int) -> Path:
+        folder = tmp_path_factory.mktemp("uninterrupted") / "run"
+        more, ranks = (TWO, 2) if processes == 2 else ([], 0)
+        done = script("train", *OVERRIDES, *more, f"folder={folder}", ranks=ranks)
         assert done.returncode == 0, done.stderr
-    return folders
+        return folder
+
+    return trained
 
 
 @pytest.mark.parametrize(
@@ -83,7 +87,7 @@ def uninterrupted(script: Script, tmp_path_factory: pytest.TempPathFactory) -> d
 def test_a_signal_saves_and_the_resumed_run_is_bitwise_identical(
     forks: ForkServer,
     script: Script,
-    uninterrupted: dict[int, Path],
+    uninterrupted: Callable[[int], Path],
     tmp_path: Path,
     name: str,
     to: str,
@@ -91,7 +95,7 @@ def test_a_signal_saves_and_the_resumed_run_is_bitwise_identical(
     resume: list[str],
 ) -> None:
     folder, number = tmp_path / "run", getattr(signal, name)
-    whole = uninterrupted[2 if overrides == TWO else 1]
+    whole = uninterrupted(2 if overrides == TWO else 1)
     ranks = 2 if to == "last" else 0
     with training(forks, folder, *overrides, ranks=ranks) as processes:
         if to == "group":
@@ -147,14 +151,14 @@ def test_a_second_interrupt_exits_immediately(forks: ForkServer, tmp_path: Path)
 
 @pytest.mark.parametrize("overrides", [["model=mlp"], ["optimizer=sgd"]], ids=" ".join)
 def test_incompatible_overrides_are_refused_before_training(
-    script: Script, uninterrupted: dict[int, Path], overrides: list[str]
+    script: Script, uninterrupted: Callable[[int], Path], overrides: list[str]
 ) -> None:
-    before = record(uninterrupted[1])
-    done = script("train", f"resume={uninterrupted[1]}", *overrides)
+    before = record(uninterrupted(1))
+    done = script("train", f"resume={uninterrupted(1)}", *overrides)
     assert done.returncode == 2
     assert "does not match the task" in done.stderr
     assert done.stderr.count("\n") == 1
-    assert record(uninterrupted[1]) == before
+    assert record(uninterrupted(1)) == before
 
 
 class SignalAt(L.Callback):
@@ -290,7 +294,7 @@ def test_torchrun_signals_all_process_groups_and_all_save(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_a_run_that_is_lost_without_a_signal_continues_from_a_regular_save(
-    forks: ForkServer, script: Script, uninterrupted: dict[int, Path], tmp_path: Path, ranks: int
+    forks: ForkServer, script: Script, uninterrupted: Callable[[int], Path], tmp_path: Path, ranks: int
 ) -> None:
     folder, overrides = tmp_path / "run", TWO if ranks else []
     saved = folder / "checkpoints" / "last-preempted.ckpt"
@@ -298,10 +302,10 @@ def test_a_run_that_is_lost_without_a_signal_continues_from_a_regular_save(
         for process in processes:
             process.send_signal(signal.SIGKILL)
         assert [process.wait(timeout=20) for process in processes] == [-signal.SIGKILL] * len(processes)
-    assert 0 < torch.load(saved, weights_only=True)["global_step"] < record_steps(uninterrupted[ranks or 1])
+    assert 0 < torch.load(saved, weights_only=True)["global_step"] < record_steps(uninterrupted(ranks or 1))
     done = script("train", f"resume={folder}", "callback.preemption.save_minutes=null", ranks=ranks)
     assert done.returncode == 0, done.stderr
-    whole, resumed = last(uninterrupted[ranks or 1]), last(folder)
+    whole, resumed = last(uninterrupted(ranks or 1)), last(folder)
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 

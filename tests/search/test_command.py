@@ -30,7 +30,7 @@ from boltcutter.search.trial import Sampled, Trial, is_completed
 
 from .conftest import MakeTrial
 
-TRAINING = ["model=mlp", "logger=null", "trainer.max_epochs=4", "data.num_workers=0"]
+TRAINING = ["model=mlp", "logger=null", "trainer.max_epochs=2", "data.num_workers=0"]
 # A trial that fails, one that is best, and one that falls behind.
 SPACE = [
     "search.space.optimizer.lr=grid(1e30, 0.01, 1e-07)",
