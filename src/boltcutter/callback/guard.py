@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from boltcutter import files
+from boltcutter.callback.host_copy import HostCopy, copy_to_host
 from boltcutter.callback.nonfinite import find_origin
 from boltcutter.internals import foreach_norm
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
@@ -41,9 +42,8 @@ class UnevenBatchesError(RuntimeError):
 class GradientCheck(NamedTuple):
     """Gradient norms before an optimizer step, and the position in training."""
 
-    norms: Tensor  # one per gradient of this rank, and that of all gradients of all ranks
+    norms: HostCopy  # one per gradient of this rank, and that of all gradients of all ranks
     parameters: list[Tensor]
-    ready: torch.cuda.Event | None  # when the copy to the host is done; None: already
     batch: Any
     batch_idx: int
     step: int
@@ -174,22 +174,16 @@ class Guard(Callback):
         return norm.is_cuda and all(group.get("fused") for group in optimizer.param_groups)
 
     def _record(self, norms: Tensor, parameters: list[Tensor], deferred: bool, trainer: L.Trainer) -> GradientCheck:
-        ready = None
-        if deferred and norms.is_cuda:
-            norms = norms.to("cpu", non_blocking=True)
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record()
+        copied = copy_to_host(norms) if deferred else HostCopy(norms, None)
         place = f"epoch {trainer.current_epoch}, batch {self._batch_idx}"
-        return GradientCheck(norms, parameters, ready, self._batch, self._batch_idx, trainer.global_step, place)
+        return GradientCheck(copied, parameters, self._batch, self._batch_idx, trainer.global_step, place)
 
     def _handle_pending(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop, or count the step as skipped, if the recorded gradients are not finite."""
         check, self._pending = self._pending, None
         if check is None:
             return
-        if check.ready:
-            check.ready.synchronize()  # of the previous step, so this does not wait
-        *each, total = check.norms.isfinite().tolist()
+        *each, total = check.norms.wait().isfinite().tolist()  # of the previous step, so this does not wait
         if total:
             self.skipped = 0
             return

@@ -11,6 +11,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 
+from boltcutter.callback.host_copy import Shown
 from boltcutter.callback.status_line import Field, StatusLine
 from boltcutter.callback.throughput import ThroughputMonitor
 from boltcutter.formatting import format_duration, format_number, is_terminal
@@ -24,9 +25,9 @@ LINE_INTERVAL = 10.0  # seconds between two lines, at least, if there is no term
 class Progress(ProgressBar):
     """A progress bar over the whole training: loss, metric, remaining time, and what ``ThroughputMonitor`` measures.
 
-    The bar is drawn, and the loss read from the device, at most five times per second; other output appears above it.
-    If standard output is not a terminal, one line per epoch is printed instead, at most every ten seconds, and always
-    the last one.
+    The bar is drawn at most five times per second; other output appears above it. On a GPU it shows the loss of the
+    redraw before, which has arrived on the host by then, so that a step never waits for it. If standard output is not
+    a terminal, one line per epoch is printed instead, at most every ten seconds, and always the last one.
 
     Args:
         monitor: Metric to show, as logged; None for the metric that selects the best checkpoint.
@@ -44,6 +45,7 @@ class Progress(ProgressBar):
         self._pending = ""  # a line to be printed after ``LINE_INTERVAL``
         self._loss: Any = None  # of the latest step, still on its device
         self._metric: Any = None  # of the latest validation
+        self._shown = Shown(), Shown()  # both, as they were shown last
         self._is_validating = False
 
     def disable(self) -> None:
@@ -61,7 +63,7 @@ class Progress(ProgressBar):
         # With manual optimization, each step of each optimizer counts as one of Lightning's, but batches do not.
         self._counts_batches = not pl_module.automatic_optimization and trainer.max_steps == -1
         self._began_at = self._step(trainer)
-        self._loss = self._metric = None
+        self._loss, self._metric, self._shown = None, None, (Shown(), Shown())
         steps = trainer.estimated_stepping_batches
         self._total = int(steps) if 0 < steps < math.inf else None
         # The terminal itself, not a stream that also writes a log, in which redraws are useless.
@@ -96,7 +98,7 @@ class Progress(ProgressBar):
         if self._status_line:
             self._draw(trainer)
         elif self.enabled:
-            self._pending = "  ".join(f.text for f in self._fields(trainer) if f.weight > 1)
+            self._pending = "  ".join(f.text for f in self._fields(trainer, waits=True) if f.weight > 1)
             if time.monotonic() >= self._next_line:
                 self._print_line()
 
@@ -132,14 +134,14 @@ class Progress(ProgressBar):
     def _draw(self, trainer: L.Trainer, *, ended: bool = False) -> None:
         if self._status_line:
             progress = self._step(trainer) / self._total if self._total else None
-            self._status_line.show(self._fields(trainer, ended=ended), progress)
+            self._status_line.show(self._fields(trainer, ended=ended, waits=ended), progress)
             self._next = time.monotonic() + INTERVAL
 
     def _step(self, trainer: L.Trainer) -> int:
         return trainer.fit_loop.total_batch_idx + 1 if self._counts_batches else trainer.global_step
 
-    def _fields(self, trainer: L.Trainer, *, ended: bool = False) -> list[Field]:
-        """Fields of the bar, as far as their values are known."""
+    def _fields(self, trainer: L.Trainer, *, ended: bool = False, waits: bool = False) -> list[Field]:
+        """Fields of the bar, as far as their values are known; ``waits``: as they are now."""
         step, total = self._step(trainer), self._total
         epoch = trainer.current_epoch + (not ended)
         limit = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
@@ -147,11 +149,14 @@ class Progress(ProgressBar):
         found = [Field("epoch", f"{epoch}{limit}", 9)]
         if total:
             found.append(Field("", f"{math.floor(100 * step / total):3d} %", 1))
-        if self._loss is not None:
+        loss, metric = self._shown
+        loss.update(self._loss, waits=waits)
+        metric.update(self._metric, waits=waits)
+        if loss.value is not None:
             # Lightning divides the loss by the number of accumulated batches.
-            found.append(Field("loss", format_number(self._loss * trainer.accumulate_grad_batches), 6))
-        if self._metric is not None:
-            found.append(Field(monitored_metric(self, trainer), format_number(self._metric), 5))
+            found.append(Field("loss", format_number(loss.value * trainer.accumulate_grad_batches), 6))
+        if metric.value is not None:
+            found.append(Field(monitored_metric(self, trainer), format_number(metric.value), 5))
         if self._is_validating:
             found.append(Field("", "validating", 4))
         else:

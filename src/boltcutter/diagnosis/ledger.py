@@ -23,6 +23,7 @@ from xxhash import xxh3_64_intdigest
 
 from boltcutter import files
 from boltcutter.callback.guard import Guard
+from boltcutter.callback.host_copy import HostCopy, copy_to_host
 from boltcutter.data.sampler import EpochState, find_sampler
 from boltcutter.internals import foreach_norm, local_shard, tree_leaves
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
@@ -87,7 +88,7 @@ class StepLedger(Callback):
         self._file: BinaryIO | None = None
         self._handles: list[Any] = []  # of hooks of optimizers
         self._rows: list[Step] = []
-        self._copied: tuple[list[Step], list[Tensor | None], Any] | None = None
+        self._copied: tuple[list[Step], list[HostCopy | None]] | None = None
         self._losses: list[Tensor] = []  # of the batches since the last step
         self._samples: int | Tensor = 0
         self._gradient: int | Tensor = 0
@@ -273,13 +274,9 @@ class StepLedger(Callback):
             [row.gradient for row in rows if isinstance(row.gradient, Tensor)],
             [found for row in rows for found in (row.samples, *row.state) if isinstance(found, Tensor)],
         ]
-        copies = [torch.stack(column).to("cpu", non_blocking=True) if column else None for column in tensors]
-        event = None
-        if any(column and column[0].is_cuda for column in tensors):
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-        self._copied = rows, copies, event
-        if event is None or waits:
+        copies = [copy_to_host(torch.stack(column)) if column else None for column in tensors]
+        self._copied = rows, copies
+        if waits or all(copy is None or copy.ready is None for copy in copies):
             self._write()
 
     def _write(self) -> None:
@@ -287,10 +284,10 @@ class StepLedger(Callback):
         copied, self._copied = self._copied, None
         if copied is None or self._file is None:
             return
-        rows, copies, event = copied
-        if event is not None:
-            event.synchronize()  # of a block before, so this does not wait
-        losses, norms, gradients, digests = (iter(()) if copy is None else iter(copy.tolist()) for copy in copies)
+        rows, copies = copied  # of a block before, so this does not wait
+        losses, norms, gradients, digests = (
+            iter(()) if copy is None else iter(copy.wait().tolist()) for copy in copies
+        )
         lines = []
         for row in rows:
             loss = [next(losses) for _ in row.losses]

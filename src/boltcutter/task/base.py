@@ -19,6 +19,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.overrides import TorchFunctionMode
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from boltcutter.internals import (
@@ -48,7 +49,7 @@ class Task(L.LightningModule, ABC):
     """A LightningModule around a model, an optimizer, a scheduler and metrics; subclasses define the loss per sample.
 
     Losses and metrics are accumulated on the device and reduced over ranks at the end of an epoch, so that a step
-    synchronizes neither with the host nor with other ranks, except on CUDA for metrics that call ``torch.bincount``.
+    synchronizes neither with the host nor with other ranks.
 
     Args:
         model: Maps inputs (N, …), or a dictionary, tuple or dataclass of several, to outputs (N, …).
@@ -376,7 +377,8 @@ class Task(L.LightningModule, ABC):
             losses, outputs, targets = (torch.cat(tensors) for tensors in zip(*pending, strict=True))
             pending.clear()
             self.means[f"{stage}_"].update(losses)  # type: ignore[operator]
-            call_with_batch(self.metrics[f"{stage}_"].update, outputs, targets)  # type: ignore[arg-type]
+            with CountOnDevice() if losses.is_cuda else nullcontext():
+                call_with_batch(self.metrics[f"{stage}_"].update, outputs, targets)  # type: ignore[arg-type]
 
     def _log_epoch(self, stage: str, loss: str, *, reset: bool = True) -> None:
         self._update_metrics(stage)
@@ -391,6 +393,21 @@ class Task(L.LightningModule, ABC):
         if reset:
             mean.reset()  # type: ignore[operator]
             metrics.reset()  # type: ignore[operator]
+
+
+class CountOnDevice(TorchFunctionMode):
+    """Counts without waiting for the device, as ``torch.bincount`` does for the largest value, which sets the length.
+
+    Most metrics of torchmetrics give the length as ``minlength``; a larger value is then an error here, too.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, or count."""
+        options = kwargs or {}
+        if func is torch.bincount and len(args) == 1 and options.get("minlength") and options.keys() == {"minlength"}:
+            values = args[0].long()
+            return values.new_zeros(options["minlength"]).scatter_add_(0, values, torch.ones_like(values))
+        return func(*args, **options)
 
 
 def _to_channels_last(tensor: Tensor) -> Tensor:
