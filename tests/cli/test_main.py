@@ -85,6 +85,18 @@ def test_paths_below_home_are_expanded_as_a_shell_does(said: Read, monkeypatch: 
     assert (found["init_from"], found["name"]) == ("/home/me/b.ckpt", "a~/b")
 
 
+@pytest.mark.parametrize("flag", ["--print", "--describe"])
+def test_values_that_only_the_class_of_the_data_has_are_shown(
+    flag: str, said: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "class Own(lightning.LightningDataModule):\n    shape, num_classes = (4,), 3\n"
+    (tmp_path / "own_data.py").write_text(f"import lightning\n\n\n{source}")
+    (tmp_path / "own.yaml").write_text("_target_: own_data.Own\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lines = said(flag, f"data={tmp_path}/own.yaml", "model=mlp", "logger=null")
+    assert any(re.search(r"num_classes:? +3\b", line) for line in lines)
+
+
 def test_print_hides_secrets(said: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "abc")
     lines = said("--print", "+logger.wandb.api_key=${oc.env:KEY}")

@@ -117,6 +117,15 @@ def read_config(project: Project, overrides: list[str]) -> Settings:
     return complete_config(read_overrides(project, overrides))
 
 
+def complete_data(cfg: Settings) -> Settings:
+    """Return the configuration with values to which it refers, but which only the class of the data has.
+
+    Raises:
+        ConfigError: It does not have them, or settings of the data have mistakes.
+    """
+    return complete_references(cfg, _find_mistakes)
+
+
 def complete_config(cfg: Settings) -> Settings:
     """Return the configuration with null shapes and sizes inferred from the data, after every value was checked.
 
@@ -127,7 +136,7 @@ def complete_config(cfg: Settings) -> Settings:
     for key, kinds in {"data": (dict, type(None)), "trainer": (dict,)}.items():
         if not isinstance(value := settings.get(key), kinds):
             raise ConfigError(f"{key}={format_value(value)}: no settings; choose a file of configs/{key}")
-    cfg = complete_references(cfg, _find_mistakes)
+    cfg = complete_data(cfg)
     mistakes = _find_mistakes(cfg)
     unknown = [key for key in INFERRED if key in cfg.data and cfg.data[key] is None]
     if unknown and not any(mistake.startswith("data") for mistake in mistakes):

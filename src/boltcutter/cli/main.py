@@ -227,7 +227,7 @@ def _answer(
 
         at_key = at < len(rest) and "=" not in rest[at] and not rest[at].startswith("~")
         prefix = rest.pop(at) if at_key else ""
-        print_keys(project, _with_folder(read_overrides(project, local_runs(project, rest))), prefix)
+        print_keys(project, _resolvable(_with_folder(read_overrides(project, local_runs(project, rest)))), prefix)
     else:
         from boltcutter.cli.completion import completion
 
@@ -244,7 +244,18 @@ def _resolved(project: Project, command: Command, arguments: list[str]) -> str:
         cfg = _import(command.config)(project, local)
     else:
         cfg = load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, local)
-    return run_store().show(as_yaml(_with_folder(cfg).redacted))
+    return run_store().show(as_yaml(_resolvable(_with_folder(cfg)).redacted))
+
+
+def _resolvable(cfg: Settings) -> Settings:
+    """The configuration with what only the class of the data has, which is imported where a reference needs it."""
+    try:
+        cfg.resolved  # noqa: B018  # which raises what a reference lacks
+    except ConfigError:
+        from boltcutter.assembly.assemble import complete_data  # imports torch
+
+        return complete_data(cfg)
+    return cfg
 
 
 def _with_folder(cfg: Settings) -> Settings:
