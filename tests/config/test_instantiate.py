@@ -13,7 +13,7 @@ import pytest
 
 from boltcutter.config import instantiate
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.instantiate import build, find_mistakes, locate, name_setting, parameters
+from boltcutter.config.instantiate import build, find_mistakes, locate, parameters
 from boltcutter.config.settings import Settings
 
 TOOLS = "tests_tools"
@@ -214,16 +214,6 @@ def requires(how: str) -> None:
 def test_a_package_that_a_class_needs_is_named(how: str, package: str, remedy: str) -> None:
     with pytest.raises(ConfigError, match=rf"^a\.b: {package} is not installed; {remedy}$"):
         build({"_target_": f"{__name__}.requires", "how": how}, "a.b")
-
-
-def test_a_value_that_an_error_quotes_is_the_setting() -> None:
-    arguments = {"size": "5", "kind": "axe", "path": "p/q"}
-    text = "'axe' is not a valid tool"
-    expected = f"box.kind=axe: {text}; correct it, or remove it"
-    assert name_setting("box", locate(f"{TOOLS}.Tool"), arguments, text) == expected
-    for text in ("axes are not a valid tool", "invalid: axe, or a 5"):  # no value of a setting, and two of them
-        expected = f"box: {text}; --describe box lists its arguments"
-        assert name_setting("box", locate(f"{TOOLS}.Tool"), arguments, text) == expected
 
 
 @pytest.mark.parametrize(("target", "name"), [("torch.optim.SGD", "params"), ("StepLR", "optimizer")])

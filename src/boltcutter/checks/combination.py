@@ -20,8 +20,8 @@ from boltcutter.callback.reseed import Reseed
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
 from boltcutter.checks.components import check_monitors
 from boltcutter.config.errors import ConfigError, one_line
-from boltcutter.config.instantiate import name_setting
 from boltcutter.config.locate import parameters
+from boltcutter.config.refusals import name_setting
 from boltcutter.config.settings import Settings
 from boltcutter.config.values import flatten, format_value
 from boltcutter.environment.process import is_rank_zero

@@ -132,23 +132,35 @@ def one_line_errors() -> Iterator[None]:
     except Exception as error:
         is_mistake = isinstance(error, ConfigError | ProjectError) or getattr(error, "errno", 0) == errno.ENAMETOOLONG
         # An error with a remedy needs no traceback; any other is a bug.
-        is_obstructed = isinstance(error, OSError) and error.errno in OBSTACLES and not _is_of_project(error)
-        is_expected = is_mistake or is_obstructed or getattr(error, "hide_traceback", False)
+        is_expected = is_mistake or _is_obstructed(error) or getattr(error, "hide_traceback", False)
         if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not is_expected:
             raise
-        if is_mistake:
-            lost = isinstance(error.__cause__, platform.PlatformError)  # then no rank may know that it is rank 0
-            waits = not (is_rank_zero() or lost)  # so that rank 0 reports it first, on whose exit launchers end others
-            time.sleep(5 if waits else 0)
-            place = f" on rank {launched_rank() or 'above 0'}" if waits else ""
-            print(*(f"error{place}: {line}" for line in _shown(error)), sep="\n", file=sys.stderr)
-            sys.exit(2)
+        print(*(_mistake_lines(error) if is_mistake else _failure_lines(error)), sep="", end="", file=sys.stderr)
+        sys.exit(2 if is_mistake else 1)
+
+
+def _mistake_lines(error: Exception) -> Iterator[str]:
+    """The lines of a user's mistake; a later rank lets rank 0 report it first, on whose exit launchers end others."""
+    lost = isinstance(error.__cause__, platform.PlatformError)  # then no rank may know that it is rank 0
+    waits = not (is_rank_zero() or lost)
+    time.sleep(5 if waits else 0)
+    place = f" on rank {launched_rank() or 'above 0'}" if waits else ""
+    for line in _shown(error):
+        yield f"error{place}: {line}\n"
+
+
+def _failure_lines(error: Exception) -> Iterator[str]:
+    """The line of a failure; none if it has been reported."""
+    if not getattr(error, "is_reported", False):
         rank = distributed_rank()
-        if not getattr(error, "is_reported", False):
-            remedy = "; move away what is there, or choose another place" if is_obstructed else ""
-            place = "" if rank is None else f" on rank {rank}"
-            print(f"error{place}: {' '.join(_shown(error))}{remedy}", file=sys.stderr)
-        sys.exit(1)
+        place = "" if rank is None else f" on rank {rank}"
+        remedy = "; move away what is there, or choose another place" if _is_obstructed(error) else ""
+        yield f"error{place}: {' '.join(_shown(error))}{remedy}\n"
+
+
+def _is_obstructed(error: Exception) -> bool:
+    """Whether something is in the place of a file or folder that the library, not the project's code, opens."""
+    return isinstance(error, OSError) and error.errno in OBSTACLES and not _is_of_project(error)
 
 
 def _is_of_project(error: BaseException) -> bool:

@@ -8,7 +8,6 @@ help and completion are fast.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -21,14 +20,12 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from boltcutter import extend
-from boltcutter.config import foreign, redaction
-from boltcutter.config.errors import ConfigError, Mistake, hint, one_line
+from boltcutter.config import foreign, redaction, remedies
+from boltcutter.config.errors import ConfigError, Mistake, one_line
 from boltcutter.config.locate import keeps_arguments
 from boltcutter.config.settings import Settings
 from boltcutter.config.values import (
-    is_map,
     leaves,
-    paths,
     plain,
     read_value,
     read_yaml,
@@ -74,7 +71,8 @@ def compose(project: Project, overrides: Iterable[str] = (), base: Settings | No
     options = {**defaults, **chosen, **picks}
     for group, option in options.items():
         if group not in OVERLAYS:
-            _check_group(project, group)
+            if not project.has_group(group):
+                raise ConfigError(remedies.no_such_group(project, group))
             values[group], others = _pick(project, group, option)
             if others:
                 listed = ", ".join(others)
@@ -90,8 +88,7 @@ def compose(project: Project, overrides: Iterable[str] = (), base: Settings | No
     cfg = DictConfig(values | {"choices": choices})
     for key, text in settings:
         if key.lstrip("+~").partition(".")[0] == "choices":
-            choice = f"{key.lstrip('+~').partition('.')[2] or 'model'}={text if '.' in key else 'mlp'}"
-            raise ConfigError(f"{key}={text}: filled in from the chosen options; write {choice}")
+            raise ConfigError(remedies.choice_is_no_setting(key, text))
         _set(project, cfg, key, text)
     _refuse_secrets(cfg)
     _anchor_paths(project, cfg, [key.lstrip("+~") for key, _ in settings])
@@ -191,24 +188,14 @@ def _sort(project: Project, overrides: Iterable[str]) -> tuple[dict[str, Any], l
     for override in overrides:
         found = OVERRIDE.fullmatch(override)
         if not found:
-            key = override.partition("=")[0]
-            remedy = f"write {key}" if OVERRIDE.fullmatch(key) else "write group=option, key=value, +key=value or ~key"
-            if key.endswith(".yaml"):
-                remedy = f"write experiment={key}"
-            raise ConfigError(f"{override or repr(override)}: not a valid override; {remedy}", kind="invalid_override")
+            is_key = OVERRIDE.fullmatch(override.partition("=")[0]) is not None
+            raise ConfigError(remedies.no_override(override, is_key=is_key))
         sign, key, text = found[1] or found[4] or "", found[2] or found[5], found[3] or ""
         if project.has_group(key):
             picks[key] = None if sign == "~" else texts_as_typed(read_value(key, text))
         else:
             values.append((sign + key, text))
     return picks, sorted(values, key=lambda value: not value[0].endswith("._target_"))
-
-
-def _check_group(project: Project, group: str) -> None:
-    if not project.has_group(group):
-        known = list(project.groups())
-        problem = f"no such group{hint(group, known)} (there are: {', '.join(known)})"
-        raise ConfigError(Mistake.of(group, problem, kind="unknown_option"))
 
 
 def _find_option(project: Project, group: str, option: str, above: tuple[Path, ...]) -> Path:
@@ -226,16 +213,7 @@ def _find_option(project: Project, group: str, option: str, above: tuple[Path, .
     if path in above:
         raise ConfigError(f"{path}: inherits from itself; correct its defaults", kind="invalid_file")
     if not path.is_file():
-        near = hint(path.stem, project.groups().get(group, {}))
-        if group == "model" and path.stem in project.groups().get("task", {}):  # as others call their LightningModule
-            near = f"; use task={path.stem}"
-        if replacement := foreign.OPTIONS.get(f"{group}={path.stem}"):
-            near = f"; use {replacement}"
-        others = (folder / group / f"{option}.yml" for folder in project.config_dirs)
-        if other := next((file for file in others if file.is_file()), None):
-            near = f"; rename {other} to {option}.yaml"
-        problem = f"no such option{near}{project.list_options(group)}"
-        raise ConfigError(Mistake.of(group, problem, value=option, kind="unknown_option"))
+        raise ConfigError(remedies.no_such_option(project, group, option))
     return path
 
 
@@ -307,20 +285,9 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
     keys = node if isinstance(node, DictConfig) else range(len(node)) if isinstance(node, ListConfig) else ()
     known = [str(k) for k in keys]
     is_call = isinstance(node, DictConfig) and "_target_" in node
-    if leaf not in known and (path in foreign.REMOVED or (key[0] != "+" and (key[0] == "~" or not is_call))):
-        everything = list(paths(cfg))
-        alike = difflib.get_close_matches(path, [p for p in everything if p.endswith(f".{leaf}")], 1, cutoff=0)
-        near = f"; did you mean {alike[0]}?" if alike else hint(path, [p for p in everything if "." in p or not parent])
-        adds = f"; +{path}=… adds it" if is_map(node) and parent and key[0] != "~" else "; --print shows all"
-        group, _, name = parent.partition(".")
-        if group == "callback" and name in project.groups().get(group, {}):
-            near = f"; select it by callback=[default,{name}]"
-        ours = resolve_reference(cfg, re.sub(r"^model\b", "task", path))  # others keep their LightningModule in model
-        if theirs := foreign.replacement(path, text) or (f"{ours}={text}" if ours in everything else None):
-            near = f"; use {theirs}"
-        elif told := foreign.advice(path):
-            near = f"; {told}"
-        raise ConfigError(f"{path}: no such key{near or adds}", kind="unknown_key")
+    may_be_new = key[0] == "+" or (is_call and key[0] != "~")  # an argument of a call is checked later
+    if leaf not in known and (path in foreign.REMOVED or not may_be_new):
+        raise ConfigError(remedies.no_such_key(project, cfg, path, text, parent=node, is_deleted=key[0] == "~"))
     if key[0] == "~":
         del node[int(leaf) if isinstance(node, ListConfig) else leaf]
         return
@@ -353,11 +320,7 @@ def refuse_duplicates(overrides: Sequence[str]) -> None:
 def _refuse_secrets(cfg: DictConfig) -> None:
     """Refuse literal secrets, as the configuration is stored in the run's folder and in W&B; references are fine."""
     for path, what in redaction.find_secrets(plain(cfg)):
-        name = re.sub(r"\W", "_", path.rpartition(".")[2]).upper()
-        remedy = f"write '{path}=${{oc.env:{name}}}' and set {name}"
-        if what.startswith("the value of "):  # in a line of shell
-            remedy = f"export {what.split()[-1]} where you start, so that runs and jobs inherit it"
-        raise ConfigError(f"{path}: {what} must not be stored with the run; {remedy}", kind="secret")
+        raise ConfigError(remedies.stored_secret(path, what))
 
 
 def _drop_unused(cfg: DictConfig, named: Mapping[str, str]) -> None:

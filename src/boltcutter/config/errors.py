@@ -82,6 +82,11 @@ class Mistake(str):
         parts = Parts(*(None if part is None else quoted(str(part)) for part in (setting, value, problem, remedy)))
         return cls(str(parts), kind, parts)
 
+    @property
+    def setting(self) -> str:
+        """Key, flag or file that is wrong, as far as it is known."""
+        return (self.parts and self.parts.setting) or self.partition("=")[0].partition(":")[0]
+
     def mapped(self, change: Callable[[str], str]) -> Mistake:
         """The mistake with another text, which ``change`` returns for the line and each of its parts."""
         parts = self.parts and Parts(*(part and change(part) for part in self.parts))
@@ -110,10 +115,16 @@ class ConfigError(Exception):
         return "\n".join(self.mistakes)
 
 
-def hint(word: str, known: Iterable[Any], cutoff: float = 0.6) -> str:
-    """``; did you mean …?`` where something known is at least as similar to ``word`` as ``cutoff``, else nothing."""
+def suggestion(word: str, known: Iterable[Any], cutoff: float = 0.6) -> str | None:
+    """``did you mean …?`` where something known is at least as similar to ``word`` as ``cutoff``, else None."""
     near = difflib.get_close_matches(word, map(str, known), 1, cutoff)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f"did you mean {near[0]}?" if near else None
+
+
+def hint(word: str, known: Iterable[Any], cutoff: float = 0.6) -> str:
+    """``suggestion`` as the end of a line; nothing if there is none."""
+    near = suggestion(word, known, cutoff)
+    return f"; {near}" if near else ""
 
 
 def one_line(error: object, limit: int | None = None) -> str:

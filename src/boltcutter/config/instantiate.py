@@ -9,9 +9,7 @@ mappings with a ``_target_`` as they are, for a class that instantiates them its
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from itertools import zip_longest
 from typing import Any, get_args, get_origin
@@ -19,34 +17,27 @@ from typing import Any, get_args, get_origin
 from omegaconf import OmegaConf
 
 from boltcutter import extend
-from boltcutter.config import foreign
+from boltcutter.config import refusals
 from boltcutter.config.annotations import (
     coerce,
     element,
     follow_annotations,
     holds_nested,
     is_subclass,
-    is_too_large,
-    literal_values,
     matches,
     nested_class,
     type_name,
 )
 from boltcutter.config.compose import ALWAYS_BUILT
-from boltcutter.config.errors import ConfigError, Mistake, hint, one_line
-from boltcutter.config.locate import adapter, add_to_path, locate, module_folder, origin, package, parameters
-from boltcutter.config.nested import MissingSettingError, fields, invalid_fields, is_pydantic, takes_other_keys
+from boltcutter.config.errors import ConfigError, Mistake, one_line
+from boltcutter.config.locate import adapter, locate, parameters
+from boltcutter.config.nested import fields, invalid_fields, is_pydantic, takes_other_keys
 from boltcutter.config.settings import Settings
 from boltcutter.config.values import (
     REFERENCE,
     SPECIAL,
     format_value,
-    parse,
 )
-from boltcutter.project import install_command, is_own_package
-
-TRUTH = {"yes": True, "on": True, "1": True, "no": False, "off": False, "0": False}  # of YAML 1.1 and shells
-GIVEN = ("params", "optimizer")  # arguments of optimizers and schedulers that a task gives
 
 
 def build(node: Any, path: str = "", **extra: Any) -> Any:
@@ -86,47 +77,10 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
         raise ConfigError(f"{path.lstrip('.')}._target_={node['_target_']}: {methods}: not defined; add to the class")
     try:
         return target(*positional, **arguments)
-    except MissingSettingError as error:
-        found = filter(None, (error.key_in(value, f"{path}.{name}") for name, value in arguments.items()))
-        key = next(found, f"{path}.{error.name}").lstrip(".")
-        remedy = error.near or f"; give +{key}=…"
-        raise ConfigError(f"{key}: not set, but {node['_target_']} reads it{remedy}", kind="missing_value") from error
     except Exception as error:
-        # In classes of the library and the project, other built-in exceptions are bugs rather than wrong values.
-        own = is_own_package(package(target))
-        if own and type(error).__module__ == "builtins" and not isinstance(error, ValueError | OSError | ImportError):
+        if refusals.is_bug(target, error):
             raise
-        where, text = path.lstrip("."), one_line(error)
-        missing = re.match(r"Requirement '([\w-]+)", text) if isinstance(error, ImportError) else None
-        if missing or isinstance(error, ModuleNotFoundError):
-            needed = missing[1] if missing else str(getattr(error, "name", "")).partition(".")[0]
-            beside = None if missing else module_folder(needed, error)
-            command = f"pip install {needed}" if missing else install_command(needed)  # the name is of a requirement
-            remedy = f"needs {needed}; {add_to_path(beside)}" if beside else f"{needed} is not installed; {command}"
-            raise ConfigError(f"{where}: {remedy}", kind="not_installed") from error
-        if re.match(rf"{where.partition('.')[0]}\b[.:=]|\w+(\.\w+)+=", text):
-            raise ConfigError(text) from error
-        place = "" if own else f" ({origin(error, package(target))})"
-        raise ConfigError(name_setting(where, target, arguments, text + place)) from error
-
-
-def name_setting(section: str, target: Callable[..., Any], arguments: Mapping[str, Any], text: str) -> str:
-    """Prefix the text of an error with the argument that it is about, if it names one, or else with the section.
-
-    The error, of any library, is of calling ``target``, at the key ``section``, with keyword ``arguments``.
-    """
-    plain = {key: value for key, value in arguments.items() if isinstance(value, str | int | float)}
-    named = [key for key in plain if re.search(rf"\b{re.escape(key)}\b", text)]
-    if not named and re.search(r"(?i)\binvalid|not a valid", text):
-        named = [k for k, v in plain.items() if re.search(rf"(?<![\w.-]){re.escape(str(v))}(?![\w.])", text)]
-    if len(named) != 1:
-        return f"{section}: {text}" if "; " in text else f"{section}: {text}; --describe {section} lists its arguments"
-    key, value = named[0], plain[named[0]]
-    if key not in parameters(target):
-        near = hint(key, parameters(target))
-        return f"{section}.{key}: {text}{near or '; remove it'}"
-    near = hint(value, set(re.findall(r"\w+", text)) - {value}, 0.75) if isinstance(value, str) else ""
-    return f"{section}.{key}={format_value(value)}: {text.rstrip('.')}{near or '; correct it, or remove it'}"
+        raise refusals.refused(path.lstrip("."), node["_target_"], target, arguments, error) from error
 
 
 def _typed(value: Any, parameter: inspect.Parameter | None, path: str) -> Any:
@@ -174,16 +128,13 @@ def find_mistakes(cfg: Settings, root: Callable[..., Any]) -> list[Mistake]:
         for group in raw.get("choices") or ()
         if group in raw and group not in (*ALWAYS_BUILT, *extend.groups(), *parameters(root))
     ]
-    found = dict(_check_call({key: value for key, value in resolved.items() if key not in more}, raw, root, ""))
+    found = [*_check_call({key: value for key, value in resolved.items() if key not in more}, raw, root, "")]
     for group in more:
-        found |= dict(_check(resolved[group], raw[group], group))
+        found += _check(resolved[group], raw[group], group)
     # A mistake in the target of references is reported once, where it is defined.
-    defined = {path: cfg.target_of(path) for path in found}
-    return [
-        Mistake(f"{path}{text}", text.kind)
-        for path, text in found.items()
-        if defined[path] == path or defined[path] not in found
-    ]
+    by_key = {mistake.setting: mistake for mistake in found}
+    defined = {key: cfg.target_of(key) for key in by_key}
+    return [mistake for key, mistake in by_key.items() if defined[key] == key or defined[key] not in by_key]
 
 
 def _positional(node: dict[str, Any], known: dict[str, inspect.Parameter]) -> list[inspect.Parameter]:
@@ -194,8 +145,8 @@ def _positional(node: dict[str, Any], known: dict[str, inspect.Parameter]) -> li
     return [*one_each, *rest * given][:given]
 
 
-def _check(value: Any, raw: Any, path: str) -> Iterator[tuple[str, Mistake]]:
-    """Yield the mistakes below ``path``: their keys and messages."""
+def _check(value: Any, raw: Any, path: str) -> Iterator[Mistake]:
+    """Yield the mistakes below ``path``."""
     if isinstance(raw, str) and REFERENCE.fullmatch(raw):
         return  # reported where it is defined
     raw = value if isinstance(raw, str) else raw  # a resolver has created the value
@@ -209,12 +160,12 @@ def _check(value: Any, raw: Any, path: str) -> Iterator[tuple[str, Mistake]]:
         try:
             target = locate(str(value["_target_"]))
         except ConfigError as error:
-            yield f"{path}._target_", Mistake(f": {error}", error.mistakes[0].kind)
+            yield Mistake.of(f"{path}._target_", str(error), kind=error.mistakes[0].kind)
             return
         yield from _check_call(value, raw, target, path)
 
 
-def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> Iterator[tuple[str, Mistake]]:
+def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> Iterator[Mistake]:
     known, dot = parameters(target), path and f"{path}."
     name = getattr(target, "__qualname__", str(target))
     is_checked = node.get("_check_", True)
@@ -226,7 +177,7 @@ def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> I
         if key in SPECIAL:
             continue
         if value == "???":
-            yield f"{dot}{key}", Mistake(f": not set; give {dot}{key}=…", "missing_value")
+            yield refusals.not_set(f"{dot}{key}")
         elif key in known and isinstance(value, dict | list) and node.get("_recursive_") is False:
             continue  # the class instantiates and checks it itself
         elif key in named:
@@ -235,43 +186,38 @@ def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> I
         elif takes_anything:
             yield from _check(value, raw[key], f"{dot}{key}")
         elif path:
-            theirs = foreign.replacement(f"{dot}{key}", format_value(value))
-            near = f"; use {theirs}" if theirs else hint(key, named) or f"; --describe {path} lists them"
-            yield f"{dot}{key}", Mistake(f": {name} takes no such argument{near}", "unknown_key")
+            yield refusals.no_argument(path, key, value, name, named)
         else:
-            below = [inner for inner in Settings(raw).keys_below() if inner.endswith(f".{key}")]
-            near = f"; did you mean {below[0]}?" if below else hint(key, [*named, "defaults"])
-            yield key, Mistake(f": no such key{near or '; --print shows all'}", "unknown_key")
+            yield refusals.no_top_level_key(key, Settings(raw).keys_below(), named)
     if not node.get("_partial_"):
         for n, p in named.items():
             if p.default is p.empty and n not in node and p not in receivers:
-                near = f"; write {dot}_partial_=true, as the task gives it" if n in GIVEN else ""
-                text = f": missing; {name} needs it ({type_name(p.annotation)}){near}"
-                yield f"{dot}{n}", Mistake(text, "missing_value")
+                yield refusals.missing_argument(dot, n, name, p.annotation)
 
 
 def _check_positional(
     node: Any, raw: Any, receivers: list[inspect.Parameter] | None, name: str, dot: str
-) -> Iterator[tuple[str, Mistake]]:
+) -> Iterator[Mistake]:
     """Yield mistakes in ``_args_``; their number and types are checked only if ``receivers`` are known."""
     if "_args_" not in node:
         return
     given = node["_args_"]
     if not isinstance(given, list):
-        text = f"={format_value(given)}: expected a list; write _args_: [{format_value(given)}]"
-        yield f"{dot}_args_", Mistake(text, "wrong_type")
+        shown = format_value(given)
+        yield Mistake.of(f"{dot}_args_", "expected a list", f"write _args_: [{shown}]", value=shown, kind="wrong_type")
         return
     if receivers is not None and len(receivers) < len(given):
-        yield f"{dot}_args_", Mistake(f": {name} takes {len(receivers)} positional arguments, got {len(given)}")
+        yield Mistake.of(f"{dot}_args_", f"{name} takes {len(receivers)} positional arguments, got {len(given)}")
         return
     for i, (value, p) in enumerate(zip_longest(given, receivers or ())):
         problems = list(_check(value, raw["_args_"][i], f"{dot}_args_.{i}"))
         yield from problems or (_mismatches(value, p.annotation, f"{dot}_args_.{i}") if p else ())
         if p and p.kind is not p.VAR_POSITIONAL and p.name in node:
-            yield f"{dot}{p.name}", Mistake(f": given twice; remove it, or entry {i} of {dot}_args_", "conflict")
+            remedy = f"remove it, or entry {i} of {dot}_args_"
+            yield Mistake.of(f"{dot}{p.name}", "given twice", remedy, kind="conflict")
 
 
-def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, Mistake]]:
+def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[Mistake]:
     """Yield what does not match the type ``wanted``: ``value`` as a whole, or entries of a mapping."""
     if isinstance(value, dict) and "_target_" not in value and (kind := nested_class(wanted)):
         yield from _nested_mistakes(value, kind, path)
@@ -292,46 +238,25 @@ def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, Mista
             if not matches({key: inner}, wanted):
                 yield from _mismatches(inner, get_args(maps[0])[1], f"{path}.{key}")
         return
-    shown = value["_target_"] if isinstance(value, dict) and "_target_" in value else format_value(value)
-    shown = shown.replace("\n", r"\n")  # each line is a mistake
-    meant = next((format_value(other) for other in _readings(value, path) if matches(other, wanted)), None)
-    given = locate(value["_target_"]) if isinstance(value, dict) and "_target_" in value else None
-    near = f"; did you mean {meant}?" if meant else foreign.remedy(given) or hint(str(value), literal_values(wanted))
-    if is_too_large(value):
-        near = " of at most 64 bits; correct it"
-    if isinstance(value, dict) and "_target_" not in value:
-        near = f"; add {path}._target_, the path of a class"
-    yield path, Mistake(f"={shown}: expected {type_name(wanted)}{near}", "wrong_type")
+    yield refusals.wrong_type(path, value, wanted)
 
 
-def _nested_mistakes(value: dict[str, Any], kind: type, path: str) -> Iterator[tuple[str, Mistake]]:
+def _nested_mistakes(value: dict[str, Any], kind: type, path: str) -> Iterator[Mistake]:
     """Yield the mistakes in a mapping that becomes an object of a class: unknown and missing keys, wrong values."""
     known, found = fields(kind), False
     for key, inner in value.items():
         if inner == "???":
-            problems = [(f"{path}.{key}", Mistake(f": not set; give {path}.{key}=…", "missing_value"))]
+            problems = [refusals.not_set(f"{path}.{key}")]
         elif key in known:
             problems = list(_mismatches(inner, known[key][0], f"{path}.{key}"))
         else:
-            unknown = f": {kind.__qualname__} has no such field{hint(key, known) or '; remove it'}"
-            problems = [] if takes_other_keys(kind) else [(f"{path}.{key}", Mistake(unknown, "unknown_key"))]
+            problems = [] if takes_other_keys(kind) else [refusals.no_field(f"{path}.{key}", kind, known)]
         found |= bool(problems)
         yield from problems
     for key, (wanted, is_required) in known.items():
         if is_required and key not in value:
             found = True
-            text = f": missing; {kind.__qualname__} needs it ({type_name(wanted)})"
-            yield f"{path}.{key}", Mistake(text, "missing_value")
+            yield refusals.missing_argument(f"{path}.", key, kind.__qualname__, wanted)
     if is_pydantic(kind) and not found and not _has_target(value):
         for place, problem in invalid_fields(kind, value):
-            key = ".".join([path, *place])
-            yield key, Mistake(f": {kind.__qualname__}: {problem}; correct it")
-
-
-def _readings(value: Any, path: str) -> Iterator[Any]:
-    """What a plain value of a wrong type may stand for: a quoted number, a boolean, one or more elements of a list."""
-    if isinstance(value, str | int | float):
-        yield from (TRUTH[text] for text in (str(value).lower(),) if text in TRUTH)
-        with suppress(ConfigError):
-            yield from (parse(path, str(value)), list(parse(path, f"[{value}]")))  # the latter as in Hydra
-        yield str(value)
+            yield Mistake.of(".".join([path, *place]), f"{kind.__qualname__}: {problem}", "correct it")

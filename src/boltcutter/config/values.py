@@ -16,7 +16,7 @@ from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException as OmegaConfBaseException  # re-exported
 
 from boltcutter.config import foreign
-from boltcutter.config.errors import ConfigError, Mistake, hint, one_line
+from boltcutter.config.errors import ConfigError, Mistake, one_line, suggestion
 
 SPECIAL = (
     "_target_",
@@ -303,22 +303,20 @@ def format_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> Mistake
     where = getattr(error, "full_key", None) or "configuration"
     text = str(error).split("\n")[0]
     if missing := re.search(r"Missing mandatory value: (\S+)", text):
-        return Mistake(f"{missing[1]}: not set; give {missing[1]}=…", "missing_value")
+        return Mistake.of(missing[1], "not set", f"give {missing[1]}=…", kind="missing_value")
+    problem, remedy = text, "correct the reference"
     if unset := re.search(r"Environment variable '(\w+)' not found", text):
-        text = f"{where}: environment variable {unset[1]} is not set; export {unset[1]}=…"
-        return Mistake(text, "unresolved_reference")
-    if key := re.search(r"Interpolation key '(.+)' not found|Error trying to access (.+): node", text):
+        problem, remedy = f"environment variable {unset[1]} is not set", f"export {unset[1]}=…"
+    elif key := re.search(r"Interpolation key '(.+)' not found|Error trying to access (.+): node", text):
         name = key[1] or key[2]
-        if remedy := foreign.reference_remedy(name):
-            return Mistake(f"{where}: ${{{name}}} refers to nothing; {remedy}", "unresolved_reference")
-        near = hint(name, (path for path in paths(cfg) if path != where), 0.75)
-        remedy = near or f"; set {where}=…, or add {name}"
-        return Mistake(f"{where}: ${{{name}}} refers to nothing{remedy}", "unresolved_reference")
-    remedies = (foreign.reference_remedy(name) for name in RESOLVER.findall(str(OmegaConf.to_container(cfg))))
-    if unknown := re.search(r"nterpolation type (\S+)", text):
+        problem = f"${{{name}}} refers to nothing"
+        near = suggestion(name, (path for path in paths(cfg) if path != where), 0.75)
+        remedy = foreign.reference_remedy(name) or near or f"set {where}=…, or add {name}"
+    elif unknown := re.search(r"nterpolation type (\S+)", text):
+        told = map(foreign.reference_remedy, RESOLVER.findall(str(OmegaConf.to_container(cfg))))
         register = f"register {unknown[1]} in the module that resolvers of [tool.boltcutter] in pyproject.toml names"
-        return Mistake(f"{where}: {text}; {next(filter(None, remedies), register)}", "unresolved_reference")
-    return Mistake(f"{where}: {text}; correct the reference", "unresolved_reference")
+        remedy = next(filter(None, told), register)
+    return Mistake.of(where, problem, remedy, kind="unresolved_reference")
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
