@@ -80,8 +80,7 @@ def places(folder: Path, ranks: int) -> list[str]:
     described = []
     for _ in range(100):
         found = hang.find(str(folder.resolve()))
-        for process in found:
-            process.ask(wakes=True)
+        hang.ask(found, wakes=True)
         described = [f"{one['place']} {one['workers']}" for one in hang.describe(found)]
         for process in found:
             process.close()

@@ -1,4 +1,5 @@
 import os
+import signal
 import time
 from io import BytesIO
 from pathlib import Path
@@ -53,7 +54,7 @@ def test_counters_of_a_trainer_are_announced(tmp_path: Path) -> None:
         (found,) = facts(tmp_path)
         assert (found["rank"], hang.where(found)) == (3, "step 14, epoch 1, batch 5")
         trainer.global_step = 15
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while facts(tmp_path)[0]["step"] != 15 and time.monotonic() < end:
             time.sleep(0.05)
         assert facts(tmp_path)[0]["step"] == 15, "the thread writes what has changed"
@@ -71,11 +72,15 @@ def test_the_watching_process_ends_with_the_run(tmp_path: Path) -> None:
         ]
 
     with hanging(tmp_path / "run", "wait_for_lock", "wait_for_lock") as started:
+        end = time.monotonic() + 60
+        while len(watching()) != 1 and time.monotonic() < end:  # it starts, and forks
+            time.sleep(0.05)
+        time.sleep(0.2)
         assert len(watching()) == 1, "one on each node"
         for process in started:
             process.kill()
             process.wait()
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while watching() and time.monotonic() < end:
             time.sleep(0.05)
         assert not watching()
@@ -90,6 +95,32 @@ def test_a_forked_process_announces_itself_as_another_rank(tmp_path: Path) -> No
         assert [(found["rank"], found["joined"]) for found in facts(tmp_path)] == [(1, True)]
     finally:
         announcement.withdraw()
+
+
+def test_only_a_handler_of_this_library_has_stacks_printed(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    with announcement.announce(tmp_path, 60, "evaluate"):
+        (found,) = facts(tmp_path)
+        assert found["answers"], "the process would end otherwise"
+        os.kill(os.getpid(), signal.SIGUSR2)
+        signal.signal(signal.SIGUSR2, own := lambda number, frame: None)
+        announcement.set_state("running")
+        (found,) = facts(tmp_path)
+        assert not found["answers"]
+    announcement.withdraw()
+    assert signal.getsignal(signal.SIGUSR2) is own, "it stays the user's"
+    signal.signal(signal.SIGUSR2, before)
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_commands_on_the_same_run_are_told_apart(tmp_path: Path) -> None:
+    attempts = []
+    for command in ("train", "evaluate", "predict"):
+        with announcement.announce(tmp_path, 60, command):
+            attempts += [found["attempt"] for found in facts(tmp_path)]
+        announcement.withdraw()
+    assert [attempt[0] for attempt in attempts] == ["train", "evaluate", "predict"]
+    assert all(attempt[1:] for attempt in attempts)
 
 
 def test_writes_to_a_checkpoint_are_progress(tmp_path: Path) -> None:

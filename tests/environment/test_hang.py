@@ -27,14 +27,45 @@ def test_the_stack_of_the_main_thread_is_read() -> None:
     assert hang.main_stack("", 5) == []
 
 
-def test_each_rank_is_found_with_its_place_whatever_it_waits_for(tmp_path: Path) -> None:
-    kinds = ["wait_for_lock", "hold_the_lock_of_python", "compute", "stop", "fork"]
+@pytest.mark.parametrize(
+    "kinds",
+    [["hold_the_lock_of_python"], pytest.param(["wait_for_lock", "compute", "stop", "fork"], marks=pytest.mark.slow)],
+)
+def test_each_rank_is_found_with_its_place_whatever_it_waits_for(tmp_path: Path, kinds: list[str]) -> None:
     with hanging(tmp_path / "run", *kinds) as started:
         for place in places(tmp_path / "run", len(kinds)):
             assert str(tmp_path / "program.py") in place
         assert [process.poll() for process in started] == [None] * len(kinds), "asking ends nothing"
 
 
+def test_sigusr2_has_the_places_of_all_ranks_printed_and_logged(tmp_path: Path) -> None:
+    with hanging(tmp_path / "run", "hold_the_lock_of_python", "compute") as started:
+        places(tmp_path / "run", 2)
+        started[0].send_signal(signal.SIGUSR2)
+        assert started[0].stderr is not None
+        said = ""
+        while said.count("program.py:") < 2:
+            said += started[0].stderr.readline()
+        assert [process.poll() for process in started] == [None, None]
+    assert "SIGUSR2" in said
+    assert "in hold_the_lock_of_python" in said
+    assert "in compute" in said
+    assert "in compute" in (tmp_path / "run" / "logs" / "rank-1.log").read_text()
+
+
+def test_files_that_grow_are_progress(tmp_path: Path) -> None:
+    watch = hang.Watch(str(tmp_path), 0.1, os.getpid())
+    assert not watch.has_saved(0.0)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-0.log").write_text("waiting")
+    assert not watch.has_saved(0.0)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "shard").write_text("weights")
+    assert watch.has_saved(0.0)
+    assert not watch.has_saved(0.0)
+
+
+@pytest.mark.slow
 def test_processes_of_another_run_are_not_found(tmp_path: Path) -> None:
     with hanging(tmp_path / "run", "wait_for_lock"):
         assert not hang.find(str(tmp_path / "other"))

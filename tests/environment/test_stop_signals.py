@@ -4,10 +4,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from boltcutter.environment import stop_signals as signals
+from boltcutter.strategy import process_launcher
 
 
 @pytest.fixture(autouse=True)
@@ -160,6 +162,19 @@ def test_a_users_handler_of_sigusr1_is_kept(tmp_path: Path, start: str, kind: st
     command = [sys.executable, "-c", OWN_HANDLERS, start, kind, str(tmp_path / "trace")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+
+@pytest.mark.parametrize("handler", [signals.go_on, process_launcher._retry])
+def test_a_handler_of_this_library_is_replaced(handler: Any) -> None:
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        signals.install_handlers()
+        assert signal.getsignal(signal.SIGUSR2) is signals.handle_signal
+        signals.restore_handlers()
+        assert signal.getsignal(signal.SIGUSR2) is handler
+    finally:
+        signals.restore_handlers()
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_a_launcher_that_requeues_replaces_a_users_handler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 import json
+import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import lightning as L
 import numpy as np
@@ -11,9 +14,11 @@ from conftest import Script
 from sklearn.metrics import accuracy_score, f1_score
 from third_party.gallery import HERE
 
+from boltcutter.callback.announced import Announced
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.settings import Settings
-from boltcutter.evaluation.evaluate import replaced
+from boltcutter.environment import announcement, hang
+from boltcutter.evaluation.evaluate import replaced, watched
 from boltcutter.evaluation.outcomes import WORST
 from boltcutter.run import evaluations
 from boltcutter.run.best import find_checkpoint
@@ -254,3 +259,18 @@ def test_changed_code_is_reported_and_the_earlier_result_kept(script: Script, tr
     code = json.loads(new.read_text())["code"]
     assert code["commit"] != "0" * 40
     assert bool(code["changes"]) == new.with_name("code.patch").is_file()
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux names memory files in /proc")
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_what_is_done_with_a_run_is_watched(tmp_path: Path, command: str) -> None:
+    trainer = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", devices=1)
+    with watched(cast(Settings, SimpleNamespace(timeout=60)), tmp_path, command) as watch:
+        watch(trainer)
+        (found,) = hang.find(str(tmp_path.resolve()))
+        found.close()
+        assert (found.facts["attempt"][0], found.facts["timeout"]) == (command, 60)
+        announcement.set_state("running")
+        assert found.facts["pid"] == os.getpid()
+        assert isinstance(trainer.callbacks[0], Announced)  # type: ignore[attr-defined]
+    announcement.withdraw()

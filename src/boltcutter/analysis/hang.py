@@ -39,8 +39,7 @@ def print_hang(project: Project, overrides: list[str]) -> list[dict[str, Any]]:
     processes = hang.find(os.path.realpath(folder))
     if not processes:
         raise ConfigError(f"run={folder}: {_absence(folder)}")
-    for process in processes:
-        process.ask()
+    hang.ask(processes)
     found = hang.describe(processes)
     hang.log(processes, f"asked by boltcutter why {FLAG}")
     print(*(hide_variables(printable(line)) for line in hang.lines(found)), sep="\n")

@@ -16,14 +16,15 @@ class Announced(Callback):
     Args:
         folder: Of the run.
         timeout: Seconds without progress until stacks are reported.
+        command: What is done with the run: ``train``, ``evaluate`` or ``predict``.
     """
 
-    def __init__(self, folder: Path, timeout: float) -> None:
-        self.folder, self.timeout, self._joined = folder, timeout, False
+    def __init__(self, folder: Path, timeout: float, command: str = "train") -> None:
+        self.folder, self.timeout, self.command, self._joined = folder, timeout, command, False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Announce this process, unless its command has."""
-        self._joined |= announcement.joined(self.folder, self.timeout, trainer.global_rank)
+        self._joined |= announcement.joined(self.folder, self.timeout, trainer.global_rank, self.command)
         announcement.follow(trainer)
         announcement.set_state("running")
 

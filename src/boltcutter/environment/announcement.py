@@ -6,6 +6,8 @@
 - ``STACKS``: where ``faulthandler`` writes the stacks of all threads on the signal ``ASK``: in C, so also while other C
   code holds Python's lock.
 
+And a pipe, into which Python's C handler writes the numbers of signals: on SIGUSR2 the stacks are printed.
+
 ``hang.py``, which local rank 0 starts as a process of its own, reads both. Other systems than Linux have neither.
 """
 
@@ -26,7 +28,8 @@ from types import FrameType
 from typing import IO, Any
 
 from boltcutter.environment.hang import ASK, END, FACTS, MESSAGE, SIZE, STACKS, read_text, write_text
-from boltcutter.environment.process import in_slurm_step
+from boltcutter.environment.process import c_handler, in_slurm_step
+from boltcutter.environment.stop_signals import go_on, is_own
 from boltcutter.environment.this_process import this_process
 from boltcutter.protocols import PlannedExit
 
@@ -43,12 +46,13 @@ class HangError(RuntimeError):
 
 
 @contextmanager
-def announce(folder: Path, timeout: float) -> Iterator[None]:
+def announce(folder: Path, timeout: float, command: str = "train") -> Iterator[None]:
     """Announce this process during the block; local rank 0 also starts the process that watches the run.
 
     Args:
         folder: Of the run.
         timeout: Seconds without progress until stacks are reported; after twice as many the run is ended.
+        command: What is done with the run, which others may do at the same time: ``train``, ``evaluate``, ``predict``.
     """
     if not hasattr(os, "memfd_create"):
         yield
@@ -56,7 +60,7 @@ def announce(folder: Path, timeout: float) -> Iterator[None]:
     local = os.environ.get("LOCAL_RANK") or (os.environ.get("SLURM_LOCALID") if in_slurm_step() else None) or "0"
     rank = os.environ.get("RANK") or (os.environ.get("SLURM_PROCID") if in_slurm_step() else None) or local
     withdraw()
-    this_process.announcement = own = Announcement(folder, int(rank), timeout)
+    this_process.announcement = own = Announcement(folder, int(rank), timeout, command)
     watcher = None
     if int(local) == 0 and sys.executable:
         command = [sys.executable, "-I", "-S", str(SCRIPT), str(own.folder), str(timeout), str(os.getpid())]
@@ -87,13 +91,13 @@ def follow(trainer: Any) -> None:
         own.rank, own.trainer = trainer.global_rank, trainer
 
 
-def joined(folder: Path, timeout: float, rank: int) -> bool:
+def joined(folder: Path, timeout: float, rank: int, command: str = "train") -> bool:
     """Announce this process if another one has started it as a rank; return whether it had to be."""
     own = this_process.announcement
     if not hasattr(os, "memfd_create") or (own is not None and own.pid == os.getpid()):
         return False
     withdraw()
-    this_process.announcement = Announcement(folder, rank, timeout, joined=True)
+    this_process.announcement = Announcement(folder, rank, timeout, command, joined=True)
     return True
 
 
@@ -101,6 +105,11 @@ def set_state(state: str) -> None:
     """Announce ``running``, ``failed`` or ``done``: others that still run are ended soon if one has failed."""
     if (own := this_process.announcement) is not None:
         own.set_state(state)
+
+
+def count_progress() -> None:
+    """Count progress that no trainer counts, such as a generated token."""
+    this_process.written_parts += 1
 
 
 class CountedFile:
@@ -115,7 +124,7 @@ class CountedFile:
 
     def write(self, data: Any) -> int:
         """Write, and count it."""
-        this_process.written_parts += 1
+        count_progress()
         return self._file.write(data)
 
     def __getattr__(self, name: str) -> Any:
@@ -129,22 +138,40 @@ class Announcement:
         folder: Of the run.
         rank: Global rank, as far as it is known.
         timeout: Seconds without progress until stacks are reported.
+        command: What is done with the run.
         joined: Whether another process of the run has forked or spawned this one as a rank.
     """
 
-    def __init__(self, folder: Path, rank: int, timeout: float, *, joined: bool = False) -> None:
-        self.joined = joined
+    def __init__(
+        self, folder: Path, rank: int, timeout: float, command: str = "train", *, joined: bool = False
+    ) -> None:
+        self.joined, self.command = joined, command
         self.folder, self.rank, self.timeout = Path(os.path.realpath(folder)), rank, timeout
         self.pid, self.trainer, self.state = os.getpid(), None, "running"
         self._facts, self._stacks = os.memfd_create(FACTS), os.memfd_create(STACKS)
         os.ftruncate(self._facts, SIZE)
         faulthandler.register(ASK, self._stacks, all_threads=True)
-        self._handler: Any = None
+        self._signals = os.pipe()
+        os.set_blocking(self._signals[1], False)
+        self._handlers: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            self._handler = signal.signal(END, self._raise)
+            self._handlers[END] = signal.signal(END, self._raise)
+            if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL and not c_handler(signal.SIGUSR2):
+                self._handlers[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, go_on)
+            if this_process.watchdog is None:  # which reads the numbers of signals until training starts
+                self.listen()
         self._stopped, self._lock = threading.Event(), threading.Lock()
         self.write()
         threading.Thread(target=self._write_often, daemon=True, name="announcement").start()
+
+    def listen(self) -> None:
+        """Have the numbers of signals written into the pipe; in the main thread only."""
+        signal.set_wakeup_fd(self._signals[1], warn_on_full_buffer=False)
+
+    def pass_on(self, number: int) -> None:
+        """Write the number of a signal into the pipe, which another pipe has received."""
+        with suppress(OSError):
+            os.write(self._signals[1], bytes([number]))
 
     def set_state(self, state: str) -> None:
         """Announce another state at once."""
@@ -156,7 +183,10 @@ class Announcement:
         facts: dict[str, Any] = {"pid": self.pid, "rank": self.rank, "folder": str(self.folder), "state": self.state}
         facts |= {"timeout": self.timeout, "stacks": self._stacks, "host": socket.gethostname()}
         facts |= {"saved": this_process.written_parts, "joined": self.joined}
-        facts |= {"main": threading.main_thread().ident, "attempt": [os.environ.get(name, "") for name in ATTEMPT]}
+        facts |= {"main": threading.main_thread().ident, "signals": self._signals[0]}
+        facts["answers"] = is_own(signal.getsignal(signal.SIGUSR2))
+        launched = [os.environ.get(name, "") for name in ATTEMPT]
+        facts["attempt"] = [self.command, *(launched if any(launched) else [str(self.pid)])]
         with suppress(Exception):  # a trainer that is not set up yet
             facts |= position(self.trainer) if self.trainer is not None else {}
         with self._lock, suppress(OSError):
@@ -170,10 +200,14 @@ class Announcement:
             self._stopped.set()
             self._lock.acquire()
             faulthandler.unregister(ASK)
-            if self._handler is not None and threading.current_thread() is threading.main_thread():
-                signal.signal(END, self._handler)
+            if threading.current_thread() is threading.main_thread():
+                if (other := signal.set_wakeup_fd(-1)) not in (-1, self._signals[1]):
+                    signal.set_wakeup_fd(other, warn_on_full_buffer=False)
+                for number, handler in self._handlers.items():
+                    if is_own(signal.getsignal(number)):
+                        signal.signal(number, handler)
             self._lock.release()
-        for file in files:
+        for file in (*files, *self._signals):
             os.close(file)
 
     def _write_often(self) -> None:

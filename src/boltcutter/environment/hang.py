@@ -91,23 +91,26 @@ class Process:
     Raises:
         OSError: It has ended, or is that of another user.
         ValueError: It has no facts yet.
+        KeyError: Its facts are of another version of this library.
     """
 
     def __init__(self, pid: int, number: str) -> None:
         self.pid, self.number, self.frames, self.text, self.note = pid, number, list[Frame](), "", ""
-        self.pidfd = self.file = self.stacks = -1
+        self.pidfd = self.file = self.stacks = self.signals = -1
+        self._state, self._begin = "", 0
         try:
             self.pidfd = os.pidfd_open(pid)
             self.file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY)
             self.facts = self.read()
             self.stacks = os.open(f"/proc/{pid}/fd/{self.facts['stacks']}", os.O_RDONLY)
-        except (OSError, ValueError):
+            self.signals = os.open(f"/proc/{pid}/fd/{self.facts['signals']}", os.O_RDONLY | os.O_NONBLOCK)
+        except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Close its files."""
-        for file in (self.pidfd, self.file, self.stacks):
+        for file in (self.pidfd, self.file, self.stacks, self.signals):
             if file >= 0:
                 os.close(file)
 
@@ -126,9 +129,11 @@ class Process:
 
     def is_forked(self) -> bool:
         """Whether it was forked by the one that made the facts, rather than reads them, as this process does."""
-        with suppress(OSError, StopIteration), open(f"/proc/{self.pid}/fdinfo/{self.facts['stacks']}") as file:
+        number = self.facts["stacks"]
+        with suppress(OSError, StopIteration), open(f"/proc/{self.pid}/fdinfo/{number}") as file:
             flags = next(line for line in file if line.startswith("flags")).split()[1]
-            return int(flags, 8) & os.O_ACCMODE == os.O_RDWR
+            is_stacks = os.readlink(f"/proc/{self.pid}/fd/{number}").startswith(f"/memfd:{STACKS}")
+            return is_stacks and int(flags, 8) & os.O_ACCMODE == os.O_RDWR
         return False
 
     def is_alive(self) -> bool:
@@ -156,32 +161,43 @@ class Process:
         with suppress(OSError):
             signal.pidfd_send_signal(self.pidfd, number)
 
-    def ask(self, *, wakes: bool = False) -> None:
-        """Read its stacks.
+    def received(self, number: int) -> bool:
+        """Whether it has received a signal since the last call, whose handler is of this library."""
+        found = b""
+        with suppress(OSError):
+            found = os.read(self.signals, 4096)
+        return number in found and bool(self.facts["answers"])
+
+    def request(self, *, wakes: bool = False) -> None:
+        """Ask for its stacks, which ``answer`` waits for.
 
         Args:
             wakes: Whether a process that a signal has stopped is continued for as long as that takes.
         """
-        self.frames, self.text, state = [], "", self.state()
-        self.note = STATES.get(state, "")
-        if not self.handles(ASK) or (state in "Tt" and not wakes):
+        self.frames, self.text, self._state, self._begin = [], "", self.state(), -1
+        self.note = STATES.get(self._state, "")
+        if not self.handles(ASK) or (self._state in "Tt" and not wakes):
             return
-        begin = seen = os.fstat(self.stacks).st_size
+        self._begin = os.fstat(self.stacks).st_size
         self.send(ASK)
-        if state == "T":
+        if self._state == "T":
             self.send(signal.SIGCONT)
-        end = time.monotonic() + ANSWER_SECONDS
-        while time.monotonic() < end:
-            time.sleep(0.05)
+
+    def answer(self, end: float) -> None:
+        """Read the stacks that were asked for, until a time of the monotonic clock."""
+        if (seen := self._begin) < 0:
+            return
+        while True:
             size = os.fstat(self.stacks).st_size
-            if size > begin and size == seen:
+            if (size > self._begin and size == seen) or time.monotonic() > end:
                 break
             seen = size
-        if state == "T":
+            time.sleep(0.05)
+        if self._state == "T":
             self.send(signal.SIGSTOP)
             while self.state() in "RSD" and self.is_alive() and time.monotonic() < end + ANSWER_SECONDS:
                 time.sleep(0.01)
-        self.text = os.pread(self.stacks, min(seen - begin, MAX_STACKS), begin).decode(errors="replace")
+        self.text = os.pread(self.stacks, min(seen - self._begin, MAX_STACKS), self._begin).decode(errors="replace")
         self.frames = main_stack(self.text, int(self.facts["main"]))
         if not self.frames:
             self.note = self.note or "does not answer"
@@ -206,6 +222,20 @@ class Process:
             elif found or not frame.file.startswith(STANDARD):
                 break
         return found or ("backward" if self.frames and self.frames[0].function == BACKWARD else "")
+
+
+def ask(processes: Sequence[Process], *, wakes: bool = False) -> None:
+    """Read the stacks of processes, all at the same moment.
+
+    Args:
+        processes: Processes of a run.
+        wakes: Whether those that a signal has stopped are continued for as long as that takes.
+    """
+    for one in processes:
+        one.request(wakes=wakes)
+    end = time.monotonic() + ANSWER_SECONDS
+    for one in processes:
+        one.answer(end)
 
 
 def main_stack(text: str, main: int) -> list[Frame]:
@@ -263,6 +293,23 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def has_begun(one: Process) -> bool:
+    """Whether a process has done a batch of what its command is for, so that nothing is compiled first."""
+    if one.facts["attempt"][0] == "train":
+        return bool(one.facts.get("trained"))
+    return bool(one.facts["saved"]) or any(one.facts.get("evaluated", ()))
+
+
+def saved_files(folder: str) -> Iterator[tuple[str, int, int]]:
+    """Path, size and time of each file of checkpoints and evaluations of a run."""
+    for name in ("checkpoints", "evaluation"):
+        for place, _, files in os.walk(f"{folder}/{name}"):
+            for file in files:
+                with suppress(OSError):
+                    found = os.stat(f"{place}/{file}")
+                    yield f"{place}/{file}", found.st_size, found.st_mtime_ns
+
+
 def where(facts: dict[str, Any]) -> str:
     """Step and batch of a rank."""
     if "stage" not in facts or not facts["stage"]:
@@ -275,11 +322,12 @@ def where(facts: dict[str, Any]) -> str:
 
 def describe(processes: Sequence[Process]) -> list[dict[str, Any]]:
     """What each rank does, of processes that were asked: the place, the operation, and the stack of the main thread."""
-    started = {one.facts["rank"] for one in processes if one.is_rank and one.facts["joined"]}
-    ranks = [one for one in processes if one.is_rank and (one.facts["joined"] or one.facts["rank"] not in started)]
-    some_wait = any(one.collective for one in ranks)
+    started = {_identity(one) for one in processes if one.is_rank and one.facts["joined"]}
+    ranks = [one for one in processes if one.is_rank and (one.facts["joined"] or _identity(one) not in started)]
+    waiting = [one.facts["attempt"] for one in ranks if one.collective]
     found = []
     for one in ranks:
+        some_wait = one.facts["attempt"] in waiting
         workers = [other for other in processes if other.facts["pid"] == one.pid != other.pid]
         fact: dict[str, Any] = {key: one.facts.get(key) for key in ("rank", "pid", "host", "step", "epoch", "batch")}
         place = one.place
@@ -290,6 +338,10 @@ def describe(processes: Sequence[Process]) -> list[dict[str, Any]]:
         fact["workers"] = [{"pid": other.pid, "place": str(other.place)} for other in workers if other.place]
         found.append(fact)
     return found
+
+
+def _identity(one: Process) -> tuple[str, int]:
+    return json.dumps(one.facts["attempt"]), one.facts["rank"]
 
 
 def lines(found: Sequence[dict[str, Any]]) -> list[str]:
@@ -360,6 +412,7 @@ class Watch:
         self.attempt: Any = None
         self.failed = 0.0  # when a rank has failed or vanished; 0: none has
         self.reported = False
+        self.saved: Any = None
         self.next_scan, self.pause = 0.0, POLL_SECONDS
 
     def run(self) -> None:
@@ -382,7 +435,10 @@ class Watch:
             poll = select.poll()
             for one in self.members.values():
                 poll.register(one.pidfd, select.POLLIN)
+                poll.register(one.signals, select.POLLIN)
             poll.poll(POLL_SECONDS * 1000)
+            if [one for one in self.members.values() if one.received(signal.SIGUSR2)]:
+                self.report("SIGUSR2 asks where the ranks are")
 
     def scan(self, now: float, *, at_once: bool = False) -> None:
         """Look for further ranks of this attempt."""
@@ -442,14 +498,14 @@ class Watch:
                 )
                 self.end(late, found)
                 return
-        if idle < max(self.timeout - EARLY, 0.6 * self.timeout):
+        if idle < max(self.timeout - EARLY, 0.6 * self.timeout) or self.has_saved(now):
             return
         if not self.reported:
             self.reported = True
             self.report(
                 f"no batch, validation batch or write to a checkpoint for {self.timeout:g} s (timeout={self.timeout:g})"
             )
-        begun = any(one.facts.get("trained") for one in self.members.values())
+        begun = any(map(has_begun, self.members.values()))
         frames = [frame.file for one in self.members.values() for frame in one.frames]
         if any(at in file for file in frames for at in DEBUGGERS):
             return
@@ -462,6 +518,14 @@ class Watch:
             )
             self.end(list(self.members.values()), found)
 
+    def has_saved(self, now: float) -> bool:
+        """Whether files of checkpoints or evaluations have changed since the last call, whoever writes them."""
+        before, self.saved = self.saved, sorted(saved_files(self.folder))
+        if self.saved == before or before is None:
+            return False
+        self.seen = {pid: (facts, now) for pid, (facts, _) in self.seen.items()}
+        return True
+
     def report(self, headline: str, *, wakes: bool = False) -> str:
         """Ask for stacks, and write them to the terminal and the logs; return the ranks' places in one line.
 
@@ -469,8 +533,8 @@ class Watch:
         """
         self.scan(time.monotonic(), at_once=True)
         processes = [one for one in find(self.folder) if one.facts["attempt"] == self.attempt]
+        ask(processes, wakes=wakes)
         for one in processes:
-            one.ask(wakes=wakes)
             if (member := self.members.get(one.pid)) is not None:
                 member.frames = one.frames
         found = describe(processes)

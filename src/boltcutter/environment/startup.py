@@ -55,6 +55,8 @@ def finish() -> None:
     if this_process.watchdog is not None:
         this_process.watchdog.stop()
         this_process.watchdog = None
+    if this_process.announcement is not None and threading.current_thread() is threading.main_thread():
+        this_process.announcement.listen()
     # From here on, connected ranks notice when one has exited. A process that torch forked or spawned keeps the
     # parent-death signal of its launcher: its parent is not a rank, so nothing else would report its death.
     if this_process.ends_with_launcher == os.getpid():
@@ -126,6 +128,8 @@ class SignalWatchdog:
 
     def _run(self) -> None:
         while number := os.read(self._read, 1)[0]:
+            if this_process.announcement is not None:
+                this_process.announcement.pass_on(number)
             if number not in signals.SIGNALS or signal.getsignal(number) is not signals.handle_signal:
                 continue  # another library has replaced the handler
             end = time.monotonic() + HANDLER_TIMEOUT

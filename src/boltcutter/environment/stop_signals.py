@@ -143,9 +143,18 @@ def _is_of_user(number: int) -> bool:
     if number not in (signal.SIGUSR1, signal.SIGUSR2) or os.environ.get(REQUEUE):
         return False
     current = signal.getsignal(number)
-    if current in (handle_signal, end_process):
+    if is_own(current):  # also of a launcher, in a rank that it has forked
         return c_handler(number) != this_process.c_handler  # it is that of faulthandler, of which Python does not know
     return callable(current) or (current is signal.SIG_DFL and c_handler(number) != 0)
+
+
+def is_own(handler: object) -> bool:
+    """Whether a handler is of this library, rather than the user's."""
+    return str(getattr(handler, "__module__", "")).startswith(f"{__name__.partition('.')[0]}.")
+
+
+def go_on(number: int, frame: FrameType | None = None) -> None:
+    """A handler that does nothing: the process that watches the run prints the stacks."""
 
 
 def _reset_in_child() -> None:

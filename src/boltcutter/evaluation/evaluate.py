@@ -6,7 +6,7 @@ import math
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import datetime, timezone
@@ -22,11 +22,14 @@ from lightning.pytorch.callbacks import Callback
 from boltcutter import run_files
 from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
+from boltcutter.callback.announced import Announced
 from boltcutter.callback.reseed import EvaluationSeeds
 from boltcutter.checkpoint.atomic import write_atomically, write_text
 from boltcutter.config.errors import ConfigError, as_config_error, hint
+from boltcutter.config.settings import Settings
 from boltcutter.config.values import name_missing_files, split_overrides
-from boltcutter.environment.process import distributed_shutdown, is_rank_zero
+from boltcutter.environment import announcement
+from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
 from boltcutter.environment.warning_filters import filter_warnings
 from boltcutter.evaluation.outcomes import PredictionWriter
 from boltcutter.evaluation.splits import (
@@ -75,8 +78,9 @@ def evaluate_command(project: Project, overrides: list[str]) -> dict[str, float]
             f"split={split}: expected {', '.join(SPLITS[:-1])} or all{hint(split, SPLITS)}", kind="wrong_type"
         )
     cfg = complete_config(cfg)
-    components = assemble(cfg, with_callbacks=False)
-    with distributed_shutdown(), name_missing_files(cfg.written):
+    with distributed_shutdown(), watched(cfg, folder, "evaluate") as watch, name_missing_files(cfg.written):
+        components = assemble(cfg, with_callbacks=False)
+        watch(components.trainer)
         which = special.get("ckpt", "best")
         checkpoint = find_checkpoint(cfg.place, which)
         is_validation = uses_validation_step(components.data, split)
@@ -106,6 +110,26 @@ def evaluate_command(project: Project, overrides: list[str]) -> dict[str, float]
                 report.write_or_warn(folder)
             run_store().push(folder)
     return scores
+
+
+@contextmanager
+def watched(cfg: Settings, folder: Path, command: str) -> Iterator[Callable[[L.Trainer], None]]:
+    """Watch what is done with a run, as training is watched; the trainer is given to what this returns.
+
+    Args:
+        cfg: Configuration of the run, whose ``timeout`` is the limit.
+        folder: Of the run.
+        command: ``evaluate`` or ``predict``.
+    """
+    timeout = float(cfg.timeout)
+
+    def watch(trainer: L.Trainer) -> None:
+        announcement.follow(trainer)
+        track_children(trainer.strategy.launcher)
+        trainer.callbacks.insert(0, Announced(folder, timeout, command))  # type: ignore[attr-defined]
+
+    with announcement.announce(folder, timeout, command):
+        yield watch
 
 
 def describe_reads(runs: Path, folder: Path, scores: Mapping[str, float], data: Any) -> str:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from boltcutter.config.errors import ConfigError, as_config_error, one_line, prefix_errors
 from boltcutter.config.instantiate import build
 from boltcutter.data.files import ordinary
-from boltcutter.environment import user_key
+from boltcutter.environment import announcement, user_key
 from boltcutter.export.card import PREPROCESSING
 from boltcutter.export.program import Inputs, select_inputs
 from boltcutter.export.runner import CARD, Runner, read_card, read_once
@@ -83,6 +83,7 @@ class ExportedModel(nn.Module):
                 tensors = self._compute(*self._inputs(batch))
                 names = [facts["name"] for facts in self.runner.card["outputs"]]
                 found = dict(zip(names, tensors, strict=True))
+            announcement.count_progress()
             yield tensors[0] if names == ["output"] or self.runner.card["takes"] == "task" else found
 
     def _inputs(self, batch: Any) -> Inputs:

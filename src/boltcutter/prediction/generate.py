@@ -12,6 +12,7 @@ from boltcutter.assembly.assemble import Components
 from boltcutter.assembly.precision import apply_precision
 from boltcutter.checkpoint.load import restore
 from boltcutter.config.errors import ConfigError, as_config_error
+from boltcutter.environment import announcement
 from boltcutter.export.exported import ExportedModel
 
 SAMPLING = ("tokens", "temperature", "top_k", "seed")
@@ -41,7 +42,10 @@ def generate(components: Components, model: str | ExportedModel, overrides: dict
     if isinstance(model, str):  # an export computes on the CPU
         apply_precision(components.trainer.precision_plugin, task, task.model, "forward")
         task.to(components.trainer.strategy.root_device)
-    found = list(task.generate(prompt, count, temperature=temperature, top_k=top_k, seed=seed))
+    found = []
+    for token in task.generate(prompt, count, temperature=temperature, top_k=top_k, seed=seed):
+        found.append(token)
+        announcement.count_progress()
     generated = str(tokenizer.decode([*prompt.tolist(), *found]))
     print(generated)
     if output := overrides.get("output"):

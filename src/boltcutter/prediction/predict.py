@@ -16,9 +16,10 @@ from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.checkpoint.load import restore
 from boltcutter.config.errors import ConfigError, as_config_error
+from boltcutter.config.settings import Settings
 from boltcutter.config.values import split_overrides
 from boltcutter.environment.warning_filters import filter_warnings
-from boltcutter.evaluation.evaluate import explain_mismatch
+from boltcutter.evaluation.evaluate import explain_mismatch, watched
 from boltcutter.evaluation.splits import has_own_loader, note_limit
 from boltcutter.export.exported import ExportedModel
 from boltcutter.prediction.generate import SAMPLING, generate
@@ -54,7 +55,15 @@ def predict_command(project: Project, overrides: list[str]) -> Table | list[Any]
     cfg = complete_config(cfg)
     if "export" in special and "ckpt" in special:
         raise ConfigError(f"export={special['export']}: used in place of a checkpoint; remove ckpt={special['ckpt']}")
-    components = assemble(cfg, with_callbacks=False)
+    with watched(cfg, folder, "predict") as watch:
+        components = assemble(cfg, with_callbacks=False)
+        watch(components.trainer)
+        return _predict(components, cfg, folder, special, rest)
+
+
+def _predict(
+    components: Components, cfg: Settings, folder: Path, special: dict[str, str], rest: list[str]
+) -> Table | list[Any] | str:
     export = special.get("export")
     exported = ExportedModel(folder, export) if export else None
     reads_files = isinstance(components.data, NativeData)
