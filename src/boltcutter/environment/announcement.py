@@ -63,9 +63,9 @@ def announce(folder: Path, timeout: float, command: str = "train") -> Iterator[N
     this_process.announcement = own = Announcement(folder, int(rank), timeout, command)
     watcher = None
     if int(local) == 0 and sys.executable:
-        command = [sys.executable, "-I", "-S", str(SCRIPT), str(own.folder), str(timeout), str(os.getpid())]
+        script = [sys.executable, "-I", "-S", str(SCRIPT), str(own.folder), str(timeout), str(os.getpid())]
         with suppress(OSError):
-            watcher = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            watcher = subprocess.Popen(script, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         yield
     except BaseException as error:
