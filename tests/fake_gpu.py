@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,12 @@ class FakeGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.waits: list[tuple[int, str]] = []
         self.log: list[Any] = []
         self.step = 0
-        self.default = self.current = Stream("default", self.log)
+        self.default = Stream("default", self.log)
+        self._of_thread = threading.local()
+
+    @property
+    def current(self) -> Stream:
+        return getattr(self._of_thread, "stream", self.default)
 
     def wait(self, what: str) -> None:
         frames = ((f.f_code.co_filename, line, f.f_code.co_name) for f, line in traceback.walk_stack(None))
@@ -122,11 +128,12 @@ class FakeGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
-        before, self.current = self.current, stream
+        before, self._of_thread.stream = self.current, stream
         try:
-            yield
+            with self if threading.current_thread() is not threading.main_thread() else nullcontext():
+                yield
         finally:
-            self.current = before
+            self._of_thread.stream = before
 
 
 def gpu() -> FakeGPU:
@@ -213,6 +220,7 @@ def fake_gpu(patch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
     patch.setattr(
         DeviceTensor, "record_stream", lambda self, stream: mode.log.append(("recorded", stream.name)), raising=False
     )
+    patch.setattr(Tensor, "pin_memory", lambda self, *_: self)
     make = torch.tensor  # the one function that no mode sees
     patch.setattr(torch, "tensor", lambda *a, device=None, **o: make(*a, **o).to(device or "cpu"))
     patch.setattr(CPUAccelerator, "setup_device", lambda *_: None)

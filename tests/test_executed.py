@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 MAX_FILES = 201
 MAX_FUNCTIONS = {
     "assembly": 30,
-    "callback": 160,
+    "callback": 164,
     "checkpoint": 81,
     "checks": 33,
     "config": 115,

@@ -411,6 +411,23 @@ def data_fetcher(trainer: Any) -> Any:
     return trainer.fit_loop._data_fetcher
 
 
+def active_fetcher(trainer: Any) -> Any:
+    """What reads the batches of the loop that runs, from its ``iterator``; None before and after it."""
+    return getattr(trainer._active_loop, "_data_fetcher", None)
+
+
+def combination(combined_loader: Any) -> str:
+    """How Lightning combines several loaders, such as ``max_size_cycle``."""
+    return str(combined_loader._mode)
+
+
+def batches_ahead(trainer: Any) -> int:
+    """Number of batches that were read for training and not handed to a step, when nothing is being read."""
+    fetcher = data_fetcher(trainer)
+    settle = getattr(getattr(fetcher, "iterator", None), "settle", None)  # of a Prefetcher
+    return (settle() if settle else 0) + len(getattr(fetcher, "batches", ()))
+
+
 def load_loader_states(trainer: Any) -> None:
     """Load the states of loaders, also at the end of an epoch, or if a scheduler has asked for the number of steps."""
     loop, states = trainer.fit_loop, trainer.fit_loop._combined_loader_states_to_load

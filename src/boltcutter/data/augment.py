@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ class Augment:
     shift: int = 0
     brightness: float = 0.0
     contrast: float = 0.0
+    is_pure: ClassVar[bool] = True  # draws from no global random generator
 
     def __post_init__(self) -> None:
         for name in ("flip", "brightness", "contrast"):

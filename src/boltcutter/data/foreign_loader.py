@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from boltcutter.data.draws import SamplerChanges, draw_groups, draws_at_once
 from boltcutter.data.generators import can_be_seeded, find_generators
-from boltcutter.data.sampler import EpochState
+from boltcutter.data.sampler import MAX_READ_AHEAD, EpochState
 from boltcutter.data.seeding import SampleSeeds, Seeded, SeedWorker
 from boltcutter.data.stream import Stream
 from boltcutter.data.streams import Purpose, evaluated_split
@@ -302,7 +302,7 @@ class RankBatches(EpochState, Sampler[Any]):
         self.source = self.source.sampler if self.batches is not None else self.source
         self.follows_epochs = self.training
         self._recorded: deque[tuple[int, list[Any]]] = deque(maxlen=self.ahead + 2)
-        self.recent = deque(maxlen=self.ahead + 2)
+        self.recent = deque(maxlen=self.ahead + 2 + MAX_READ_AHEAD)
         self._saved: dict[str, Any] = {}
         self._told: int | None = None  # the epoch that the sampler was called with
         self.changes = SamplerChanges(self.source)

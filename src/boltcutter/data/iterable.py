@@ -13,12 +13,14 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from torch.utils.data._utils import worker as worker_state
 
 from boltcutter.data.loader import CountingLoader, identity
-from boltcutter.data.sampler import EpochState
+from boltcutter.data.sampler import MAX_READ_AHEAD, EpochState
 from boltcutter.data.seeding import SampleSeeds
 from boltcutter.data.stream import until_any_exhausted
 from boltcutter.data.streams import Purpose, stream
 
-MAX_STATES = 8  # states of a dataset that are retained, for batches that were yielded and not yet trained on
+MAX_STATES = (
+    8 + MAX_READ_AHEAD
+)  # states of a dataset that are retained, for batches that were yielded and not yet trained on
 
 
 class IterableLoader(EpochState, CountingLoader):

@@ -23,7 +23,8 @@ FETCH_BYTES = 1 << 20  # small batches are fetched together up to this size, whi
 class BatchedDataset(Protocol):
     """A dataset that is fetched a whole batch at a time.
 
-    Optional attribute: ``read_bytes``, the number of bytes that the disk reads at least for one sample.
+    Optional attributes: ``read_bytes``, the number of bytes that the disk reads at least for one sample; ``is_pure``,
+    whether reading draws from no global random generator, so that it may be done in a thread beside the step.
     """
 
     def __len__(self) -> int: ...
@@ -45,6 +46,7 @@ class CountingLoader:
         num_yielded: Number of batches of the epoch that were yielded or skipped.
         started: Whether iteration has begun.
         wait_seconds: Seconds that the caller has waited for batches while no device had work queued.
+        is_read_ahead: Whether a thread reads it, which has time to wait; what the step waits is then added by others.
     """
 
     is_sharded = True  # batches are already those of one rank
@@ -52,6 +54,7 @@ class CountingLoader:
     num_yielded = 0
     started = False
     wait_seconds = 0.0
+    is_read_ahead = False
 
     def _fetch(self) -> Iterator[Iterable[Any]]:
         """Yield the batches of the epoch after ``epoch_sampler.start``, one or several at once."""
@@ -66,7 +69,7 @@ class CountingLoader:
             while True:
                 began = perf_counter()
                 batches = next(fetches, None)
-                if not is_device_busy():
+                if not self.is_read_ahead and not is_device_busy():
                     state["wait_seconds"] = self.wait_seconds + perf_counter() - began
                 if batches is None:
                     return
@@ -129,10 +132,12 @@ class Loader(CountingLoader, DataLoader[Any]):  # type: ignore[misc]  # an itera
                 yield [pin_memory(found) if self.pin_memory else found]
             return
         samples, seed = cast(BatchedDataset, self.dataset), SampleSeeds(self.dataset)
-        limit, is_random = [1], bool(seed.own)
+        is_pure = bool(getattr(samples, "is_pure", False))
+        limit, is_random = [1], not is_pure and bool(seed.own)
         for number, (chunk, count) in enumerate(self.epoch_sampler.iter_chunks(lambda: limit[0])):
-            seed(chunk.stream(int(chunk.positions[0])))
-            before = None if number or is_random else seed.state()
+            if not is_pure:  # a thread that reads ahead must not seed what the step draws from
+                seed(chunk.stream(int(chunk.positions[0])))
+            before = None if number or is_random or is_pure else seed.state()
             pair = samples.__getitems__(chunk)
             is_random = is_random or (before is not None and before != seed.state())
             if self.pin_memory:

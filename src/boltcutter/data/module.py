@@ -22,7 +22,7 @@ from boltcutter.data.iterable import IterableLoader
 from boltcutter.data.loader import BatchedDataset, CountingLoader, Loader, Pair
 from boltcutter.data.mapped import BatchedMapDataset, fingerprint
 from boltcutter.data.sampler import Batch, BatchSampler
-from boltcutter.internals import data_fetcher, is_last_batch
+from boltcutter.internals import batches_ahead, is_last_batch
 from boltcutter.protocols import data_parallel
 from boltcutter.topology import check_batch_size
 
@@ -49,6 +49,12 @@ class BatchedTensorDataset:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether reading draws from no global random generator; a subclass that reads otherwise has to say so."""
+        is_own = type(self).__getitems__ is BatchedTensorDataset.__getitems__
+        return is_own and (self.augment is None or bool(getattr(self.augment, "is_pure", False)))
 
     def __getitems__(self, batch: Batch) -> Pair:
         """Inputs and targets of the samples in ``batch``."""
@@ -283,7 +289,7 @@ class DataModule(L.LightningDataModule, ABC):
         if self.trainer is None:
             return loader.num_yielded, loader.num_yielded >= (sized_len(loader) or math.inf)
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        in_flight = int(progress.ready - progress.processed) + len(getattr(data_fetcher(self.trainer), "batches", ()))
+        in_flight = int(progress.ready - progress.processed) + batches_ahead(self.trainer)
         is_finished = bool(progress.processed == progress.ready > 0 and is_last_batch(self.trainer))
         return loader.num_yielded - in_flight, is_finished
 

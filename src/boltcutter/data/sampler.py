@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LAZY_ABOVE = 1 << 22  # samples, above which the permutation is computed chunk by chunk and never stored
 LAZY_CHUNK = 1 << 16  # samples whose positions are then computed together
+MAX_READ_AHEAD = 16  # batches that callback.prefetch may read ahead of training
 MAX_RECORDED = 4096  # batches that a sampler has drawn and that are not trained on yet
 
 

@@ -75,7 +75,7 @@ class Stream(EpochState):
 
     def workers_repeat(self) -> bool:
         """Whether all workers of a rank read the same samples, as those of a stream do that nobody has sharded."""
-        if not self._has_workers or self.loader.num_workers < 2 or is_sharded(self.loader.dataset):
+        if not self.has_workers or self.loader.num_workers < 2 or is_sharded(self.loader.dataset):
             return False
         return len(set(self._compare_workers()[self._own])) == 1
 
@@ -99,7 +99,7 @@ class Stream(EpochState):
 
     def _read(self, loader: Any, first: int = 0) -> Iterator[tuple[Any, list[int]]]:
         """Yield batches, each with the rank in whose streams the next one is read, which may be set: none, or one."""
-        in_process = not self._has_workers
+        in_process = not self.has_workers
         seed: Callable[[int], Any] = SampleSeeds(loader) if in_process else seed_generators
         seed(self.stream(Purpose.STREAM, position=first))  # DataLoader draws the seeds of its workers from them
         batches, ranks = iter(loader), list[int]()
@@ -111,7 +111,8 @@ class Stream(EpochState):
             yield batch, ranks
 
     @property
-    def _has_workers(self) -> bool:
+    def has_workers(self) -> bool:
+        """Whether worker processes read the samples, and this one draws nothing."""
         loader = self.loader
         is_plain = isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
         return is_plain and loader.num_workers > 0 and not isinstance(loader.dataset, IterDataPipe)
@@ -143,7 +144,7 @@ class Stream(EpochState):
         Args:
             differ: Whether ranks read different samples.
         """
-        if not self._has_workers:
+        if not self.has_workers:
             return self.loader
         loader = self.loader
         skips = self.workers_repeat()
@@ -155,7 +156,7 @@ class Stream(EpochState):
 
     def _shard(self) -> Iterator[Any]:
         declared = any(map(is_sharded, (self.loader, getattr(self.loader, "dataset", None))))
-        if self._has_workers:
+        if self.has_workers:
             found = self._compare_workers()
             starts = range(0, len(found), max(1, self.loader.num_workers))
             differ = declared or len({tuple(found[i : i + self.loader.num_workers]) for i in starts}) > 1

@@ -46,6 +46,8 @@ class NoiseDataset:
     def __len__(self) -> int:
         return self.num_samples
 
+    is_pure = True  # draws from no global random generator
+
     def __getitems__(self, batch: Batch) -> Pair:
         """Inputs and targets of the samples in ``batch``."""
         drawn = uniform_at(self.offsets, batch.indices, 2)

@@ -75,6 +75,8 @@ class TokenWindows:
     def __len__(self) -> int:
         return int(self.ends[-1])
 
+    is_pure = True  # draws from no global random generator
+
     def __getitems__(self, batch: Batch) -> Pair:
         """Inputs and targets (N, T) in the file's integer dtype."""
         begin = _window_offset(self.num_offsets, batch.seed, batch.stage, batch.epoch)
