@@ -44,7 +44,10 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
         "_DeviceDtypeModuleMixin": {"_device": None},
     },
     "lightning.pytorch.callbacks.weight_averaging": {
-        "WeightAveraging": {"_latest_update_step": None},
+        "WeightAveraging": {"_latest_update_step": None, "_average_model": None},
+    },
+    "lightning.pytorch.callbacks.stochastic_weight_avg": {
+        "StochasticWeightAveraging": {"_average_model": None},
     },
     "lightning.fabric.utilities.seed": {
         "": {"_collect_rng_states": "include_cuda", "_set_rng_states": "rng_state_dict"},

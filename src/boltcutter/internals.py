@@ -236,6 +236,23 @@ def local_shard(tensor: Any) -> Any:
 ignore_in_ddp: Callable[..., None] = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
 
 
+# torch: state_dict would gather the weights of all ranks.
+def saved_buffers(module: Any) -> Iterator[Tensor]:
+    """The buffers of a module that its ``state_dict`` has."""
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                yield buffer
+
+
+# Lightning: what its callbacks average has no public name.
+def averaged_weights(callback: Any) -> list[Tensor]:
+    """The averages of weights that a callback keeps: ours in ``averages``, Lightning's in a copy of the module."""
+    model = getattr(callback, "_average_model", None)
+    found = getattr(callback, "averages", None) or (model.parameters() if model is not None else ())
+    return [*found]
+
+
 def prefix_rendezvous(prefix: str) -> None:
     """Give the keys of this process in the store of torchrun a prefix.
 

@@ -180,7 +180,7 @@ def test_the_average_is_where_the_weights_are() -> None:
     ema.setup(trainer, module, "fit")
     module.to("meta")  # stands for a GPU
     ema.on_train_start(trainer, module)
-    assert {average.device.type for average in ema._averages} == {"meta"}
+    assert {average.device.type for average in ema.averages} == {"meta"}
 
 
 @pytest.mark.parametrize("strategy", [FSDPStrategy(), DeepSpeedStrategy.__new__(DeepSpeedStrategy)])

@@ -1,3 +1,4 @@
+import copy
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import QUICK, Script
+from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from boltcutter.assembly.assemble import assemble, read_config
+from boltcutter.callback.ema import EMA
 from boltcutter.callback.guard import Guard
 from boltcutter.diagnosis.ledger import StepLedger, as_integers, digest
 from boltcutter.project import Project
@@ -55,14 +58,16 @@ class Numbers(IterableDataset[Tensor]):
 
 DATA = TensorDataset(torch.arange(72).view(24, 3) / 72)
 
+PLAIN: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+PLAIN |= {"max_epochs": 3, "enable_checkpointing": False}
+
 
 def fit(folder: Path, module: L.LightningModule | None = None, data: Any = DATA, **options: Any) -> Ledger:
     """Train three epochs of four batches, or less; returns the ledger."""
     ckpt = options.pop("ckpt_path", None)
     guard = [Guard(folder)] if options.pop("guard", True) else []
     callbacks = [*guard, StepLedger(folder, every_n_steps=options.pop("every", 5)), *options.pop("callbacks", [])]
-    plain: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
-    settings = {"max_epochs": 3, "enable_checkpointing": False, **plain, **options}
+    settings = {**PLAIN, **options}
     trainer = L.Trainer(accelerator="cpu", callbacks=callbacks, **settings)
     trainer.fit(module or Regression(), DataLoader(data, batch_size=6), ckpt_path=ckpt)
     found = read_ledger(ledger_path(folder))
@@ -155,6 +160,40 @@ def test_rows_are_on_disk_after_an_error_and_at_each_checkpoint(tmp_path: Path) 
     found = read_ledger(ledger_path(tmp_path))
     assert found is not None
     assert found.last == 9
+
+
+class Normalized(Regression):
+    def __init__(self, momentum: float) -> None:
+        super().__init__()
+        self.model.insert(1, nn.BatchNorm1d(4, momentum=momentum))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Normalized(0.1), Normalized(0.2)),
+        ([WeightAveraging(avg_fn=lambda a, b, n: a * 0.9 + b * 0.1)], [WeightAveraging()]),
+        ([EMA(0.1)], [EMA(0.2)]),
+    ],
+)
+def test_averages_that_change_no_step_differ(one: Any, other: Any, tmp_path: Path) -> None:
+    found = []
+    for number, each in enumerate((one, one, other)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        given: dict[str, Any] = {"callbacks": each} if isinstance(each, list) else {"module": copy.deepcopy(each)}
+        callbacks = [copy.deepcopy(callback) for callback in given.pop("callbacks", [])]
+        trainer = L.Trainer(accelerator="cpu", callbacks=[*callbacks, StepLedger(folder, every_n_steps=3)], **PLAIN)
+        trainer.fit(given.get("module") or Regression(), DataLoader(DATA, batch_size=6))
+        found.append(read_ledger(ledger_path(folder)))
+    first, same, different = found
+    assert first
+    assert same
+    assert different
+    assert first_difference(first, same) is None
+    difference = first_difference(first, different)
+    assert difference
+    assert (difference.step, difference.columns) == (3, ("buffers",))
 
 
 def test_batches_of_a_stream_are_hashed(tmp_path: Path) -> None:

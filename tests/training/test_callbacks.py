@@ -5,6 +5,8 @@ from pathlib import Path
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter.assembly.assemble import read_config
+from boltcutter.callback.ema import EMA
+from boltcutter.diagnosis.ledger import StepLedger
 from boltcutter.project import Project
 from boltcutter.run.changes import SettingChanges
 from boltcutter.training.callbacks import in_order
@@ -33,6 +35,13 @@ def test_callbacks_of_the_configuration_stand_between_those_of_every_training(tm
     assert names.index("SettingChanges") < names.index("ExactnessCheck")
     assert names[-1] == "MediaLogging"
     assert len(set(names)) == len(names)
+
+
+def test_the_ledger_notes_what_other_callbacks_have_made_of_averages(tmp_path: Path) -> None:
+    cfg = read_config(PROJECT, [f"folder={tmp_path}"])
+    configured = {"ledger": StepLedger(tmp_path), "ema": EMA()}
+    found = [type(callback).__name__ for callback in in_order(cfg, configured, SettingChanges(cfg), EndOfTraining(cfg))]
+    assert found.index("EMA") < found.index("StepLedger") < found.index("ResumeState")
 
 
 def test_a_user_removes_and_adds_callbacks(tmp_path: Path) -> None:

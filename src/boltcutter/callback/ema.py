@@ -25,6 +25,9 @@ class EMA(WeightAveraging):
             initial weights are soon forgotten.
         update_starting_at_step: Optimizer step at which averaging begins.
 
+    Attributes:
+        averages: Of this rank's part of each parameter, once training has begun.
+
     Raises:
         ValueError: ``decay`` is not in [0, 1).
 
@@ -38,14 +41,14 @@ class EMA(WeightAveraging):
         if not 0 <= decay < 1:
             raise ValueError(f"callback.ema.decay={decay} is not in [0, 1); try 0.999")
         self.decay, self.update_starting_at_step = decay, update_starting_at_step
-        self._averages: list[Tensor] = []  # of this rank's part of each parameter, from the start of training
+        self.averages: list[Tensor] = []
         self._num_averaged = 0
         super().__init__(use_buffers=False)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Begin anew; the average is created once the weights are sharded and on their device."""
         if stage == "fit":
-            self._averages, self._num_averaged = [], 0
+            self.averages, self._num_averaged = [], 0
             if isinstance(trainer.strategy, FSDPStrategy | DeepSpeedStrategy):
                 raise ValueError(
                     f"callback.ema: {type(trainer.strategy).__name__} hides weights; remove it, or use trainer=fsdp2"
@@ -54,8 +57,8 @@ class EMA(WeightAveraging):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin with the current weights, unless training resumes."""
         weights = _local_weights(pl_module)
-        averages = self._averages or [weight.detach().clone() for weight in weights]
-        self._averages = [average.to(weight.device) for average, weight in zip(averages, weights, strict=True)]
+        averages = self.averages or [weight.detach().clone() for weight in weights]
+        self.averages = [average.to(weight.device) for average, weight in zip(averages, weights, strict=True)]
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -66,7 +69,7 @@ class EMA(WeightAveraging):
             return
         count = self._num_averaged
         decay = min(self.decay, (1 + count) / (10 + count)) if count else 0.0
-        pairs = zip(self._averages, _local_weights(pl_module), strict=True)
+        pairs = zip(self.averages, _local_weights(pl_module), strict=True)
         # Weights on the meta device are those of other stages of a pipeline.
         averages, weights = zip(*(p for p in pairs if p[0].is_floating_point() and not p[0].is_meta), strict=True)
         with torch.no_grad():
@@ -75,7 +78,7 @@ class EMA(WeightAveraging):
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Exchange the weights and their average."""
-        for weight, average in zip(_local_weights(pl_module), self._averages, strict=False):
+        for weight, average in zip(_local_weights(pl_module), self.averages, strict=False):
             current = weight.detach().clone()
             weight.detach().copy_(average)
             average.copy_(current)
@@ -84,12 +87,12 @@ class EMA(WeightAveraging):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Replace the weights by their average."""
-        for weight, average in zip(_local_weights(pl_module), self._averages, strict=True):
+        for weight, average in zip(_local_weights(pl_module), self.averages, strict=True):
             weight.detach().copy_(average)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the average in place of the weights, and the weights beside it."""
-        if self._averages:
+        if self.averages:
             checkpoint["current_model_state"] = checkpoint["state_dict"]
             checkpoint["averaging_state"] = {"n_averaged": torch.tensor(self._num_averaged)}
             self._exchange(pl_module)
@@ -101,7 +104,7 @@ class EMA(WeightAveraging):
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """If training resumes, keep the loaded weights as the average, and load the weights that were beside it."""
         if trainer.state.fn == "fit" and "current_model_state" in checkpoint:
-            self._averages = [weight.detach().clone() for weight in _local_weights(pl_module)]
+            self.averages = [weight.detach().clone() for weight in _local_weights(pl_module)]
             self._num_averaged = int(checkpoint["averaging_state"]["n_averaged"])
             current = {**checkpoint, "state_dict": checkpoint["current_model_state"]}
             trainer.strategy.load_model_state_dict(current, strict=pl_module.strict_loading)
@@ -112,8 +115,8 @@ class EMA(WeightAveraging):
         for index, parameter in enumerate(module.parameters()):
             name = "_local_tensor" if isinstance(parameter, DTensor) else "data"
             current = getattr(parameter, name)
-            setattr(parameter, name, self._averages[index])
-            self._averages[index] = current
+            setattr(parameter, name, self.averages[index])
+            self.averages[index] = current
 
 
 def _local_weights(module: L.LightningModule) -> list[Any]:

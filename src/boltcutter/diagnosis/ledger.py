@@ -15,7 +15,7 @@ import lightning as L
 import numpy as np
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.optim import Optimizer
@@ -25,13 +25,14 @@ from boltcutter import files
 from boltcutter.callback.guard import Guard
 from boltcutter.callback.host_copy import HostCopy, copy_to_host
 from boltcutter.data.sampler import EpochState, find_sampler
-from boltcutter.internals import foreach_norm, local_shard, tree_leaves
+from boltcutter.internals import averaged_weights, foreach_norm, local_shard, saved_buffers, tree_leaves
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
 from boltcutter.run.ledger import SIZE, header, ledger_path, read_ledger
 
-PACK = struct.Struct("<IIdddQQQQ").pack  # ROW of run/ledger.py
+PACK = struct.Struct("<IIdddQQQII").pack  # ROW of run/ledger.py
 BLOCK = 64  # rows that are written together
 MAX_SECONDS = 1.0  # after which fewer are written, too
+AVERAGING = (WeightAveraging, StochasticWeightAveraging)
 HASHED = 2  # gradients, evenly spread over the model, of which each step hashes the bits; of all others the norms
 MAX_BYTES = 1 << 12  # of each, from its beginning
 CHUNK = 1 << 20  # numbers that are multiplied at once on a GPU
@@ -59,7 +60,7 @@ class Step:
     lr: float
     samples: int | Tensor
     gradient: int | Tensor
-    state: tuple[int | Tensor, int | Tensor] = (0, 0)  # digests of the weights, and of the state of the optimizer
+    state: tuple[int | Tensor, ...] = (0, 0, 0)  # digests of weights, optimizer and buffers
 
 
 class StepLedger(Callback):
@@ -130,6 +131,9 @@ class StepLedger(Callback):
         elif not is_sharded:
             vars(self)["on_before_optimizer_step"] = self._measure
         self._handles = [optimizer.register_step_post_hook(self._after_step) for optimizer in self._optimizers]
+        self._averaging = [callback for callback in trainer.callbacks if isinstance(callback, AVERAGING)]  # type: ignore[attr-defined]
+        # Those of other ranks may differ, and are not saved.
+        self._buffers = [*saved_buffers(pl_module)] if trainer.is_global_zero else []
         self._has_replicas = has_replicas(trainer)
         self.on_train_epoch_start(trainer, pl_module)
 
@@ -178,8 +182,8 @@ class StepLedger(Callback):
             self._flush(waits=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Hash the last weights, and write all rows."""
-        if self._rows:
+        """Hash the last weights, unless averages have replaced them by now, and write all rows."""
+        if self._rows and not self._averaging:
             self._hash_state(self._rows[-1])
         self._close()
 
@@ -216,7 +220,8 @@ class StepLedger(Callback):
         states = (optimizer.state.get(p, {}) for optimizer in self._optimizers for p in self._parameters)
         values = (value for state in states for _, value in sorted(state.items()))
         tensors = (value for value in values if isinstance(value, Tensor) and value.numel() > 1)  # on a GPU, none else
-        row.state = digest(self._parameters), digest(tensors)
+        averages = (average for callback in self._averaging for average in averaged_weights(callback))
+        row.state = digest(self._parameters), digest(tensors), digest(averages, digest(self._buffers))
 
     def _compare_ranks(self, row: Step, module: L.LightningModule) -> None:
         """Compare replicas of the weights: on a GPU, those of the last time, so that nothing waits for it.
@@ -298,7 +303,8 @@ class StepLedger(Callback):
             samples, *state = (
                 next(digests) % (1 << 64) if isinstance(found, Tensor) else found for found in (row.samples, *row.state)
             )
-            lines.append(PACK(row.step, row.epoch, mean, norm, row.lr, samples, gradient, *state))
+            weights, *short = state
+            lines.append(PACK(row.step, row.epoch, mean, norm, row.lr, samples, gradient, weights, *map(_half, short)))
         self._file.write(b"".join(lines))
         self._file.flush()
 
@@ -311,6 +317,11 @@ class StepLedger(Callback):
             self._flush(waits=True)
             self._file.close()
         self._begin(self._step)
+
+
+def _half(found: int) -> int:
+    """32 bits of a digest; 0 only if it was not computed."""
+    return found % (1 << 32) or int(found != 0)
 
 
 def has_replicas(trainer: L.Trainer) -> bool:

@@ -30,14 +30,15 @@ ROW = np.dtype(
         ("samples", "<u8"),  # digest of the indices of the samples; of the batch where a loader has no indices
         ("gradient", "<u8"),  # digest of the gradients with which the step was done
         ("weights", "<u8"),  # digests after the step, at each 100th and at each checkpoint
-        ("optimizer", "<u8"),
+        ("optimizer", "<u4"),  # of its state
+        ("buffers", "<u4"),  # of buffers, as of BatchNorm, of rank 0, and of averages of the weights, as of EMA
     ]
 )
-COLUMNS = ("samples", "loss", "gradient_norm", "gradient", "lr", "weights", "optimizer")  # first what causes the others
-DIGESTS = ("samples", "gradient", "weights", "optimizer")
+DIGESTS = ("samples", "gradient", "weights", "optimizer", "buffers")
+COLUMNS = ("samples", "loss", "gradient_norm", "gradient", "lr", *DIGESTS[2:])  # first what causes the others
 SIZE = 64
 BLOCK = 1 << 16  # rows that are read at once
-FORMAT = "boltcutter steps 1"
+FORMAT = "boltcutter steps 2"
 
 Rows = npt.NDArray[Any]
 

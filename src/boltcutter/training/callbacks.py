@@ -17,6 +17,7 @@ from boltcutter.callback.weights import SameWeights
 from boltcutter.checks.monitors import MonitorCheck
 from boltcutter.checks.resources import ResourceNotes
 from boltcutter.config.settings import Settings
+from boltcutter.diagnosis.ledger import StepLedger
 from boltcutter.environment.startup import TRIAL_FD
 from boltcutter.report.media_logging import MediaLogging
 from boltcutter.run.changes import SettingChanges
@@ -48,7 +49,8 @@ def in_order(
         MonitorCheck(configured),  # replaces a monitor, or says that it is not logged, before others read it
         EvaluationSeeds(cfg.seed),  # before another callback draws random numbers in validation
         SeparateMetrics(),  # before a metric is updated
-        *configured.values(),
+        # The ledger of steps notes what the others have made of weights and averages.
+        *sorted(configured.values(), key=lambda callback: isinstance(callback, StepLedger)),
         ResumeState(),  # logs the metrics of an unfinished epoch before they are recorded
         Recorder(cfg),  # prints the summary, when all callbacks are set up
         ending,  # before checkpoints are saved, as it validates once more
