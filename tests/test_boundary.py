@@ -41,6 +41,7 @@ READ_RUNS = {
     "sync": [["run={run}"]],
     "info": [["run={run}"]],
     "why": [["run={run}", "--hang"]],
+    "bisect": [["run={run}", "with={run}"]],
     "runs": [["runs={runs}", "nothing=1"], ["runs={runs}", "--sort", "nothing"], ["remove", "{run}", "runs={runs}"]],
     "find-batch-size": [["resume={run}"]],
 }
@@ -52,7 +53,8 @@ READING = {"read_text", "read_bytes", "open", "loads", "load", "cat_file"}
 # Where files are read by functions that could execute what they contain, or create far more than it. A further module
 # must be added here, with a test that it cannot, as docs/security.md lists them.
 LOADERS = {
-    "torch.load": {"boltcutter/strategy/process_launcher.py"},  # a file that this process has written
+    # Files that this process has written, or a replay that it has started.
+    "torch.load": {"boltcutter/strategy/process_launcher.py", "boltcutter/replay/traces.py"},
     "torch.export.load": {"boltcutter/export/runner.py"},  # signed
     "torch.serialization._open_zipfile_reader": {"boltcutter/checkpoint/unpickle.py"},
     # The last one of a file that this process has written.

@@ -51,6 +51,7 @@ OWN = {  # keys of commands besides overrides of training
     "sync": {"run"},
     "info": {"run", "ckpt"},
     "why": {"run"},
+    "bisect": {"run", "with", "timeout", "--python-a", "--python-b"},
     "find-batch-size": set(),
 }
 # Documented commands that need neither files nor packages beside those of the tests.
@@ -133,7 +134,7 @@ def check(project: Project, name: str, arguments: list[str]) -> None:
         assert not [override for override in overrides if override.startswith("-")]
         if "data=huggingface" in overrides:  # whose files are not here; sizes would be read from them
             read_overrides(project, overrides)
-        elif name not in ("compare", "sync") and overrides:
+        elif name not in ("compare", "sync", "bisect") and overrides:
             read_config(project, overrides)
 
 

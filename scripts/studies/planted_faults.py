@@ -17,7 +17,7 @@ sys.path.insert(0, str(TESTS))
 from planted import BAD, FAULTS, forked, overrides, write_project  # noqa: E402
 
 from boltcutter.project import Project  # noqa: E402
-from boltcutter.replay.job import worker  # noqa: E402
+from boltcutter.replay.job import Surroundings, worker  # noqa: E402
 from boltcutter.replay.question import ask  # noqa: E402
 from boltcutter.replay.why import Answer, Case  # noqa: E402
 from boltcutter.run.folder import read_record  # noqa: E402
@@ -59,7 +59,7 @@ def main() -> None:
         print(
             "| fault | ranks | workers | step | answer | sample | right | seconds |\n|---|---|---|---|---|---|---|---|"
         )
-        with worker(project, {"hardware": {"threads": 1}, "attempts": [{"device": "cpu"}]}) as started:
+        with worker(Surroundings(project, project.root, 1), {"attempts": [{"device": "cpu", "seconds": 1}]}) as started:
             for fault, ranks, workers in cases:
                 folder = Path(scratch, "runs", f"{fault}-{ranks}-{workers}")
                 log = os.open(f"{scratch}/log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -149,3 +149,14 @@ def test_a_multirun_is_checked_as_a_search(capsys: pytest.CaptureFixture[str], m
     main(["train", "--check", "-m", "optimizer.lr=0.1,0.2", "seed=range(3)", "logger=null"])
     assert capsys.readouterr().out.endswith("ok: 6 trials\n")
     assert sys.argv[1:3] == ["search", "search=grid"] or "search=grid" in sys.argv
+
+
+def test_the_two_runs_of_bisect_need_no_key(tmp_path: Path) -> None:
+    given = ["runs/a", "best:val/loss", "--python-b=/venv/bin/python", "timeout=60"]
+    expected = ["run=runs/a", "with=best:val/loss", "python_b=/venv/bin/python", "timeout=60"]
+    assert translate(PROJECT, "bisect", given) == ("bisect", expected)
+    assert translate(PROJECT, "bisect", ["run=a", "with=b"])[1] == ["run=a", "with=b"]
+    odd = tmp_path / "lr=0.1"
+    odd.mkdir()
+    (odd / "record.json").touch()
+    assert translate(PROJECT, "bisect", [str(odd), "latest"])[1] == [f"run={odd}", "with=latest"]

@@ -14,10 +14,10 @@ from boltcutter.launch import node
 from boltcutter.launch.bundle import pack
 from boltcutter.launch.command import create_job, read_training_config
 from boltcutter.launch.local import LocalLauncher
-from boltcutter.launch.snapshot import copy_code
 from boltcutter.project import Project
 from boltcutter.run import lineage
 from boltcutter.run.folder import record_code, save_config
+from boltcutter.run.snapshot import copy_code
 
 from .test_library import create_project, read_record
 

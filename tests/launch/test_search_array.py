@@ -15,9 +15,9 @@ from boltcutter import run_files
 from boltcutter.launch.bundle import pack
 from boltcutter.launch.kubernetes import KubernetesLauncher
 from boltcutter.launch.search_array import create_job, plan_search, prepare
-from boltcutter.launch.snapshot import copy_code
 from boltcutter.project import Project
 from boltcutter.run import lineage
+from boltcutter.run.snapshot import copy_code
 
 SEARCH = [
     *QUICK,

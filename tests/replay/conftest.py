@@ -34,7 +34,7 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> Replayed:
         train.train_command(project, overrides("log-of-zero", run))
 
     assert forked(start) == 1
-    job = Job(run=str(run), folder=str(folder), last=9, save_before=9, inspect=9, forks=True)
+    job = Job(run=str(run), folder=str(folder), last=9, save_before=9, inspect=9, trace=[8], forks=True)
     (folder / "record.json").write_bytes((run / "record.json").read_bytes())
     (folder / "job.json").write_text(json.dumps(asdict(job)))
 

@@ -1,4 +1,5 @@
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,22 @@ from replay.conftest import Replayed
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
-from boltcutter.replay.job import Done, folder_of, ledgers_of, newest_before, ranks_of, worker
+from boltcutter.replay.job import (
+    Done,
+    Job,
+    ReplayError,
+    folder_of,
+    ledgers_of,
+    newest_before,
+    ranks_of,
+    seconds_of,
+    surroundings,
+    worker,
+)
 from boltcutter.run.folder import read_record
 from boltcutter.run.ledger import ROW, header, ledger_path
+
+PROJECT = Project.at(Path(__file__).parents[2])
 
 
 def test_the_newest_checkpoint_before_a_step_is_chosen() -> None:
@@ -51,7 +65,7 @@ def test_a_signal_leaves_no_folder_and_no_process(replayed: Replayed) -> None:
     project = Project.at(replayed.run.parent / "project")
 
     def replay() -> None:
-        with worker(project, read_record(replayed.run)) as started:
+        with worker(surroundings(project, {}), read_record(replayed.run)) as started:
             folders.append(started.scratch)
             signal.raise_signal(signal.SIGTERM)
 
@@ -62,3 +76,32 @@ def test_a_signal_leaves_no_folder_and_no_process(replayed: Replayed) -> None:
     assert raised.value.code == 128 + signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is before
     assert not folders[0].exists()
+
+
+def test_a_replay_that_takes_too_long_is_ended(replayed: Replayed, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o755)
+    given = replace(surroundings(PROJECT, {}), python=str(python))
+    with worker(given, read_record(replayed.run), 0.2) as started:
+        for _ in range(2):  # the process is started anew
+            process = started._process
+            with pytest.raises(ReplayError, match=r"timeout=<more seconds>"):
+                started.run(Job(str(replayed.run), "", 1))
+            assert process.returncode == -signal.SIGKILL
+    assert started._process.returncode is not None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [([10.0], 600.0), ([100.0, 50], 3000.0), ([None, 5.0], 86400.0), ([], 600.0)]
+)
+def test_the_limit_of_a_replay_follows_from_the_run(seconds: list[float | None], expected: float) -> None:
+    assert seconds_of({"attempts": [{"seconds": each} for each in seconds]}) == expected
+
+
+def test_a_copy_of_the_code_comes_before_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    copied = replace(surroundings(PROJECT, {"hardware": {"threads": 3}}), project=Project.at(tmp_path)).environment()
+    assert copied["PYTHONPATH"].split(":") == [f"{tmp_path}/src", str(tmp_path), "/elsewhere"]
+    assert (copied["OMP_NUM_THREADS"], copied["PYTHONSAFEPATH"]) == ("3", "1")
+    assert surroundings(PROJECT, {}).environment()["PYTHONPATH"] == "/elsewhere"

@@ -85,7 +85,7 @@ def test_known_classes_and_own_code_are_accepted(target: str) -> None:
         "numpy.load",
         "omegaconf.OmegaConf.load",
         "boltcutter.launch.slurm_queue._run",
-        "boltcutter.launch.snapshot.copy_code",
+        "boltcutter.run.snapshot.copy_code",
         "boltcutter.data.download.download_file",
         "lightning.pytorch.cli.LightningCLI",
         "pytorch_lightning.cli.LightningCLI",

@@ -75,6 +75,14 @@ boltcutter why run=latest step=120   # replays it, and names a cause only if rem
 boltcutter why run=latest --hang     # where each rank of a run that does not go on is, while it goes on""",
         by_flag={"--hang": "boltcutter.analysis.hang:print_hang"},
     ),
+    "bisect": Command(
+        "boltcutter.replay.bisection:bisect_command",
+        """Say where and why two runs begin to differ: boltcutter bisect <run> <run> [--python-a=…] [--python-b=…]
+
+boltcutter bisect runs/… latest      # replays both up to the first step that differs: sample, module, gradient, update
+    --python-a= --python-b=   interpreters of the environments with which they are replayed
+    timeout=<seconds>         after which a replay is ended""",
+    ),
     "tries": Command(
         "boltcutter.tries.listing:tries_command",
         "List the changes that were tried, and their verdicts: boltcutter tries [runs=<folder>] [--json]",

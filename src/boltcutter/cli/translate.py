@@ -53,9 +53,21 @@ def translate(project: Project, command: str, arguments: Sequence[str]) -> tuple
         command = "search"  # which hparams_search= has become
     if command == "train" and not is_multirun and (several := next((a for a in arguments if SEVERAL.search(a)), None)):
         raise ConfigError(f"{several}: stands for several values; add -m, which trains with each of them")
+    if command == "bisect":
+        arguments = _two_runs(arguments)
     if is_multirun:
         command, arguments = _multirun(project, command, arguments)
     return command, arguments
+
+
+def _two_runs(arguments: Sequence[str]) -> list[str]:
+    """Name the runs that are given without a key, and the interpreters."""
+    keys = iter(("run", "with"))
+    found = [argument.replace("--python-", "python_", 1) for argument in arguments]
+    is_run = [
+        not word.startswith("-") and ("=" not in word or Path(word, run_files.RECORD).is_file()) for word in found
+    ]
+    return [f"{next(keys, 'run')}={word}" if named else word for word, named in zip(found, is_run, strict=True)]
 
 
 def _refuse_flag(flag: str, value: str) -> None:

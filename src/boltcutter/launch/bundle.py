@@ -15,7 +15,7 @@ from typing import IO
 from boltcutter import run_files
 from boltcutter.checkpoint.atomic import write_atomically
 from boltcutter.config.errors import one_line
-from boltcutter.launch.snapshot import list_files
+from boltcutter.run.snapshot import list_files
 
 CODE = "code"
 RECORD = (run_files.RECORD, run_files.CONFIG, "code.patch", "library.patch", run_files.SEARCH, run_files.STUDY)

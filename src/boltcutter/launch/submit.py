@@ -15,12 +15,11 @@ from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment import user_key
 from boltcutter.environment.platform_facts import GPUS
-from boltcutter.launch import snapshot
 from boltcutter.launch.job import Job, Launcher, UnclearSubmissionError
 from boltcutter.launch.jobs import find_launcher, job_of, run_verb
 from boltcutter.launch.stored_runs import find_stored
 from boltcutter.project import Project, command, display_path
-from boltcutter.run import lineage
+from boltcutter.run import lineage, snapshot
 from boltcutter.run.folder import read_record, record_code, update_record
 
 

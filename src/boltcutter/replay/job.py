@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from boltcutter.run.trust import is_granted
 
 MODULE = "boltcutter.replay.worker"
 RESULT = "result-rank-{}.json"
+TIMES, FEWEST_SECONDS, LONGEST_SECONDS = 20, 600.0, 86400.0  # limits of how long a replay may take
 # Variables of a launcher, by which a replay would take itself for one of the launcher's processes.
 NOT_INHERITED = (
     *("SLURM_", "TORCHELASTIC_", "PET_", "OMPI_", "PMI_", "BOLTCUTTER_RUN_ID", "BOLTCUTTER_NODES", "BOLTCUTTER_TRIAL"),
@@ -53,6 +55,9 @@ class Job:
         without: Samples that are left out: rank, number of the batch in the step, row of the batch.
         lr_factor: By which learning rates are multiplied.
         double: Whether all is computed in float64.
+        trace: Steps of which all that they compute is written.
+        other: Folder of another run, from which settings are taken.
+        taken: Keys of these settings.
         trusts: Whether ``trust=true`` was given.
         forks: Whether ranks are forked, which a GPU does not allow.
     """
@@ -68,6 +73,9 @@ class Job:
     without: list[tuple[int, int, int]] = field(default_factory=list)
     lr_factor: float = 1.0
     double: bool = False
+    trace: list[int] = field(default_factory=list)
+    other: str | None = None
+    taken: list[str] = field(default_factory=list)
     trusts: bool = False
     forks: bool = False
 
@@ -80,11 +88,13 @@ class Done:
         ranks: What each rank has written.
         ledgers: Of each rank.
         error: Why it ended before its last step; empty if it did not.
+        folder: In which it has written.
     """
 
     ranks: list[dict[str, Any]]
     ledgers: list[Ledger]
     error: str = ""
+    folder: Path = Path()
 
     def losses(self) -> dict[int, float]:
         """The loss at each step, as a mean over the ranks and over the batches of the step."""
@@ -100,31 +110,79 @@ class Done:
         return {int(row["step"]): float(row["gradient_norm"]) for row in rows}
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """In what a replay is done.
+
+    Args:
+        project: Whose code is run: the project, or a copy of it as it was.
+        root: Of the project, where relative paths begin.
+        threads: Number of threads; None: as it is.
+        python: Interpreter of the environment with the packages.
+        variables: Environment variables.
+    """
+
+    project: Project
+    root: Path
+    threads: int | None = None
+    python: str = sys.executable
+    variables: tuple[tuple[str, str], ...] = ()
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables of the process."""
+        found = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
+        found |= dict(self.variables)
+        found |= {**self.project.environment, PARENT_PID: str(os.getpid())}
+        if self.threads:
+            found["OMP_NUM_THREADS"] = str(self.threads)
+        if self.project.root != self.root:  # a copy, before what is where the process starts
+            places = [self.project.root / "src", self.project.root, *found.get("PYTHONPATH", "").split(os.pathsep)]
+            found |= {"PYTHONPATH": os.pathsep.join(map(str, places)).rstrip(os.pathsep), "PYTHONSAFEPATH": "1"}
+        return found
+
+
+def surroundings(project: Project, record: Mapping[str, Any]) -> Surroundings:
+    """The surroundings of a replay of a run with the code of a project as it is."""
+    threads = (record.get("hardware") or {}).get("threads")
+    return Surroundings(project, project.root, threads if isinstance(threads, int) else None)
+
+
+def seconds_of(record: Mapping[str, Any]) -> float:
+    """How long a replay may take, as a multiple of what the run took: a step that is looked into takes many passes."""
+    seconds = [attempt.get("seconds") for attempt in record.get("attempts") or ()]
+    known = [float(each) for each in seconds if isinstance(each, int | float)]
+    return max(FEWEST_SECONDS, TIMES * sum(known)) if len(known) == len(seconds) else LONGEST_SECONDS
+
+
 class Worker:
     """A process that has imported all modules, and forks one for each replay.
 
     Args:
-        project: Whose code is run.
+        given: Code, packages and threads of the replays.
         scratch: Folder for the replays.
-        record: Of the run, whose number of threads is used.
+        record: Of the run.
+        seconds: After which a replay is ended; by default by how long the run took.
     """
 
-    def __init__(self, project: Project, scratch: Path, record: Mapping[str, Any]) -> None:
-        self.scratch, self.count = scratch, 0
+    def __init__(
+        self, given: Surroundings, scratch: Path, record: Mapping[str, Any], seconds: float | None = None
+    ) -> None:
+        self.given, self.scratch, self.count = given, scratch, 0
         self.log = scratch / "log.txt"
+        self.seconds = seconds or seconds_of(record)
         self.forks = (record.get("attempts") or [{}])[-1].get("device") == "cpu"
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
-        threads = (record.get("hardware") or {}).get("threads")
-        variables = {"OMP_NUM_THREADS": str(threads)} if isinstance(threads, int) else {}
-        environment = {**inherited, **project.environment, **variables, PARENT_PID: str(os.getpid())}
         self._log = self.log.open("ab")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", MODULE],
-            cwd=project.root,
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        is_copy = self.given.project.root != self.given.root and sys.version_info < (3, 11)  # no PYTHONSAFEPATH
+        return subprocess.Popen(
+            [self.given.python, "-m", MODULE],
+            cwd=self.given.project.root if is_copy else self.given.root,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=environment,
+            env=self.given.environment(),
             start_new_session=True,
         )
 
@@ -132,7 +190,7 @@ class Worker:
         """Replay, and return what was computed.
 
         Raises:
-            ReplayError: Nothing was replayed.
+            ReplayError: Nothing was replayed, or it takes too long.
         """
         self.count += 1
         job.folder = str(self.scratch / str(self.count))
@@ -142,17 +200,33 @@ class Worker:
         shutil.copy(Path(job.run, run_files.RECORD), folder)
         file = folder / "job.json"
         file.write_text(json.dumps(asdict(job)))
+        if self._process.poll() is not None:
+            raise ReplayError(self._last_error())
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{file}\n".encode())
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, as its log says
+            self._process.stdin.write(f"{file}\n".encode())
+            self._process.stdin.flush()
+        if not select.select([self._process.stdout], [], [], self.seconds)[0]:
+            self._restart()
+            raise ReplayError(f"not done after {self.seconds:.0f} seconds; give timeout=<more seconds>")
         self._process.stdout.readline()
         paths = [folder / RESULT.format(rank) for rank in range(job.devices)]
         ranks = [json.loads(path.read_text()) for path in paths if path.is_file()]
         if len(ranks) < job.devices:
             raise ReplayError(self._last_error())
         error = next((rank["error"] for rank in ranks if rank["error"]), "")
-        return Done(ranks, list(read_ledgers(folder)), error)
+        return Done(ranks, list(read_ledgers(folder)), error, folder)
+
+    def _restart(self) -> None:
+        """End what goes on, for the next replay."""
+        self.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+        self._process = self._start()
 
     def _last_error(self) -> str:
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
@@ -167,7 +241,8 @@ class Worker:
     def close(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
@@ -185,11 +260,11 @@ class ReplayError(RuntimeError):
 
 
 @contextmanager
-def worker(project: Project, record: Mapping[str, Any]) -> Iterator[Worker]:
+def worker(given: Surroundings, record: Mapping[str, Any], seconds: float | None = None) -> Iterator[Worker]:
     """A worker, whose folder and process are gone afterwards, also after a signal."""
     with restored_signals(), tempfile.TemporaryDirectory(prefix="boltcutter-replay-") as scratch:
         signals.install_handlers(*signals.SIGNALS)  # which raise
-        started = Worker(project, Path(scratch), record)
+        started = Worker(given, Path(scratch), record, seconds)
         try:
             yield started
         except BaseException:
@@ -197,6 +272,25 @@ def worker(project: Project, record: Mapping[str, Any]) -> Iterator[Worker]:
             raise
         finally:
             started.close()
+
+
+class Workers:
+    """Processes of replays by their surroundings, each started when it is needed.
+
+    Args:
+        stack: Ends them.
+        seconds: After which a replay is ended.
+    """
+
+    def __init__(self, stack: ExitStack, seconds: float | None = None) -> None:
+        self.stack, self.seconds = stack, seconds
+        self._started: dict[Surroundings, Worker] = {}
+
+    def find(self, given: Surroundings, record: Mapping[str, Any]) -> Worker:
+        """The process for these surroundings."""
+        if given not in self._started:
+            self._started[given] = self.stack.enter_context(worker(given, record, self.seconds))
+        return self._started[given]
 
 
 def checkpoints(run: RunPlace) -> list[tuple[int, str]]:
@@ -226,6 +320,18 @@ def ledgers_of(folder: Path, record: Mapping[str, Any]) -> list[Ledger]:
     found = list(read_ledgers(folder))[: ranks_of(record)[-1]]
     begin = max((int(ledger.rows["step"][0]) for ledger in found if len(ledger.rows)), default=0)
     return [Ledger(ledger.device, ledger.rows[ledger.rows["step"] >= begin]) for ledger in found]
+
+
+def seconds_given(text: str | None) -> float | None:
+    """The value of ``timeout=``: seconds after which a replay is ended; None if it is not given.
+
+    Raises:
+        ConfigError: It is no positive number.
+    """
+    with suppress(ValueError):
+        if text is None or float(text) > 0:
+            return None if text is None else float(text)
+    raise ConfigError(f"timeout={text}: not a positive number of seconds; try timeout=3600")
 
 
 def folder_of(text: str | None, key: str = "run") -> Path:

@@ -21,6 +21,7 @@ from boltcutter.replay.batches import without_rows
 from boltcutter.replay.job import RESULT, Job
 from boltcutter.replay.layers import Layers
 from boltcutter.replay.rows import describe_rows, locate, rows_of
+from boltcutter.replay.step_trace import StepTrace
 
 LOOKED_AT = 20  # steps before that which is looked at, with which its layers are compared
 BEFORE = "before.ckpt"
@@ -44,6 +45,7 @@ class Watch(Callback):
         self.losses: dict[int, list[Tensor]] = {}
         self.found: dict[str, Any] = {"saved": None, "rows": [], "names": {}, "origin": None, "bad": []}
         self.layers: Layers | None = None
+        self.trace: StepTrace | None = None
         self._seen, self._stride, self._batch_of_step = 0, 1, 0
         self._is_training = False  # never in a process that forks the ranks, whose callbacks learn of their errors
         self._handles: list[Any] = []
@@ -61,6 +63,8 @@ class Watch(Callback):
                 self._handles.append(inner.register_step_post_hook(self._scale_back))
         if self.job.inspect is not None:
             self.layers = Layers(pl_module)
+        if self.job.trace:
+            self.trace = StepTrace(pl_module, Path(self.job.folder), trainer.global_rank)
 
     def _scale(self, optimizer: Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
@@ -88,18 +92,24 @@ class Watch(Callback):
                 row for rank, number, row in job.without if (rank, number) == (trainer.global_rank, self._batch_of_step)
             ]
             _replace_batch(trainer, without_rows(batch, rows) if rows else batch)
+        if self.trace and any(self._is_in(step, trainer) for step in job.trace):
+            self.trace.begin(trainer, batch, self._indices(trainer, batch_idx))
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         """Note the loss, also of a step that is not done."""
         if self._is_in(self.job.inspect, trainer) and not bool(loss.detach().isfinite()):
             self._find_bad(pl_module)  # as a hook of the module may have changed them since the batch began
         scale = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+        if self.trace:
+            self.trace.note_loss(loss)
         self.losses.setdefault(trainer.global_step + self._stride, []).append(loss.detach() * scale)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         """Note gradients and weights."""
         if self.layers:
             self.layers.before_step()
+        if self.trace:
+            self.trace.before_step()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -117,6 +127,8 @@ class Watch(Callback):
         self._stride, self._seen, self._batch_of_step = step - self._seen, step, 0
         if self.layers:
             self.layers.after_step(step)
+        if self.trace:
+            self.trace.after_step(trainer, step)
         if step >= job.last:
             self._write(trainer, "")
             raise ReplayEndError(f"step {step} was done")

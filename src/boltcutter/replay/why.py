@@ -26,6 +26,8 @@ from boltcutter.replay.job import (
     ledgers_of,
     newest_before,
     ranks_of,
+    seconds_given,
+    surroundings,
     worker,
 )
 from boltcutter.replay.question import KINDS, Question, ask, describe
@@ -104,22 +106,24 @@ def why_command(project: Project, overrides: list[str]) -> Answer:
 
     Args:
         project: Whose code is run.
-        overrides: ``run=<folder>``, ``step=<number>|spike|nonfinite|last``, and ``html=<file>`` for a page.
+        overrides: ``run=<folder>``, ``step=<number>|spike|nonfinite|last``, ``html=<file>`` for a page, and
+            ``timeout=<seconds>`` of each replay.
 
     Raises:
         ConfigError: There is no such run or step, or it cannot be replayed.
     """
     words = [f"step={word}" if word in KINDS else word for word in overrides]
-    given, rest = split_overrides(words, "run", "step", "html")
+    given, rest = split_overrides(words, "run", "step", "html", "timeout")
     if rest:
         raise ConfigError(
-            f"{rest[0]}: not an argument of why; use run=<folder> [step=<number>|{'|'.join(KINDS)}] [html=<file>]"
+            f"{rest[0]}: not an argument of why; use run=<folder> [step=<number>|{'|'.join(KINDS)}] [html=<file>] "
+            "[timeout=<seconds>]"
         )
-    folder = folder_of(given.get("run"))
+    seconds, folder = seconds_given(given.get("timeout")), folder_of(given.get("run"))
     record = read_record(folder)
     question = ask(folder, record, given.get("step"))
     try:
-        with worker(project, record) as started:
+        with worker(surroundings(project, record), record, seconds) as started:
             answer = Case(project, folder, question, started).answer()
     except ReplayError as error:
         raise ConfigError(f"run={folder}: it cannot be replayed: {error}") from error

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,10 @@ def replay(project: Project, job: Job) -> None:
     """
     project.activate()
     filter_warnings()
-    recorded = complete_config(load_run_config(project, Path(job.run)))
+    loaded = load_run_config(project, Path(job.run))
+    if job.other:
+        loaded = with_taken(loaded, load_run_config(project, Path(job.other)), job.taken)
+    recorded = complete_config(loaded)
     cfg = settings(recorded, job)
     ending, changes = EndOfTraining(cfg), SettingChanges(recorded)
     with run_id([job.folder]), distributed_shutdown():
@@ -107,6 +111,25 @@ def replay(project: Project, job: Job) -> None:
         load_initial_state(components, cfg, job.checkpoint, ending, changes)
         track_children(trainer.strategy.launcher)
         trainer.fit(components.task, datamodule=components.data, ckpt_path=job.checkpoint, weights_only=True)
+
+
+def with_taken(own: Settings, other: Settings, keys: Sequence[str]) -> Settings:
+    """A configuration in which the values of some keys are those of another one, or not set as there."""
+    content = copy.deepcopy(own.texts)
+    for key in keys:
+        *above, name = key.split(".")
+        node: dict[str, Any] = content
+        source: Mapping[str, Any] = other.texts
+        for part in above:
+            inner = node.get(part)
+            node[part] = inner if isinstance(inner, dict) else {}
+            node = node[part]
+            found = source.get(part) if isinstance(source, Mapping) else None
+            source = found if isinstance(found, Mapping) else {}
+        node.pop(name, None)
+        if name in source:
+            node[name] = source[name]
+    return Settings(content)
 
 
 def settings(recorded: Settings, job: Job) -> Settings:

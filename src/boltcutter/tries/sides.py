@@ -20,9 +20,8 @@ from boltcutter.assembly.overrides import INFERRED, read_overrides
 from boltcutter.config.compose import OVERRIDE
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import flatten, last_of_each
-from boltcutter.launch import snapshot
 from boltcutter.project import Project
-from boltcutter.run import lineage, trust
+from boltcutter.run import lineage, snapshot, trust
 from boltcutter.run.folder import read_record
 from boltcutter.run.foreign_record import DATA_FOLDERS
 

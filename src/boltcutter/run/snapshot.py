@@ -1,4 +1,4 @@
-"""Copy the code of the project into the run folder, so that changes after submission do not affect the job."""
+"""Copy the code of the project, as it is or as it was at a commit, so that later changes do not affect what runs it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ def list_files(root: Path, run: Path) -> list[str]:
     return [name for name in names if (root / name).is_symlink() or (root / name).is_file()]  # others were deleted
 
 
-def copy_code(root: Path, target: Path, state: dict[str, Any], library: dict[str, Any], *, links: bool = True) -> None:
+def copy_code(
+    root: Path, target: Path, state: dict[str, Any], library: dict[str, Any] | None, *, links: bool = True
+) -> None:
     """Copy the project's files with uncommitted changes, and to ``src`` the library if it is an editable checkout.
 
     The states of both, from ``lineage.git_state`` and ``library_state``, are stored in the copy. With ``links``, it
-    links to large files.
+    links to large files. If ``library`` is None, it is left out, unless it is a part of the project.
     """
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
@@ -56,7 +58,7 @@ def copy_code(root: Path, target: Path, state: dict[str, Any], library: dict[str
             shutil.copy2(source, copy)
     _write_state(draft, state)
     copied_library = draft / "src" / LIBRARY
-    if lineage.is_editable() and not copied_library.exists():
+    if library is not None and lineage.is_editable() and not copied_library.exists():
         shutil.copytree(SOURCE / LIBRARY, copied_library, ignore=shutil.ignore_patterns("__pycache__"))
         _write_state(copied_library, library)
     shutil.rmtree(target, ignore_errors=True)
@@ -84,7 +86,7 @@ def copy_commit(
         target: Folder of the copy.
         commit: Commit of the repository.
         patches: Contents of patches that are applied to it, one after the other.
-        library: State of the library, from ``library_state``.
+        library: State of the library, from ``library_state``; None: it is not copied.
 
     Raises:
         ConfigError: The commit does not have the project, or a patch does not apply.
@@ -103,7 +105,7 @@ def copy_commit(
                 if done.returncode:
                     raise ConfigError(f"a patch does not apply to commit {commit[:8]} ({_reason(done)}); correct it")
             state = lineage.git_state(worktree / place)
-            copy_code(worktree / place, target, state, library or {}, links=False)
+            copy_code(worktree / place, target, state, library, links=False)
         finally:
             _git(root, "worktree", "remove", "--force", str(worktree))
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.launch import snapshot
 from boltcutter.launch.bundle import pack
-from boltcutter.run import lineage
+from boltcutter.run import lineage, snapshot
 
 
 def git(folder: Path, *arguments: str) -> None:

@@ -1,0 +1,383 @@
+"""``boltcutter bisect``: replays two runs up to the step at which they begin to differ, and says where and why."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from boltcutter.assembly.overrides import load_run_config
+from boltcutter.config.errors import ConfigError, one_line, printable
+from boltcutter.config.values import split_overrides
+from boltcutter.extend import NegativeResult
+from boltcutter.project import Project
+from boltcutter.replay.factors import Factor, find_factors
+from boltcutter.replay.job import (
+    Done,
+    Job,
+    ReplayError,
+    Surroundings,
+    Workers,
+    checkpoints,
+    folder_of,
+    ledgers_of,
+    ranks_of,
+    seconds_given,
+    surroundings,
+)
+from boltcutter.replay.traces import Place, first_places, read_traces
+from boltcutter.run import lineage, snapshot, trust
+from boltcutter.run.folder import is_own, read_record
+from boltcutter.run.ledger import Difference, Ledger, first_difference
+
+SIDES = ("A", "B")
+MOST_TRIED = 12  # factors
+SHOWN = 12  # samples in a line
+
+
+@dataclass
+class Answer:
+    """What ``bisect`` found.
+
+    Args:
+        runs: Folders of both runs.
+        equal: Whether no step differs.
+        step: The first optimizer step that differs, from 1.
+        epoch: In which it is.
+        columns: Of the ledger, which differ at that step.
+        begin: Step of the checkpoint from which both were replayed; 0: from the beginning.
+        places: What of the step differs first; several if none of them follows from another one.
+        causes: What of the other run makes this difference disappear.
+        factors: All that differs in the records; what cannot change a step is last.
+        lines: What else is to be said.
+    """
+
+    runs: tuple[str, str]
+    equal: bool = False
+    step: int | None = None
+    epoch: int | None = None
+    columns: list[str] = field(default_factory=list)
+    begin: int = 0
+    places: list[Place] = field(default_factory=list)
+    causes: list[str] = field(default_factory=list)
+    factors: list[Factor] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+
+def bisect_command(project: Project, overrides: list[str]) -> Answer:
+    """Print where and why two runs begin to differ; the exit status is 1 if they do.
+
+    Args:
+        project: Whose code is run.
+        overrides: ``run=<folder> with=<folder>``, ``python_a=`` and ``python_b=``, the interpreters of their
+            environments, and ``timeout=<seconds>`` of each replay.
+
+    Raises:
+        ConfigError: There is no such run, or one cannot be replayed.
+    """
+    given, rest = split_overrides(overrides, "run", "with", "python_a", "python_b", "timeout")
+    if rest:
+        raise ConfigError(
+            f"{rest[0]}: not an argument of bisect; use boltcutter bisect <run> <run> [--python-a=<python>] "
+            "[--python-b=<python>] [timeout=<seconds>]"
+        )
+    seconds = seconds_given(given.get("timeout"))
+    pythons = [given.get("python_a"), given.get("python_b")]
+    for name, python in zip(("--python-a", "--python-b"), pythons, strict=True):
+        if python and not Path(python).is_file():
+            raise ConfigError(f"{name}={python}: no such file; give the interpreter of an environment")
+    folders = folder_of(given.get("run")), folder_of(given.get("with"), "with")
+    with ExitStack() as stack:
+        answer = Bisection(project, folders, pythons, Workers(stack, seconds)).answer()
+    print(*(printable(line) for line in text(answer)), sep="\n")
+    if not answer.equal:
+        raise NegativeResult(answer)
+    return answer
+
+
+class Bisection:
+    """Two runs, and their replays.
+
+    Args:
+        project: Whose code is run.
+        folders: Of both runs.
+        pythons: Interpreters of their environments; None: the current one.
+        workers: Processes of the replays.
+    """
+
+    def __init__(
+        self,
+        project: Project,
+        folders: tuple[Path, Path],
+        pythons: Sequence[str | None],
+        workers: Workers,
+    ) -> None:
+        self.project, self.folders, self.pythons, self.workers = project, folders, pythons, workers
+        self.cfgs = load_run_config(project, folders[0]), load_run_config(project, folders[1], setting="with")
+        self.records = read_record(folders[0]), read_record(folders[1])
+        self.ledgers = [ledgers_of(*each) for each in zip(folders, self.records, strict=True)]
+        self.devices = [ranks_of(record)[-1] for record in self.records]
+        self.found = Answer((str(folders[0]), str(folders[1])))
+        self.found.factors = find_factors(self.cfgs, folders, self.records, project.root)
+        self._codes: dict[tuple[Any, ...], Project] = {}
+
+    def answer(self) -> Answer:
+        """Find the first step, what of it differs first, and what causes it."""
+        found = self.found
+        if missing := [str(folder) for folder, each in zip(self.folders, self.ledgers, strict=True) if not each]:
+            raise ConfigError(
+                f"{missing[0]}: it has no steps.ledger, so its steps are not known; train with callback.ledger"
+            )
+        recorded = self.first(*self.ledgers)
+        if recorded is None:
+            self.conclude_equal()
+            return found
+        found.step, found.epoch, found.columns = recorded.step, recorded.epoch, list(recorded.columns)
+        found.lines.append(f"the ledgers differ first at {recorded}")
+        if self.devices[0] != self.devices[1]:
+            found.lines.append(
+                f"not replayed, as A has {self.devices[0]} ranks and B {self.devices[1]}: their batches differ"
+            )
+            found.causes = [str(each) for each in found.factors if "trainer.devices" in each.keys]
+            return found
+        found.begin, saved = self.common_state(recorded.step)
+        self.given = [self.surroundings_of(side) for side in (0, 1)]
+        before = max((int(each) for each in self.ledgers[0][0].rows["step"] if each < recorded.step), default=0)
+        steps = sorted({before, recorded.step} - {0, found.begin})
+        done = [self.replay(side, saved[side], recorded.step, steps) for side in (0, 1)]
+        self.prove(done)
+        first = self.first(done[0].ledgers, done[1].ledgers)
+        if first is None:
+            self.conclude_not_repeated(done, recorded.step)
+            return found
+        found.step, found.epoch, found.columns = first.step, first.epoch, list(first.columns)
+        if first.step not in steps:  # weights are hashed at each step of a replay
+            done = [self.replay(side, saved[side], first.step, [first.step]) for side in (0, 1)]
+        found.places = self.places(*done)
+        self.find_causes(done[1], saved[0])
+        return found
+
+    # The steps
+
+    def first(self, one: Sequence[Ledger], other: Sequence[Ledger]) -> Difference | None:
+        """The first step of any rank that differs."""
+        pairs = enumerate(zip(one, other, strict=False))
+        found = [different for rank, pair in pairs if (different := first_difference(*pair, rank=rank))]
+        return min(found, key=lambda each: each.step, default=None)
+
+    def common_state(self, step: int) -> tuple[int, tuple[str | None, str | None]]:
+        """The newest step before, at which both have a checkpoint and equal digests; the beginning if there is none."""
+        saved = [dict(checkpoints(cfg.place)) for cfg in self.cfgs]
+        for at in sorted({*saved[0]} & {*saved[1]}, reverse=True):
+            if at < step and all(_is_hashed(each[0], at) for each in self.ledgers):  # equal, as it is before the first
+                return at, (saved[0][at], saved[1][at])
+        return 0, (None, None)
+
+    def conclude_equal(self) -> None:
+        """Say that no step differs that both runs have."""
+        lasts = [each[0].last for each in self.ledgers]
+        self.found.equal = lasts[0] == lasts[1]
+        if self.found.equal:
+            self.found.lines.append(f"no difference: all {lasts[0]} steps are equal")
+        else:
+            self.found.lines.append(f"the first {min(lasts)} steps are equal; A has {lasts[0]}, B has {lasts[1]}")
+
+    def conclude_not_repeated(self, done: Sequence[Done], step: int) -> None:
+        """Say what is left where both replays are equal."""
+        found = self.found
+        found.lines.append("replayed here, both are equal: the difference is not in settings or code")
+        left = [each for each in found.factors if each.matters and each.kind in ("data", "packages", "hardware")]
+        for factor in left:
+            factor.removes = True
+        found.causes = [str(each) for each in left if each.kind == "data"] or [str(each) for each in left]
+        traces = read_traces(done[0].folder, step, self.devices[0])
+        names = [str(i) for entries in traces for e in entries if e["kind"] == "samples" for i in e["indices"]]
+        if names and "samples" not in found.columns:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            found.lines.append(f"the step has the samples {', '.join(names[:SHOWN])}{more}")
+
+    def prove(self, done: Sequence[Done]) -> None:
+        """Say whether the replays are equal to what was recorded."""
+        begin = self.found.begin
+        since = f"the checkpoint of step {begin}" if begin else "the beginning"
+        for side, ledgers, each in zip(SIDES, self.ledgers, done, strict=True):
+            if each.error:
+                self.found.lines.append(f"{side}: its replay ended: {one_line(each.error, 160)}")
+            if different := self.first(ledgers, each.ledgers):
+                self.found.lines.append(
+                    f"{side}: its replay from {since} is not equal to its ledger from {different} on"
+                )
+            else:
+                self.found.lines.append(f"{side}: replayed from {since}, equal to its ledger")
+
+    # Replays
+
+    def surroundings_of(self, side: int) -> Surroundings:
+        """Code, packages and threads of a run."""
+        record, python = self.records[side], self.pythons[side]
+        found = replace(surroundings(self.project, record), project=self.code_of(side))
+        if python:
+            return replace(found, python=python)
+        installed, theirs = lineage.packages(), record.get("packages") or {}
+        others = self.records[1 - side].get("packages") or {}
+        names = [name for name in {**theirs, **others} if theirs.get(name) != others.get(name)]
+        if wrong := [name for name in names if theirs.get(name) != installed.get(name)]:
+            name = wrong[0]
+            label, now, was = SIDES[side], installed.get(name, "absent"), theirs.get(name, "absent")
+            self.found.lines.append(
+                f"{label}: replayed with {name} {now}, was {was}; give --python-{label.lower()}=<interpreter of its "
+                "environment>"
+            )
+        return found
+
+    def code_of(self, side: int) -> Project:
+        """The project as it was: itself, or a copy that is removed afterwards.
+
+        Raises:
+            ConfigError: Its code is not available, or is that of somebody else.
+        """
+        folder, state = self.folders[side], self.records[side].get("git") or {}
+        now, label = lineage.git_state(self.project.root), SIDES[side]
+        commit, changes = state.get("commit"), state.get("changes")
+        if (commit, changes) == (now.get("commit"), now.get("changes")):
+            return self.project
+        if not commit:
+            self.found.lines.append(
+                f"{label}: its code is not known, as it was in no git repository; replayed as it is now"
+            )
+            return self.project
+        if (commit, changes) in self._codes:
+            return self._codes[commit, changes]
+        if not (trust.is_granted() or is_own(folder)):
+            raise ConfigError(f"{folder}: its code would be run, which is that of somebody else; {trust.REMEDY}")
+        if snapshot.find_commit(self.project.root, str(commit)) is None:
+            raise ConfigError(
+                f"{folder}: its commit {commit} is not in the repository of {self.project.root}; fetch it"
+            )
+        patch = b""
+        if changes:
+            try:
+                patch = trust.read_bytes(folder / "code.patch")
+            except (OSError, ValueError):
+                raise ConfigError(f"{folder}: it had uncommitted changes, but code.patch cannot be read") from None
+        target = Path(self.workers.stack.enter_context(tempfile.TemporaryDirectory(prefix="boltcutter-code-")), "code")
+        snapshot.copy_commit(self.project.root, target, str(commit), [patch] if patch else [])
+        self._codes[commit, changes] = found = Project.find(target)
+        return found
+
+    def replay(
+        self,
+        side: int,
+        checkpoint: str | None,
+        last: int,
+        trace: Sequence[int],
+        given: Surroundings | None = None,
+        keys: Sequence[str] = (),
+    ) -> Done:
+        """Replay a run up to a step; with settings of the other one.
+
+        Raises:
+            ConfigError: It cannot be replayed.
+        """
+        folder, other = self.folders[side], self.folders[1 - side]
+        job = Job(str(folder), "", last, self.devices[side], checkpoint, trace=list(trace))
+        if keys:
+            job.other, job.taken = str(other), list(keys)
+        try:
+            return self.workers.find(given or self.given[side], self.records[side]).run(job)
+        except ReplayError as error:
+            if given or keys:
+                raise
+            raise ConfigError(f"{SIDES[side]} ({folder}) cannot be replayed: {error}") from error
+
+    def places(self, one: Done, other: Done) -> list[Place]:
+        """What of the step differs first."""
+        assert self.found.step is not None
+        traces = [read_traces(done.folder, self.found.step, self.devices[0]) for done in (one, other)]
+        return first_places(*traces)
+
+    # Causes
+
+    def find_causes(self, second: Done, checkpoint: str | None) -> None:
+        """Let A have each difference from B, and note after which the first difference is gone."""
+        found, step = self.found, self.found.step
+        assert step is not None
+        tried = [factor for factor in found.factors if factor.kind in ("setting", "code", "threads", "packages")]
+        for factor in tried[:MOST_TRIED]:
+            self.attempt(factor, second, checkpoint, step)
+            if factor.removes and not factor.left:
+                break  # A is equal to B
+        removing = [factor for factor in found.factors if factor.removes]
+        if not removing:
+            together = [factor for factor in tried if factor.kind == "setting"]
+            if len(together) > 1:
+                keys = [key for factor in together for key in factor.keys]
+                all_settings = Factor("setting", [f"{len(together)} settings together"], keys)
+                self.attempt(all_settings, second, checkpoint, step)
+                removing = [all_settings] if all_settings.removes else []
+        if not removing:
+            untried = [f for f in found.factors if f.removes is None and f.matters]
+            found.lines.append(
+                "no difference of the records removes it when A has it from B"
+                + (f"; not tried: {', '.join(map(str, untried))}" if untried else "")
+            )
+        found.causes = [str(factor) for factor in removing]
+        found.factors.sort(key=lambda factor: (not factor.removes, not factor.matters))
+
+    def attempt(self, factor: Factor, second: Done, checkpoint: str | None, step: int) -> None:
+        """Replay A with one difference from B."""
+        given, (own, theirs) = self.given[0], self.given
+        if factor.kind == "code":
+            given = replace(own, project=theirs.project)
+        elif factor.kind == "threads":
+            given = replace(own, threads=theirs.threads)
+        elif factor.kind == "packages":
+            given = replace(own, python=theirs.python)
+        if factor.kind != "setting" and given == own:  # it cannot be taken from B
+            return
+        try:
+            done = self.replay(0, checkpoint, step, [step], given, factor.keys)
+        except ReplayError as error:
+            factor.left = f"not tried: {one_line(error, 160)}"
+            return
+        different = self.first(done.ledgers, second.ledgers)
+        places = self.places(done, second)
+        if different and different.step < step:
+            factor.removes, factor.left = False, f"{different}"
+        elif not places:
+            factor.removes = different is None
+            factor.left = f"{different}" if different else ""
+        else:
+            factor.removes, factor.left = places[0].order > self.found.places[0].order, places[0].text
+
+
+def _is_hashed(ledger: Ledger, step: int) -> bool:
+    at = np.flatnonzero(ledger.rows["step"] == step)
+    return bool(len(at)) and bool(ledger.rows["weights"][at[0]])
+
+
+def text(answer: Answer) -> list[str]:
+    """The answer for a terminal."""
+    lines = []
+    for place in answer.places:
+        where = f" of rank {place.rank}" if place.rank else ""
+        lines.append(f"first difference: step {answer.step} (epoch {answer.epoch}){where}: {place.text}")
+    if not answer.places and answer.step is not None:
+        lines.append(f"first difference: step {answer.step} (epoch {answer.epoch}): {', '.join(answer.columns)}")
+    lines += [f"cause: {cause}" for cause in answer.causes]
+    lines += answer.lines
+    for factor in answer.factors:
+        state = ""
+        if factor.removes:
+            state = "" if not factor.left else f": with it of B, what is left is: {factor.left}"
+        elif factor.left:
+            state = f": {factor.left}" if factor.removes is None else ": with it of B, the difference is the same"
+        elif not factor.matters:
+            state = ", without effect on a step"
+        lines += [f"{line}{state}" for line in factor.lines]
+    return lines

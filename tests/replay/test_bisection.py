@@ -1,0 +1,88 @@
+import tempfile
+from pathlib import Path
+
+import pytest
+from planted_pairs import EQUAL, PAIRS, PairProject, overrides
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.extend import NegativeResult
+from boltcutter.project import Project
+from boltcutter.replay.bisection import Answer, bisect_command, text
+from boltcutter.replay.factors import Factor
+from boltcutter.replay.traces import Place
+
+PROJECT = Project.at(Path(__file__).parents[2])
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> PairProject:
+    return PairProject(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "name", ["a sample, 2 ranks, 2 workers", "uncommitted change", "version of a library", "lr of a resumed run"]
+)
+def test_the_first_difference_and_its_cause_are_named(
+    pairs: PairProject, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    pair = PAIRS[name]
+    first, second = pairs.make(name, pair)
+    before = {path: path.stat().st_mtime_ns for run in (first, second) for path in run.rglob("*")}
+    monkeypatch.chdir(pairs.root)
+    with pytest.raises(NegativeResult) as raised:
+        bisect_command(Project.find(pairs.root), overrides(first, second, pair, pairs))
+    answer = raised.value.result
+    assert answer.places[0].kind == pair.kind
+    assert pair.name in answer.places[0].name
+    assert pair.step is None or answer.step == pair.step
+    assert [cause for cause in answer.causes if pair.cause in cause]
+    assert "equal to its ledger" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for run in (first, second) for path in run.rglob("*")} == before
+    assert not list(tmp_path.iterdir())  # neither copies of the code nor replays
+    assert len(pairs.git("worktree", "list").splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["2 ranks, 2 workers", "a module renamed"])
+def test_equal_runs_do_not_differ(pairs: PairProject, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = pairs.make(name, EQUAL[name])
+    monkeypatch.chdir(pairs.root)
+    answer = bisect_command(Project.find(pairs.root), [f"run={first}", f"with={second}"])
+    assert answer.equal
+    assert answer.step is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "run: missing"),
+        (["run={run}", "with={run}"], "no run there"),
+        (["run={run}", "step=3"], "step=3: not an argument"),
+        (["run={run}", "python_a=/no/python"], "--python-a=/no/python: no such file"),
+        (["run={run}", "timeout=-1"], "timeout=-1: not a positive number"),
+    ],
+)
+def test_what_is_not_asked_rightly_is_said(tmp_path: Path, arguments: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        bisect_command(PROJECT, [argument.format(run=tmp_path) for argument in arguments])
+
+
+def test_the_answer_as_text() -> None:
+    answer = Answer(("a", "b"), step=3, epoch=0, columns=["loss"], causes=["setting task.lr=1 → 2"])
+    answer.places = [Place("module", "net.0", "the output of module net.0 (Linear) differs", rank=1)]
+    answer.factors = [
+        Factor("setting", ["setting   task.lr=1 → 2"], removes=True),
+        Factor("code", ["code      commit a → b"], removes=False, left="the same"),
+        Factor("setting", ["setting   tags=a → b"], matters=False),
+    ]
+    assert text(answer) == [
+        "first difference: step 3 (epoch 0) of rank 1: the output of module net.0 (Linear) differs",
+        "cause: setting task.lr=1 → 2",
+        "setting   task.lr=1 → 2",
+        "code      commit a → b: with it of B, the difference is the same",
+        "setting   tags=a → b, without effect on a step",
+    ]
