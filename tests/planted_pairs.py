@@ -77,7 +77,9 @@ PAIRS: dict[str, Pair] = {
         both=("task.hidden=4096", "data.batch_size=128"), kind="", cause="threads", threads=(1, 2)
     ),
     "version of a library": Pair(packages=("1.0", "2.0"), kind="module input", cause="planted-lib"),
-    "a commit that swaps two lines": Pair(edit=(CODE, RELU, swapped(RELU)), kind="module", name="net.norm", cause=CODE),
+    "a commit that swaps two lines": Pair(
+        edit=(CODE, RELU, swapped(RELU)), kind="module input", name="net.norm", cause=CODE
+    ),
     "precision of one matmul": Pair(("task.dtype=bfloat16",), kind="module", name="net.second", cause="task.dtype"),
     "batch order": Pair(("callback.reseed.seed=1",), kind="samples", cause="callback.reseed.seed"),
     "BatchNorm momentum": Pair(("task.momentum=0.2",), kind="buffer", name="net.norm", cause="task.momentum"),

@@ -32,3 +32,7 @@ def test_code_packages_and_hardware_that_differ_are_named(tmp_path: Path) -> Non
         "hardware  threads 1 → 2",
     ]
     assert list(record_differences((folders[0],) * 2, (first, first), tmp_path)) == []
+    unchanged = folders[0], tmp_path  # without a patch
+    records = first, first | {"git": {"commit": "a", "changes": None}}
+    expected = ["code      uncommitted changes differ: other.py, same.py"]
+    assert list(record_differences(unchanged, records, tmp_path)) == expected

@@ -201,7 +201,10 @@ def _input(here: Entry, there: Entry) -> tuple[Any, str]:
     sample = f"sample {index}" if index is not None else f"sample {row + 1} of the batch"
     more = f"; {len(rows)} of {size} samples differ" if len(rows) > 1 else ""
     equal = ", although the indices are equal" if indices else ""
-    return index, f"{name} of {sample} is {_shown(values[0])} in A, {_shown(values[1])} in B at {at}{equal}{more}"
+    return (
+        index,
+        f"{name} of {sample} is {_shown(values[0])} in A, {_shown(values[1])} in B at position {at}{equal}{more}",
+    )
 
 
 def _shown(value: Any) -> str:

@@ -66,8 +66,8 @@ def _read(patch: Path) -> bytes:
 
 def _by_file(patch: bytes) -> dict[str, bytes]:
     found = [*PATCHED.finditer(patch)]
-    ends = [*(match.start() for match in found[1:]), len(patch)]
-    return {m[1].decode(errors="replace"): patch[m.start() : end] for m, end in zip(found, ends, strict=True)}
+    ends = [*(match.start() for match in found[1:]), len(patch)]  # one more than there are files, of an empty patch
+    return {m[1].decode(errors="replace"): patch[m.start() : end] for m, end in zip(found, ends, strict=False)}
 
 
 def _named(files: list[str] | None) -> str:
