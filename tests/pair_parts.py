@@ -1,11 +1,12 @@
 """A small training whose parts are changed one at a time: copied into a project as ``parts``."""
 
+import signal
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, RandomSampler, get_worker_info
 
 SAMPLES = 256
 
@@ -38,15 +39,23 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
 
 class PairData(L.LightningDataModule):
     def __init__(
-        self, file: str, num_workers: int = 0, batch_size: int = 16, noise: float = 0.0, worker_seed: int = 0
+        self,
+        file: str,
+        num_workers: int = 0,
+        batch_size: int = 16,
+        noise: float = 0.0,
+        worker_seed: int = 0,
+        order: int | None = None,
     ) -> None:
         super().__init__()
         self.file, self.num_workers, self.batch_size = file, num_workers, batch_size
-        self.noise, self.worker_seed = noise, worker_seed
+        self.noise, self.worker_seed, self.order = noise, worker_seed, order
 
     def train_dataloader(self) -> Any:
         data = Samples(self.file, self.noise, self.worker_seed)
-        return DataLoader(data, self.batch_size, shuffle=True, num_workers=self.num_workers)
+        generator = None if self.order is None else torch.Generator().manual_seed(self.order)
+        sampler = RandomSampler(data, generator=generator)
+        return DataLoader(data, self.batch_size, sampler=sampler, num_workers=self.num_workers)
 
 
 class Rounded(nn.Linear):
@@ -74,6 +83,14 @@ class Net(nn.Module):
         x = torch.relu(x)
         x = self.dropout(x)
         return self.second(x)
+
+
+class Preempted(L.Callback):
+    """What a cluster does that takes back a machine: SIGTERM in the second epoch, once."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step == 21 and trainer.ckpt_path is None:
+            signal.raise_signal(signal.SIGTERM)
 
 
 class PairModule(L.LightningModule):

@@ -36,7 +36,8 @@ class Pair:
         workers: Of the loader.
         threads: Of both runs.
         packages: Version of the package ``planted-lib`` of both runs.
-        resumes: Whether the second run continues the first one, stopped after an epoch.
+        resumes: Whether the second run was stopped after an epoch, and resumed.
+        preempted: Whether it got SIGTERM in its second epoch, and was resumed.
     """
 
     second: tuple[str, ...] = ()
@@ -52,6 +53,7 @@ class Pair:
     threads: tuple[int, int] = (1, 1)
     packages: tuple[str, str] = ("", "")
     resumes: bool = False
+    preempted: bool = False
 
 
 RELU = "        x = self.norm(x)\n        x = torch.relu(x)\n"
@@ -81,7 +83,10 @@ PAIRS: dict[str, Pair] = {
         edit=(CODE, RELU, swapped(RELU)), kind="module input", name="net.norm", cause=CODE
     ),
     "precision of one matmul": Pair(("task.dtype=bfloat16",), kind="module", name="net.second", cause="task.dtype"),
-    "batch order": Pair(("callback.reseed.seed=1",), kind="samples", cause="callback.reseed.seed"),
+    "batch order": Pair(("data.order=1",), kind="samples", cause="data.order"),
+    "seed of random numbers": Pair(
+        ("callback.reseed.seed=1",), kind="module", name="net.dropout", cause="callback.reseed.seed"
+    ),
     "BatchNorm momentum": Pair(("task.momentum=0.2",), kind="buffer", name="net.norm", cause="task.momentum"),
     "schedule off by one": Pair(("task.warmup=5",), kind="option", name="lr", cause="task.warmup"),
     "accumulation": Pair(("trainer.accumulate_grad_batches=2",), kind="samples", cause="trainer.accumulate_grad"),
@@ -127,10 +132,9 @@ PAIRS: dict[str, Pair] = {
     ),
     "two settings without effect, and a line of code": Pair(
         ("tags=[b]", "callback.throughput=null"),
-        edit=(CODE, ".abs().pow(", ".pow(2).sqrt().pow("),
+        edit=(CODE, ".abs().pow(", ".mul(1.001).abs().pow("),
         kind="loss",
         cause=CODE,
-        step=None,
     ),
     "lr of a resumed run": Pair(("task.lr=0.02",), kind="option", name="lr", cause="task.lr", step=17, resumes=True),
     "dropout rate, 2 ranks": Pair(
@@ -148,6 +152,7 @@ EQUAL: dict[str, Pair] = {
     "2 ranks, 2 workers": Pair(ranks=2, workers=2),
     "EMA": Pair(both=("callback=[default,ema]",)),
     "resumed after an epoch": Pair(resumes=True),
+    "preempted and resumed": Pair(preempted=True),
     "a module renamed": Pair(edit=(CODE, "self.second", "self.head")),
     "tags and a logger": Pair(("tags=[b]", "callback.throughput=null")),
 }
@@ -245,8 +250,9 @@ class PairProject:
             if pair.commits:
                 self.git("commit", "-qam", name)
         try:
-            if pair.resumes:
-                self.train(second, pair, 0, ["trainer.max_epochs=1"])
+            if pair.resumes or pair.preempted:
+                stop = ["+callback.stop._target_=parts.Preempted"] if pair.preempted else ["trainer.max_epochs=1"]
+                self.train(second, pair, 0, stop)
                 status = forked(
                     self._start, second, pair, 1, [f"resume={second}", "trainer.max_epochs=2", *pair.second]
                 )
@@ -271,9 +277,12 @@ class PairProject:
         path.write_text(content.replace(old, new))
 
 
+def pythons(pair: Pair, project: PairProject) -> list[str | None]:
+    """The interpreters of the environments of both runs of a pair."""
+    return [f"{project.scratch}/python-{version}" if version else None for version in pair.packages]
+
+
 def overrides(first: Path, second: Path, pair: Pair, project: PairProject) -> list[str]:
     """The arguments of ``bisect`` for a pair."""
-    found = [f"run={first}", f"with={second}"]
-    for key, version in zip(("python_a", "python_b"), pair.packages, strict=True):
-        found += [f"{key}={project.scratch}/python-{version}"] if version else []
-    return found
+    keys = zip(("python_a", "python_b"), pythons(pair, project), strict=True)
+    return [f"run={first}", f"with={second}", *(f"{key}={python}" for key, python in keys if python)]

@@ -42,6 +42,7 @@ READ_RUNS = {
     "info": [["run={run}"]],
     "why": [["run={run}", "--hang"]],
     "bisect": [["run={run}", "with={run}"]],
+    "golden": [["run={run}"]],
     "runs": [["runs={runs}", "nothing=1"], ["runs={runs}", "--sort", "nothing"], ["remove", "{run}", "runs={runs}"]],
     "find-batch-size": [["resume={run}"]],
 }

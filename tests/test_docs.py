@@ -52,6 +52,7 @@ OWN = {  # keys of commands besides overrides of training
     "info": {"run", "ckpt"},
     "why": {"run"},
     "bisect": {"run", "with", "timeout", "--python-a", "--python-b"},
+    "golden": {"run", "name", "tolerance.loss", "tolerance.gradient_norm", "tolerance.lr"},
     "find-batch-size": set(),
 }
 # Documented commands that need neither files nor packages beside those of the tests.

@@ -42,5 +42,6 @@ from boltcutter.callback.progress import Progress as Progress
 from boltcutter.callback.throughput import ThroughputMonitor as ThroughputMonitor
 from boltcutter.logger.wandb import WandbLogger as WandbLogger
 from boltcutter.callback.ema import EMA as EMA
+from boltcutter.replay.golden import check_golden as check_golden
 
 __version__: str

@@ -83,6 +83,14 @@ boltcutter bisect runs/… latest      # replays both up to the first step that 
     --python-a= --python-b=   interpreters of the environments with which they are replayed
     timeout=<seconds>         after which a replay is ended""",
     ),
+    "golden": Command(
+        "boltcutter.replay.golden:golden_command",
+        """Keep the steps of a short run as a test: boltcutter golden run=<folder> [name=…] [tolerance.<column>=…]
+
+boltcutter golden run=latest name=baseline           # tests/golden/baseline.ledger; boltcutter.check_golden compares
+boltcutter golden run=latest tolerance.loss=1e-4     # relative; also of gradient_norm and lr""",
+        runs=("run",),
+    ),
     "tries": Command(
         "boltcutter.tries.listing:tries_command",
         "List the changes that were tried, and their verdicts: boltcutter tries [runs=<folder>] [--json]",

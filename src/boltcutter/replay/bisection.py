@@ -51,6 +51,7 @@ class Answer:
         epoch: In which it is.
         columns: Of the ledger, which differ at that step.
         begin: Step of the checkpoint from which both were replayed; 0: from the beginning.
+        exact: Whether both replays were equal to the ledgers of the runs before the step at which these differ.
         places: What of the step differs first; several if none of them follows from another one.
         causes: What of the other run makes this difference disappear.
         factors: All that differs in the records; what cannot change a step is last.
@@ -63,6 +64,7 @@ class Answer:
     epoch: int | None = None
     columns: list[str] = field(default_factory=list)
     begin: int = 0
+    exact: bool = True
     places: list[Place] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
     factors: list[Factor] = field(default_factory=list)
@@ -150,6 +152,13 @@ class Bisection:
         before = max((int(each) for each in self.ledgers[0][0].rows["step"] if each < recorded.step), default=0)
         steps = sorted({before, recorded.step} - {0, found.begin})
         done = [self.replay(side, saved[side], recorded.step, steps) for side in (0, 1)]
+        early = [side for side in (0, 1) if self.is_early(side, done[side], recorded.step)]
+        if len(early) == 1:  # as the settings with which it was resumed are not those of its first steps
+            saved = self.state_of_other(1 - early[0], saved[1 - early[0]], recorded.step, before)
+            done = [self.replay(side, saved[side], recorded.step, [recorded.step]) for side in (0, 1)]
+            early = [side for side in (0, 1) if self.is_early(side, done[side], recorded.step)]
+            steps = [recorded.step]
+        found.exact = not early
         self.prove(done)
         first = self.first(done[0].ledgers, done[1].ledgers)
         if first is None:
@@ -178,6 +187,26 @@ class Bisection:
                 return at, (saved[0][at], saved[1][at])
         return 0, (None, None)
 
+    def is_early(self, side: int, done: Done, step: int) -> bool:
+        """Whether a replay is not that of the run already before the step at which the runs differ."""
+        different = self.first(self.ledgers[side], done.ledgers)
+        return different is not None and different.step < step
+
+    def state_of_other(
+        self, side: int, checkpoint: str | None, step: int, before: int
+    ) -> tuple[str | None, str | None]:
+        """The state before a step in a replay of one run, which is that of both, as their ledgers are equal."""
+        done = self.replay(side, checkpoint, step, [], save_before=step)
+        if not (saved := done.ranks[0]["saved"]):
+            return (checkpoint, checkpoint)
+        other = SIDES[1 - side]
+        self.found.begin = before
+        self.found.lines.append(
+            f"{other}: its last settings do not repeat its first steps; both are replayed from the state of {SIDES[side]} "
+            f"after step {before}, up to which the ledgers are equal"
+        )
+        return (saved, saved)
+
     def conclude_equal(self) -> None:
         """Say that no step differs that both runs have."""
         lasts = [each[0].last for each in self.ledgers]
@@ -204,7 +233,7 @@ class Bisection:
     def prove(self, done: Sequence[Done]) -> None:
         """Say whether the replays are equal to what was recorded."""
         begin = self.found.begin
-        since = f"the checkpoint of step {begin}" if begin else "the beginning"
+        since = f"step {begin}" if begin else "the beginning"
         for side, ledgers, each in zip(SIDES, self.ledgers, done, strict=True):
             if each.error:
                 self.found.lines.append(f"{side}: its replay ended: {one_line(each.error, 160)}")
@@ -278,6 +307,7 @@ class Bisection:
         trace: Sequence[int],
         given: Surroundings | None = None,
         keys: Sequence[str] = (),
+        save_before: int | None = None,
     ) -> Done:
         """Replay a run up to a step; with settings of the other one.
 
@@ -285,7 +315,7 @@ class Bisection:
             ConfigError: It cannot be replayed.
         """
         folder, other = self.folders[side], self.folders[1 - side]
-        job = Job(str(folder), "", last, self.devices[side], checkpoint, trace=list(trace))
+        job = Job(str(folder), "", last, self.devices[side], checkpoint, save_before, trace=list(trace))
         if keys:
             job.other, job.taken = str(other), list(keys)
         try:

@@ -100,7 +100,7 @@ class StepTrace:
     def _after_optimizer(self, number: int, optimizer: Any, args: Any, options: Any) -> None:
         """Note with what an optimizer has done its step, before a scheduler changes it."""
         for index, group in enumerate(optimizer.param_groups):
-            for key, value in sorted(group.items()):
+            for key, value in sorted(group.items(), key=lambda item: (item[0].startswith("initial_"), item[0])):
                 if key != "params":
                     text = repr(value.tolist() if isinstance(value, Tensor) else value)
                     self._note("option", f"{key} of optimizer {number}, group {index}", text)

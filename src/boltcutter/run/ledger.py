@@ -7,7 +7,7 @@ then a row of 64 bytes for each optimizer step.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -138,18 +138,24 @@ class Difference:
         )
 
 
-def first_difference(first: Ledger, second: Ledger, rank: int = 0) -> Difference | None:
+def first_difference(
+    first: Ledger, second: Ledger, rank: int = 0, tolerance: Mapping[str, float] | None = None
+) -> Difference | None:
     """The first step that both ledgers have and in which they differ; None if there is none.
 
     Args:
         first: Of one run.
         second: Of another one.
         rank: Whose they are.
+        tolerance: By how much numbers of a column may differ, relative to the larger one.
     """
     _, at, there = np.intersect1d(first.rows["step"], second.rows["step"], return_indices=True)
     one, other = first.rows[at], second.rows[there]
     skipped = {"gradient"} if first.device != second.device else set()
-    differs = {name: _differs(name, one[name], other[name]) for name in COLUMNS if name not in skipped}
+    allowed = tolerance or {}
+    differs = {
+        name: _differs(name, one[name], other[name], allowed.get(name, 0.0)) for name in COLUMNS if name not in skipped
+    }
     somewhere = np.flatnonzero(np.logical_or.reduce(list(differs.values())))
     if not len(somewhere):
         return None
@@ -166,8 +172,11 @@ def differences(first: Path, second: Path) -> Iterator[Difference]:
             yield found
 
 
-def _differs(name: str, one: Rows, other: Rows) -> npt.NDArray[np.bool_]:
-    """Where two columns differ in any bit. NaN equals NaN."""
+def _differs(name: str, one: Rows, other: Rows, tolerance: float = 0.0) -> npt.NDArray[np.bool_]:
+    """Where two columns differ: without a tolerance, in any bit. NaN equals NaN."""
     if name in DIGESTS:
         return np.asarray((one != other) & (one != 0) & (other != 0))
+    if tolerance:
+        is_close = np.isclose(one, other, rtol=tolerance, atol=0, equal_nan=True)
+        return ~(is_close | np.isclose(other, one, rtol=tolerance, atol=0, equal_nan=True))
     return np.asarray((one.view("<u8") != other.view("<u8")) & ~(np.isnan(one) & np.isnan(other)))
