@@ -202,8 +202,8 @@ class Bisection:
         other = SIDES[1 - side]
         self.found.begin = before
         self.found.lines.append(
-            f"{other}: its last settings do not repeat its first steps; both are replayed from the state of {SIDES[side]} "
-            f"after step {before}, up to which the ledgers are equal"
+            f"{other}: its last settings do not repeat its first steps; both are replayed from the state of "
+            f"{SIDES[side]} after step {before}, up to which the ledgers are equal"
         )
         return (saved, saved)
 
