@@ -46,7 +46,7 @@ READ_RUNS = {
     "runs": [["runs={runs}", "nothing=1"], ["runs={runs}", "--sort", "nothing"], ["remove", "{run}", "runs={runs}"]],
     "find-batch-size": [["resume={run}"]],
 }
-READ_NO_RUNS = {"new", "add", "vendor", "import", "mcp", "schema", "try", "tries"}  # mcp and try start others
+READ_NO_RUNS = {"bench", "new", "add", "vendor", "import", "mcp", "schema", "try", "tries"}  # mcp and try start others
 
 
 RECORDS = {"record.json", "search.json", "RECORD", "SEARCH"}  # names and constants

@@ -168,6 +168,14 @@ boltcutter doctor model=gpt data=text task=language devices=8 memory=80GiB    # 
 boltcutter doctor --test""",
         flags="boltcutter.planning.flags:DOCTOR_FLAGS",
     ),
+    "bench": Command(
+        "boltcutter.planning.bench:bench_command",
+        """Measure how fast this machine trains, beside hand-written loops: boltcutter bench [seconds=240] [work=…]
+
+boltcutter bench                     # a convnet, ResNet-50 and a GPT, and doctor --test: a table and, with --json, JSON
+boltcutter bench work=resnet50 seconds=60""",
+        is_plain=True,
+    ),
     "find-batch-size": Command(
         "boltcutter.planning.batch_size:find_batch_size_command",
         "Find the largest batch that fits into memory: boltcutter find-batch-size [limit_gib=…] [train overrides]",

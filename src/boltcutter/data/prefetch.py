@@ -88,6 +88,9 @@ class Prefetcher:
         left: Number of batches that may still be read; None: all that there are.
         copies: Copies them; None: they stay as they are.
         waited: Called with the seconds that a batch was waited for while no device had work queued.
+
+    Attributes:
+        read_seconds: Seconds in which batches were read and their copies begun.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Prefetcher:
         waited: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.batches, self.depth, self.left, self.copies, self.waited = batches, depth, left, copies, waited
+        self.read_seconds = 0.0
         self._pending: deque[Future[Any]] = deque()
         self._thread = ThreadPoolExecutor(1, "prefetch") if depth else None
         self._fill()
@@ -150,11 +154,13 @@ class Prefetcher:
             self._pending.append(self._thread.submit(self._read))
 
     def _read(self) -> Any:
+        began = perf_counter()
         found: Any = next(self.batches, NOTHING)
         if found is NOTHING:
             return NOTHING
         batch, *numbers = found
         moved, copied = self.copies.begin(batch) if self.copies else (batch, None)
+        self.read_seconds += perf_counter() - began
         return (moved, *numbers), copied
 
 

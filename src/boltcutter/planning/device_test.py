@@ -123,6 +123,8 @@ class Devices:
         except subprocess.TimeoutExpired:
             kill(process)
             process.communicate()
+            if time.monotonic() >= self.end:
+                raise NotTriedError("the time for all checks is over") from None
             raise CheckError(f"did not end in time{repeat}") from None
         lines = output.strip().splitlines() or [""]
         if process.returncode:
