@@ -84,7 +84,8 @@ class Turns(Callback):
             self.ours.append(seconds / self.steps)
             self.timed += seconds
             self.waited += (data_wait_seconds(trainer) or 0.0) - self.waited_before
-            self.read += self.seconds_read(trainer) - self.read_before
+            read = self.seconds_read(trainer)  # which begins anew in each epoch
+            self.read += read - (self.read_before if read >= self.read_before else 0.0)
             began = self.now(pl_module)
             self.run(trainer, self.steps)
             self.theirs.append((self.now(pl_module) - began) / self.steps)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import lightning as L
 import torch
@@ -34,7 +34,7 @@ from boltcutter.internals import (
 )
 from boltcutter.protocols import data_parallel, gather_objects
 from boltcutter.structure import inputs_of, split_batch
-from boltcutter.task.compiler import Inductor
+from boltcutter.task.compiler import REDUCE_OVERHEAD, Inductor, forbids_graphs
 from boltcutter.task.errors import TotalStepsError, call_with_batch
 from boltcutter.task.metric_states import get_state, merge_states, plain_tensor, set_state
 from boltcutter.task.penalty import penalty
@@ -60,8 +60,8 @@ class Task(L.LightningModule, ABC):
         metrics: By the name under which they are logged.
         l1: Factor of the L1 penalty of weights, without biases and norms, that is added to the training loss.
         l2: Factor of the squared L2 penalty of weights, without biases and norms, that is added to the training loss.
-        compile: Whether to compile the model for training, with ``torch.compile`` or, if ``xla``, with XLA. Results
-            differ only by rounding.
+        compile: Whether to compile the model for training, with ``torch.compile``, also with CUDA graphs if
+            ``reduce-overhead``, or with XLA if ``xla``. Results differ only by rounding.
         channels_last: Whether to use the channels-last memory format, which is faster for convolutions; ignored if the
             model is compiled, as compilers choose the format themselves.
 
@@ -86,7 +86,7 @@ class Task(L.LightningModule, ABC):
         metrics: Mapping[str, Metric] | None = None,
         l1: float = 0.0,
         l2: float = 0.0,
-        compile: bool | Literal["xla"] = False,
+        compile: bool | Literal["reduce-overhead", "xla"] = False,
         channels_last: bool = False,
     ) -> None:
         super().__init__()
@@ -168,13 +168,19 @@ class Task(L.LightningModule, ABC):
         """
         self._num_weights = sum(parameter.ndim > 1 for parameter in self.model.parameters())
         if self.compile_model and stage == "fit":
-            use_xla = self.compile_model == "xla"
-            make: Any = Inductor
-            if use_xla:
+            trainer, make = find_trainer(self), cast(Any, Inductor)
+            if self.compile_model == REDUCE_OVERHEAD:
+                reason = forbids_graphs(trainer)
+                make = partial(Inductor, graphs=reason is None)
+                if reason:
+                    rank_zero_warn(
+                        f"task.compile={REDUCE_OVERHEAD}: {reason}; compiled without CUDA graphs, as by true"
+                    )
+            elif self.compile_model == "xla":
                 from boltcutter.task.xla import XLA  # needs torchax
 
                 make = XLA
-            self._compiler = make(self.model, getattr(find_trainer(self), "strategy", None))
+            self._compiler = make(self.model, getattr(trainer, "strategy", None))
 
     def recompile_reasons(self) -> list[str]:
         """Return the reason of each recompilation of the model since training started."""
