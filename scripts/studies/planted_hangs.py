@@ -66,7 +66,8 @@ class Data(Dataset):
         if index > 20 and here("getitem"):
             threading.Event().wait()  # at getitem
         if index > 20 and here("loader-on-socket"):
-            socket.socketpair()[0].recv(1)  # at loader-on-socket
+            ends = socket.socketpair()
+            ends[0].recv(1)  # at loader-on-socket
         if torch.utils.data.get_worker_info() and index > 20 and here("loader-worker", None):
             time.sleep(10**6)  # at loader-worker
         if torch.utils.data.get_worker_info() and index > 20 and here("worker-queue"):
@@ -143,7 +144,7 @@ class Module(L.LightningModule):
         if here("hash"):
             hashlib.pbkdf2_hmac("sha256", b"x", b"y", 2**31 - 1)  # at hash
         if here("loop"):
-            while True:
+            while True:  # at loop
                 pass  # at loop
         if here("stopped") or here("stopped-torchrun"):
             os.kill(os.getpid(), signal.SIGSTOP)  # at stopped stopped-torchrun
@@ -271,10 +272,9 @@ def write_project(root: Path) -> Path:
     return root
 
 
-def line_of(name: str) -> int | None:
-    """The line at which a hang is planted; None if it is in no line of the user's code."""
-    lines = CODE.splitlines()
-    return next((n for n, line in enumerate(lines, 1) if name in line.partition("# at ")[2].split()), None)
+def lines_of(name: str) -> list[int]:
+    """The lines at which a hang is planted; none if it is in no line of the user's code."""
+    return [n for n, line in enumerate(CODE.splitlines(), 1) if name in line.partition("# at ")[2].split()]
 
 
 def processes(mark: str) -> list[psutil.Process]:
@@ -291,10 +291,9 @@ def processes(mark: str) -> list[psutil.Process]:
 
 def is_said(text: str, name: str, hang: Hang) -> str:
     """The line of the output in which the rank, the file and the line of a hang are; empty if there is none."""
-    line = line_of(name)
+    places = [f"hanging_code.py:{line} " for line in lines_of(name)] or ["validate, batch 0): waits for"]
     for found in re.finditer(r"^.*(?:rank|process \d+ of rank) (\d+)\b.*$", text, re.MULTILINE):
-        is_place = f"hanging_code.py:{line} " in found[0] if line else "others wait for it" in found[0]
-        if int(found[1]) == hang.rank and is_place:
+        if int(found[1]) == hang.rank and any(place in found[0] for place in places):
             return found[0]
     return ""
 

@@ -100,10 +100,13 @@ def map_npy(path: Path, missing: str = "give an existing file") -> npt.NDArray[A
         raise ValueError(f"{path}: not a valid .npy file ({' '.join(str(error).split())}); replace it") from None
 
 
-def sampled_hash(path: Path) -> bytes:
-    """Hash a file's size, modification time and some of its blocks, in a time that does not depend on its size."""
+def sampled_hash(path: Path, *, with_time: bool = True) -> bytes:
+    """Hash a file's size, modification time and some of its blocks, in a time that does not depend on its size.
+
+    Without the time, copies of a file have the same hash.
+    """
     stat = path.stat()
-    digest = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}".encode())
+    digest = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns if with_time else ''}".encode())
     with open(path, "rb") as file:
         for offset in np.linspace(0, max(0, stat.st_size - BLOCK_BYTES), NUM_BLOCKS).astype(np.int64).tolist():
             file.seek(offset)

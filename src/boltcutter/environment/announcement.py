@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -154,6 +155,7 @@ class Announcement:
         self._signals = os.pipe()
         os.set_blocking(self._signals[1], False)
         self._handlers: dict[int, Any] = {}
+        self._written, self._since = dict[str, Any](), 0.0  # last facts, and since when they are so
         if threading.current_thread() is threading.main_thread():
             self._handlers[END] = signal.signal(END, self._raise)
             if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL and not c_handler(signal.SIGUSR2):
@@ -190,6 +192,9 @@ class Announcement:
         with suppress(Exception):  # a trainer that is not set up yet
             facts |= position(self.trainer) if self.trainer is not None else {}
         with self._lock, suppress(OSError):
+            if facts != self._written:
+                self._written, self._since = facts, time.monotonic()  # which is the same clock in all processes
+            facts = facts | {"since": self._since}
             if self._facts >= 0:
                 write_text(self._facts, 0, json.dumps(facts))
 

@@ -30,9 +30,10 @@ POLL_SECONDS = 0.5
 SUSPENDED = 10.0  # seconds between two polls after which this process was suspended itself
 EARLY = 2.5  # seconds before the timeout at which stacks are taken, while collectives still wait
 GRACE = 12.0  # seconds that a rank has to notice that another has failed
+HELD_GRACE = 2.0  # of one that had made no progress for long before
 END_SECONDS = 5.0  # for HangError, after which a process is killed
 FIRST = 10  # times the timeout, after which a run is ended that has trained no batch yet, or compiles
-MAX_SCAN = 60.0  # seconds between two searches for further processes
+MAX_SCAN = 10.0  # seconds between two searches for further processes
 DEEPEST = 40  # frames of a stack on the terminal
 
 THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)\b.*\(most recent call first\):")
@@ -352,6 +353,9 @@ def lines(found: Sequence[dict[str, Any]]) -> list[str]:
         what = [waits or ("others wait for it" if fact["missing"] else ""), fact["note"], fact["place"]]
         shown.append(f"rank {fact['rank']} ({fact['at']}): {'; '.join(filter(None, what))}")
         shown += [f"  process {one['pid']} of rank {fact['rank']}: {one['place']}" for one in fact["workers"]]
+    operations = {fact["waits_in"] for fact in found}
+    if len(operations) > 1 and "" not in operations:
+        shown.append("the ranks wait for one another in different operations")
     stacks: dict[tuple[str, ...], list[int]] = {}
     for fact in found:
         if fact["stack"]:
@@ -411,7 +415,8 @@ class Watch:
         self.seen: dict[int, tuple[str, float]] = {}  # of each process: its last facts, and since when
         self.attempt: Any = None
         self.failed = 0.0  # when a rank has failed or vanished; 0: none has
-        self.reported = False
+        self.reported = 0.0  # when a run without progress was; 0: not since it has made some
+        self.ending = 0.0  # when processes were asked to end; 0: not yet
         self.saved: Any = None
         self.next_scan, self.pause = 0.0, POLL_SECONDS
 
@@ -460,14 +465,16 @@ class Watch:
             with suppress(ValueError):
                 facts = json.dumps(one.read())
                 if facts != self.seen[pid][0]:
-                    self.seen[pid] = facts, now
-                    if self.reported and one.facts["state"] == "running" and not self.failed:
-                        self.reported = False
+                    self.seen[pid] = facts, one.facts["since"]
+                    is_further = one.facts["since"] > self.reported and one.facts["state"] == "running"
+                    if self.reported and is_further and not self.failed:
+                        self.reported = 0.0
                         self.say([f"rank {one.facts['rank']} goes on: {where(one.facts)}"])
             if pid == self.leader and self.attempt != one.facts["attempt"]:
                 self.attempt, self.next_scan, self.pause = one.facts["attempt"], 0.0, POLL_SECONDS
             state, alive = one.facts["state"], one.is_alive()
             if state == "failed" or (not alive and state != "done"):
+                self.scan(now, at_once=True)  # for others that have just started
                 self.failed = self.failed or now
             if not alive or (state == "done" and not self._keeps(one)):
                 del self.members[pid]
@@ -486,22 +493,17 @@ class Watch:
         if not self.members:
             return
         idle = now - max(self.seen[pid][1] for pid in self.members)
-        if self.failed:
-            late = [
-                one
-                for pid, one in self.members.items()
-                if one.facts["state"] == "running" and now - max(self.failed, self.seen[pid][1]) > GRACE
-            ]
-            if late:
-                found = self.report(
-                    f"a rank has failed, and others go on without progress for {GRACE:.0f} s", wakes=True
-                )
-                self.end(late, found)
-                return
+        if self.ending and now - self.ending > END_SECONDS + GRACE and idle > GRACE:
+            for one in self.members.values():  # such as one that hangs once more while it cleans up
+                self.end_children(one.pid)
+                one.send(signal.SIGKILL)
+            return
+        if self.failed and self.judge_failed(now):
+            return
         if idle < max(self.timeout - EARLY, 0.6 * self.timeout) or self.has_saved(now):
             return
         if not self.reported:
-            self.reported = True
+            self.reported = now
             self.report(
                 f"no batch, validation batch or write to a checkpoint for {self.timeout:g} s (timeout={self.timeout:g})"
             )
@@ -517,6 +519,19 @@ class Watch:
                 f"no progress for {idle:.0f} s: the run is ended (timeout={self.timeout:g})", wakes=True
             )
             self.end(list(self.members.values()), found)
+
+    def judge_failed(self, now: float) -> bool:
+        """Report where the others of a failed rank are, and end them, if they stay there."""
+        running = [(one, self.seen[pid][1]) for pid, one in self.members.items() if one.facts["state"] == "running"]
+        # One that kept others waiting is ended before its launcher kills it, so that it ends what it has started.
+        late = [
+            one
+            for one, since in running
+            if now - max(self.failed, since) > (GRACE if now - since < 0.6 * self.timeout else HELD_GRACE)
+        ]
+        if late:
+            self.end(late, self.report("a rank has failed, and others make no progress", wakes=True))
+        return bool(late)
 
     def has_saved(self, now: float) -> bool:
         """Whether files of checkpoints or evaluations have changed since the last call, whoever writes them."""
@@ -568,6 +583,7 @@ class Watch:
             if self._is_running(one):
                 self.end_children(one.pid)
                 one.send(signal.SIGKILL)
+        self.ending = time.monotonic()
         self.failed = self.failed or time.monotonic()
 
     def _is_running(self, one: Process) -> bool:

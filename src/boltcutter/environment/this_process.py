@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from boltcutter.environment.announcement import Announcement
     from boltcutter.environment.lease import Lease
+    from boltcutter.environment.reads import Reads
     from boltcutter.environment.startup import SignalWatchdog
 
 
@@ -40,6 +41,9 @@ class ThisProcess:
     # announcement
     announcement: Announcement | None = None  # what others can read of it
     written_parts: int = 0  # of files
+    # reads
+    reads: Reads | None = None  # what the user's code has read
+    is_audited: bool = False  # such a hook cannot be removed
     # threads
     free_cores: float | None = None  # which no other program used when it started
     # run/trust

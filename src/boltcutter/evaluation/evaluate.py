@@ -25,10 +25,10 @@ from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.callback.announced import Announced
 from boltcutter.callback.reseed import EvaluationSeeds
 from boltcutter.checkpoint.atomic import write_atomically, write_text
-from boltcutter.config.errors import ConfigError, as_config_error, hint
+from boltcutter.config.errors import ConfigError, as_config_error, hint, printable
 from boltcutter.config.settings import Settings
 from boltcutter.config.values import name_missing_files, split_overrides
-from boltcutter.environment import announcement
+from boltcutter.environment import announcement, reads
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
 from boltcutter.environment.warning_filters import filter_warnings
 from boltcutter.evaluation.outcomes import PredictionWriter
@@ -51,6 +51,7 @@ from boltcutter.report.media_logging import MediaLogging
 from boltcutter.run import evaluations, lineage, trust
 from boltcutter.run.best import find_checkpoint
 from boltcutter.run.folder import read_record
+from boltcutter.run.inputs import changed_inputs, describe_inputs
 from boltcutter.run.remote.store import run_store
 
 SPLITS = ("train", "val", "test", "all")
@@ -58,6 +59,7 @@ SETTINGS = "settings.json"  # in the folder of an evaluation
 MAX_NAME = 80  # characters of its name
 
 
+@reads.observed()
 def evaluate_command(project: Project, overrides: list[str]) -> dict[str, float]:
     """Evaluate a run.
 
@@ -97,6 +99,9 @@ def evaluate_command(project: Project, overrides: list[str]) -> dict[str, float]
         components.trainer.callbacks.append(MediaLogging(output))  # type: ignore[attr-defined]
         scores = score(components, checkpoint, output, settings)
         if components.trainer.is_global_zero:
+            if (found := reads.end()) is not None:
+                for difference in changed_inputs(read_record(folder), describe_inputs(found, folder)):
+                    print(f"warning: {printable(difference)}")
             evaluations.append(folder, settings)
             for name, state in (("code.patch", source), ("library.patch", library)):
                 if state.get("patch"):

@@ -1,4 +1,4 @@
-"""What differs in the records of two runs besides their settings: code, packages and hardware."""
+"""What differs in the records of two runs besides their settings: code, packages, hardware and inputs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.run import trust
+from boltcutter.run.inputs import input_differences
 from boltcutter.run.lineage import changed_files
 
 PATCHED = re.compile(rb"^diff --git (?:\"?a/.*?)\"? \"?b/(.*?)\"?$", re.MULTILINE)
@@ -39,6 +40,8 @@ def record_differences(folders: tuple[Path, Path], records: tuple[Mapping[str, A
     yield from _mapping("hardware", *({name: each.get(name) for name in HARDWARE} for each in (here, there)))
     attempts = [(record.get("attempts") or [{}])[-1] for record in records]
     yield from _mapping("hardware", *({name: each.get(name) for name in ("devices", "device")} for each in attempts))
+    for kind, name, ours, theirs in input_differences(*records):
+        yield f"{kind:9} {name} {_shown(ours)} → {_shown(theirs)}"
 
 
 def _mapping(label: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[str]:

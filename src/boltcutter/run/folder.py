@@ -38,7 +38,10 @@ MAX_NAMED = 5  # files and folders in a line
 BASIC = ("name", "checkpoints")  # keys of each configuration, also of those that are only compared
 REQUIRED = (*BASIC, "seed", "timeout", "data", "task", "trainer")
 # Entries of a record that are not plain values.
-MAPPINGS = "config", "git", "library", "packages", "hardware", "launch", "best_by", "metrics", "test", "measured_after"
+MAPPINGS = (
+    *("config", "git", "library", "packages", "hardware", "environment", "files", "launch", "best_by", "metrics"),
+    *("test", "measured_after"),
+)
 WRITTEN_NUMBERS = {str(number): text for text, number in NOT_FINITE.items()}
 ENTRIES = {**dict.fromkeys(("attempts", "tags"), list), **dict.fromkeys(MAPPINGS, dict)}
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter.assembly.recorded import describe
+from boltcutter.config.errors import printable
 from boltcutter.config.settings import Settings
+from boltcutter.environment import reads
 from boltcutter.protocols import BuffersMetrics, NativeData
 from boltcutter.report import terminal as summary
 from boltcutter.run.folder import read_record, update_record
+from boltcutter.run.inputs import changed_inputs, describe_inputs
 from boltcutter.run.remote.store import run_store
 from boltcutter.training.resume import check_restored_paths
 
@@ -22,6 +26,15 @@ class Recorder(Callback):
     def __init__(self, cfg: Settings) -> None:
         self.cfg = cfg
         self.provenance: dict[str, Any] = {"save": 0}  # number of the save in this attempt
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pass what was read until now to spawned processes."""
+        return {**vars(self), "_reads": reads.current()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on noting what is read."""
+        reads.go_on(state.pop("_reads"))
+        vars(self).update(state)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record the fingerprint of the data, log the configuration, and print a summary of the run."""
@@ -43,6 +56,18 @@ class Recorder(Callback):
                 update_record(folder, wandb={"id": logger.version, "location": location})
         update_record(folder, loggers=describe(trainer.loggers, folder))
         summary.print_start(folder, trainer, pl_module)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Record what the user's code has read until now, and report what has changed of it on resume."""
+        found = reads.end()
+        if found is None or not trainer.is_global_zero:
+            return
+        folder = self.cfg.place.folder
+        inputs = describe_inputs(found, folder)
+        earlier = read_record(Path(self.cfg.reproduce) if self.cfg.reproduce else folder)
+        for line in changed_inputs(earlier, inputs):
+            print(f"warning: {printable(line)}")
+        update_record(folder, **inputs)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the run's id and commit to the checkpoint, and flush metrics so that none logged before it is lost."""

@@ -17,7 +17,7 @@ from boltcutter.config.errors import ConfigError, as_config_error, one_line
 from boltcutter.config.settings import Settings
 from boltcutter.config.values import name_missing_files
 from boltcutter.data.hooks import run_hooks_early
-from boltcutter.environment import announcement, lease, startup
+from boltcutter.environment import announcement, lease, reads, startup
 from boltcutter.environment import stop_signals as signals
 from boltcutter.environment.identity import isolate_attempts, job_id, run_id
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
@@ -43,6 +43,7 @@ from boltcutter.training.recorder import flush_loggers
 from boltcutter.training.resume import explain_restoring, load_initial_state
 
 
+@reads.observed()
 def train_command(project: Project, overrides: list[str]) -> Path:
     """Compose the configuration, create or resume the run folder, and train.
 

@@ -1,0 +1,164 @@
+"""What a run depends on besides settings and code: environment variables and files that the user's code reads."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from boltcutter.config.redaction import MASK, find_secrets, hide_passwords, is_secret_file, looks_secret
+from boltcutter.data.files import sampled_hash
+from boltcutter.environment.reads import Reads
+from boltcutter.project import private_variables
+
+MAX_VALUE = 1000  # characters of a variable
+MAX_FILES = 200  # which are recorded one by one
+HASH_SECONDS = 0.02  # for the content of all files
+UNUSED = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib/")  # of the system
+KINDS = {"variable": "environment variable", "python": "Python's", "file": "file"}
+CUSTOM = ("sitecustomize", "usercustomize")  # modules that Python imports at each start
+
+
+def describe_inputs(reads: Reads, folder: Path) -> dict[str, Any]:
+    """What was read, as entries of a record.
+
+    Args:
+        reads: What the user's code has read.
+        folder: Of the run, whose own files are left out.
+    """
+    variables = {name: describe_variable(name, value) for name, value in sorted(reads.variables.items())}
+    python = {"PYTHONPATH": describe_variable("PYTHONPATH", os.environ.get("PYTHONPATH"))}
+    for name in CUSTOM:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and (content := _content(Path(file))) is not None:
+            python[name] = f"{file} {content}"
+    paths = [path for path in dict.fromkeys([*reads.files, *_open_files()]) if _is_input(path, folder)]
+    return {"environment": {"variables": variables, "python": python}, "files": _describe_files(paths, Path.cwd())}
+
+
+def describe_variable(name: str, value: str | None) -> str | None:
+    """The value of a variable as it may be recorded: masked if it is, or may be, a secret."""
+    if value is None:
+        return None
+    is_secret = looks_secret(name) or name in private_variables or any(True for _ in find_secrets({name: value}))
+    return MASK if value and is_secret else hide_passwords(value)[:MAX_VALUE]
+
+
+def input_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """What differs in the inputs of two records: kind, name, and both values; nothing if a record has none.
+
+    A variable or file that only one of them has read is left out of neither.
+    """
+    here, there = (_dict(record.get("environment")) for record in (first, second))
+    if here and there:
+        for part, kind in (("variables", "variable"), ("python", "python")):
+            ours, theirs = _dict(here.get(part)), _dict(there.get(part))
+            for name in sorted(ours.keys() | theirs.keys()):
+                values = [
+                    _variable(found, name) if part == "variables" else found.get(name) for found in (ours, theirs)
+                ]
+                if values[0] != values[1]:
+                    yield kind, name, *values
+    files = [record.get("files") for record in (first, second)]
+    if isinstance(files[0], dict) and isinstance(files[1], dict):
+        yield from _file_differences(files[0], files[1])
+
+
+def changed_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Lines on what both have read, and that is not as it was."""
+    return [
+        f"{KINDS[kind]} {name} is {current or 'unset'}, was {was or 'unset'}"
+        for kind, name, was, current in input_differences(before, now)
+        if "not read" not in (was, current)
+    ]
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _variable(found: Mapping[str, Any], name: str) -> Any:
+    return "not read" if name not in found else "unset" if found[name] is None else repr(found[name])
+
+
+def _file_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    for name, (ours, theirs) in _paired(_dict(first.get("each")), _dict(second.get("each"))).items():
+        if ours is None or theirs is None:
+            yield "file", name, "not read" if ours is None else "read", "not read" if theirs is None else "read"
+        elif ours.get("size") != theirs.get("size"):
+            yield "file", name, f"{ours.get('size'):,} bytes", f"{theirs.get('size'):,} bytes"
+        elif ours.get("content") and theirs.get("content"):
+            if ours["content"] != theirs["content"]:
+                yield "file", name, f"content {ours['content']}", f"content {theirs['content']}"
+        elif ours.get("time") != theirs.get("time"):
+            yield "file", name, f"of {ours.get('time')}", f"of {theirs.get('time')}"
+    if first.get("all") != second.get("all") and {first.get("count"), second.get("count")} != {None}:
+        yield "file", "all", f"{first.get('count')} files", f"{second.get('count')} files of other names or sizes"
+
+
+def _paired(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Files by path, and those that are elsewhere now by their names."""
+    found = {name: (first.get(name), second.get(name)) for name in sorted(first.keys() | second.keys())}
+    for name, (ours, theirs) in list(found.items()):
+        same = [other for other in found if os.path.basename(other) == os.path.basename(name)]
+        moved = [other for other in same if found[other][0] is None]
+        if ours is not None and theirs is None and len(same) == 2 and len(moved) == 1:
+            found[name] = ours, found.pop(moved[0])[1]
+    return found
+
+
+def _describe_files(paths: list[str], root: Path) -> dict[str, Any]:
+    """Size, time and, of those for which there is time, a hash of some blocks of each file."""
+    begin, each, total = time.perf_counter(), dict[str, Any](), hashlib.sha256()
+    sizes = []
+    for path in paths:
+        with suppress(OSError):
+            found = os.stat(path)
+            if stat.S_ISREG(found.st_mode):
+                name = os.path.relpath(path, root) if Path(path).is_relative_to(root) else path
+                sizes.append((os.path.basename(path), found.st_size))
+                if len(each) < MAX_FILES:
+                    each[name] = {"size": found.st_size, "time": _time(found.st_mtime)}
+                    if time.perf_counter() - begin < HASH_SECONDS:
+                        each[name]["content"] = _content(Path(path))
+    if len(sizes) <= MAX_FILES:
+        return {"each": each}
+    total.update(repr(sorted(sizes)).encode())
+    return {"each": each, "count": len(sizes), "all": total.hexdigest()[:16]}
+
+
+def _content(path: Path) -> str | None:
+    with suppress(OSError):
+        return sampled_hash(path, with_time=False).hex()[:16]
+    return None
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
+
+
+def _is_input(path: str, folder: Path) -> bool:
+    return not (is_secret_file(path) or path.startswith(UNUSED) or Path(path).is_relative_to(folder.absolute()))
+
+
+def _open_files() -> Iterator[str]:
+    """Files that are open for reading, or mapped into memory, which C code may have opened."""
+    with suppress(OSError):
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                path = os.readlink(f"/proc/self/fd/{number}")
+                with open(f"/proc/self/fdinfo/{number}") as file:
+                    flags = next((line.split()[1] for line in file if line.startswith("flags")), "1")
+                if path.startswith("/") and int(flags, 8) & os.O_ACCMODE == os.O_RDONLY:
+                    yield path
+    with suppress(OSError), open("/proc/self/maps") as file:
+        mapped = {line.split(maxsplit=5)[5].rstrip("\n") for line in file if "/" in line}
+        prefixes = (sys.prefix, sys.base_prefix)
+        yield from (path for path in sorted(mapped) if not path.startswith(prefixes) and ".so" not in path)
