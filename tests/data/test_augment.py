@@ -1,10 +1,21 @@
+from pathlib import Path
+from typing import Any
+
+import lightning as L
 import numpy as np
 import pytest
 import torch
+from fake_gpu import FakeStrategy, fake_gpu
 from torch import Tensor
 
+from boltcutter.callback.prefetch import Prefetch
+from boltcutter.callback.reseed import Reseed
 from boltcutter.data.augment import Augment, uniform
-from boltcutter.data.sampler import Batch
+from boltcutter.data.digits import Digits
+from boltcutter.data.module import BatchedTensorDataset, Splits
+from boltcutter.data.sampler import Batch, BatchSampler
+from boltcutter.model.linear import Linear
+from boltcutter.task.classification import Classification
 
 ALL = Augment(flip=0.5, shift=3, brightness=0.4, contrast=0.4)
 EACH = [
@@ -116,3 +127,82 @@ def test_random_numbers_are_uniform() -> None:
     assert ((counts - 5000) ** 2 / 5000).sum() < 27.9  # chi-square with 9 degrees of freedom, 99.9 %
     assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.02
     assert abs(np.corrcoef(drawn[:-1, 0], drawn[1:, 0])[0, 1]) < 0.02
+
+
+class Shifted(Digits):
+    """Digits that are flipped and shifted, where they are read or on the device; remembers what training gets."""
+
+    def __init__(self, *, on_device: bool, **options: Any) -> None:
+        super().__init__(batch_size=200, **options)
+        self.augment = Augment(flip=0.5, shift=2, brightness=0.3, contrast=0.3, on_device=on_device)
+
+    def load(self) -> Splits:
+        train, val, test = super().load()
+        assert isinstance(train, BatchedTensorDataset)
+        return Splits(BatchedTensorDataset(train.inputs, train.targets, self.augment), val, test)
+
+
+class Seen(Classification):
+    def __init__(self) -> None:
+        L.seed_everything(0, verbose=False)
+        super().__init__(Linear((1, 8, 8), 10), optimizer=torch.optim.SGD)
+        self.seen: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.seen.append(batch[0])
+        return super().training_step(batch, batch_idx)
+
+
+class Saves(L.Callback):
+    """Saves a checkpoint after four batches."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step == 4:
+            trainer.save_checkpoint(self.path)
+
+
+def trained(
+    *, on_device: bool, steps: int = -1, ckpt: Path | None = None, saves: L.Callback | None = None, **options: Any
+) -> tuple[L.Trainer, Seen]:
+    silent: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    silent |= {"enable_model_summary": False, "num_sanity_val_steps": 0, "accelerator": "cpu"}
+    trainer = L.Trainer(
+        max_epochs=2, max_steps=steps, callbacks=[Reseed(), Prefetch(2), saves or L.Callback()], **silent | options
+    )
+    module = Seen()
+    trainer.fit(module, datamodule=Shifted(on_device=on_device), ckpt_path=ckpt, weights_only=True)
+    return trainer, module
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_images_are_the_same_where_they_are_read_and_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, host = trained(on_device=False)
+    _, device = trained(on_device=True)
+    assert len(host.seen) == len(device.seen) == 12
+    assert all(torch.equal(a, b) for a, b in zip(host.seen, device.seen, strict=True))
+    assert not torch.equal(host.seen[0], host.seen[6])
+    assert device.seen[0].dtype == torch.uint8
+    trainer, _ = trained(on_device=True, steps=4)
+    trainer.save_checkpoint(tmp_path / "end.ckpt")  # Lightning counts this epoch as done
+    _, rest = trained(on_device=True, ckpt=tmp_path / "end.ckpt")
+    assert all(torch.equal(a, b) for a, b in zip(host.seen[4:6], rest.seen, strict=True))
+    trained(on_device=True, saves=Saves(tmp_path / "mid.ckpt"))
+    _, resumed = trained(on_device=True, ckpt=tmp_path / "mid.ckpt")
+    assert all(torch.equal(a, b) for a, b in zip(host.seen[4:], resumed.seen, strict=True))
+    with monkeypatch.context() as patch, fake_gpu(patch):
+        _, gpu = trained(on_device=True, strategy=FakeStrategy())
+        assert all(inputs.is_cuda for inputs in gpu.seen)
+        assert all(torch.equal(a, b.host) for a, b in zip(host.seen, gpu.seen, strict=True))  # type: ignore[attr-defined]
+
+
+def test_each_rank_has_the_positions_of_its_samples() -> None:
+    for rank in range(2):
+        sampler = BatchSampler(11, 4, seed=3, rank=rank, world_size=2, shuffle=True)
+        for number, batch in enumerate(sampler):
+            assert sampler.batch_at(number).positions.tolist() == batch.positions.tolist()
+            assert sampler.batch_at(number).stream(1) == batch.stream(1)

@@ -5,7 +5,7 @@ import pytest
 from conftest import run_command
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.planning.bench import LARGE, SMALL, read_arguments, render
+from boltcutter.planning.bench import LARGE, SMALL, format_result, read_arguments
 
 MEASURED = {"ms_per_step": 12.3, "by_hand_ms_per_step": 12.0, "ratio": 1.025, "turns": 9}
 FOUND = {
@@ -38,13 +38,13 @@ def test_arguments() -> None:
 
 
 def test_the_table_has_what_was_measured_and_what_was_not() -> None:
-    rows = [line for line in render(FOUND).splitlines() if line.startswith("|")]
+    rows = [line for line in format_result(FOUND).splitlines() if line.startswith("|")]
     assert len({row.count("|") for row in rows}) == 1
     assert "| convnet | 12.3 | 1.02 (9 turns) | 36% | 2% | 90% |" in rows
     assert "| gpt | 12.3 | 1.02 (9 turns) |  | 0% |  |" in rows
-    assert "did not end in time" in render(FOUND)
-    assert "1 checks work, 1 fail" in render(FOUND)
-    assert "compile: fails: no compiler" in render(FOUND)
+    assert "did not end in time" in format_result(FOUND)
+    assert "1 checks work, 1 fail" in format_result(FOUND)
+    assert "compile: fails: no compiler" in format_result(FOUND)
 
 
 @pytest.mark.slow

@@ -28,12 +28,15 @@ class Augment:
         shift: Maximum translation in each direction, in pixels; filled with 0.
         brightness: The brightness factor is drawn from [1 - brightness, 1 + brightness].
         contrast: The contrast factor, applied to differences from the mean, is drawn from [1 - contrast, 1 + contrast].
+        on_device: Whether batches are transformed on the device of the training, where they arrive as bytes, instead of
+            where they are read; the numbers are drawn on the host in both cases, and the results are equal.
     """
 
     flip: float = 0.0
     shift: int = 0
     brightness: float = 0.0
     contrast: float = 0.0
+    on_device: bool = False
     is_pure: ClassVar[bool] = True  # draws from no global random generator
 
     def __post_init__(self) -> None:
@@ -44,10 +47,14 @@ class Augment:
             raise ValueError(f"data.augment.shift={self.shift} is negative; try 0 to disable it")
 
     def __call__(self, inputs: Tensor, batch: Batch) -> Tensor:
-        """Transform uint8 images (N, C, H, W)."""
+        """Transform uint8 images (N, C, H, W) where they are read, unless they are transformed on the device."""
+        return inputs if self.on_device else self.transform(inputs, batch)
+
+    def transform(self, inputs: Tensor, batch: Batch) -> Tensor:
+        """Transform uint8 images (N, C, H, W), on any device."""
         # Each transform always uses the same of the eight random numbers, whichever others are enabled.
         draws = uniform(batch, 8).astype(np.float64).T  # (8, N)
-        size = max(1, CHUNK_BYTES // inputs[0].numel())
+        size = max(1, CHUNK_BYTES // inputs[0].numel()) if inputs.device.type == "cpu" else len(inputs)
         chunks = [slice(start, start + size) for start in range(0, len(inputs), size)]
         return torch.cat([self._transform(inputs[chunk], draws[:, chunk]) for chunk in chunks])
 
@@ -72,9 +79,10 @@ def _flip_and_shift(inputs: Tensor, flipped: npt.NDArray[np.bool_], right: Tenso
     """Flip, then translate; separately by rows and columns, which is fastest."""
     n, channels, height, width = inputs.shape
     x, y = torch.arange(width) - right, torch.arange(height) - down  # source coordinates (N, W), (N, H)
+    x = torch.where(torch.from_numpy(flipped)[:, None], width - 1 - x, x)
+    x, y = x.to(inputs.device, non_blocking=True), y.to(inputs.device, non_blocking=True)
     inside = ((y >= 0) & (y < height))[:, None, :, None] & ((x >= 0) & (x < width))[:, None, None, :]
-    x = torch.where(torch.from_numpy(flipped)[:, None], width - 1 - x, x).clamp(0, width - 1)
-    y = y.clamp(0, height - 1)
+    x, y = x.clamp(0, width - 1), y.clamp(0, height - 1)
     moved = inputs.gather(3, x[:, None, None, :].expand(n, channels, height, width))
     return moved.gather(2, y[:, None, :, None].expand(n, channels, height, width)) * inside
 
@@ -82,7 +90,7 @@ def _flip_and_shift(inputs: Tensor, flipped: npt.NDArray[np.bool_], right: Tenso
 def _scale(inputs: Tensor, centre: Tensor, draw: npt.NDArray[np.float64], limit: float) -> Tensor:
     """Multiply differences from ``centre``, a number or (N, 1, 1, 1), by a factor in [1 - limit, 1 + limit]."""
     fixed_point = np.rint((1 + (2 * draw - 1) * limit) * UNIT).astype(np.int32)  # in units of 1 / UNIT
-    factor = torch.from_numpy(fixed_point)[:, None, None, None]
+    factor = torch.from_numpy(fixed_point)[:, None, None, None].to(inputs.device, non_blocking=True)
     scaled = ((inputs.int() - centre) * factor + UNIT // 2) >> 8
     return (scaled + centre).clamp(0, 255).to(torch.uint8)
 

@@ -45,6 +45,8 @@ class CountingLoader:
         epoch_sampler: Holds the epoch and the position.
         num_yielded: Number of batches of the epoch that were yielded or skipped.
         started: Whether iteration has begun.
+        first: Number of the batch with which the latest iteration began.
+        iterations: Number of iterations that have begun.
         wait_seconds: Seconds that the caller has waited for batches while no device had work queued.
         is_read_ahead: Whether a thread reads it, which has time to wait; what the step waits is then added by others.
     """
@@ -53,6 +55,7 @@ class CountingLoader:
     epoch_sampler: Any
     num_yielded = 0
     started = False
+    first = iterations = 0
     wait_seconds = 0.0
     is_read_ahead = False
 
@@ -63,7 +66,8 @@ class CountingLoader:
     def __iter__(self) -> Iterator[Any]:
         # A generator, because Lightning calls iter() before it sets the epoch.
         state = vars(self)  # DataLoader.__setattr__ is slow
-        state["num_yielded"], state["started"] = self.epoch_sampler.start, True
+        state["num_yielded"] = state["first"] = self.epoch_sampler.start
+        state["started"], state["iterations"] = True, self.iterations + 1
         try:
             fetches = self._fetch()
             while True:

@@ -131,6 +131,7 @@ class DataModule(L.LightningDataModule, ABC):
         self.statistics: dict[str, Any] = {}
         self.splits: Splits | None = None
         self._loader: CountingLoader | None = None
+        self._counted = 0, 0  # iterations of the loader, and how many batches more than Lightning the last one counts
         self._resume: dict[str, Any] | None = None
 
     @abstractmethod
@@ -198,6 +199,11 @@ class DataModule(L.LightningDataModule, ABC):
             self._resume = None  # only the first loader resumes from a checkpoint
         overfit = getattr(self.trainer, "overfit_batches", 0) > 0
         self._loader = self.loader("train", shuffle=not overfit, drop_last=True)
+        if getattr(getattr(self, "augment", None), "on_device", False):
+            if not isinstance(self._loader.epoch_sampler, BatchSampler):
+                raise ValueError("data.augment.on_device=true: a stream has no positions of samples; set it to false")
+            self._counted = 0, 0
+            vars(self)["on_after_batch_transfer"] = self._augment  # else no hook, for which each step would be seeded
         if self._resume:
             sampler = self._loader.epoch_sampler
             sampler.epoch, sampler.start = self._resume["epoch"], self._position(self._resume, sampler)
@@ -255,6 +261,23 @@ class DataModule(L.LightningDataModule, ABC):
         if isinstance(batch, tuple) and all(isinstance(part, Tensor) and part.device == device for part in batch):
             return batch
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
+
+    def _augment(self, batch: Any, dataloader_idx: int) -> Any:
+        """Transform the inputs of a training batch on the device."""
+        if self.trainer is None or not self.trainer.training or self._loader is None:
+            return batch
+        # Not the number of batches that were read, which is ahead; this one is the same until the step is done. If
+        # max_steps has ended an epoch, a resumed run begins to count anew in the rest of it.
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        done = int(progress.processed)
+        if self._loader.iterations != self._counted[0]:
+            self._counted = self._loader.iterations, self._loader.first - done
+        positions = self._loader.epoch_sampler.batch_at(done + self._counted[1])
+        inputs, targets = batch
+        if len(inputs) != len(positions):  # what a check has made
+            return batch
+        augment: Any = vars(self)["augment"]
+        return augment.transform(inputs, positions), targets
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the training data, and statistics, as plain types."""

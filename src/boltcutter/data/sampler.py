@@ -259,6 +259,13 @@ class BatchSampler(EpochState, Sampler[Batch]):
             if last > first:
                 yield self._batch(chosen[first:last], np.arange(at + first, at + last)), 1
 
+    def batch_at(self, number: int) -> Batch:
+        """A batch of the epoch: the positions of its samples, on which random transforms depend, not their indices."""
+        size = min(self.batch_size, self.num_samples - number * self.batch_size)
+        first, last = self._shard(size)
+        positions = number * self.batch_size + np.arange(first, last)
+        return Batch(positions, seed=self.seed, positions=positions, **self.place)
+
     def drawn_after(self, done: int) -> Mapping[int, list[int]]:
         """Global batches that the sampler has drawn after the ``done`` batches that were trained on."""
         return {number: chosen for number, chosen in self._recorded if number >= done}

@@ -77,7 +77,7 @@ def bench_command(project: Project, overrides: list[str]) -> dict[str, Any]:
         checks = [row._asdict() for row in devices.rows()]
     found = {"machine": describe_machine(devices), "seconds": time.monotonic() - began, "models": works}
     found["checks"] = checks
-    print(render(found))
+    print(format_result(found))
     return found
 
 
@@ -118,7 +118,7 @@ def describe_machine(devices: Devices) -> str:
     return f"{device}, {available_cores()} cores, Python {platform.python_version()}, torch {torch.__version__}"
 
 
-def render(found: Mapping[str, Any]) -> str:
+def format_result(found: Mapping[str, Any]) -> str:
     """A table in Markdown, as in ``docs/benchmarks.md``, and the verdict of the checks."""
     lines = [f"`boltcutter bench` on {found['machine']}, in {format_duration(found['seconds'])}:", ""]
     lines += [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
