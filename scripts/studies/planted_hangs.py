@@ -2,7 +2,8 @@
 
 python scripts/studies/planted_hangs.py [<hang> …]
 
-``slurm`` needs SLURM, and starts a cluster on this machine. ``BOLTCUTTER_KEEP=1`` keeps the outputs.
+``TIMEOUT=40`` and ``PARALLEL=1``: seconds until a run says where it hangs, and runs at a time.
+``BOLTCUTTER_KEEP=1`` keeps what they print.
 """
 
 from __future__ import annotations
@@ -133,8 +134,8 @@ class Module(L.LightningModule):
         return loss
 
     def hang(self):
-        if here("sleep") or here("sleep-fork") or here("sleep-spawn") or here("sleep-torchrun") or here("slurm"):
-            time.sleep(10**6)  # at sleep sleep-fork sleep-spawn sleep-torchrun slurm
+        if here("sleep") or here("sleep-fork") or here("sleep-spawn") or here("sleep-torchrun"):
+            time.sleep(10**6)  # at sleep sleep-fork sleep-spawn sleep-torchrun
         if here("lock"):
             lock = threading.Lock()
             lock.acquire()
@@ -206,7 +207,7 @@ class Hang:
     Args:
         rank: The rank that hangs.
         launch: How the ranks are started: by Lightning, which runs the script again (``popen``), ``fork`` or
-            ``spawn``, by ``torchrun``, ``slurm``, or a single one.
+            ``spawn``, by ``torchrun``, or a single one.
         workers: Of loaders.
         command: That hangs.
     """
@@ -218,6 +219,7 @@ class Hang:
 
 
 HANGS = {
+    "setup": Hang(rank=0, launch="single"),
     "sleep": Hang(),
     "lock": Hang(launch="fork"),
     "c-code": Hang(launch="fork"),
@@ -229,7 +231,6 @@ HANGS = {
     "sleep-spawn": Hang(launch="spawn"),
     "sleep-torchrun": Hang(launch="torchrun"),
     "stopped-torchrun": Hang(launch="torchrun"),
-    "slurm": Hang(launch="slurm"),
     "loader-worker": Hang(rank=0, launch="single", workers=2),
     "worker-queue": Hang(launch="fork", workers=1),
     "loader-on-socket": Hang(launch="fork"),
@@ -240,7 +241,6 @@ HANGS = {
     "callback": Hang(launch="fork"),
     "logger": Hang(rank=0, launch="single"),
     "checkpoint": Hang(rank=0, launch="single"),
-    "setup": Hang(rank=0, launch="single"),
     "validation": Hang(launch="spawn"),
     "test": Hang(launch="fork"),
     "evaluate": Hang(rank=0, launch="single", command="evaluate"),
@@ -343,8 +343,6 @@ def plant(name: str, scratch: Path) -> Outcome:
             "boltcutter",
         ]
         command += train
-    if hang.launch == "slurm":
-        return on_slurm(name, scratch)
     if hang.command != "train":
         subprocess.run(command, env={**variables, "HANG": "nothing"}, cwd=root, check=True, capture_output=True)
         command = [*boltcutter, hang.command, f"run={run}"]
@@ -380,11 +378,6 @@ def follow(command: Sequence[str], variables: dict[str, str], root: Path, name: 
         process.send_signal(signal.SIGKILL)
     started.wait()
     return outcome
-
-
-def on_slurm(name: str, scratch: Path) -> Outcome:
-    """The same in a job of SLURM, on a cluster that is started for it."""
-    raise NotImplementedError
 
 
 def main() -> None:

@@ -55,14 +55,16 @@ def test_sigusr2_has_the_places_of_all_ranks_printed_and_logged(tmp_path: Path) 
 
 def test_files_that_grow_are_progress(tmp_path: Path) -> None:
     watch = hang.Watch(str(tmp_path), 0.1, os.getpid())
-    assert not watch.has_saved(0.0)
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "rank-0.log").write_text("waiting")
-    assert not watch.has_saved(0.0)
+    watch.seen = {1: ("", 0.0)}
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "shard").write_text("weights")
-    assert watch.has_saved(0.0)
-    assert not watch.has_saved(0.0)
+    assert not watch.has_saved(10.0, 10.0), "it was written before"
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-0.log").write_text("waiting")
+    assert not watch.has_saved(11.0, 11.0)
+    (tmp_path / "checkpoints" / "shard").write_text("more weights")
+    assert watch.has_saved(12.0, 12.0)
+    assert watch.seen == {1: ("", 12.0)}
 
 
 @pytest.mark.slow
@@ -142,3 +144,12 @@ def test_a_process_of_another_user_that_allows_no_debugger_is_not_of_root() -> N
         process.kill()
         process.communicate()
     assert hang.owner(os.getpid()) == os.geteuid()
+
+
+def test_a_rank_that_is_found_late_has_not_just_made_progress(tmp_path: Path) -> None:
+    with hanging(tmp_path / "run", "wait_for_lock") as (process,):
+        time.sleep(1.2)
+        watch = hang.Watch(str((tmp_path / "run").resolve()), 1000.0, process.pid)
+        watch.scan(now := time.monotonic())
+        watch.update(now)
+        assert now - watch.seen[process.pid][1] > 1

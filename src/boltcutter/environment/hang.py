@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import linecache
+import math
 import os
 import re
 import select
@@ -417,7 +418,7 @@ class Watch:
         self.failed = 0.0  # when a rank has failed or vanished; 0: none has
         self.reported = 0.0  # when a run without progress was; 0: not since it has made some
         self.ending = 0.0  # when processes were asked to end; 0: not yet
-        self.saved: Any = None
+        self.saved: tuple[Any, float] = [], -math.inf  # files, and when they were looked at
         self.next_scan, self.pause = 0.0, POLL_SECONDS
 
     def run(self) -> None:
@@ -500,7 +501,8 @@ class Watch:
             return
         if self.failed and self.judge_failed(now):
             return
-        if idle < max(self.timeout - EARLY, 0.6 * self.timeout) or self.has_saved(now):
+        quiet = max(self.timeout - EARLY, 0.6 * self.timeout)
+        if idle < quiet / 2 or self.has_saved(now, idle) or idle < quiet:
             return
         if not self.reported:
             self.reported = now
@@ -533,10 +535,10 @@ class Watch:
             self.end(late, self.report("a rank has failed, and others make no progress", wakes=True))
         return bool(late)
 
-    def has_saved(self, now: float) -> bool:
-        """Whether files of checkpoints or evaluations have changed since the last call, whoever writes them."""
-        before, self.saved = self.saved, sorted(saved_files(self.folder))
-        if self.saved == before or before is None:
+    def has_saved(self, now: float, idle: float) -> bool:
+        """Whether files of checkpoints or evaluations have changed between two calls while ranks made no progress."""
+        (before, checked), self.saved = self.saved, (sorted(saved_files(self.folder)), now)
+        if checked < now - idle or self.saved[0] == before:
             return False
         self.seen = {pid: (facts, now) for pid, (facts, _) in self.seen.items()}
         return True

@@ -36,6 +36,7 @@ from boltcutter.run.folder import is_own, read_record
 from boltcutter.run.ledger import Difference, Ledger, first_difference
 
 SIDES = ("A", "B")
+INHERENT = ("data", "packages", "hardware", "environment")  # what is equal in both replays on one machine
 MOST_TRIED = 12  # factors
 SHOWN = 12  # samples in a line
 
@@ -220,7 +221,7 @@ class Bisection:
         """Say what is left where both replays are equal."""
         found = self.found
         found.lines.append("replayed here, both are equal: the difference is not in settings or code")
-        left = [each for each in found.factors if each.matters and each.kind in ("data", "packages", "hardware")]
+        left = [each for each in found.factors if each.matters and each.kind in INHERENT]
         for factor in left:
             factor.removes = True
         found.causes = [str(each) for each in left if each.kind == "data"] or [str(each) for each in left]

@@ -12,6 +12,7 @@ from boltcutter.run.compare import has_no_effect, setting_differences
 from boltcutter.run.differences import record_differences
 
 LABELS = {"code": "code", "library": "packages", "package": "packages", "python": "packages"}
+LABELS |= {"variable": "environment", "file": "data"}
 THREADS = "threads"
 WITHOUT_EFFECT = ("memory_gib", "cores")  # of the hardware
 TEXTS = (".md", ".rst", ".txt")  # files that no training runs
@@ -23,7 +24,7 @@ class Factor:
     """A difference of two records that one replay can take from the other run.
 
     Args:
-        kind: ``setting``, ``code``, ``packages``, ``threads``, ``hardware`` or ``data``.
+        kind: ``setting``, ``code``, ``packages``, ``threads``, ``hardware``, ``environment`` or ``data``.
         lines: The difference, as ``compare`` prints it.
         keys: Of the settings.
         matters: Whether it may change a step.
