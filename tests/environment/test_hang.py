@@ -29,12 +29,14 @@ def test_the_stack_of_the_main_thread_is_read() -> None:
 
 @pytest.mark.parametrize(
     "kinds",
-    [["hold_the_lock_of_python"], pytest.param(["wait_for_lock", "compute", "stop", "fork"], marks=pytest.mark.slow)],
+    [["hold_the_lock_of_python", "fork"], pytest.param(["wait_for_lock", "compute", "stop"], marks=pytest.mark.slow)],
 )
 def test_each_rank_is_found_with_its_place_whatever_it_waits_for(tmp_path: Path, kinds: list[str]) -> None:
     with hanging(tmp_path / "run", *kinds) as started:
         for place in places(tmp_path / "run", len(kinds)):
             assert str(tmp_path / "program.py") in place
+            if "in fork:" in place:
+                assert "in compute" in place, "the process that was forked is elsewhere"
         assert [process.poll() for process in started] == [None] * len(kinds), "asking ends nothing"
 
 

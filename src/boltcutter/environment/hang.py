@@ -19,6 +19,7 @@ import sysconfig
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 FACTS, STACKS = "boltcutter-facts", "boltcutter-stacks"
@@ -227,17 +228,24 @@ class Process:
 
 
 def ask(processes: Sequence[Process], *, wakes: bool = False) -> None:
-    """Read the stacks of processes, all at the same moment.
+    """Read the stacks of processes: of all ranks at the same moment, then of those that they have forked.
+
+    A process that was forked writes its stacks into the file of its rank, so both are not asked at once.
 
     Args:
         processes: Processes of a run.
         wakes: Whether those that a signal has stopped are continued for as long as that takes.
     """
+    families: dict[int, list[Process]] = {}
     for one in processes:
-        one.request(wakes=wakes)
-    end = time.monotonic() + ANSWER_SECONDS
-    for one in processes:
-        one.answer(end)
+        families.setdefault(one.facts["pid"], []).append(one)
+    for asked in zip_longest(*families.values()):
+        at_once = [one for one in asked if one is not None]
+        for one in at_once:
+            one.request(wakes=wakes)
+        end = time.monotonic() + ANSWER_SECONDS
+        for one in at_once:
+            one.answer(end)
 
 
 def main_stack(text: str, main: int) -> list[Frame]:
@@ -445,6 +453,8 @@ class Watch:
             poll.poll(POLL_SECONDS * 1000)
             if [one for one in self.members.values() if one.received(signal.SIGUSR2)]:
                 self.report("SIGUSR2 asks where the ranks are")
+                for one in self.members.values():  # to which a launcher has passed it on
+                    one.received(signal.SIGUSR2)
 
     def scan(self, now: float, *, at_once: bool = False) -> None:
         """Look for further ranks of this attempt."""
