@@ -89,6 +89,7 @@ def test_what_no_test_can_repeat_is_refused(
         ({"loss": 0.2001}, {}, r"step 5 \(epoch 0\): loss"),
         ({"loss": 0.2001, "weights": 3}, {"loss": 1e-3}, None),
         ({"loss": 0.21}, {"loss": 1e-3}, r"step 5 \(epoch 0\): loss"),
+        ({"lr": 1e-9}, {"loss": 1e-3, "lr": 1e-6}, r"step 5 \(epoch 0\): lr"),
         ({"samples": 3}, {"loss": 1e-3}, r"step 5 \(epoch 0\): samples"),
         ({"weights": 3}, {}, r"step 5 \(epoch 0\): weights"),
         ({"step": 9}, {}, "it has 5 steps, this training 9"),

@@ -137,7 +137,8 @@ def check_golden(ledger: str | Path, *, project: Project | Path | str | None = N
     if kept is None or not path.with_suffix(".yaml").is_file():
         raise ConfigError(f"{path}: no ledger with its .yaml; write both by boltcutter golden run=<folder>")
     facts = read_yaml(path.with_suffix(".yaml").read_text())
-    allowed = {**(facts.get("tolerance") or {}), **tolerance}
+    kept_with = {name: float(str(value)) for name, value in (facts.get("tolerance") or {}).items()}  # 1e-6 is a text
+    allowed = {**kept_with, **tolerance}
     with tempfile.TemporaryDirectory(prefix="boltcutter-golden-") as scratch:
         trained = _train(found, Path(scratch, "run"), facts)
     shown, then = display_path(path), facts.get("torch")
