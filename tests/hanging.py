@@ -75,16 +75,18 @@ def hanging(folder: Path, *kinds: str, timeout: float = 1000.0) -> Iterator[list
             process.communicate()
 
 
-def places(folder: Path, ranks: int) -> list[str]:
+def places(folder: Path, count: int) -> list[str]:
     """Where the ranks are, with the processes that they have forked, as soon as all of them hang."""
     described = []
     for _ in range(100):
         found = hang.find(str(folder.resolve()))
         hang.ask(found, wakes=True)
-        described = [f"{one['place']} {one['workers']}" for one in hang.describe(found)]
+        ranks = hang.describe(found)
+        described = [f"{one['place']} {one['workers']}" for one in ranks]
+        all_places = [each["place"] for one in ranks for each in (one, *one["workers"])]
         for process in found:
             process.close()
-        if len(described) == ranks and all("hangs here" in place for place in described):
+        if len(described) == count and all("hangs here" in place for place in all_places):
             return described
         time.sleep(0.1)
     raise AssertionError(described)
