@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from boltcutter.assembly.overrides import load_run_config
 from boltcutter.checkpoint import load as loading
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
-from boltcutter.checkpoint.find import find_best
+from boltcutter.checkpoint.find import find_best_by_score
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment import user_key
@@ -256,7 +256,7 @@ class Readers:
                     call(self.path)
                 except CheckpointError as error:
                     require_line(error)
-            find_best(self.path.parent, warn=lambda text: None)
+            find_best_by_score(self.path.parent, warn=lambda text: None)
 
         return changes, read
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.callback.checkpoint import BestCheckpoint, CheckpointSizeError, LastCheckpoint
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
-from boltcutter.checkpoint.find import find_best
+from boltcutter.checkpoint.find import find_best_by_score
 
 SCORES = [5.0, 2.0, 3.0, 1.0, 4.0]  # one per epoch
 
@@ -81,7 +81,7 @@ def test_the_best_checkpoints_are_kept_and_found(
     tmp_path: Path, options: dict[str, Any], names: list[str], of_all: str, asynchronous: bool
 ) -> None:
     assert checkpoints(tmp_path, BestCheckpoint(str(tmp_path), monitor="score", **options), asynchronous) == names
-    assert find_best(tmp_path) == str(tmp_path / of_all)
+    assert find_best_by_score(tmp_path) == str(tmp_path / of_all)
 
 
 @pytest.mark.parametrize("limits", [{"max_steps": 1}, {"max_epochs": 3, "limit_val_batches": 0}])

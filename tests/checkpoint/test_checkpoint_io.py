@@ -16,7 +16,7 @@ from conftest import QUICK, STATE, Script, environment, flip_a_bit
 from forkserver import Forked, ForkServer
 
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
-from boltcutter.checkpoint.find import find_best, find_newest
+from boltcutter.checkpoint.find import find_best_by_score, find_newest
 from boltcutter.checkpoint.load import find_damage
 from boltcutter.checkpoint.storage import CheckpointError, check_writable
 
@@ -362,7 +362,7 @@ def test_a_run_with_checkpoints_at_a_url_resumes_after_a_kill(
     assert len(left) == 3
     for protocol in ("s3:", "s3a:"):
         assert find_newest(place.replace("s3:", protocol)) == f"{place}/last.ckpt".replace("s3:", protocol)
-    assert f"best           {find_best(place)}" in resumed.stdout
+    assert f"best           {find_best_by_score(place)}" in resumed.stdout
     assert script("evaluate", f"run={folder}").returncode == 0
     again = script("train", *overrides[:-2], f"checkpoints={place}", f"folder={tmp_path}/other")
     assert again.returncode == 2
@@ -409,7 +409,7 @@ def wait_for(process: Forked, condition: Any) -> None:
 def test_missing_storage_is_reported_in_one_line(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # where nobody is known either
     for place, why in (("s3://other/run", "bucket does not exist"), ("s4://bucket", "Protocol not known: s4")):
-        for call in (check_writable, find_newest, find_best):
+        for call in (check_writable, find_newest, find_best_by_score):
             with pytest.raises(
                 CheckpointError, match=rf"{place}.*: cannot be .*{why}\); check that the storage exists"
             ):

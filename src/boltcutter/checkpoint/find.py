@@ -36,7 +36,7 @@ def find_newest(*places: str | Path, warn: Callable[[str], None] = print, resume
     return _first_valid([file for place in places for file in _files(place)], key, warn)
 
 
-def find_best(*places: str | Path, warn: Callable[[str], None] = print) -> str | None:
+def find_best_by_score(*places: str | Path, warn: Callable[[str], None] = print) -> str | None:
     """Find the valid checkpoint with the best score, of those that have one, as ``BestCheckpoint`` saves it."""
 
     def score(found: Mapping[str, Any]) -> tuple[float, ...]:

@@ -88,7 +88,7 @@ def find_best(place: RunPlace, warn: Callable[[str], None] = print) -> str | Non
 
     It is the one in the record. If that is damaged, or a killed run could not record it, scores in the files decide.
     """
-    return _recorded(place) or select.find_best(*saved_places(place), warn=warn)
+    return _recorded(place) or select.find_best_by_score(*saved_places(place), warn=warn)
 
 
 def find_tested(place: RunPlace, warn: Callable[[str], None] = print) -> str | None:
