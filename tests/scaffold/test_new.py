@@ -47,7 +47,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def files(project: Path) -> dict[str, str]:
     names = run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=project).split()
-    return {name: (project / name).read_text() for name in names if name != ".cruft.json"}
+    return {name: (project / name).read_text(errors="surrogateescape") for name in names if name != ".cruft.json"}
 
 
 def test_project_passes_its_tests(tmp_path: Path) -> None:
@@ -60,11 +60,12 @@ def test_project_passes_its_tests(tmp_path: Path) -> None:
         ".devcontainer/",
         ".pre-commit-config.yaml",
         ".env.example",
+        "tests/golden/",
     )
     written = [text for name, text in files(project).items() if not name.startswith(generated)]
-    assert sum(len(text.splitlines()) for text in written) <= 550  # about 500, README says
+    assert sum(len(text.splitlines()) for text in written) <= 555  # about 500, README says
     check_style(project)
-    assert "3 passed" in run_tests(project)
+    assert "3 passed" in run_tests(project, "-k", "not as_it_was")  # which the slow tests run
     quick = ["trainer.max_steps=1", "logger=null", "report=false", "test=false"]
     run(sys.executable, "scripts/train.py", "data=digits", *quick, cwd=project)  # pixels
 
@@ -118,11 +119,11 @@ def test_project_passes_its_tests_with_components_of_its_own(tmp_path: Path) -> 
         (project / f"configs/{kind}/{name.lower()}.yaml").write_text(option)
     mine = "# Mine.\ndefaults:\n  data: waves\n  task: forecaster\n"
     (project / "configs/experiment/forecast.yaml").write_text(mine)
-    assert "4 passed" in run_tests(project)
+    assert "5 passed" in run_tests(project)
     checked = run(sys.executable, "-m", "boltcutter", "check", "--batch", "experiment=forecast", cwd=project)
     assert checked == "ok\n"  # a vendored callback counts as what it is a copy of
     (project / "configs/train.yaml").write_text("# Mine.\ndefaults:\n  experiment: forecast\n")
-    assert "4 passed" in run_tests(project)
+    assert "5 passed" in run_tests(project)
 
 
 def test_cookiecutter_cruft_and_new_create_the_same_project(template: Path, tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_a_requirement_that_only_this_machine_has_is_a_warning(
 @pytest.mark.parametrize("vendor", ["false", "true"])
 def test_each_kind_of_project_passes_its_tests(vendor: str, license: str, tmp_path: Path) -> None:
     project = create(["my-project", f"folder={tmp_path}", f"license={license}", f"vendor={vendor}"])
-    assert "3 passed" in run_tests(project)
+    assert "4 passed" in run_tests(project)
 
 
 def test_template_is_what_the_library_was_installed_from(
@@ -219,7 +220,7 @@ def test_answers_are_changed_by_an_update_in_a_subfolder_of_a_repository(templat
     run("git", "add", "-A", cwd=tmp_path)
     run("git", "commit", "-qm", "Begin", cwd=tmp_path)
     run(CRUFT, "check", cwd=project)
-    assert "3 passed" in run_tests(project)
+    assert "4 passed" in run_tests(project)
     run(CRUFT, "update", "-y", "--variables-to-update", '{"license": "BSD-3-Clause", "author": "Eve"}', cwd=project)
     assert (project / "LICENSE").read_text().startswith("BSD 3-Clause License\n\nCopyright (c) Eve\n")
 
@@ -333,7 +334,7 @@ def test_two_updates_bring_the_changes_of_the_template_and_keep_ones_own(templat
     run(CRUFT, "check", cwd=project)
     assert requirement(project).endswith(run("git", "rev-parse", "HEAD", cwd=source).strip())
     commit(project, "Second update")
-    assert "3 passed" in run_tests(project)
+    assert "4 passed" in run_tests(project)
 
 
 def test_settings_of_editors_name_what_is_there(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import boltcutter
 import pytest
 import torch
 from conftest import ROOT, Train
@@ -27,3 +28,7 @@ def test_resumed_run_equals_uninterrupted_run(train: Train, tmp_path: Path) -> N
     )
     assert expected.keys() == weights.keys()
     assert all(torch.equal(expected[name], weights[name]) for name in expected)
+
+
+def test_each_step_is_as_it_was() -> None:
+    boltcutter.check_golden("tests/golden/baseline.ledger", project=ROOT)  # boltcutter golden writes another one
