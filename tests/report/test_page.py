@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import os
@@ -66,6 +67,24 @@ def test_findings_are_listed_and_notes_apart(tmp_path: Path) -> None:
     page = report.render_page(folder)
     assert page.index("double-softmax") < page.index("Notes") < page.index("head got no gradient")
     assert "probabilities &lt;b&gt;" in page
+
+
+def test_a_finding_shows_its_evidence_and_one_of_another_kind_is_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    numbers = [{"of": "net.0.weight", "shape": [64, 784], "rms": 3.5, "gradient": "none"}]
+    picture = {"shape": [1, 2, 2], "pixels": base64.b64encode(bytes([0, 80, 160, 255])).decode()}
+    finding = {"check": "range", "level": "certain", "text": "targets", "step": 0}
+    good = finding | {"evidence": {"numbers": numbers, "sample": {"picture": picture, "fields": {"1": "<7>"}}}}
+    strange = [
+        finding | {"evidence": evidence}
+        for evidence in (3, {"numbers": 3}, {"numbers": [3]}, {"sample": [1]}, {"sample": {"picture": {"shape": 1}}})
+    ]
+    record = json.loads((folder / "record.json").read_text())
+    (folder / "record.json").write_text(json.dumps(record | {"findings": [good, *strange]}))
+    page = report.render_page(folder)
+    assert "<code>net.0.weight</code>: shape 64 × 784, rms 3.5, gradient none" in page
+    assert page.count('alt="A sample that shows it"') == 1
+    assert "sample, 1: &lt;7&gt;" in page
 
 
 def test_repeated_evaluations_of_the_test_split_are_counted(tmp_path: Path) -> None:

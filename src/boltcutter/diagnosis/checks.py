@@ -12,8 +12,8 @@ To add one, decorate a function of the evidence before the callback is built::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from boltcutter.diagnosis.evidence import Evidence
@@ -37,11 +37,13 @@ class Line:
         text: What is wrong, where, why it matters, and the remedy.
         level: Instead of the check's own.
         subject: A check speaks once for each subject.
+        sample: One sample, or its tensors, that shows it.
     """
 
     text: str
     level: Level | None = None
     subject: str = ""
+    sample: Any = None
 
 
 Lines = Iterator[str | Line]
@@ -106,12 +108,14 @@ class Finding:
         level: How sure it is.
         text: What is wrong, where, why it matters, and the remedy.
         step: Optimizer steps that were done.
+        evidence: ``numbers`` of what it names, of the losses and of the batch, and a ``sample`` that shows it.
     """
 
     check: str
     level: Level
     text: str
     step: int = 0
+    evidence: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         return f"{self.check} ({self.level}): {self.text}"

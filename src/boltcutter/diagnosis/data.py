@@ -12,7 +12,7 @@ from boltcutter.diagnosis.evidence import Evidence, tensors_of
 
 FIRST = 8  # optimizer steps
 MANY = 16  # training batches that are remembered
-MANY_VALIDATION = 200
+VALUES = 1024  # of pictures
 SAME_SHAPE = 0.25  # largest difference of quantiles, in deviations
 
 
@@ -27,7 +27,7 @@ def remember(seen: Evidence) -> None:
         seen.has_data = seen.has_data or has_data(seen)
     if seen.batches <= 4:
         for i, t in enumerate(tensors):
-            if t.is_floating_point() and t.ndim >= 2 and t.numel() > 64:
+            if t.is_floating_point() and t.ndim >= 2 and t.numel() > 64 and _key(i, t) not in seen.scale:
                 seen.scale[_key(i, t)] = Scale.of(t)
     labels = [t for t in tensors if not t.is_floating_point() and t.ndim == 1 and len(t) >= 8 and t.dtype != torch.bool]
     if len(labels) == 1:
@@ -36,11 +36,8 @@ def remember(seen: Evidence) -> None:
 
 def remember_validation(seen: Evidence) -> None:
     """Keep the labels of a validation batch."""
-    if seen.validation_batches <= MANY_VALIDATION:
-        found = [
-            t for t in tensors_of(seen.validation_batch) if not t.is_floating_point() and t.ndim == 1 and len(t) > 1
-        ]
-        seen.validation_labels += [t.detach().cpu() for t in found]
+    found = [t for t in tensors_of(seen.validation_batch) if not t.is_floating_point() and t.ndim == 1 and len(t) > 1]
+    seen.validation_labels += [t.detach().cpu() for t in found]
 
 
 def batch_hash(tensors: list[Tensor]) -> int:
@@ -86,8 +83,8 @@ class Scale(NamedTuple):
         mean, deviation, size = torch.stack([flat.mean(), flat.std(), flat.square().mean().sqrt()]).tolist()
         shape = None
         if tensor.ndim == 4 and tensor.shape[1] in (1, 3, 4) and deviation > 0:
-            some_values = flat[:: max(1, len(flat) // 4096)]
-            shape = (some_values.quantile(torch.linspace(0.1, 0.9, 9, device=flat.device)) - mean) / deviation
+            some_values = flat[:: (len(flat) // VALUES) | 1].sort().values  # an odd stride: widths are mostly even
+            shape = (some_values[[i * len(some_values) // 10 for i in range(1, 10)]] - mean) / deviation
         return cls(mean, deviation, size, shape)
 
     def differs(self, other: Scale) -> bool:
@@ -128,13 +125,14 @@ def workers_same_data(seen: Evidence) -> Lines:
         )
 
 
-def compare_scales(split: str, known: Scale, found: Scale) -> Lines:
+def compare_scales(split: str, known: Scale, found: Scale, sample: Any = None) -> Lines:
     """The line on two splits of which one must have been scaled by another factor."""
     if known.differs(found):
         yield Line(
             f"inputs of {split} have mean {found.mean:.3g} and deviation {found.deviation:.3g}, those of training "
             f"{known.mean:.3g} and {known.deviation:.3g}; apply the same scaling to both",
             subject=split,
+            sample=sample,
         )
 
 
@@ -144,7 +142,9 @@ def split_scale(seen: Evidence) -> Lines:
     for i, t in enumerate(tensors_of(seen.validation_batch)):
         known = seen.scale.get(_key(i, t))
         if known and t.is_floating_point() and t.numel() > 64:
-            yield from compare_scales("validation", known, Scale.of(t))
+            seen.scale[_key(i, t)] = None
+            first = seen.sample(torch.ones(len(t), dtype=torch.bool), validation=True)
+            yield from compare_scales("validation", known, Scale.of(t), first)
 
 
 def overfits(seen: Evidence) -> bool:

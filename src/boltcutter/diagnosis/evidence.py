@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from boltcutter.diagnosis.graph import Graph, Loss
 from boltcutter.internals import foreach_norm, tree_leaves
@@ -91,7 +93,7 @@ class Evidence:
         self.parameters: dict[str, nn.Parameter] = {}
         self.names: dict[int, str] = {}  # of parameters by identity
         self.owned: set[int] = set()  # identities of parameters that an optimizer has
-        self.sharded = self.compiled = False
+        self.sharded, self.compiled = False, is_compiled(module)
         # of the step that is looked at
         self.batch: Any = None
         self.loss: Any = None  # as training_step returned it
@@ -114,7 +116,7 @@ class Evidence:
         self.labels: list[Tensor] = []
         self.targets: list[Tensor] = []  # of cross-entropy
         self.num_classes = 0
-        self.scale: dict[str, Scale] = {}  # of inputs
+        self.scale: dict[str, Scale | None] = {}  # of inputs; None after the comparison with validation
         # of a trial, which is no training: check --batch and audit
         self.probe: Probe | None = None
         self.splits: Splits | None = None
@@ -160,6 +162,19 @@ class Evidence:
         """Number of samples of the training batch; 0 if it has no tensors."""
         return next((len(t) for t in tensors_of(self.batch) if t.ndim), 0)
 
+    def sample(self, chosen: Tensor, *, validation: bool = False) -> list[Tensor] | None:
+        """The sample of the batch of which a row is chosen: the first one; None if the batch has other rows.
+
+        Args:
+            chosen: Of the elements of a tensor (N, …), which are those that show something.
+            validation: Whether the batch is that of validation.
+        """
+        tensors = tensors_of(self.validation_batch if validation else self.batch)
+        rows = chosen.reshape(len(chosen), -1).any(1).nonzero() if chosen.ndim else chosen.new_zeros(0)
+        if not len(rows) or any(t.ndim == 0 or len(t) != len(chosen) for t in tensors):
+            return None
+        return [t[int(rows[0])] for t in tensors]
+
     @property
     def trained(self) -> list[str]:
         """Names of parameters that are to be trained."""
@@ -170,10 +185,9 @@ class Evidence:
         now = {n: p for n, p in self.parameters.items() if p.requires_grad and n in self.start}
         if not now:
             return False
-        change = [sampled(p).float() - self.start[n].float() for n, p in now.items()]
-        sizes = [self.start[n].float() for n in now]
-        moved, size = (float(torch.stack(foreach_norm(each)).norm()) for each in (change, sizes))
-        return moved > 0.01 * size
+        start = joined([self.start[n] for n in now])
+        moved, size = torch.stack([(joined([sampled(p) for p in now.values()]) - start).norm(), start.norm()]).tolist()
+        return bool(moved > 0.01 * size)
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -194,6 +208,8 @@ def tensors_of(batch: Any) -> list[Tensor]:
 def values(tensor: Tensor) -> Tensor:
     """The elements of a tensor; of a sparse one, those that it stores."""
     tensor = tensor.detach()
+    if tensor.is_complex():
+        return torch.view_as_real(tensor)
     return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
@@ -204,16 +220,34 @@ def sampled(tensor: Tensor) -> Tensor:
     return flat if count <= SAMPLE else flat[:: count // SAMPLE][:SAMPLE]
 
 
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Samples of several tensors as one copy, in a precision in which their differences can be computed."""
+    whole = torch.cat([part.to(parts[0].device) for part in parts]) if parts else torch.zeros(0)
+    return whole if whole.dtype in (torch.float32, torch.float64) else whole.float()
+
+
+def norms(whole: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """The norm of each of the samples that were joined."""
+    return torch.stack(foreach_norm(torch.split(whole, [part.numel() for part in parts])))
+
+
 def any_nonzero(tensors: list[Tensor]) -> bool:
-    """Whether a tensor is not 0 everywhere; of most, the first one is not."""
-    return any(bool(values(t).any()) for t in tensors)
+    """Whether a tensor is not 0 everywhere; of most, a sample of the first one is not."""
+    return any(bool(sampled(t).any()) or bool(values(t).any()) for t in tensors)
 
 
 def nonzero(tensors: list[Tensor]) -> list[bool]:
-    """Which tensors are not 0 everywhere; waits once for the device."""
-    some = [values(t) for t in tensors]
-    filled = [t for t in some if t.numel()]
-    if not filled:
-        return [False] * len(some)
-    found = iter(torch.stack([norm.float() for norm in foreach_norm(filled, float("inf"))]).tolist())
-    return [bool(t.numel()) and next(found) != 0 for t in some]
+    """Which tensors are not 0 everywhere; waits once for the device, and again only for those of which a sample is."""
+    if not tensors:
+        return []
+    found: list[bool] = torch.stack([sampled(t).any() for t in tensors]).tolist()
+    rest = [i for i, each in enumerate(found) if not each and tensors[i].numel() > SAMPLE]
+    again = torch.stack([values(tensors[i]).any() for i in rest]).tolist() if rest else []
+    for i, each in zip(rest, again, strict=True):
+        found[i] = each
+    return found
+
+
+def is_metric(module: nn.Module) -> bool:
+    """Whether a module is a metric; ``isinstance`` would ask all classes of metrics for each kind of layer."""
+    return Metric in type(module).__mro__

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,15 +21,15 @@ from torchmetrics.metric import CompositionalMetric
 from boltcutter import run_files
 from boltcutter.diagnosis import data, gradients, layers, losses, nothing, optimizers, ranks, schedules  # noqa: F401
 from boltcutter.diagnosis.checks import CHECKS, ON_DEMAND, Check, Finding, FindingError, Line, Moment
-from boltcutter.diagnosis.evidence import Evidence, Update, any_nonzero, is_compiled, nonzero, sampled
+from boltcutter.diagnosis.evidence import Evidence, Update, any_nonzero, is_metric, joined, nonzero, norms, sampled
 from boltcutter.diagnosis.graph import read_graph
 from boltcutter.diagnosis.seam import ActiveDropout
-from boltcutter.internals import foreach_norm
 from boltcutter.run.folder import read_record, update_record
 
 FIRST = 8  # optimizer steps; all are looked at in a trial, and where batches of workers are compared
 LOOKS = (1, 2, 4, *(FIRST << 2 * i for i in range(24)))
 SUMMARIES = frozenset(FIRST << 4 * i for i in range(12))  # 8, 128, 2048, …
+ALL_VALIDATION = 8  # validation batches that are looked at, and after them the 16th, 32nd, 64th, …
 VALIDATIONS = 3  # in the first of which metrics are watched
 FOLLOW_UPS = 8  # further looks in a training, right after one at which gradients are missing or 0
 PATIENCE = 64  # batches without an optimizer step, after which it no longer looks
@@ -213,7 +215,12 @@ class Invariants(Callback):
         if (asked.name, line.subject) in self._said or self._seen is None:
             return
         self._said.add((asked.name, line.subject))
-        finding = Finding(asked.name, line.level or asked.level, line.text, self._seen.step)
+        from boltcutter.diagnosis.facts import facts_of  # which a training without a finding does not need
+
+        evidence: dict[str, Any] = {}
+        with suppress(Exception):  # of tensors of any kind: the line says what is wrong without it, too
+            evidence = facts_of(self._seen, line.text, line.sample)
+        finding = Finding(asked.name, line.level or asked.level, line.text, self._seen.step, evidence)
         self.findings.append(finding)
         if self._seen.trainer.is_global_zero:
             self._record()
@@ -233,7 +240,7 @@ class Invariants(Callback):
         if self.folder is not None:
             file = self.folder / run_files.RECORD
             earlier = read_record(self.folder).get("findings", []) if file.is_file() else []
-            now = [{"check": f.check, "level": f.level, "text": f.text, "step": f.step} for f in self.findings]
+            now = [{key: value for key, value in asdict(f).items() if value != {}} for f in self.findings]
             known = {each["check"] for each in now}
             update_record(self.folder, findings=[*(each for each in earlier if each["check"] not in known), *now])
             if text := next((f.text for f in self.findings if f.check == nothing.NAME), None):
@@ -256,16 +263,18 @@ class Invariants(Callback):
     def on_validation_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Watch for dropout in the first two batches of the first validations."""
+        """Watch for dropout in the first batch of the first validations, and keep labels of some batches."""
         seen = self._seen
         if seen is None or seen.validations > 1:
             return
+        seen.validation_batches = count = seen.validation_batches + 1
+        if count > ALL_VALIDATION and count & (count - 1):
+            return
         with Guarded(self):
             seen.validation_batch = batch
-            seen.validation_batches += 1
             if not trainer.sanity_checking:
                 data.remember_validation(seen)
-            if seen.validation_batches <= 2 and not is_compiled(pl_module):
+            if seen.validation_batches == 1 and not seen.compiled:
                 seen.active_dropout = []
                 Around(trainer.strategy, "validation_step", ActiveDropout(seen.active_dropout))
 
@@ -278,9 +287,9 @@ class Invariants(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Ask about the first two batches."""
+        """Ask about the first batch."""
         seen = self._seen
-        if seen is None or seen.validations > 1 or seen.validation_batches > 2:
+        if seen is None or seen.validations > 1 or seen.validation_batches > 1:
             return
         with Guarded(self):
             Around.remove(trainer.strategy, "validation_step")
@@ -299,7 +308,7 @@ class Invariants(Callback):
                 seen.metrics = {
                     name: (m, m._update_count)
                     for name, m in pl_module.named_modules()
-                    if isinstance(m, Metric) and m._update_count and m._computed is not None and not _keeps_state(m)
+                    if is_metric(m) and m._update_count and m._computed is not None and not _keeps_state(m)
                 }
 
 
@@ -409,7 +418,7 @@ class Watch:
 
     def __init__(self, callback: Invariants, seen: Evidence, *, with_hooks: bool) -> None:
         self.callback, self.seen = callback, seen
-        self.before: dict[int, dict[str, tuple[Tensor, Tensor]]] = {}  # by optimizer, samples of weights and copies
+        self.before: dict[int, tuple[dict[str, Tensor], Tensor]] = {}  # by optimizer, samples of weights, and a copy
         self.cleared: dict[int, bool] = {}
         self.had_gradient: dict[int, bool] = {}
         self.backward_passes = self.forward_passes = 0
@@ -426,7 +435,7 @@ class Watch:
         self.with_hooks = with_hooks and not seen.compiled
         if self.with_hooks:
             for name, part in seen.module.named_modules():
-                if part is not seen.module and not isinstance(part, Metric | torch.jit.ScriptModule):
+                if part is not seen.module and not is_metric(part) and not isinstance(part, torch.jit.ScriptModule):
                     self.handles.append(part.register_forward_hook(ForwardHook(self, name)))
 
     def close(self) -> None:
@@ -507,8 +516,8 @@ class Watch:
     def keep_weights(self, optimizer: Optimizer) -> None:
         """Keep a sample of the weights."""
         if not self.seen.sharded:
-            views = ((name, sampled(p)) for name, p in self._named(optimizer).items())
-            self.before[id(optimizer)] = {name: (view, view.clone()) for name, view in views}
+            views = {name: sampled(p) for name, p in self._named(optimizer).items()}
+            self.before[id(optimizer)] = views, joined([*views.values()])
 
     def _named(self, optimizer: Optimizer) -> dict[str, Tensor]:
         found = [p for group in optimizer.param_groups for p in group["params"]]
@@ -559,16 +568,19 @@ class Watch:
         # A fused optimizer skips a step on the device.
         if before is None or getattr(update.optimizer, "found_inf", None) is not None:
             return
-        known = {n: p for n, p in update.parameters.items() if n in before and before[n][1].numel()}
+        views, copied = before
+        pairs = [(view, update.parameters.get(name, view)) for name, view in views.items()]
         # A view shows the new values, unless the parameter has got other memory.
-        after = {n: v if (v := before[n][0]).data_ptr() == p.data_ptr() else sampled(p) for n, p in known.items()}
-        names = [n for n, value in after.items() if value.shape == before[n][1].shape]
-        if not names:
+        after = [view if view.data_ptr() == p.data_ptr() else sampled(p) for view, p in pairs]
+        if not copied.numel() or [v.shape for v in after] != [v.shape for v in views.values()]:
             return
-        change = [after[n].float() - before[n][1].float() for n in names]
-        norms = [foreach_norm(change), foreach_norm([before[n][1].float() for n in names])]
-        moved, size = torch.stack([torch.stack(each) for each in norms]).tolist()
-        update.moved, update.size = dict(zip(names, moved, strict=True)), dict(zip(names, size, strict=True))
+        change = joined(after) - copied
+        moved, size = torch.stack([norms(change, after), norms(copied, after)]).tolist()
+        update.moved, update.size = (
+            {n: each for n, each in zip(views, part, strict=True) if views[n].numel() and n in update.parameters}
+            for part in (moved, size)
+        )
+        names = [*update.moved]
         frozen = {n for n in names if not update.parameters[n].requires_grad}
         steps = self.seen.steps[id(update.optimizer)]
         if update.rate > 0 and update.nonzero:
@@ -577,7 +589,8 @@ class Watch:
             steps.ratios.append((ratio if total else math.inf, update.rate))
             half = [n for n in names if update.parameters[n].dtype in (torch.bfloat16, torch.float16)]
             if half:
-                steps.stuck.append(stuck(update, half, dict(zip(names, change, strict=True))))
+                parts = torch.split(change, [v.numel() for v in after])
+                steps.stuck.append(stuck(update, half, dict(zip(views, parts, strict=True))))
 
 
 def stuck(update: Update, names: list[str], change: Mapping[str, Tensor]) -> float:

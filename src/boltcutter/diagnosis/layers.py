@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
-from torchmetrics import Metric
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
-from boltcutter.diagnosis.evidence import Evidence, sampled
+from boltcutter.diagnosis.evidence import Evidence, is_metric, sampled
 from boltcutter.internals import BatchNorm
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -20,7 +19,7 @@ def eval_in_training(seen: Evidence) -> Lines:
     """A trained part with dropout above 0, or the whole module with BatchNorm, is in evaluation mode."""
     asleep = []
     for name, part in seen.module.named_modules():
-        if part.training or isinstance(part, Metric):
+        if part.training or is_metric(part):
             continue
         sensitive = any(isinstance(m, DROPOUTS) and m.p > 0 for m in part.modules()) or (
             part is seen.module and any(isinstance(m, BatchNorm) for m in part.modules())

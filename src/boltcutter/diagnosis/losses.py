@@ -76,8 +76,8 @@ def not_log(seen: Evidence) -> Lines:
     """What must be log-probabilities, or the logarithm of a rate, is none."""
     for loss in losses(seen, "nll_loss", "kl_div", "ctc_loss"):
         kind, p = loss.kind, loss.prediction
-        _, high = extremes(p)
-        low, _ = extremes(loss.target)
+        low = extremes(loss.target)[0] if kind == "kl_div" else 0.0
+        high = float(p.max()) if p is not None and p.numel() else math.nan
         if high > 1e-4:
             remedy = "cross_entropy, or log_softmax before it" if kind == "nll_loss" else "log_softmax before it"
             yield f"{kind} gets values up to {high:.3g}, but log-probabilities are never above 0; use {remedy}"
@@ -139,7 +139,11 @@ def bce_target(seen: Evidence) -> Lines:
     for loss in losses(seen, "binary_cross_entropy_with_logits"):
         low, high = extremes(loss.target)
         if low < -1e-3 or high > 1 + 1e-3:
-            yield f"targets of binary cross-entropy are {low:g} to {high:g}, so its minimum is -Inf; scale them to 0–1"
+            outside = (loss.target < -1e-3) | (loss.target > 1 + 1e-3)
+            yield Line(
+                f"targets of binary cross-entropy are {low:g} to {high:g}, so its minimum is -Inf; scale them to 0–1",
+                sample=seen.sample(outside),
+            )
 
 
 @check("margin-target", "certain", at="probe")
@@ -151,7 +155,10 @@ def margin_target(seen: Evidence) -> Lines:
     ):
         if loss.target is not None and bool((loss.target.abs() != 1).any()):
             low, high = extremes(loss.target)
-            yield f"targets of {loss.kind} are {low:g} to {high:g}, but must be -1 or 1; use 2 * target - 1"
+            yield Line(
+                f"targets of {loss.kind} are {low:g} to {high:g}, but must be -1 or 1; use 2 * target - 1",
+                sample=seen.sample(loss.target.abs() != 1),
+            )
 
 
 @check("target-sum", "likely", at="probe")
@@ -178,9 +185,10 @@ def ignored_class(seen: Evidence) -> Lines:
         if is_class and t is not None and t.ndim == 1 and len(t) == getattr(loader_of(seen), "batch_size", None):
             share = float((t == index).float().mean())
             if share:
-                yield (
+                yield Line(
                     f"{share:.0%} of the samples have class {index}, which the loss ignores (ignore_index={index}); "
-                    "leave it at -100"
+                    "leave it at -100",
+                    sample=seen.sample(t == index),
                 )
 
 
@@ -192,12 +200,14 @@ def out_of_range(seen: Evidence) -> Lines:
         low, high = RANGES.get(loss.source, (-math.inf, math.inf))
         if loss.target is None or not loss.target.numel():
             continue
-        outside = float(((loss.target < low - 1e-3) | (loss.target > high + 1e-3)).float().mean())
-        if outside > 0.05:
+        outside = (loss.target < low - 1e-3) | (loss.target > high + 1e-3)
+        share = float(outside.float().mean())
+        if share > 0.05:
             least, most = extremes(loss.target)
-            yield (
+            yield Line(
                 f"targets are {least:.3g} to {most:.3g}, but the output of {loss.source.lower()} is {low:g} to "
-                f"{high:g}, so {outside:.0%} of them are out of reach; scale the targets, or remove the last activation"
+                f"{high:g}, so {share:.0%} of them are out of reach; scale the targets, or remove the last activation",
+                sample=seen.sample(outside),
             )
 
 
@@ -254,8 +264,9 @@ def unregistered(seen: Evidence) -> Lines:
     """The graph reaches an nn.Parameter, or a tensor in an attribute, that the module does not have as a parameter."""
     if seen.graph is None or seen.sharded:  # FSDP2 swaps the parameters for others while it computes
         return
-    registered = {id(p) for p in seen.module.parameters()}
-    for leaf in seen.graph.leaves:
+    unknown = [leaf for leaf in seen.graph.leaves if id(leaf) not in seen.made]
+    registered = {id(p) for p in seen.module.parameters()} if unknown else set()
+    for leaf in unknown:
         is_owned = id(leaf) in seen.owned
         if id(leaf) in registered or not (isinstance(leaf, nn.Parameter) or id(leaf) in attributes(seen.module)):
             continue
@@ -274,13 +285,9 @@ def late_parameter(seen: Evidence) -> Lines:
     """The graph reaches a parameter that was made after the optimizers, and is in none."""
     if seen.graph is None or seen.sharded:
         return
-    reached, owned = {id(leaf) for leaf in seen.graph.leaves}, seen.optimized()
-    late = [
-        name
-        for name, p in seen.module.named_parameters()
-        if id(p) not in seen.made and id(p) not in owned and id(p) in reached
-    ]
-    if late:
+    reached = {id(leaf) for leaf in seen.graph.leaves} - seen.made
+    unowned = reached - seen.optimized() if reached else reached
+    if late := [name for name, p in seen.module.named_parameters() if id(p) in unowned] if unowned else []:
         yield (
             f"{some(late)} was created after configure_optimizers, so no optimizer trains it; create it in __init__, "
             "setup or configure_model"

@@ -29,13 +29,13 @@ def first_leaf(sample: Any) -> Tensor | None:
     return torch.as_tensor(leaf) if isinstance(leaf, Tensor | np.ndarray) else None
 
 
-def keys_of(splits: Splits, name: str) -> list[tuple[bytes, int]]:
-    """Hash of the inputs of each sample, and its size; without constant ones, such as empty tiles of a picture."""
+def keys_of(splits: Splits, name: str) -> list[tuple[bytes, int, Any]]:
+    """Hash of the inputs of each sample, its size, and itself; without constant ones, such as empty tiles."""
     found = []
     for sample in splits.samples(name):
         leaf = first_leaf(sample)
         if leaf is not None and leaf.numel() >= 4 and not bool((leaf == leaf.flatten()[0]).all()):
-            found.append((digest(inputs_of(sample)), leaf.numel()))
+            found.append((digest(inputs_of(sample)), leaf.numel(), sample))
     return found
 
 
@@ -63,16 +63,18 @@ def overlap(seen: Evidence) -> Lines:
         if not one or not other:
             continue
         counts: dict[bytes, int] = {}
-        for key, _ in one:
+        for key, *_ in one:
             counts[key] = counts.get(key, 0) + 1
         own = sum(n for n in counts.values() if n > 1) / len(one)
-        shared = sum(key in counts for key, _ in other) / len(other)
+        copies = [sample for key, _, sample in other if key in counts]
+        shared = len(copies) / len(other)
         is_wide = other[0][1] >= WIDE
         if own < 0.5 and shared > 0.01 and (shared > 3 * own or (is_wide and shared > 0.05)):
             yield Line(
                 f"{shared:.1%} of the {second} samples are exact copies of {first} samples, of which only {own:.1%} "
                 "are copies of one another; split before shuffling or copying",
                 subject=second,
+                sample=copies[0],
             )
 
 
@@ -101,9 +103,11 @@ def _plain(value: Any) -> Any:
 @check("duplicates", "note", at="data")
 def duplicates(seen: Evidence) -> Lines:
     """Over 1% of the training samples are copies of another one."""
-    found = [key for key, _ in keys_of(seen.splits, "train")] if seen.splits else []
-    if found and (share := 1 - len(set(found)) / len(found)) > 0.01:
-        yield f"{share:.1%} of {len(found)} training samples are copies of another one"
+    found = keys_of(seen.splits, "train") if seen.splits else []
+    known: set[bytes] = set()
+    copies = [sample for key, _, sample in found if key in known or known.add(key)]  # type: ignore[func-returns-value]
+    if found and (share := len(copies) / len(found)) > 0.01:
+        yield Line(f"{share:.1%} of {len(found)} training samples are copies of another one", sample=copies[0])
 
 
 @check("shared-augmentation", "note", at="data")
@@ -171,6 +175,7 @@ def nonfinite_data(seen: Evidence) -> Lines:
                 f"{len(bad)} of {len(samples)} {name} samples have values that are NaN or Inf; replace or remove them",
                 None if _spoils_loss(seen, bad) else "note",  # marks of missing values, which the module knows
                 subject=name,
+                sample=bad[0],
             )
 
 
@@ -221,6 +226,11 @@ def labels_of(seen: Evidence) -> dict[str, Tensor]:
     return {name: table[1] for name, table in tables.items() if table and not table[1].is_floating_point()}
 
 
+def _first(seen: Evidence, name: str, chosen: Tensor) -> Any:
+    """The first of the chosen samples of a split."""
+    return seen.splits.samples(name)[int(chosen.nonzero()[0])] if seen.splits else None
+
+
 @check("label-range", "certain", at="data")
 def label_range(seen: Evidence) -> Lines:
     """A label of a split is no class of the model, which gets labels as they are, and is not ignored."""
@@ -228,12 +238,13 @@ def label_range(seen: Evidence) -> Lines:
         return
     count, ignored = found
     for name, labels in labels_of(seen).items():
-        outside = torch.unique(labels[((labels >= count) | (labels < 0)) & (labels != ignored)]).tolist()
-        if outside:
+        strange = ((labels >= count) | (labels < 0)) & (labels != ignored)
+        if outside := torch.unique(labels[strange]).tolist():
             yield Line(
                 f"{name} has labels {some([*map(str, outside)])}, but the model has {count} classes, 0 to {count - 1}; "
                 "correct num_classes or the labels",
                 subject=name,
+                sample=_first(seen, name, strange),
             )
 
 
@@ -253,6 +264,7 @@ def unseen_labels(seen: Evidence) -> Lines:
                 f"{share:.1%} of the {name} samples have classes that no training sample has ({classes}); "
                 "shuffle before splitting, or split by class",
                 subject=name,
+                sample=_first(seen, name, unseen),
             )
 
 

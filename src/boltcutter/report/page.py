@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +20,7 @@ import yaml
 from boltcutter import extend, files, run_files
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import one_line, printable
-from boltcutter.report import exports, media
+from boltcutter.report import exports, media, pixels
 from boltcutter.report.outcome_report import read_outcomes
 from boltcutter.report.reader import ReportReader
 from boltcutter.report.template import load_template, redact_command, shorten
@@ -74,7 +76,7 @@ def render_page(folder: Path, home: str = "") -> str:
         home=home,
         place=run_store().show(folder),
         record=record,
-        findings=[each for each in record.get("findings") or [] if isinstance(each, dict)],
+        findings=[_with_evidence(each) for each in record.get("findings") or [] if isinstance(each, dict)],
         command=reader.get("Command", "", redact_command, record.get("command") or ""),
         choices=config.get("choices") or {},
         sections=sections,
@@ -92,6 +94,37 @@ def render_page(folder: Path, home: str = "") -> str:
         data={"charts": _charts(groups, modes), **{key: outcomes.get(key) for key in ("confusion", "scatters")}},
     )
     return page.encode(errors="replace").decode()  # the command may contain file names that are not UTF-8
+
+
+def _with_evidence(finding: Mapping[str, Any]) -> dict[str, Any]:
+    """A finding with lines of its numbers, and its sample; without those that cannot be shown."""
+    evidence = _mapping(finding.get("evidence"))
+    numbers, sample = evidence.get("numbers"), _mapping(evidence.get("sample"))
+    lines, picture = [], None
+    for each in map(_mapping, numbers if isinstance(numbers, list) else []):
+        shown = [f"{str(key).replace('_', ' ')} {_show(value)}" for key, value in each.items() if key != "of"]
+        lines.append((str(each.get("of")), ", ".join(shown)))
+    with suppress(KeyError, TypeError, ValueError):  # there is none, or the record is of somebody else
+        shape = sample["picture"]["shape"]
+        values = np.frombuffer(base64.b64decode(sample["picture"]["pixels"]), np.uint8).reshape(shape)
+        picture = pixels.encode_image(values)
+    return {**finding, "numbers": lines, "picture": picture, "fields": _mapping(sample.get("fields"))}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return (
+        " × ".join(map(str, value))
+        if isinstance(value, list)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def added_sections() -> list[tuple[str, str, Callable[[Path], str]]]:
