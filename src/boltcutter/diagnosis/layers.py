@@ -34,6 +34,17 @@ def eval_in_training(seen: Evidence) -> Lines:
         )
 
 
+@check("dropout", "likely", at="start")
+def dropout(seen: Evidence) -> Lines:
+    """A dropout layer drops 95% or more of its inputs, though not all."""
+    for name, part in seen.module.named_modules():
+        if isinstance(part, DROPOUTS) and 0.95 <= part.p < 1:
+            yield (
+                f"{name} ({type(part).__name__}) drops {part.p:.0%} of its inputs: p is the share that is dropped, not "
+                f"that which is kept; write p={1 - part.p:.2g}, or a smaller p"
+            )
+
+
 @check("dead-layer", "certain", at="summary")
 @check("dead-layer", "certain", at="step")
 def dead_layer(seen: Evidence) -> Lines:

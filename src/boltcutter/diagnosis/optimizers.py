@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import torch
 from torch.optim import SGD
 
 from boltcutter.diagnosis.checks import Lines, check, some
-from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.evidence import Evidence, sampled
 from boltcutter.diagnosis.graph import attributes
 
 
@@ -78,6 +79,40 @@ def decay(seen: Evidence) -> Lines:
                 yield (
                     f"{kind} with lr={rate:g} and weight_decay={amount:g} takes {rate * amount:.0%} of the weights "
                     "away in each step, so they keep nothing of what was learned a few steps before; lower weight_decay"
+                )
+
+
+@check("betas", "likely", at="start")
+def betas(seen: Evidence) -> Lines:
+    """The mean of gradients reaches further back than that of their squares: the two betas are exchanged."""
+    for optimizer in seen.optimizers:
+        pairs = {
+            tuple(map(float, pair)) for group in optimizer.param_groups if len(pair := group.get("betas", ())) == 2
+        }
+        for first, second in sorted(pairs):
+            if first > second:
+                yield (
+                    f"{type(optimizer).__name__} with betas=({first:g}, {second:g}) averages gradients over more steps "
+                    f"than their squares, so steps do not follow the gradient; write betas=({second:g}, {first:g})"
+                )
+
+
+@check("group-without-rate", "likely", at="summary")
+def group_without_rate(seen: Evidence) -> Lines:
+    """After 16 or more steps, the rate of a parameter group is 0, others are not, and none of it has changed."""
+    if not seen.ended or seen.step < 16 or seen.sharded:  # a group may begin later than the steps of a trial
+        return
+    for optimizer in seen.optimizers:
+        rates = [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+        for number, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True)):
+            names = [seen.names[id(p)] for p in group["params"] if p.requires_grad and id(p) in seen.names]
+            known = [name for name in names if name in seen.start]
+            if rate or not any(rates) or not known:
+                continue
+            if all(torch.equal(seen.start[name], sampled(seen.parameters[name])) for name in known):
+                yield (
+                    f"parameter group {number} of {type(optimizer).__name__} ({some(names)}) had a learning rate of 0, "
+                    "so it was not trained; give it a rate, or freeze it with requires_grad_(False)"
                 )
 
 

@@ -957,3 +957,22 @@ def norm_factory():
             return Convnet(norm=partial(nn.GroupNorm, 4))
 
     return M(), *digits()
+
+
+@no_bug()
+def groups_that_begin_at_zero():
+    """A warm-up from 0 of two groups, the second frozen first; betas of a GAN; much dropout."""
+
+    class M(Base):
+        def network(self):
+            return nn.Sequential(*mlp(64, 256)[:3], nn.Dropout(0.9), nn.Linear(256, 10))
+
+        def configure_optimizers(self):
+            first, second = self.net[1], self.net[4]
+            groups = [{"params": first.parameters()}, {"params": second.parameters()}]
+            optimizer = torch.optim.Adam(groups, 1e-2, betas=(0.0, 0.9))
+            rates = [lambda step: min(1.0, step / 5), lambda step: float(step >= 10)]
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rates)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    return M(), *digits()

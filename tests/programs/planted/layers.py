@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from programs import Base, bug, digits
+from programs import Base, bug, digits, mlp
 from torch import nn
 
 
@@ -156,5 +156,16 @@ def dying_relu():
 
     class M(Base):
         lr = 5.0
+
+    return M(), *digits()
+
+
+@bug("dropout")
+def kept_instead_of_dropped():
+    """The share that is kept is given as that which is dropped."""
+
+    class M(Base):
+        def network(self):
+            return nn.Sequential(*mlp(64, 256)[:3], nn.Dropout(0.98), nn.Linear(256, 10))
 
     return M(), *digits()

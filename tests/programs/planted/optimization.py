@@ -210,3 +210,28 @@ def state_lost():
                 state["state"] = {}
 
     return M(), *digits()
+
+
+@bug("betas")
+def betas_exchanged():
+    """Betas of Adam in the wrong order."""
+
+    class M(Base):
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), 1e-3, betas=(0.999, 0.9))
+
+    return M(), *digits()
+
+
+@bug("group-without-rate", max_epochs=4)
+def schedule_of_one_group_is_zero():
+    """Two groups, and a schedule for each, of which the second is always 0."""
+
+    class M(Base):
+        def configure_optimizers(self):
+            groups = [{"params": self.net[1].parameters()}, {"params": self.net[3].parameters()}]
+            optimizer = torch.optim.Adam(groups, 1e-2)
+            rates = [lambda step: 0.99**step, lambda step: step // 1_000_000]
+            return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, rates)]
+
+    return M(), *digits()
