@@ -60,6 +60,15 @@ ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here
     r"boltcutter audit\b.*": ("it trains", "planning/test_audit.py"),
     r"boltcutter why .*--hang": ("they need a run that hangs", "analysis/test_hang.py"),
     r"boltcutter why .*": ("they need a run with a fault", "replay/test_why.py"),
+    r"boltcutter bisect .*": ("they need two runs that differ", "replay/test_bisection.py"),
+    r"boltcutter golden .*": (
+        "they need a run of the reader",
+        "replay/test_golden.py::test_a_training_is_repeated_and_compared",
+    ),
+    r"boltcutter train model=mlp trainer.max_steps=20": (
+        "it is the run of golden",
+        "replay/test_golden.py::test_a_training_is_repeated_and_compared",
+    ),
     r"boltcutter info .*": ("they need a run of the reader", "analysis/test_checkpoint.py"),
     r"boltcutter import .*": ("they convert a project of the reader", "scaffold/test_port.py"),
     r"(?:cd my-project && )?python3 -m venv .*": (
@@ -120,6 +129,7 @@ ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here
 }
 OF_A_SCRIPT = {"docs/ray.md": "launch/test_ray_slurm.py"}  # blocks that begin with #!, as a whole
 PYTHON = {  # blocks that are parts of files: the test of the files
+    "docs/bisect.md": "replay/test_golden.py::test_a_training_is_repeated_and_compared",
     "docs/extending.md": "test_extend.py::test_the_documentation_shows_the_distribution",
     "docs/export.md": "export/test_runner.py",
     "docs/from-my-script.md": "test_commands.py::test_the_sessions_of_a_page_print_what_it_shows",

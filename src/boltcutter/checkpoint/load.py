@@ -103,20 +103,20 @@ def _unpickle(path: str | Path, source: Any, *, map_location: Any, mmap: bool = 
             source.seek(0)
         content = unpickle.read_archive(source, map_location=map_location, mmap=mmap)
     except (pickle.UnpicklingError, RuntimeError, *READ_ERRORS) as error:
-        raise CheckpointError(f"{path}: {_why_not_loaded(error, map_location)}") from None
+        raise CheckpointError(_why_not_loaded(path, error, map_location)) from None
     if not isinstance(content, dict):
         what = content.name if hasattr(content, "built") else type(content).__name__  # a placeholder
         raise CheckpointError(f"{path}: holds a {what}, not a checkpoint; use another file")
     return content
 
 
-def _why_not_loaded(error: Exception, map_location: Any) -> str:
+def _why_not_loaded(path: str | Path, error: Exception, map_location: Any) -> str:
     """What an error of reading a file means, and what to do."""
     if isinstance(error, RuntimeError) and str(map_location) not in ("cpu", "meta"):  # of a device that is missing
         why = str(error).split(". ")[0].split("\n")[0]
-        return f"not loaded to map_location={map_location} ({why}); use map_location=cpu"
+        return f"{path}: not loaded to map_location={map_location} ({why}); use map_location=cpu"
     why = " ".join(str(error).split("\n")[-1].split()) or type(error).__name__
-    return f"not loaded, because it would execute code or is damaged ({why})"
+    return f"{path}: not loaded, because it would execute code or is damaged ({why})"
 
 
 def find_fault(file: IO[bytes] | None) -> str | None:

@@ -68,7 +68,8 @@ def explain(line: Mistake, arguments: Sequence[str]) -> Explanation:
     after_flag = shown[1] if shown and given == setting else None  # of --sort foo
     wrong = (in_filter[1],) if in_filter else tuple(a for a in arguments if _key(a) in keys or a == after_flag)
     value = given if in_filter else given.partition("=")[2] if given and given.find("=") > 0 else None
-    value = parts.value if parts and parts.value is not None else value or bare or (shown and shown[1])
+    if not (value and "${" in value and given and concerns(given, setting)):  # whose value may be a secret
+        value = parts.value if parts and parts.value is not None else value or bare or (shown and shown[1])
     return Explanation(line.kind, setting, value, str(line), remedy, fix, wrong if is_removed else ())
 
 

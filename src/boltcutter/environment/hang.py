@@ -450,7 +450,8 @@ class Watch:
             for one in self.members.values():
                 poll.register(one.pidfd, select.POLLIN)
                 poll.register(one.signals, select.POLLIN)
-            poll.poll(POLL_SECONDS * 1000)
+            if any(event & select.POLLHUP for _, event in poll.poll(POLL_SECONDS * 1000)):
+                time.sleep(0.1)  # a pipe that is closed is always ready
             if [one for one in self.members.values() if one.received(signal.SIGUSR2)]:
                 self.report("SIGUSR2 asks where the ranks are")
                 for one in self.members.values():  # to which a launcher has passed it on
@@ -487,16 +488,16 @@ class Watch:
             if state == "failed" or (not alive and state != "done"):
                 self.scan(now, at_once=True)  # for others that have just started
                 self.failed = self.failed or now
-            if not alive or (state == "done" and not self._keeps(one)):
+            if not alive or (state in ("done", "failed") and not self._keeps(one)):
                 del self.members[pid]
                 one.close()
                 if not alive and state != "done":
                     self.end_children(one.pid)
 
     def _keeps(self, one: Process) -> bool:
-        """Whether a process that is done still has its announcement: one that goes on, as a notebook, withdraws it."""
+        """Whether a process whose run has ended has its announcement: one that goes on, as a notebook, withdraws it."""
         with suppress(OSError):
-            return os.readlink(f"/proc/{one.pid}/fd/{one.facts['stacks']}").startswith(f"/memfd:{STACKS}")
+            return os.path.samestat(os.stat(f"/proc/{one.pid}/fd/{one.facts['stacks']}"), os.fstat(one.stacks))
         return False
 
     def judge(self, now: float) -> None:
