@@ -99,7 +99,7 @@ def betas(seen: Evidence) -> Lines:
 
 @check("group-without-rate", "likely", at="summary")
 def group_without_rate(seen: Evidence) -> Lines:
-    """After 16 or more steps, the rate of a parameter group is 0, others are not, and none of it has changed."""
+    """A schedule has kept the rate of a parameter group, but not of another one, at 0 for 16 or more steps."""
     if not seen.ended or seen.step < 16 or seen.sharded:  # a group may begin later than the steps of a trial
         return
     for optimizer in seen.optimizers:
@@ -107,12 +107,12 @@ def group_without_rate(seen: Evidence) -> Lines:
         for number, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True)):
             names = [seen.names[id(p)] for p in group["params"] if p.requires_grad and id(p) in seen.names]
             known = [name for name in names if name in seen.start]
-            if rate or not any(rates) or not known:
+            if rate or not group.get("initial_lr") or not any(rates) or not known:  # a rate that is given as 0 is meant
                 continue
             if all(torch.equal(seen.start[name], sampled(seen.parameters[name])) for name in known):
                 yield (
-                    f"parameter group {number} of {type(optimizer).__name__} ({some(names)}) had a learning rate of 0, "
-                    "so it was not trained; give it a rate, or freeze it with requires_grad_(False)"
+                    f"parameter group {number} of {type(optimizer).__name__} ({some(names)}) was not trained, as "
+                    "its schedule kept the learning rate at 0; correct the schedule, or freeze the group"
                 )
 
 
