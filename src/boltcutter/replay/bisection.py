@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -220,7 +220,11 @@ class Bisection:
     def conclude_not_repeated(self, done: Sequence[Done], step: int) -> None:
         """Say what is left where both replays are equal."""
         found = self.found
-        found.lines.append("replayed here, both are equal: the difference is not in settings or code")
+        resumed = {side: changed for side, each in zip(SIDES, self.records, strict=True) if (changed := _changed(each))}
+        where = "settings" if not resumed else "their last settings"
+        found.lines.append(f"replayed here, both are equal: the difference is not in {where} or code")
+        for side, keys in resumed.items():
+            found.lines.append(f"{side}: resumed with another {', '.join(keys)}; the value before is not in its record")
         left = [each for each in found.factors if each.matters and each.kind in INHERENT]
         for factor in left:
             factor.removes = True
@@ -412,3 +416,8 @@ def text(answer: Answer) -> list[str]:
             state = ", without effect on a step"
         lines += [f"{line}{state}" for line in factor.lines]
     return lines
+
+
+def _changed(record: Mapping[str, Any]) -> list[str]:
+    """The settings of a run that were changed when it was resumed."""
+    return sorted({key for attempt in record["attempts"] for key in attempt.get("changed") or ()})
