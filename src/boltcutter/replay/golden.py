@@ -19,7 +19,7 @@ from boltcutter import run_files
 from boltcutter.assembly.overrides import INFERRED
 from boltcutter.checkpoint.atomic import write_atomically, write_text
 from boltcutter.config.compose import OVERRIDE, compose
-from boltcutter.config.errors import ConfigError, hint, one_line, prefix_errors
+from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.redaction import MAX_COMMAND
 from boltcutter.config.values import as_yaml, read_yaml, split_overrides
 from boltcutter.project import LIBRARY, Project, display_path
@@ -56,8 +56,7 @@ def golden_command(project: Project, overrides: list[str]) -> Path:
             f"{rest[0]}: not an argument of golden{hint(rest[0].partition('=')[0], names)}; use run=<run>"
         )
     folder = folder_of(given.get("run"))
-    with prefix_errors(f"run={folder}"):
-        record, ledger = read_record(folder), read_ledger(ledger_path(folder))
+    record, ledger = read_record(folder), read_ledger(ledger_path(folder))
     if ledger is None or not ledger.last:
         raise ConfigError(f"run={folder}: it has no steps.ledger with a step; train with callback.ledger")
     if int(ledger.rows["step"][0]) != 1 or len(ledger.rows) > MAX_STEPS:

@@ -19,7 +19,7 @@ from typing import Any
 from boltcutter import run_files
 from boltcutter.checkpoint.find import list_names
 from boltcutter.checkpoint.load import find_damage, read_steps
-from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.errors import ConfigError, one_line, prefix_errors
 from boltcutter.config.settings import RunPlace
 from boltcutter.environment import stop_signals as signals
 from boltcutter.environment.startup import PARENT_PID, restored_signals
@@ -343,5 +343,6 @@ def folder_of(text: str | None, key: str = "run") -> Path:
     if not text:
         raise ConfigError(f"{key}: missing; give {key}=<folder>, such as {key}=latest", kind="missing_value")
     folder = Path(text)
-    read_record(folder)
+    with prefix_errors(f"run={folder}"):
+        read_record(folder)
     return folder.absolute()
