@@ -31,12 +31,12 @@ sys.argv = sys.argv[1:]
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 finally:
-    print("torch" in sys.modules, f"{time.process_time():.2f} CPU-seconds", file=sys.stderr)
+    print("torch" in sys.modules or "fsspec" in sys.modules, f"{time.process_time():.2f} CPU-seconds", file=sys.stderr)
 """
 
 
 def light(*words: str) -> str:
-    """What a script prints, having seen that it did so without torch."""
+    """What a script prints, having seen that it did so without torch and fsspec."""
     command = [sys.executable, "-c", LIGHT, "scripts/train.py", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

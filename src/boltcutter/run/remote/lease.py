@@ -16,8 +16,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fsspec.implementations.local import LocalFileSystem
-
 from boltcutter.environment import lease
 from boltcutter.environment.lease import Holder, Lease, parse_holder, successor_file
 from boltcutter.run.remote.transfer import call_with_timeout
@@ -142,7 +140,7 @@ class RemoteLease(Lease):
 
 def _create_object(store: Any, path: str, content: bytes) -> None:
     """Create an object unless it exists; fsspec's ``mode="create"`` is exclusive on object storage only."""
-    if isinstance(store, LocalFileSystem):
+    if "file" in store.protocol:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open(path, "xb") as file:
             file.write(content)
