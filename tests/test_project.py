@@ -61,6 +61,66 @@ def test_a_project_of_another_user_is_used_only_by_name(
         Project.find()
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="is refused, as python -m imports from the working directory")
+def test_nothing_of_a_folder_in_which_others_may_write_is_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As /tmp: whoever puts a src, a .env or a module there would execute it in each command that is started there."""
+    (tmp_path / "src" / "boltcutter").mkdir(parents=True)
+    (tmp_path / "src" / "boltcutter" / "__init__.py").touch()
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "train.py").touch()
+    (tmp_path / ".env").write_text("PLANTED=1\n")
+    tmp_path.chmod(0o1777)
+    monkeypatch.delenv("BOLTCUTTER_PROJECT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", before := [*sys.path])
+    project = Project.find()
+    assert project.unused_vendored_library() is None
+    assert project.train_command[0] == "-m"
+    assert project.environment == {}
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    project.activate()
+    assert os.environ["PYTHONSAFEPATH"] == "1"  # python -m would import modules of the working directory
+    assert sys.path == before
+    assert "PLANTED" not in os.environ
+    (tmp_path / "configs").mkdir()
+    with pytest.raises(ProjectError, match="others may write to it, and its configs would be executed"):
+        Project.find()
+    monkeypatch.setenv("BOLTCUTTER_PROJECT", str(tmp_path))
+    assert Project.find().config_dirs[0] == tmp_path / "configs"
+
+
+@pytest.mark.parametrize("part", ["configs", "src", "scripts", ".env", "pyproject.toml", "small"])
+def test_no_part_of_a_project_in_a_folder_of_all_belongs_to_another_user(
+    root: Path, part: str, monkeypatch: pytest.MonkeyPatch, hand_over: Callable[[Path], None]
+) -> None:
+    monkeypatch.delenv("BOLTCUTTER_PROJECT", raising=False)
+    monkeypatch.chdir(root)
+    root.chmod(0o777)
+    assert Project.find().root == root
+    if not (root / part).exists():
+        (root / part).mkdir()
+    hand_over(root / part)
+    with pytest.raises(ProjectError, match="belongs to another user"):
+        Project.find()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["fifo", "endless", "large"])
+def test_a_pyproject_above_of_somebody_else_neither_blocks_nor_takes_memory(tmp_path: Path, kind: str) -> None:
+    above = tmp_path / "pyproject.toml"
+    if kind == "fifo":
+        os.mkfifo(above)
+    elif kind == "endless":
+        above.symlink_to("/dev/zero")
+    else:
+        with above.open("wb") as file:
+            file.truncate(1 << 40)
+    (inner := tmp_path / "inner").mkdir()
+    assert Project.find(inner).root == inner
+
+
 def test_the_nearest_project_counts(root: Path) -> None:
     inner = root / "inner"
     inner.mkdir()

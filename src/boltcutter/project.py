@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import stat
 import sys
 from collections.abc import Set
 from configparser import ConfigParser
@@ -33,6 +34,12 @@ VARIABLE = "BOLTCUTTER_PROJECT"  # a folder of the project, for processes that s
 PRIVATE = "BOLTCUTTER_PRIVATE"  # names of the variables in .env, which is not in the code of a job or a trial
 TABLE = "[tool.boltcutter]"
 PARTS = "boltcutter.parts"  # the entry points of parts, see ``boltcutter.extend``
+EXECUTED = (
+    "configs",
+    "src",
+    "scripts",
+    ".env",
+)  # files of a project that decide what is executed, besides its pyproject.toml
 
 
 class ProjectError(Exception):
@@ -49,12 +56,15 @@ class Project:
         config_dirs: Folders in which options are searched, in this order.
         resolvers: Module of the project that registers resolvers of OmegaConf, such as ``${eval:…}``; None if there is
             none. It is imported before a configuration is composed.
+        is_shared: Whether the folder is none of a project, and others may write to it, as ``/tmp``: nothing in it is
+            used.
     """
 
     root: Path
     package: str | None = None
     config_dirs: tuple[Path, ...] = (BUILTIN_CONFIGS,)
     resolvers: str | None = None
+    is_shared: bool = False
 
     @classmethod
     def find(cls, start: Path | str | None = None) -> Project:
@@ -67,23 +77,36 @@ class Project:
                 the working directory.
 
         Raises:
-            ProjectError: The table cannot be read, the working directory has been removed, or the project belongs to
-                another user, whose code and settings would be executed.
+            ProjectError: The table cannot be read, the working directory has been removed, or the project, or a part
+                of it, belongs to another user, whose code and settings would be executed.
         """
         try:
             place = Path(start or os.environ.get(VARIABLE) or Path.cwd()).absolute()
         except FileNotFoundError as error:
             raise ProjectError("the working directory has been removed; change to one that exists") from error
         is_named = bool(start or os.environ.get(VARIABLE))
-        owners = files.trusted_owners() | ({place.stat().st_uid} if is_named and place.exists() else set())
+        owners = set(files.trusted_owners())
+        if is_named and place.exists():
+            owners |= {place.stat().st_uid, place.lstat().st_uid}
         place = place.parent if place.is_file() else place
         for folder in (place, *place.parents):
             settings = _read_settings(folder / "pyproject.toml")
             if settings is not None:
-                _check_owner(folder, owners, folder, folder / "pyproject.toml")
-                return cls.at(folder, settings.get("package"), settings.get("resolvers"))
+                package = settings.get("package")
+                # Where anybody may put them.
+                parts = (*EXECUTED, package) if folder.stat().st_mode & stat.S_IWOTH else ()
+                _check_owner(folder, owners, folder, *(folder / name for name in ("pyproject.toml", *parts) if name))
+                return cls.at(folder, package, settings.get("resolvers"))
         _check_owner(place, owners, place)
-        return cls.at(place)
+        if is_named or not place.exists() or files.is_ours(place.stat()):
+            return cls.at(place)
+        has_no_safe_path = sys.version_info < (3, 11)  # so that python -m imports modules of the working directory
+        if has_no_safe_path or os.path.lexists(place / "configs"):
+            raise ProjectError(
+                f"{place}: others may write to it, and its {'modules' if has_no_safe_path else 'configs'} would be "
+                f"executed; change to a folder of yours, or set {VARIABLE}={place} if you trust it"
+            )
+        return cls(place, config_dirs=(BUILTIN_CONFIGS, *_part_configs()), is_shared=True)
 
     @classmethod
     def at(cls, root: Path, package: str | None = None, resolvers: str | None = None) -> Project:
@@ -98,6 +121,9 @@ class Project:
 
     def activate(self) -> None:
         """Make the project's own modules importable, and have its package treated as the user's own code."""
+        if self.is_shared:
+            os.environ["PYTHONSAFEPATH"] = "1"  # processes of this one import nothing of their working directory
+            return
         source, root = str(self.root / "src"), str(self.root)
         if source not in sys.path and os.path.isdir(source):
             sys.path.insert(1, source)  # before another installation of the same package
@@ -124,6 +150,8 @@ class Project:
 
         A library that is found by ``PYTHONPATH``, such as the snapshot of a launched run, is used as it is.
         """
+        if self.is_shared:
+            return None
         copy = self.root / "src"
         given = {Path(folder).resolve() for folder in _python_path()}
         if not any(copy.glob(f"{LIBRARY}*/__init__.py")) or {SOURCE, copy.resolve()} & given:
@@ -145,12 +173,12 @@ class Project:
     def train_command(self) -> list[str]:
         """Arguments of a Python interpreter that trains in this project; elsewhere it needs ``environment``."""
         script = self.root / "scripts" / "train.py"
-        return [str(script)] if script.is_file() else ["-m", LIBRARY, "train"]
+        return [str(script)] if script.is_file() and not self.is_shared else ["-m", LIBRARY, "train"]
 
     @property
     def environment(self) -> dict[str, str]:
         """Variables with which a process finds this project from any working directory."""
-        return {VARIABLE: str(self.root)}
+        return {} if self.is_shared else {VARIABLE: str(self.root)}
 
     def has_group(self, name: str) -> bool:
         """Whether there are options for a group of this name."""
@@ -197,7 +225,7 @@ class Project:
 def _check_owner(root: Path, owners: Set[int], *places: Path) -> None:
     """Check that a project which was found, not named, belongs to this user or root, as git does for a repository."""
     for place in (place for place in places if place.exists()):
-        if place.stat().st_uid not in owners:
+        if not {place.stat().st_uid, place.lstat().st_uid} <= owners:
             raise ProjectError(
                 f"{place} belongs to another user ({files.owner_name(place.resolve())}), whose code would be executed; "
                 f"change to a folder of yours, or set {VARIABLE}={root} if you trust it"
@@ -322,10 +350,11 @@ def _python_path() -> list[str]:
 
 
 def _read(file: Path) -> bytes:
-    """The content of a file; nothing if it cannot be read."""
+    """The content of a file; nothing if it cannot be read, or is none, as a FIFO in a folder above of somebody else."""
     try:
-        return file.read_bytes()
-    except OSError:
+        with files.open_file(file, follows=True) as opened:
+            return opened.read()
+    except (OSError, ValueError):
         return b""
 
 

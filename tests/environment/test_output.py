@@ -3,9 +3,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from conftest import QUICK, ROOT, environment
+
+from boltcutter.environment.output import BOLD, ERASE, NORMAL, escaped
 
 PRINTS = """
 import os, sys
@@ -87,3 +90,58 @@ def test_characters_that_the_encoding_lacks_are_replaced(encoding: str, shown: b
         [sys.executable, "-c", code], env=environment(PYTHONIOENCODING=encoding), capture_output=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (0, shown or text.encode())
+
+
+def frame_of(module: str) -> FrameType:
+    """The frame of a function in a module of this name."""
+    space: dict[str, FrameType] = {"__name__": module}  # type: ignore[dict-item]
+    exec("import sys\ndef call():\n    return sys._getframe()\nfound = call()", space)
+    return space["found"]
+
+
+TITLE, CLIPBOARD, UP = "\x1b]0;title\x07", "\x1b]52;c;cm0gLXJm\x07", "\x1b[1A"
+
+
+@pytest.mark.parametrize(
+    "text", [TITLE, CLIPBOARD, UP, "\r", "\b", "\x9b2J", "\u202e", "\x1b[2J", "\udc80", "\x1bc", "\v", "\u2028"]
+)
+@pytest.mark.parametrize("module", ["boltcutter.run.best", "warnings", "traceback", ""])
+def test_text_of_files_cannot_control_the_terminal(text: str, module: str) -> None:
+    """Whichever of the library's functions prints it, and where Python shows an error."""
+    found = escaped(f"a{text}b", frame_of(module) if module else None)
+    assert text not in found
+    assert found.isprintable()
+
+
+def test_lines_columns_and_letters_of_any_script_are_text() -> None:
+    text = "naïve\tcafé\u00a0日本語 \u200c فارسی 👩\u200d🔬\n"
+    assert escaped(text, frame_of("boltcutter.run.best")) == text
+    own = f"{ERASE}epoch 1 {BOLD}val/loss{NORMAL} 0.1"
+    assert escaped(own, frame_of("boltcutter.callback.progress")) == own
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1b[38;5;12mred\x1b[0m", "\r 10%|#", UP, "\x1b[?25l", "\x1b]8;;file:///a\x1b\\a\x1b]8;;\x1b\\"]
+)
+def test_progress_bars_and_colors_of_others_work(text: str) -> None:
+    assert escaped(text, frame_of("rich.console")) == text
+    assert "\x1b" not in escaped(f"{TITLE}{CLIPBOARD}\x1bP1$\x1b\\\x1b[5n\x1b[2;4t", frame_of("rich.console"))
+
+
+CONTROLS = """
+import sys, types
+from boltcutter.environment.output import ignore_lost_readers
+ignore_lost_readers()
+library = types.ModuleType("boltcutter.any")
+exec("def say(text, file): print(text, file=file)", library.__dict__)
+for stream in (sys.stdout, sys.stderr):
+    library.say("a\x1b]0;t\x07\x1b[1mb", stream)
+raise RuntimeError("\x1b]52;c;a\x07")
+"""
+
+
+def test_all_that_a_command_prints_is_escaped() -> None:
+    found = subprocess.run([sys.executable, "-c", CONTROLS], env=environment(), capture_output=True, text=True)
+    assert found.stdout == "a\\x1b]0;t\\x07\x1b[1mb\n"
+    assert found.stderr.startswith(found.stdout)
+    assert found.stderr.endswith("RuntimeError: \\x1b]52;c;a\\x07\n")

@@ -53,3 +53,20 @@ def test_values_of_secret_variables_are_masked_in_the_log_and_the_terminal(
     for text in ((tmp_path / "logs" / "rank-0.log").read_text(), shown.out, shown.err):
         assert "hunter2" not in text
         assert "***" in text
+
+
+def test_text_of_files_cannot_control_the_terminal_that_shows_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def go() -> None:
+        with capture_output(tmp_path, 0):
+            print("class cat\x1b]0;title\x07 é")
+            raise RuntimeError("\x1b]52;c;a\x07")
+
+    with pytest.raises(RuntimeError):
+        go()
+    shown = capsys.readouterr()
+    for text in ((tmp_path / "logs" / "rank-0.log").read_text(), shown.out + shown.err):
+        assert "\x1b" not in text
+        assert "class cat" in text
+        assert "é" in text

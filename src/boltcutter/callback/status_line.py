@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TextIO
 
-ERASE = "\r\x1b[2K"  # control sequence of ECMA-48
+from boltcutter.environment.output import ERASE
+
 MIN_BAR_WIDTH = 10  # columns
 
 

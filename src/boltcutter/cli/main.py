@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
@@ -243,7 +244,7 @@ def _answer(
     else:
         from boltcutter.cli.completion import completion
 
-        print(completion(project.root.resolve() / "scripts"))
+        print(completion(Path(os.devnull) if project.is_shared else project.root.resolve() / "scripts"))
 
 
 def _resolved(project: Project, command: Command, arguments: list[str]) -> str:

@@ -1,7 +1,7 @@
-"""Standard output and error that never end a training.
+"""Standard output and error that never end a training, and show what files of others say as text.
 
 Their reader may disappear, as with ``| head`` or a closed terminal; they may be closed from the start, as by ``>&-``,
-or have an encoding that lacks characters.
+or have an encoding that lacks characters. What a terminal would execute is escaped here, for all that is printed.
 """
 
 from __future__ import annotations
@@ -9,10 +9,53 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
+from types import FrameType
 from typing import Any
 
 GONE = (errno.EPIPE, errno.EIO)  # the reader of a pipe has ended, or a terminal was closed
+ERASE = "\r\x1b[2K"  # control sequence of ECMA-48: the line
+BOLD, NORMAL = "\x1b[1m", "\x1b[0m"
+# What a terminal executes, or by which text is not what it seems: control characters but line ends and tabs, the marks
+# that reverse the direction of text, and bytes that are no text.
+CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+# This library prints names and messages of files, and no other control sequences but these.
+ESCAPED = re.compile(f"({'|'.join(map(re.escape, (ERASE, BOLD, NORMAL)))})|{CONTROL}")
+# Other packages draw progress bars: colors, movements of the cursor by lines and columns, and links.
+ESCAPED_ELSEWHERE = re.compile(
+    r"(\x1b\[[0-9;:]*[mABCDEFGJK]|\x1b\[\?(?:25|7|2026)[hl]|\x1b\]8;[^\x00-\x1f\x7f-\x9f]*(?:\x1b\\|\x07)|[\r\x08])"
+    f"|{CONTROL}"
+)
+LIBRARY = __name__.partition(".")[0]
+STREAMS = tuple(f"{LIBRARY}.{name}" for name in ("environment.output", "run.log", "callback.status_line"))
+REPORTING = (LIBRARY, "warnings", "traceback")  # packages that print messages of files
+
+
+def escaped(text: str, caller: FrameType | None) -> str:
+    """Text as it may be printed: control characters are shown, but in sequences that progress bars need.
+
+    Args:
+        text: What is written to a stream.
+        caller: Who writes it; None: Python itself, as for an exception.
+    """
+    if text.isascii() and text.replace("\n", "").isprintable():
+        return text
+    while caller is not None and caller.f_globals.get("__name__") in STREAMS and caller.f_back is not None:
+        caller = caller.f_back
+    name = "" if caller is None else str(caller.f_globals.get("__name__"))
+    is_strict = not name or name.partition(".")[0] in REPORTING
+    pattern = ESCAPED if is_strict else ESCAPED_ELSEWHERE
+    return pattern.sub(lambda found: found[1] or found[0].encode("unicode_escape").decode(), text)
+
+
+class Terminal(io.TextIOWrapper):
+    """A stream that escapes what a terminal would execute."""
+
+    def write(self, text: str) -> int:
+        """Write text, in which control characters are shown."""
+        super().write(escaped(text, sys._getframe().f_back))
+        return len(text)
 
 
 class LenientFile(io.FileIO):
@@ -51,7 +94,7 @@ def ignore_lost_readers() -> None:
         elif isinstance(getattr(stream.buffer, "raw", stream.buffer), LenientFile):
             continue
         stream.flush()
-        lenient = io.TextIOWrapper(
+        lenient = Terminal(
             io.BufferedWriter(LenientFile(stream.fileno(), "w", closefd=False)),
             encoding=stream.encoding,
             errors="replace" if stream.errors == "strict" else stream.errors,

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from boltcutter import run_files
 from boltcutter.config.errors import printable
+from boltcutter.environment.output import BOLD, NORMAL
 from boltcutter.formatting import aligned, format_duration, format_number, supports_color
 from boltcutter.project import command
 from boltcutter.protocols import NativeData, find_model
@@ -139,7 +140,7 @@ def _wandb(trainer: L.Trainer) -> str | None:
 def _show(rows: Mapping[str, str | None]) -> None:
     shown = {printable(name): printable(text) for name, text in rows.items() if text}
     width = max(map(len, shown))
-    bold, reset = ("\x1b[1m", "\x1b[0m") if supports_color(sys.stdout) else ("", "")
+    bold, reset = (BOLD, NORMAL) if supports_color(sys.stdout) else ("", "")
     for name, text in shown.items():
         first, *more = run_store().show(text).split("\n")
         print(f"{bold}{name:{width}}{reset}  {first}")

@@ -344,8 +344,8 @@ def _stranger(where: Path) -> str | None:
         return None
     known = _known_owners(where)
     places = [top, top / ".git"]
-    if places[1].is_file():  # of a worktree or submodule
-        places.append(top / places[1].read_text(errors="replace").removeprefix("gitdir:").strip())
+    with suppress(OSError, ValueError), files.open_file(places[1], follows=True) as file:  # of a worktree or submodule
+        places.append(top / file.read().decode(errors="replace").removeprefix("gitdir:").strip())
     try:
         other = next((place for place in places if not {place.lstat().st_uid, place.stat().st_uid} <= known), None)
     except OSError:

@@ -12,6 +12,7 @@ from typing import Any, TextIO, cast
 from boltcutter import files
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.redaction import hide_variables
+from boltcutter.environment.output import escaped
 
 
 @contextmanager
@@ -31,7 +32,7 @@ def capture_output(folder: Path, rank: int) -> Iterator[None]:
         yield
     except BaseException:
         with suppress(OSError):
-            log.write(hide_variables(traceback.format_exc()))
+            log.write(escaped(hide_variables(traceback.format_exc()), None))
         raise
     finally:
         sys.stdout, sys.stderr = before
@@ -42,14 +43,15 @@ def capture_output(folder: Path, rank: int) -> Iterator[None]:
 class _Tee:
     """A stream that also writes to a log file, and ignores errors of the latter, such as a full disk.
 
-    In both, values of secret variables are masked: what is printed goes to logs of launchers and of W&B, too.
+    In both, values of secret variables are masked: what is printed goes to logs of launchers and of W&B, too. Control
+    characters are escaped, which a terminal would execute that shows the log.
     """
 
     def __init__(self, stream: TextIO, log: TextIO) -> None:
         self.stream, self.log = stream, log
 
     def write(self, text: str) -> int:
-        hidden = hide_variables(text)
+        hidden = escaped(hide_variables(text), sys._getframe().f_back)
         with suppress(OSError):
             self.log.write(hidden)
         self.stream.write(hidden)
