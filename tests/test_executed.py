@@ -20,7 +20,7 @@ MAX_FUNCTIONS = {
     "config": 115,
     "data": 105,
     "diagnosis": 186,
-    "environment": 141,
+    "environment": 144,
     "evaluation": 45,
     "report": 100,
     "run": 98,

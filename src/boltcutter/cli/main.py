@@ -39,6 +39,7 @@ FLAGS = {
 }
 # A file or folder cannot be opened because of what is in its place, such as a folder in place of a file.
 OBSTACLES = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENXIO, errno.ELOOP, errno.EACCES, errno.EROFS}
+OBSTACLES |= {errno.EPERM}  # a link or a file with several names, by ``files.open_within``
 
 
 def dispatch_command(
