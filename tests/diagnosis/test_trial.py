@@ -18,7 +18,7 @@ from boltcutter.diagnosis.probe import MOST_PASSES
 from boltcutter.diagnosis.trial import Trial
 
 # Correct programs that are nearest to an alarm of a probe.
-NEAR = {"variable_length", "q_learning", "metric_learning", "gan"}
+NEAR = {"variable_length", "q_learning", "metric_learning", "gan", "ragged_lists"}
 
 
 def near(programs: dict[str, Program]) -> list[Any]:

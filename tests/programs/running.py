@@ -10,8 +10,8 @@ from boltcutter.diagnosis import CHECKS, Finding, Invariants
 from programs import BUGS, Program, load_programs
 
 load_programs()
-# Those that no look at the real training can know, only an altered batch or the data; of three only a note tells.
-NOTED = {"half_input", "augmented_validation", "rows_misaligned"}
+# Those that no look at the real training can know, only an altered batch or the data; of four only a note tells.
+NOTED = {"half_input", "augmented_validation", "rows_misaligned", "weight_of_a_loss_is_zero"}
 PROBED = NOTED | {
     *("attention_over_batch", "batch_statistics", "broadcast_by_hand", "channels_flattened", "first_sample_for_all"),
     *("kl_of_probabilities", "label_as_feature", "labels_permuted", "no_causal_mask", "not_shifted"),
@@ -21,6 +21,7 @@ PROBED = NOTED | {
     *("causal_convolution_centered", "cross_entropy_of_multi_hot", "heads_by_view", "kl_of_log_targets"),
     *("lstm_of_batches", "normal_of_column", "normalized_over_batch", "own_dropout_in_evaluation", "padding_attended"),
     *("patients_in_both", "poisson_of_rates", "predictions_sorted", "seeded_in_getitem", "segmentation_by_reshape"),
+    *("attention_weights_over_the_batch", "last_sample_for_last_time", "target_is_never_copied"),
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.
@@ -44,6 +45,7 @@ QUICK = {
     *("sharpness_aware", "lora", "compiled", "bf16_true", "small_rate", "metrics", "gumbel", "parameter_list"),
     *("labels_permuted", "no_causal_mask", "pooled_over_batch", "scaled_in_place", "shuffled_before_split"),
     *("average_never_updated", "first_class_ignored", "generator_detached", "padding_attended", "rounded_activations"),
+    *("one_block_four_times", "schedule_called_twice"),
     *("soft_actor_critic", "token_in_no_group", "weights_of_classes"),
     *("zero_init_residual", "schedules", "attention_pooling", "rare_expert", "class_incremental", "val_interval"),
 }

@@ -16,6 +16,7 @@ from torchmetrics import Metric
 
 from boltcutter.diagnosis.graph import Graph, Loss
 from boltcutter.internals import foreach_norm, tree_leaves
+from boltcutter.structure import children
 
 if TYPE_CHECKING:
     from boltcutter.diagnosis.calls import Remark
@@ -70,6 +71,27 @@ class Steps:
     stuck: list[float] = field(default_factory=list)
 
 
+@dataclass
+class Repeat:
+    """A layer that is in a list, or in a sequence, several times.
+
+    Args:
+        name: Of the list.
+        count: How often it is there.
+        is_named: Whether it has another name, outside of the list.
+        shape: Of the input of its last call.
+        node: Of the graph, which computed the output of its last call.
+        is_chained: Whether an input of it, of the same shape, was computed from its output before.
+    """
+
+    name: str
+    count: int
+    is_named: bool
+    shape: tuple[int, ...] = ()
+    node: Any = None
+    is_chained: bool = False
+
+
 class Evidence:
     """What has been seen of a training.
 
@@ -107,6 +129,9 @@ class Evidence:
         self.got_nonzero: set[str] = set()
         self.rounding: set[str] = set()  # operations of the graph whose derivative is 0
         self.looks_with_hooks = 0
+        self.repeated: dict[str, Repeat] = {}  # layers that are in a list several times, by their first name
+        self.calls_of_schedules: dict[int, int] = {}  # when training began, by identity
+        self.first_epoch = 0
         self.ran_without_gradient: Counter[str] = Counter()
         self.dead: Counter[str] = Counter()  # activations that were 0 everywhere, looks in a row
         self.forward_passes = self.without_loss = 0
@@ -143,6 +168,12 @@ class Evidence:
         self.sharded = any(hasattr(p, "full_tensor") for p in self.parameters.values()) or is_sharded(trainer)
         self.compiled = is_compiled(module)
         self.steps = defaultdict(Steps)
+        self.calls_of_schedules = {
+            id(config.scheduler): int(getattr(config.scheduler, "last_epoch", 0))
+            for config in trainer.lr_scheduler_configs
+        }
+        self.first_epoch = trainer.current_epoch
+        self.repeated = find_repeated(module)
         if not self.sharded:
             self.start = {name: sampled(p).clone() for name, p in self.parameters.items()}
         self.versions = {name: p._version for name, p in self.parameters.items()}
@@ -159,8 +190,8 @@ class Evidence:
 
     @property
     def batch_size(self) -> int:
-        """Number of samples of the training batch; 0 if it has no tensors."""
-        return next((len(t) for t in tensors_of(self.batch) if t.ndim), 0)
+        """Number of samples of the training batch that are rows of its tensors; 0 if there are none."""
+        return num_rows(self.batch)
 
     def sample(self, chosen: Tensor, *, validation: bool = False) -> list[Tensor] | None:
         """The sample of the batch of which a row is chosen: the first one; None if the batch has other rows.
@@ -195,6 +226,24 @@ def is_compiled(module: nn.Module) -> bool:
     return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in module.modules())
 
 
+def find_repeated(module: nn.Module) -> dict[str, Repeat]:
+    """Layers with weights that a list or a sequence has several times, by their first names."""
+    found = {}
+    names = {id(part): name for name, part in module.named_modules()}
+    parents = [(name, part) for name, part in module.named_modules() if part._modules]
+    for name, part in parents:
+        if not isinstance(part, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            continue
+        counts = Counter(id(child) for child in part._modules.values())
+        for child in part.children():
+            if (count := counts[id(child)]) > 1 and any(p.requires_grad for p in child.parameters()):
+                is_named = any(
+                    inner is child for _, other in parents if other is not part for inner in other.children()
+                )
+                found[names[id(child)]] = Repeat(name, count, is_named)
+    return found
+
+
 def is_sharded(trainer: L.Trainer) -> bool:
     """Whether each rank holds only a part of the weights, or swaps them for others while it computes."""
     return any(word in type(trainer.strategy).__name__ for word in ("FSDP", "ModelParallel", "DeepSpeed", "Pipeline"))
@@ -203,6 +252,22 @@ def is_sharded(trainer: L.Trainer) -> bool:
 def tensors_of(batch: Any) -> list[Tensor]:
     """The tensors of a batch."""
     return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and not leaf.is_sparse]
+
+
+def num_rows(batch: Any) -> int:
+    """Number of samples that are the rows of a batch; 0 without tensors, or if a list has a tensor for each sample."""
+    if _lists_samples(batch):
+        return 0
+    return next((len(t) for t in tensors_of(batch) if t.ndim), 0)
+
+
+def _lists_samples(batch: Any, *, nested: bool = False) -> bool:
+    parts = children(batch)
+    kinds = {(p.shape[1:], p.dtype) for p in parts if isinstance(p, Tensor) and p.ndim}
+    if isinstance(batch, list | tuple) and len(kinds) == 1 and all(isinstance(p, Tensor) and p.ndim for p in parts):
+        differ = nested and len({len(p) for p in parts}) > 1
+        return len(parts) >= 4 or differ  # fewer may be views of the same samples
+    return any(_lists_samples(part, nested=True) for part in parts)
 
 
 def values(tensor: Tensor) -> Tensor:

@@ -150,6 +150,19 @@ def saved(node: Any, name: str) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
+def depends_on(node: Any, other: Any) -> bool:
+    """Whether a node of the graph was computed from another one."""
+    seen, stack = set[Any](), [node]
+    while stack and len(seen) < MAX_NODES:
+        node = stack.pop()
+        if node is other:
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            stack.extend(parent for parent, _ in node.next_functions)
+    return False
+
+
 def operation_behind(node: Any) -> Any:
     """The operation that computed the first input of a node, behind those that only move values."""
     while node is not None and node.next_functions:

@@ -106,7 +106,7 @@ class Invariants(Callback):
             seen.begin()
             total = seen.total_steps - trainer.global_step / max(1, len(seen.optimizers))
             self._last = int(total) if math.isfinite(total) else -1
-            self._next, self._follow_ups = 1, FOLLOW_UPS
+            self._next, self._follow_ups, self._hooked = 1, FOLLOW_UPS, bool(seen.repeated)
             self._first = FIRST if self.is_trial or data.num_workers(seen) > 1 else 1  # whose batches are compared
             if trainer.world_size > 1:
                 seen.store = ranks.store_of(seen)
@@ -623,6 +623,8 @@ class ForwardHook:
         seen = self.watch.seen
         if part.training or seen.module.training:
             self.watch.ran.add(self.name)
+        if self.name in seen.repeated:
+            layers.remember_call(seen.repeated[self.name], inputs, output)
         is_activation = isinstance(part, nn.ReLU | nn.ReLU6) and isinstance(output, Tensor)
         if is_activation and output.ndim > 1 and len(output) >= 8:  # an expert may get few samples
             seen.dead[self.name] = 0 if bool(output.detach().any()) else seen.dead[self.name] + 1

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import nn
+from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
-from boltcutter.diagnosis.evidence import Evidence, is_metric, sampled
+from boltcutter.diagnosis.evidence import Evidence, Repeat, is_metric, sampled
+from boltcutter.diagnosis.graph import depends_on
+from boltcutter.diagnosis.source import says
 from boltcutter.internals import BatchNorm
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+SHARING = re.compile(
+    r"shar(e|ed|ing)|(^|[^a-z])ti(e|ed|ing)([^a-z]|$)|siames|recurr|univers|albert|unroll|reus|"
+    r"(one|same|single)[ _](set[ _]of[ _]weights|layer|block|weights|parameters)|cross[ _-]layer",
+    re.IGNORECASE,
+)
 LARGEST = 10_000_000  # elements of a matrix whose rows are compared
 
 
@@ -32,6 +42,31 @@ def eval_in_training(seen: Evidence) -> Lines:
             f"{some(outer)} is trained in evaluation mode, without its dropout; call train() (Lightning keeps the mode "
             "of pretrained modules, and that of eval() calls)"
         )
+
+
+def remember_call(repeat: Repeat, inputs: Any, output: Any) -> None:
+    """Find out whether a layer that is in a list several times gets its own output."""
+    given = inputs[0] if inputs else None
+    if not isinstance(given, Tensor) or not isinstance(output, Tensor):
+        return
+    same_shape = given.shape == output.shape == repeat.shape
+    repeat.is_chained |= same_shape and repeat.node is not None and depends_on(given.grad_fn, repeat.node)
+    repeat.shape, repeat.node = tuple(output.shape), output.grad_fn
+
+
+@check("same-layer", "likely", at="graph")
+def same_layer(seen: Evidence) -> Lines:
+    """A list of layers has one of them several times, which gets its own output, and no code speaks of sharing."""
+    for name, repeat in seen.repeated.items():
+        if repeat.is_chained:
+            yield Line(
+                f"{repeat.name} has the same layer {repeat.count} times ({name}), as [layer] * {repeat.count} does, so "
+                "all have one set of weights; create each layer anew, as in [make_layer() for _ in range("
+                f"{repeat.count})]",
+                "note" if repeat.is_named or says(seen.module, SHARING) else None,
+                subject=name,
+            )
+        repeat.node = None  # it keeps the graph
 
 
 @check("dropout", "likely", at="start")

@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torchmetrics import Metric
 
 from boltcutter.diagnosis.calls import LossCalls, Remark
-from boltcutter.diagnosis.evidence import tensors_of
+from boltcutter.diagnosis.evidence import num_rows, tensors_of
 from boltcutter.diagnosis.graph import Loss
 from boltcutter.internals import tree_flatten, tree_unflatten
 
@@ -94,8 +94,8 @@ class Probe:
         return "validation_step" if "validation_step" in self.batches else "training_step"
 
     def size(self, kind: str) -> int:
-        """Number of samples of a batch; 0 if it has no tensors."""
-        return next((len(t) for t in tensors_of(self.batches[kind]) if t.ndim), 0)
+        """Number of samples that are rows of a batch; 0 if there are none."""
+        return num_rows(self.batches[kind])
 
     def base(self, kind: str, *, training: bool | None = None) -> Trace:
         """The step on its own batch, in its own mode, or in that which is given."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from boltcutter.diagnosis.checks import Line, Lines, check
@@ -94,6 +95,27 @@ def schedule_unused(seen: Evidence) -> Lines:
             yield (
                 f"{type(scheduler).__name__} is never called: with manual optimization, call "
                 "self.lr_schedulers().step() in training_step or on_train_epoch_end"
+            )
+
+
+@check("schedule-called-twice", "likely", at="summary")
+def schedule_called_twice(seen: Evidence) -> Lines:
+    """Schedules that Lightning calls were called over 1.5 times as often as there were steps, or epochs."""
+    if not seen.module.automatic_optimization or is_overridden("lr_scheduler_step", seen.module):
+        return
+    epochs = seen.trainer.current_epoch - seen.first_epoch + (not seen.ended)
+    for config in seen.trainer.lr_scheduler_configs:
+        scheduler, per_step = config.scheduler, config.interval == "step"
+        before, now = seen.calls_of_schedules.get(id(scheduler)), getattr(scheduler, "last_epoch", None)
+        if before is None or not isinstance(now, int):
+            continue
+        called, most = now - before, seen.step if per_step else epochs
+        if called > most + max(1, most // 2):
+            yield Line(
+                f"{type(scheduler).__name__} was called {called} times in {most} {'step' if per_step else 'epoch'}s: "
+                "Lightning calls it, and the module does, too; remove the call of step() from the module, or choose "
+                'when it is called by "interval" in configure_optimizers',
+                subject=str(seen.trainer.lr_scheduler_configs.index(config)),
             )
 
 

@@ -60,6 +60,20 @@ def depends_on_time(module: L.LightningModule) -> bool:
     return any(TIMED & {*code.co_names, *code.co_varnames[code.co_argcount :]} or code is UNKNOWN for code in found)
 
 
+def says(module: nn.Module, pattern: re.Pattern[str]) -> bool:
+    """Whether a name or a text in the classes of a module and its parts matches, those of ``__init__`` included."""
+    classes = {cls for part in module.modules() for cls in _classes(type(part))}
+    found = [cls.__name__ for cls in classes] + [cls.__doc__ or "" for cls in classes]
+    for code in (code for cls in classes for value in vars(cls).values() for code in _codes(value)):
+        found += [
+            *code.co_names,
+            *code.co_varnames,
+            *code.co_freevars,
+            *(c for c in code.co_consts if isinstance(c, str)),
+        ]
+    return any(pattern.search(text) for text in found)
+
+
 def codes_of(module: nn.Module) -> set[types.CodeType]:
     """The code of all methods of a module and its parts, but of those that create modules and optimizers."""
     return {code for part in module.modules() for cls in _classes(type(part)) for code in codes(cls)}
