@@ -6,19 +6,17 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
-from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 import yaml
 from conftest import ROOT, run_command
+from sources import FILES, SRC, in_one_process, nodes
 
 from boltcutter.cli.commands import commands
 from boltcutter.config.locate import locate
 
-SRC = ROOT / "src"
-SOURCES = sorted(SRC.rglob("*.py"))
 # What each command reads of a run folder. A new command must be added here, or to those that read none.
 READ_RUNS = {
     "train": [["resume={run}"], ["reproduce={run}"], ["--print", "resume={run}"], ["--check", "resume={run}"]],
@@ -105,19 +103,15 @@ NEVER |= {
 }
 
 
-@cache
-def nodes(file: Path) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(file.read_text())))
-
-
 def calls(among: Iterable[ast.AST]) -> Iterator[ast.Call]:
     return (node for node in among if isinstance(node, ast.Call))
 
 
+@in_one_process
 def test_records_are_read_by_one_reader() -> None:
     """No function that names the file of a record opens it in another way than by ``trust.read_json``."""
     found = set()
-    for file in SOURCES:
+    for file in FILES:
         for function in nodes(file):
             if isinstance(function, ast.FunctionDef):
                 inner = list(ast.walk(function))
@@ -134,14 +128,15 @@ def test_records_are_read_by_one_reader() -> None:
     }
 
 
+@in_one_process
 def test_files_of_others_are_read_in_known_places() -> None:
     found: dict[str, set[str]] = {}
-    for file in SOURCES:
+    for file in FILES:
         for call in calls(nodes(file)):
             found.setdefault(ast.unparse(call.func), set()).add(str(file.relative_to(SRC)))
     assert {name: found[name] for name in LOADERS} == LOADERS
     assert found.keys() & NEVER == set()
-    for file in SOURCES:
+    for file in FILES:
         for call in calls(nodes(file)):
             given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
             if ast.unparse(call.func) == "np.load":
@@ -152,9 +147,10 @@ def test_files_of_others_are_read_in_known_places() -> None:
             assert given.get("shell") != "True", file
 
 
+@in_one_process
 def test_digits_of_other_scripts_are_none() -> None:
     """Patterns name the digits, as ``\\d`` and ``isdigit`` also accept those which services and ``int`` do not."""
-    for file in SOURCES:
+    for file in FILES:
         texts = {id(node.value): node for node in nodes(file) if isinstance(node, ast.Expr)}  # documentation
         for node in nodes(file):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:

@@ -39,7 +39,7 @@ SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 QUICK = {
     "start": ("SIGKILL", ""),
     "begin": ("SIGINT", ""),
-    "training": ("SIGKILL", "SIGTERM:first"),
+    "training": ("SIGKILL", ""),
     "validation": ("SIGINT", ""),
     "checkpoint": ("", "SIGKILL:first"),
     "saved": ("SIGUSR2", ""),

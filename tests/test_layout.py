@@ -10,6 +10,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from sources import FILES, SRC, in_one_process, nodes, parsed
 
 import boltcutter
 
@@ -20,8 +21,6 @@ else:
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-SRC = ROOT / "src"
-FILES = sorted(SRC.rglob("*.py"))
 
 CONTRACTS = PYPROJECT["tool"]["importlinter"]["contracts"]
 # A name of the public API counts as an import of the module that defines it.
@@ -39,12 +38,12 @@ def imports(file: Path, *, for_annotations: bool = True) -> tuple[str, ...]:
 
 
 def find_imports(file: Path, *, for_annotations: bool) -> Iterator[str]:
-    tree = ast.parse(file.read_text())
+    found = nodes(file)
     if not for_annotations:
-        tree.body = [
-            node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-        ]
-    for node in ast.walk(tree):
+        body = parsed(file).body
+        kept = [node for node in body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")]
+        found = [node for statement in kept for node in ast.walk(statement)]
+    for node in found:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -77,23 +76,26 @@ def test_there_is_one_package_and_the_guide_describes_its_parts() -> None:
     assert not [name for name in names if f"`{name}`" not in text]
 
 
+@in_one_process
 def test_no_module_has_the_name_of_one_of_the_standard_library() -> None:
     names = {file.stem for file in FILES} - {"__init__", "__main__"}
     assert not names & sys.stdlib_module_names
 
 
+@in_one_process
 def test_functions_are_named_by_what_they_act_on() -> None:
     """Exceptions: the console script, and what users import, ``boltcutter.load`` and ``boltcutter.diagnosis.check``."""
     names = {"main", "check", "read", "write", "render", "load"}
     found = [
         f"{file.relative_to(SRC / 'boltcutter')}: {node.name}"
         for file in FILES
-        for node in ast.parse(file.read_text()).body
+        for node in parsed(file).body
         if isinstance(node, ast.FunctionDef) and node.name in names
     ]
     assert sorted(found) == ["api/functions.py: load", "cli/commands.py: main", "diagnosis/checks.py: check"]
 
 
+@in_one_process
 def test_there_is_no_import_cycle() -> None:
     modules = {".".join(file.relative_to(SRC).with_suffix("").parts): file for file in FILES}
     graph = {
@@ -103,28 +105,31 @@ def test_there_is_no_import_cycle() -> None:
     TopologicalSorter(graph).prepare()  # raises a CycleError
 
 
+@in_one_process
 @pytest.mark.parametrize("library", ONLY_IN)
 def test_a_library_is_imported_only_where_it_belongs(library: str) -> None:
     importers = {package(file) for file in FILES if any(name.split(".")[0] == library for name in imports(file))}
     assert importers <= ONLY_IN[library]
 
 
+@in_one_process
 def test_functions_are_short() -> None:
     lengths = [
         node.end_lineno - node.lineno
         for file in FILES
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in nodes(file)
         if isinstance(node, ast.FunctionDef) and node.end_lineno
     ]
     lengths.sort()
     assert lengths[int(0.95 * len(lengths))] <= 40
 
 
+@in_one_process
 def test_packages_hold_no_code() -> None:
     for file in SRC.glob("boltcutter/*/**/__init__.py"):
         if file.parent.name == "diagnosis":  # users of plain Lightning import from it
             continue
-        assert all(isinstance(node, ast.Expr) for node in ast.parse(file.read_text()).body), file
+        assert all(isinstance(node, ast.Expr) for node in parsed(file).body), file
 
 
 def mirrored(source: Path) -> Path:

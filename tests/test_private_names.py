@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sources import FILES, SRC, in_one_process, nodes
 
 from boltcutter.internals import IN_PLACE
 
-SRC = Path(__file__).parents[1] / "src"
 LISTED = {name for names in IN_PLACE.values() for name in names}
 
 # Of libraries besides torch and Lightning, in the one file that uses them.
@@ -393,20 +393,19 @@ def is_super(node: ast.expr) -> bool:
 @functools.cache
 def used() -> dict[str, set[str]]:
     """Private names of other libraries, and the files that use them."""
-    trees = {file: ast.parse(file.read_text()) for file in SRC.rglob("*.py")}
-    nodes = [(file, node) for file, tree in trees.items() for node in ast.walk(tree)]
+    found_nodes = [(file, node) for file in FILES for node in nodes(file)]
     defined = [
-        node.name for _, node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        node.name for _, node in found_nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     ]
     own = set(defined)
-    own |= {node.id for _, node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own |= {node.id for _, node in found_nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     own |= {
         node.attr
-        for _, node in nodes
+        for _, node in found_nodes
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value)
     }
     found: dict[str, set[str]] = {}
-    for file, node in nodes:
+    for file, node in found_nodes:
         names: list[str] = []
         if isinstance(node, ast.Attribute):
             names = [node.attr]
@@ -422,6 +421,7 @@ def used() -> dict[str, set[str]]:
     return {name: files for name, files in found.items() if name not in own | DOCUMENTED}
 
 
+@in_one_process
 def test_every_private_name_that_is_used_is_listed() -> None:
     listed = {name for owners in ALL_NAMES.values() for owner, names in owners.items() for name in (owner, *names)}
     listed.add("_should_use_torchax_tensor")
@@ -429,6 +429,7 @@ def test_every_private_name_that_is_used_is_listed() -> None:
     assert {name: files for name, files in used().items() if name not in listed} == {}
 
 
+@in_one_process
 def test_private_names_are_used_in_one_file_only_or_where_they_are_listed() -> None:
     elsewhere = {
         f"{file}: {name}"

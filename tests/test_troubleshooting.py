@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from sources import FILES, in_one_process, nodes
 
 from boltcutter.cli.main import dispatch_command
 from boltcutter.extend import Command
@@ -26,8 +27,8 @@ QUOTED = [row[0] for row in ROWS if not row[0].startswith("boltcutter ")]
 def messages() -> list[str]:
     """All strings of the source, with ``…`` in place of values."""
     found = []
-    for file in (ROOT / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+    for file in FILES:
+        for node in nodes(file):
             if isinstance(node, ast.JoinedStr):
                 found.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -49,6 +50,7 @@ def test_a_quoted_message_is_that_of_its_command(
     assert message.endswith("…") or line == f"error: {message}"
 
 
+@in_one_process
 @pytest.mark.parametrize("message", QUOTED)
 def test_a_quoted_message_is_in_the_source(message: str) -> None:
     """Its words occur in this order in one string of the source."""

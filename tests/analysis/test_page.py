@@ -118,6 +118,7 @@ def test_sorting_filtering_and_checking(browse: Browse, tmp_path: Path, write: W
     ]
 
 
+@pytest.mark.slow
 def test_curves_are_smoothed_and_have_other_axes(browse: Browse, tmp_path: Path, write: Write) -> None:
     script = (
         LIST
@@ -147,6 +148,7 @@ def test_curves_are_smoothed_and_have_other_axes(browse: Browse, tmp_path: Path,
     assert found == [f"val/accuracy of 3 runs{keys}", *["true"] * 8, f"train/loss of 3 runs{keys}"]
 
 
+@pytest.mark.slow
 def test_dragging_along_an_axis_selects_runs(browse: Browse, tmp_path: Path, write: Write) -> None:
     script = (
         LIST
@@ -165,6 +167,7 @@ def test_dragging_along_an_axis_selects_runs(browse: Browse, tmp_path: Path, wri
     assert found == ["0007 0006 0005 0004", "4 of 8 runs"]
 
 
+@pytest.mark.slow
 def test_the_keyboard_selects_ranges_and_goes_along_curves(browse: Browse, tmp_path: Path, write: Write) -> None:
     script = (
         LIST
@@ -190,6 +193,7 @@ def test_the_keyboard_selects_ranges_and_goes_along_curves(browse: Browse, tmp_p
     assert [text.split()[:2] for text in found[3:]] == [["0000", "1"], ["0000", "11"], ["0001", "11"]]
 
 
+@pytest.mark.slow
 def test_confusion_matrices_are_side_by_side(browse: Browse, tmp_path: Path, write: Write) -> None:
     root = fill(tmp_path / "runs", write, 5)
     for number in range(3):
@@ -235,6 +239,7 @@ def test_runs_without_metrics_or_without_differences(browse: Browse, tmp_path: P
         assert "No setting differs between these runs" in seen.dom
 
 
+@pytest.mark.slow
 def test_one_value_is_a_dot_and_metrics_are_axes(browse: Browse, tmp_path: Path, write: Write) -> None:
     root = fill(tmp_path / "runs", write, 2, points=1)
     for number in range(2):

@@ -115,7 +115,7 @@ def test_pictures_are_shown_by_step(browse: Browse, tmp_path: Path) -> None:
     assert seen.count('<img [^>]*class="small"') == 4  # all of them are enlarged, those of other steps too
 
 
-@pytest.mark.parametrize("scheme", ["0", "1"])
+@pytest.mark.parametrize("scheme", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_pictures_are_legible_in_both_color_schemes(scheme: str, browse: Browse, tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     write_images(run, "figure", np.zeros((4, 8, 8), np.uint8), 0)

@@ -98,6 +98,7 @@ def test_repeated_evaluations_of_the_test_split_are_counted(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.slow
 def test_hovering_shows_values(browse: Browse, tmp_path: Path) -> None:
     hover = """
       for (const [selector, across, down] of [['[data-chart] svg', .5, .5], ['#matrix .cell-wrong', .5, .5]]) {
@@ -142,7 +143,7 @@ def test_the_page_has_no_external_references(make: Callable[[Path], Path], tmp_p
     assert "default-src 'none'" in page  # the browser would refuse anyway
 
 
-@pytest.mark.parametrize("make", [write_classification, write_regression])
+@pytest.mark.parametrize("make", [pytest.param(write_classification, marks=pytest.mark.slow), write_regression])
 def test_the_page_fits_a_phone(make: Callable[[Path], Path], browse: Browse, tmp_path: Path) -> None:
     page = report.write_page(make(tmp_path / "run"))
     frame = tmp_path / "phone.html"
@@ -156,7 +157,7 @@ def test_the_page_fits_a_phone(make: Callable[[Path], Path], browse: Browse, tmp
     assert 'data-width="360 of 360"' in browse(frame, script=measure).dom
 
 
-@pytest.mark.parametrize(("scheme", "dark"), [("0", True), ("1", False)])
+@pytest.mark.parametrize(("scheme", "dark"), [("0", True), pytest.param("1", False, marks=pytest.mark.slow)])
 def test_the_page_follows_the_color_scheme(scheme: str, dark: bool, browse: Browse, tmp_path: Path) -> None:
     shot = tmp_path / "shot.png"
     flags = [f"--blink-settings=preferredColorScheme={scheme}", f"--screenshot={shot}", "--window-size=800,600"]

@@ -123,6 +123,7 @@ def test_clicking_a_header_sorts_trials(browse: Browse, tmp_path: Path) -> None:
     assert initial[: len(complete)] == sorted(complete, key=lambda number: -scores[number])
 
 
+@pytest.mark.slow
 def test_brushing_and_filtering_select_trials(browse: Browse, tmp_path: Path) -> None:
     results = make_results(tmp_path, 40)
     script = (
@@ -161,6 +162,7 @@ def test_brushing_and_filtering_select_trials(browse: Browse, tmp_path: Path) ->
     assert seen.console == []
 
 
+@pytest.mark.slow
 def test_hovering_shows_the_values_of_a_trial(browse: Browse, tmp_path: Path) -> None:
     [result] = [
         Result(7, "complete", {"optimizer.lr": 0.001230000001}, {"val/accuracy": 0.5}, [(1, 0.5)], {}, 1.0, tmp_path)
@@ -221,6 +223,7 @@ def test_text_is_escaped_and_nothing_is_loaded(browse: Browse, tmp_path: Path) -
     assert "default-src 'none'" in page
 
 
+@pytest.mark.slow
 def test_the_report_of_a_thousand_trials_opens_quickly(browse: Browse, tmp_path: Path) -> None:
     page = write(tmp_path, make_results(tmp_path, 1000, validations=20))
     assert page.stat().st_size < 700_000
@@ -234,6 +237,7 @@ def test_the_report_of_a_thousand_trials_opens_quickly(browse: Browse, tmp_path:
     assert seen.count("<tr data-trial=") == 1000
 
 
+@pytest.mark.slow
 def test_the_report_fits_a_phone(browse: Browse, tmp_path: Path) -> None:
     page = write(tmp_path, make_results(tmp_path, 30))
     frame = tmp_path / "phone.html"

@@ -38,6 +38,7 @@ def test_a_static_graph_with_accumulated_batches_is_refused(script: Script, tmp_
     assert ": trainer.strategy.static_graph=true, trainer.accumulate_grad_batches=2: torch " in done.stderr
 
 
+@pytest.mark.slow
 def test_compressed_gradients_differ_by_their_rounding(script: Script, reference: Path, tmp_path: Path) -> None:
     done = script("train", *OVERRIDES, *TWO, "trainer.strategy.compress=bf16", f"folder={tmp_path}", ranks=2)
     assert done.returncode == 0, done.stderr

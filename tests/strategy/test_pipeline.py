@@ -64,6 +64,7 @@ def test_a_run_resumes_with_another_number_of_stages(
     assert max_difference(reference, tmp_path) < 1e-6
 
 
+@pytest.mark.slow
 def test_an_epoch_resumed_in_one_process_counts_each_sample_once(
     script: Script, reference: Path, tmp_path: Path
 ) -> None:
