@@ -25,8 +25,9 @@ def wait_for_lock():
     lock.acquire()  # hangs here
 
 def hold_the_lock_of_python():
-    while True:
-        ctypes.PyDLL(None).sleep(10**6)  # hangs here
+    mutex = ctypes.create_string_buffer(64)  # as zeros, one of C, which a signal does not interrupt
+    ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+    ctypes.PyDLL(None).pthread_mutex_lock(mutex)  # hangs here
 
 def compute():
     while True:

@@ -1,5 +1,6 @@
 """A small training whose parts are changed one at a time: copied into a project as ``parts``."""
 
+import os
 import signal
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler, get_worker_info
 
 SAMPLES = 256
+SCALE = float(os.environ.get("PAIR_SCALE", "1"))
 
 
 def write_data(path: str, changed: int | None = None) -> None:
@@ -116,7 +118,7 @@ class PairModule(L.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         inputs, targets = batch
         outputs = self.net(inputs)
-        return (outputs - targets).abs().pow(self.power).mean()
+        return (outputs - targets).abs().pow(self.power).mean() * SCALE
 
     def on_after_backward(self) -> None:
         if self.global_step < self.unfreeze_at and self.net.second.weight.grad is not None:

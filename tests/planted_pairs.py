@@ -35,8 +35,10 @@ class Pair:
         ranks: Number of ranks.
         workers: Of the loader.
         threads: Of both runs.
+        variables: Value of PAIR_SCALE, an environment variable that the code reads, in both runs; not set if empty.
         packages: Version of the package ``planted-lib`` of both runs.
         resumes: Whether the second run was stopped after an epoch, and resumed.
+        before: Override of each run in its first epoch; both are then resumed with ``task.lr=0.005``.
         preempted: Whether it got SIGTERM in its second epoch, and was resumed.
     """
 
@@ -51,8 +53,10 @@ class Pair:
     ranks: int = 1
     workers: int = 0
     threads: tuple[int, int] = (1, 1)
+    variables: tuple[str, str] = ("", "")
     packages: tuple[str, str] = ("", "")
     resumes: bool = False
+    before: tuple[str, str] = ("", "")
     preempted: bool = False
 
 
@@ -67,6 +71,7 @@ def swapped(lines: str) -> str:
     return f"{second}\n{first}\n"
 
 
+TWO_RANKS = ("trainer=ddp", "trainer.devices=2", "trainer.strategy.start_method=fork")
 PAIRS: dict[str, Pair] = {
     "dropout rate": Pair(("task.dropout=0.2",), kind="module", name="net.dropout", cause="task.dropout"),
     "order of layers' init": Pair(edit=(CODE, INIT, swapped(INIT)), kind="initial weight", cause=CODE),
@@ -139,6 +144,11 @@ PAIRS: dict[str, Pair] = {
     "lr of a resumed run": Pair(("task.lr=0.02",), kind="option", name="lr", cause="task.lr", step=17, resumes=True),
     "dropout rate, 2 ranks": Pair(
         ("task.dropout=0.2",), kind="module", name="net.dropout", cause="task.dropout", ranks=2
+    ),
+    "environment variable": Pair(variables=("", "1.5"), kind="loss", cause="variable PAIR_SCALE"),
+    "number of ranks": Pair((*TWO_RANKS, "data.batch_size=8"), kind="", cause="devices 1 → 2"),
+    "rate before both were resumed with another": Pair(
+        kind="option", name="lr", cause="task.lr=0.01 → 0.02", before=("task.lr=0.01", "task.lr=0.02")
     ),
     "a sample, 2 ranks, 2 workers": Pair(
         ("data.file=changed.pt",), kind="input", cause="data.file", step=None, ranks=2, workers=2
@@ -219,6 +229,9 @@ class PairProject:
         os.dup2(log, 2)
         os.chdir(self.root)
         torch.set_num_threads(pair.threads[side])
+        os.environ.pop("PAIR_SCALE", None)
+        if pair.variables[side]:
+            os.environ["PAIR_SCALE"] = pair.variables[side]
         if pair.packages[side]:
             sys.path.insert(0, str(self.scratch / f"lib-{pair.packages[side]}"))
         project = Project.find(self.root)
@@ -239,6 +252,13 @@ class PairProject:
             self.edit((CODE, "        x = self.norm(x)\n", "        x = planted_lib.scale(self.norm(x))\n"))
             self.edit((CODE, "import torch\n", "import planted_lib\nimport torch\n"))
             self.git("commit", "-qam", "library")
+        if pair.before[0]:
+            for side, folder in enumerate((first, second)):
+                self.train(folder, pair, side, ["trainer.max_epochs=1", pair.before[side]])
+                words = [f"resume={folder}", "trainer.max_epochs=2", "task.lr=0.005"]
+                if forked(self._start, folder, pair, side, words):
+                    raise RuntimeError(f"{name}: a run failed; see {self.log}")
+            return first, second
         plain = Pair(ranks=pair.ranks, workers=pair.workers)
         own = pair.both or pair.packages[0] or pair.ranks > 1 or pair.workers or pair.threads[0] != 1
         if base and not own:

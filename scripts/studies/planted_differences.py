@@ -21,13 +21,14 @@ import boltcutter.training.train  # noqa: E402, F401  # imported once, before ru
 from boltcutter.project import Project  # noqa: E402
 from boltcutter.replay.bisection import Answer, Bisection, text  # noqa: E402
 from boltcutter.replay.job import Workers  # noqa: E402
+from boltcutter.replay.traces import Place  # noqa: E402
 
 
 def has_right_step(pair: Pair, answer: Answer) -> bool:
     """Whether the step, and what of it differs first, are those of the planted difference."""
-    place = answer.places[0] if answer.places else None
-    is_step = place is not None and (answer.step == pair.step if pair.step else place.index == CHANGED)
-    return is_step and place is not None and pair.kind in place.kind and pair.name in place.name
+    place = answer.places[0] if answer.places else Place("", "", "")
+    is_step = answer.step == pair.step if pair.step else place.index == CHANGED
+    return is_step and pair.kind in place.kind and pair.name in place.name
 
 
 def has_right_cause(pair: Pair, answer: Answer) -> bool:

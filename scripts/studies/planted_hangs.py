@@ -141,7 +141,9 @@ class Module(L.LightningModule):
             lock.acquire()
             lock.acquire()  # at lock
         if here("c-code"):
-            ctypes.PyDLL(None).sleep(10**6)  # at c-code
+            mutex = ctypes.create_string_buffer(64)  # as zeros, one of C, which a signal does not interrupt
+            for _ in range(2):
+                ctypes.PyDLL(None).pthread_mutex_lock(mutex)  # at c-code
         if here("hash"):
             hashlib.pbkdf2_hmac("sha256", b"x", b"y", 2**31 - 1)  # at hash
         if here("loop"):

@@ -18,6 +18,7 @@ from boltcutter.callback.ema import EMA
 from boltcutter.callback.guard import Guard
 from boltcutter.diagnosis.ledger import StepLedger, as_integers, digest
 from boltcutter.project import Project
+from boltcutter.run.folder import read_record
 from boltcutter.run.ledger import Ledger, first_difference, ledger_path, read_ledger
 
 PROJECT = Project.find(__file__)
@@ -205,6 +206,19 @@ def test_batches_of_a_stream_are_hashed(tmp_path: Path) -> None:
     difference = first_difference(found[0], found[2])
     assert difference is not None
     assert difference.columns[0] == "samples"
+
+
+def test_the_record_has_digests_of_the_content_of_some_batches(tmp_path: Path) -> None:
+    found = {}
+    for name, data in (("one", DATA), ("again", DATA), ("other", TensorDataset(DATA.tensors[0] * 2))):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "record.json").write_text("{}")
+        fit(folder, data=data)
+        found[name] = read_record(folder)["batches"]
+    assert list(found["one"]) == ["1", "2", "3"], "of the first epoch, which has four"
+    assert found["one"] == found["again"]
+    assert not set(found["one"].values()) & set(found["other"].values())
 
 
 def test_samples_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:

@@ -17,6 +17,14 @@ from conftest import ROOT, Script
 from slurm_cluster import Cluster, processes, wait_until
 
 pytestmark = pytest.mark.timeout(600)
+STALLING = """
+import time
+from lightning.pytorch.callbacks import Callback
+class Stall(Callback):
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == 3 and trainer.global_rank == 1:
+            time.sleep(10**6)
+"""
 # No dropout, BatchNorm or Adam, so that the number of processes changes only rounding.
 OVERRIDES = ["model=mlp", "optimizer=sgd", "optimizer.lr=0.02", "logger=null", "report=false"]
 
@@ -91,6 +99,37 @@ def test_a_run_survives_signals_and_node_failures(cluster: Cluster, script: Scri
     ours, theirs = weights(folder), weights(tmp_path / "run")
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
     assert record(folder)["metrics"] == record(tmp_path / "run")["metrics"]
+
+
+@pytest.mark.slow
+def test_a_hang_is_located_from_beside_and_ended(cluster: Cluster) -> None:
+    place = cluster.runs / "stalling"
+    place.mkdir()
+    (place / "stalling.py").write_text(STALLING)
+    place.chmod(0o755)
+    two = ["trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "timeout=40"]
+    stall = ["+callback.stall._target_=stalling.Stall", "trainer.max_epochs=3"]
+    folder, job = cluster.submit("hanging", *OVERRIDES, *two, *stall, PYTHONPATH=str(place))
+    found = f"{place}/stalling.py:7 in on_train_batch_end"
+    wait_until(lambda: found in places_by_node(cluster, folder), folder, 150)
+    assert "waits for other ranks" in places_by_node(cluster, folder), "of rank 0, on the other node"
+    assert cluster.job(job)["JobState"] == "RUNNING", "asking ends nothing"
+    wait_until(lambda: cluster.job(job)["JobState"] == "FAILED", folder, 200)
+    assert re.search(rf"^warning: .*timeout=40.*\n(.*\n)*?rank 1 \(step 3.*{re.escape(found)}", log(folder), re.M)
+    assert not processes(folder)
+    assert "no progress" in attempts(folder)[-1]
+    beside = cluster.call(sys.executable, "-m", "boltcutter", "why", f"run={folder}", "--hang")
+    assert beside.returncode == 2
+    assert beside.stderr.count("\n") == 1
+
+
+def places_by_node(cluster: Cluster, folder: Path) -> str:
+    """What ``why --hang`` prints on each node of a run."""
+    printed = ""
+    for node, _ in processes(folder):
+        command = [sys.executable, "-m", "boltcutter", "why", f"run={folder}", "--hang"]
+        printed += cluster.manage("exec", "-n", node, "-u", cluster.user, "env", "HOME=/tmp", *command).stdout
+    return printed
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from replay.conftest import Replayed
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter.replay.job import (
+    COPY,
     Done,
     Job,
     ReplayError,
@@ -17,7 +18,9 @@ from boltcutter.replay.job import (
     newest_before,
     ranks_of,
     seconds_of,
+    settings_before,
     surroundings,
+    unrestored,
     worker,
 )
 from boltcutter.run.folder import read_record
@@ -99,9 +102,37 @@ def test_the_limit_of_a_replay_follows_from_the_run(seconds: list[float | None],
     assert seconds_of({"attempts": [{"seconds": each} for each in seconds]}) == expected
 
 
+def test_settings_of_a_step_before_a_resume_are_known() -> None:
+    changed = [
+        {"task.lr": {"was": 1, "now": 2}, "task.new": {"now": 3}, "model._target_": {"was": "a.B", "now": "a.C"}},
+        {"task.lr": {"was": 2, "now": 4}, "data.path": {"was": "/a", "now": "/b"}},
+    ]
+    attempts = [{}, *({"resumed_at": at, "changed": each} for at, each in zip((10, 20), changed, strict=True))]
+    assert settings_before({"attempts": attempts}, 10) == ({"task.lr": 1}, ["task.new"])
+    assert settings_before({"attempts": attempts}, 11) == ({"task.lr": 2}, [])
+    assert settings_before({"attempts": attempts}, 21) == ({}, [])
+    assert settings_before({"attempts": [{"changed": ["task.lr"]}]}, 1) == ({}, []), "of another version"
+
+
+def test_variables_that_the_run_has_read_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ABSENT", "PATH", "MY_TOKEN", "CHANGED"):
+        monkeypatch.setenv(name, "now")
+    read = {"ABSENT": None, "PATH": "/then", "MY_TOKEN": "***", "CHANGED": "then", "RANK": "1"}
+    found = surroundings(PROJECT, record := {"environment": {"variables": read}}).environment()
+    assert {name: found.get(name) for name in read} == {
+        "ABSENT": None,
+        "PATH": "now",
+        "MY_TOKEN": "now",
+        "CHANGED": "then",
+        "RANK": None,
+    }
+    other = {"environment": {"variables": {"MY_TOKEN": None, "CHANGED": "then"}}}
+    assert unrestored((record, other), 0) == ["MY_TOKEN"]
+
+
 def test_a_copy_of_the_code_comes_before_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     copied = replace(surroundings(PROJECT, {"hardware": {"threads": 3}}), project=Project.at(tmp_path)).environment()
     assert copied["PYTHONPATH"].split(":") == [f"{tmp_path}/src", str(tmp_path), "/elsewhere"]
-    assert (copied["OMP_NUM_THREADS"], copied["PYTHONSAFEPATH"]) == ("3", "1")
+    assert (copied["OMP_NUM_THREADS"], copied[COPY]) == ("3", "1")
     assert surroundings(PROJECT, {}).environment()["PYTHONPATH"] == "/elsewhere"

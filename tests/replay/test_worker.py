@@ -4,8 +4,8 @@ from replay.conftest import Replayed
 
 from boltcutter.config.settings import Settings
 from boltcutter.project import Project
-from boltcutter.replay.job import Job
-from boltcutter.replay.worker import settings, with_taken
+from boltcutter.replay.job import Job, taken, with_values
+from boltcutter.replay.worker import settings
 from boltcutter.run.folder import read_run_config
 from boltcutter.run.ledger import first_difference, read_ledger
 
@@ -35,7 +35,7 @@ def test_a_replay_writes_elsewhere_and_logs_nothing(replayed: Replayed) -> None:
 def test_settings_are_taken_from_another_run() -> None:
     own = Settings({"task": {"lr": 1, "old": 2}, "model": {"_target_": "a", "width": 3}, "seed": "${task.lr}"})
     other = Settings({"task": {"lr": 5, "new": {"x": 1}}, "model": {"_target_": "b"}, "seed": 7})
-    found = with_taken(own, other, ["task.lr", "task.old", "task.new.x", "model", "callback.ema"])
+    found = with_values(own, *taken(other, ["task.lr", "task.old", "task.new.x", "model", "callback.ema"]))
     assert found.written == {
         "task": {"lr": 5, "new": {"x": 1}},
         "model": {"_target_": "b"},

@@ -58,7 +58,10 @@ def test_a_learning_rate_keeps_its_position_in_the_schedule(script: Script, begu
     saved = torch.load(tmp_path / "changed" / "checkpoints" / "last.ckpt", weights_only=True)
     assert saved["optimizer_states"][0]["param_groups"][0]["weight_decay"] == 0.5
     record = json.loads((tmp_path / "changed" / "record.json").read_text())
-    assert record["attempts"][-1]["changed"] == ["trainer.max_epochs", "optimizer.lr", "optimizer.weight_decay"]
+    last = record["attempts"][-1]
+    assert last["resumed_at"] == int(saved["global_step"] * 2 / 3)
+    assert list(last["changed"]) == ["trainer.max_epochs", "optimizer.lr", "optimizer.weight_decay"]
+    assert last["changed"]["optimizer.lr"] == {"was": 0.002, "now": 0.1}
     assert "changed" not in record["attempts"][0]
 
 

@@ -36,3 +36,11 @@ def test_code_packages_and_hardware_that_differ_are_named(tmp_path: Path) -> Non
     records = first, first | {"git": {"commit": "a", "changes": None}}
     expected = ["code      uncommitted changes differ: other.py, same.py"]
     assert list(record_differences(unchanged, records, tmp_path)) == expected
+
+
+def test_the_first_batch_of_another_content_is_named(tmp_path: Path) -> None:
+    records = {"batches": {"1": "a", "2": "b", "9": "c"}}, {"batches": {"1": "a", "2": "x", "9": "y", "17": "z"}}
+    assert list(record_differences((tmp_path, tmp_path), records, tmp_path)) == [
+        "data      batch 2 has another content"
+    ]
+    assert not list(record_differences((tmp_path, tmp_path), (records[0], {}), tmp_path))

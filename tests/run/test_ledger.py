@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.run.ledger import ROW, SIZE, Ledger, first_difference, header, ledger_path, read_ledger, read_ledgers
+from boltcutter.run.ledger import (
+    ROW,
+    SIZE,
+    Ledger,
+    first_difference,
+    header,
+    ledger_path,
+    mean_over_ranks,
+    read_ledger,
+    read_ledgers,
+)
 
 
 def rows(count: int = 5, **changed: Any) -> Any:
@@ -75,6 +85,14 @@ def test_the_first_step_that_differs(changed: dict[str, Any], step: int | None, 
 
 def test_only_common_steps_are_compared() -> None:
     assert first_difference(Ledger("cpu", rows(5)), Ledger("cpu", rows(3))) is None
+
+
+def test_the_mean_over_ranks_is_that_of_all_samples_and_has_no_digests() -> None:
+    one, other = Ledger("cpu", rows(loss={2: 3.0})), Ledger("cpu", rows(4, loss={2: 5.0}))
+    found = mean_over_ranks([one, other])
+    assert (found.last, found.rows["loss"][1]) == (4, 4.0)
+    assert first_difference(found, one) is not None
+    assert first_difference(found, mean_over_ranks([Ledger("cpu", rows(loss={2: 4.0}))])) is None
 
 
 def test_digests_of_gradients_of_different_devices_are_not_compared() -> None:

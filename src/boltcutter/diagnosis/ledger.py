@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, BinaryIO
 
 import lightning as L
@@ -27,7 +27,9 @@ from boltcutter.callback.host_copy import HostCopy, copy_to_host
 from boltcutter.data.sampler import EpochState, find_sampler
 from boltcutter.internals import averaged_weights, foreach_norm, local_shard, saved_buffers, tree_leaves
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
+from boltcutter.run.folder import update_record
 from boltcutter.run.ledger import SIZE, header, ledger_path, read_ledger
+from boltcutter.run_files import RECORD
 
 PACK = struct.Struct("<IIdddQQQII").pack  # ROW of run/ledger.py
 BLOCK = 64  # rows that are written together
@@ -35,6 +37,8 @@ MAX_SECONDS = 1.0  # after which fewer are written, too
 AVERAGING = (WeightAveraging, StochasticWeightAveraging)
 HASHED = 2  # gradients, evenly spread over the model, of which each step hashes the bits; of all others the norms
 MAX_BYTES = 1 << 12  # of each, from its beginning
+LAST_CONTENT = 64  # batches, of which the 1st, 2nd, 3rd, 5th, 9th … are hashed for the record
+CONTENT_SECONDS = 0.02  # after which no further ones are
 CHUNK = 1 << 20  # numbers that are multiplied at once on a GPU
 ODD = -7046029254386353131  # 2^64 divided by the golden ratio, as a signed number
 
@@ -68,7 +72,8 @@ class StepLedger(Callback):
 
     A row has 64 bytes: ``run/ledger.py`` has the columns. Each rank writes its own file. Values of a GPU are copied
     while it computes, and written later; nothing waits for it. A resumed run continues after the step of its
-    checkpoint. If replicas of the weights differ between ranks, training stops.
+    checkpoint. If replicas of the weights differ between ranks, training stops. ``record.json`` gets digests of the
+    content of some of the first batches of rank 0.
 
     Args:
         folder: Folder of the run.
@@ -99,6 +104,8 @@ class StepLedger(Callback):
         self._guard: Guard | None = None
         self._step, self._due = step, monotonic() + MAX_SECONDS
         self._compared: tuple[int, list[Tensor]] | None = None  # the last comparison of ranks: step, digest of each
+        self._contents: dict[int, int | Tensor] | None = None  # of batches, by their number from 1; None: no more
+        self._content_seconds = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy writes nothing: a trainer may be pickled while it trains."""
@@ -135,12 +142,14 @@ class StepLedger(Callback):
         # Those of other ranks may differ, and are not saved.
         self._buffers = [*saved_buffers(pl_module)] if trainer.is_global_zero else []
         self._has_replicas = has_replicas(trainer)
+        if trainer.is_global_zero and not self._step:
+            self._contents = {}
         self.on_train_epoch_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the sampler that knows the indices of the samples; without one, hash each batch."""
         self._sampler = find_sampler(trainer.train_dataloader)
-        if self._sampler is None:
+        if self._sampler is None or self._contents is not None:
             vars(self)["on_train_batch_start"] = self._hash_batch  # else no hook that each step would call
 
     def on_train_batch_end(
@@ -198,7 +207,23 @@ class StepLedger(Callback):
     # What a row has
 
     def _hash_batch(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        self._samples = digest((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)), self._samples)
+        tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        if self._sampler is None:
+            self._samples = digest(tensors, self._samples)
+        if self._contents is not None:
+            begin = perf_counter()
+            if not trainer.current_epoch and not batch_idx & (batch_idx - 1):
+                self._contents[batch_idx + 1] = digest(tensors)
+            self._content_seconds += perf_counter() - begin
+            if trainer.current_epoch or batch_idx >= LAST_CONTENT or self._content_seconds > CONTENT_SECONDS:
+                self._record_contents()
+                if self._sampler is not None:
+                    del vars(self)["on_train_batch_start"]
+
+    def _record_contents(self) -> None:
+        found, self._contents = self._contents, None
+        if found and (self.folder / RECORD).is_file():
+            update_record(self.folder, batches={str(n): f"{int(each) % (1 << 64):016x}" for n, each in found.items()})
 
     def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         gradients = [p.grad for p in self._parameters if p.grad is not None and not p.grad.is_sparse]
@@ -313,6 +338,7 @@ class StepLedger(Callback):
             handle.remove()
         for name in ("on_train_batch_start", "on_before_optimizer_step"):
             vars(self).pop(name, None)
+        self._record_contents()
         if self._file is not None:
             self._flush(waits=True)
             self._file.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,21 +23,30 @@ from boltcutter.replay.job import (
     ReplayError,
     Surroundings,
     Workers,
+    changed_data,
     checkpoints,
     folder_of,
     ledgers_of,
     ranks_of,
     seconds_given,
+    settings_before,
     surroundings,
+    taken,
+    unrestored,
+    with_values,
 )
 from boltcutter.replay.traces import Place, first_places, read_traces
 from boltcutter.run import lineage, snapshot, trust
 from boltcutter.run.folder import is_own, read_record
-from boltcutter.run.ledger import Difference, Ledger, first_difference
+from boltcutter.run.ledger import Difference, Ledger, first_difference, mean_over_ranks
 
 SIDES = ("A", "B")
 INHERENT = ("data", "packages", "hardware", "environment")  # what is equal in both replays on one machine
+TRIED = ("setting", "code", "threads", "packages", "environment")  # what A can have from B
 MOST_TRIED = 12  # factors
+TOLERANCE = 1e-4  # of what other numbers of ranks round differently
+ROUNDING = {"loss": TOLERANCE, "gradient_norm": TOLERANCE}
+RANKS = ("trainer.devices", "trainer.num_nodes", "trainer.strategy", "choices.trainer")
 SHOWN = 12  # samples in a line
 
 
@@ -127,6 +136,8 @@ class Bisection:
         self.devices = [ranks_of(record)[-1] for record in self.records]
         self.found = Answer((str(folders[0]), str(folders[1])))
         self.found.factors = find_factors(self.cfgs, folders, self.records, project.root)
+        self.before: list[tuple[dict[str, Any], list[str]]] = [({}, []), ({}, [])]  # settings that a run had at first
+        self.shared = list[str]()  # keys of settings that A has from B in each replay
         self._codes: dict[tuple[Any, ...], Project] = {}
 
     def answer(self) -> Answer:
@@ -136,20 +147,16 @@ class Bisection:
             raise ConfigError(
                 f"{missing[0]}: it has no steps.ledger, so its steps are not known; train with callback.ledger"
             )
+        if self.devices[0] != self.devices[1]:
+            self.answer_for_other_ranks()
+            return found
         recorded = self.first(*self.ledgers)
         if recorded is None:
             self.conclude_equal()
             return found
-        found.step, found.epoch, found.columns = recorded.step, recorded.epoch, list(recorded.columns)
+        self.ask_about(recorded)
         found.lines.append(f"the ledgers differ first at {recorded}")
-        if self.devices[0] != self.devices[1]:
-            found.lines.append(
-                f"not replayed, as A has {self.devices[0]} ranks and B {self.devices[1]}: their batches differ"
-            )
-            found.causes = [str(each) for each in found.factors if "trainer.devices" in each.keys]
-            return found
         found.begin, saved = self.common_state(recorded.step)
-        self.given = [self.surroundings_of(side) for side in (0, 1)]
         before = max((int(each) for each in self.ledgers[0][0].rows["step"] if each < recorded.step), default=0)
         steps = sorted({before, recorded.step} - {0, found.begin})
         done = [self.replay(side, saved[side], recorded.step, steps) for side in (0, 1)]
@@ -171,6 +178,78 @@ class Bisection:
         found.places = self.places(*done)
         self.find_causes(done[1], saved[0])
         return found
+
+    def ask_about(self, recorded: Difference) -> None:
+        """Note the step, and with which settings and in which surroundings each run has done it."""
+        found = self.found
+        found.step, found.epoch, found.columns = recorded.step, recorded.epoch, list(recorded.columns)
+        self.before = [settings_before(record, recorded.step) for record in self.records]
+        if any(any(each) for each in self.before):
+            first, second = (with_values(cfg, *each) for cfg, each in zip(self.cfgs, self.before, strict=True))
+            self.cfgs = first, second
+            found.factors = find_factors(self.cfgs, self.folders, self.records, self.project.root)
+        self.given = [self.surroundings_of(side) for side in (0, 1)]
+
+    def answer_for_other_ranks(self) -> None:
+        """Compare runs with different numbers of ranks: the means over the ranks, then A on as many ranks as B."""
+        found, (own, theirs) = self.found, self.devices
+        who = f"A has {own} ranks and B {theirs}"
+        means = [mean_over_ranks(ledgers) for ledgers in self.ledgers]
+        recorded = first_difference(*means, tolerance=ROUNDING)
+        if recorded is None:
+            lasts = [each.last for each in means]
+            found.equal = lasts[0] == lasts[1]
+            found.lines.append(
+                f"{who}: as means over the ranks, loss, gradient norm and learning rate of the "
+                f"{'' if found.equal else 'first '}{min(lasts)} steps differ by less than {TOLERANCE:g} of their size, "
+                "as rounding does"
+            )
+            return
+        self.ask_about(recorded)
+        found.lines.append(f"{who}: their means over the ranks differ first at {recorded}")
+        ranks = self.factor_of_ranks()
+        self.shared, self.devices[0] = ranks.keys, theirs
+        try:
+            done = [self.replay(side, None, recorded.step, [recorded.step]) for side in (0, 1)]
+        except ConfigError as error:
+            found.lines.append(f"what of it differs first is not known: {one_line(error, 200)}")
+            found.causes = [str(ranks)]
+            return
+        self.prove([None, done[1]])
+        again = first_difference(means[0], mean_over_ranks(done[0].ledgers), tolerance=ROUNDING)
+        ranks.removes = again is not None and again.step <= recorded.step
+        first = self.first(done[0].ledgers, done[1].ledgers)
+        if first is None:
+            ranks.removes = True
+            found.lines.append(f"A is equal to B on {theirs} ranks")
+        else:
+            found.step, found.epoch, found.columns = first.step, first.epoch, list(first.columns)
+            found.lines.append(f"on {theirs} ranks, A differs from B first at {first}")
+            if first.step != recorded.step:
+                done = [self.replay(side, None, first.step, [first.step]) for side in (0, 1)]
+            found.places = self.places(*done)
+            found.factors.remove(ranks)
+            self.find_causes(done[1], None)
+            found.factors.insert(0, ranks)
+        if ranks.removes:
+            found.causes.insert(0, str(ranks))
+
+    def factor_of_ranks(self) -> Factor:
+        """The settings by which the numbers of ranks differ, as one factor."""
+        keys = [*RANKS]
+        sizes = [(cfg.written.get("data") or {}).get("batch_size") for cfg in self.cfgs]
+        if all(isinstance(size, int) for size in sizes) and sizes[0] * self.devices[0] == sizes[1] * self.devices[1]:
+            keys.append("data.batch_size")  # of each rank, so that steps have equally many samples
+        prefixes = tuple(f"{key}." for key in keys)
+        parts = [each for each in self.found.factors if any(f"{key}.".startswith(prefixes) for key in each.keys)]
+        lines = [f"hardware  devices {self.devices[0]} → {self.devices[1]}"]
+        lines += [line for each in parts for line in each.lines]
+        ranks = Factor("setting", lines, [key for each in parts for key in each.keys])
+        kept = [each for each in self.found.factors if each not in parts]
+        for each in kept:
+            each.lines = [line for line in each.lines if line != lines[0]]
+        self.found.factors = [ranks, *(each for each in kept if each.lines)]
+        return ranks
 
     # The steps
 
@@ -220,12 +299,10 @@ class Bisection:
     def conclude_not_repeated(self, done: Sequence[Done], step: int) -> None:
         """Say what is left where both replays are equal."""
         found = self.found
-        resumed = {side: changed for side, each in zip(SIDES, self.records, strict=True) if (changed := _changed(each))}
-        where = "settings" if not resumed else "their last settings"
-        found.lines.append(f"replayed here, both are equal: the difference is not in {where} or code")
-        for side, keys in resumed.items():
-            found.lines.append(f"{side}: resumed with another {', '.join(keys)}; the value before is not in its record")
+        found.lines.append("replayed here, both are equal: the difference is not in settings or code")
+        is_restored = self.given[0].variables != self.given[1].variables
         left = [each for each in found.factors if each.matters and each.kind in INHERENT]
+        left = [each for each in left if not (is_restored and each.kind == "environment")]
         for factor in left:
             factor.removes = True
         found.causes = [str(each) for each in left if each.kind == "data"] or [str(each) for each in left]
@@ -235,16 +312,20 @@ class Bisection:
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             found.lines.append(f"the step has the samples {', '.join(names[:SHOWN])}{more}")
 
-    def prove(self, done: Sequence[Done]) -> None:
-        """Say whether the replays are equal to what was recorded."""
+    def prove(self, done: Sequence[Done | None]) -> None:
+        """Say whether the replays are equal to what was recorded; of None, nothing."""
         begin = self.found.begin
         since = f"step {begin}" if begin else "the beginning"
-        for side, ledgers, each in zip(SIDES, self.ledgers, done, strict=True):
+        for side, ledgers, record, each in zip(SIDES, self.ledgers, self.records, done, strict=True):
+            if each is None:
+                continue
             if each.error:
                 self.found.lines.append(f"{side}: its replay ended: {one_line(each.error, 160)}")
             if different := self.first(ledgers, each.ledgers):
+                reason = changed_data(record, each)
                 self.found.lines.append(
                     f"{side}: its replay from {since} is not equal to its ledger from {different} on"
+                    + (f": {reason}" if reason else "")
                 )
             else:
                 self.found.lines.append(f"{side}: replayed from {since}, equal to its ledger")
@@ -255,6 +336,11 @@ class Bisection:
         """Code, packages and threads of a run."""
         record, python = self.records[side], self.pythons[side]
         found = replace(surroundings(self.project, record), project=self.code_of(side))
+        label = SIDES[side]
+        for name in unrestored(self.records, side):
+            self.found.lines.append(
+                f"{label}: replayed with {name} of the environment as it is now, as its record has no value of it"
+            )
         if python:
             return replace(found, python=python)
         installed, theirs = lineage.packages(), record.get("packages") or {}
@@ -262,7 +348,7 @@ class Bisection:
         names = [name for name in {**theirs, **others} if theirs.get(name) != others.get(name)]
         if wrong := [name for name in names if theirs.get(name) != installed.get(name)]:
             name = wrong[0]
-            label, now, was = SIDES[side], installed.get(name, "absent"), theirs.get(name, "absent")
+            now, was = installed.get(name, "absent"), theirs.get(name, "absent")
             self.found.lines.append(
                 f"{label}: replayed with {name} {now}, was {was}; give --python-{label.lower()}=<interpreter of its "
                 "environment>"
@@ -319,10 +405,12 @@ class Bisection:
         Raises:
             ConfigError: It cannot be replayed.
         """
-        folder, other = self.folders[side], self.folders[1 - side]
+        folder = self.folders[side]
         job = Job(str(folder), "", last, self.devices[side], checkpoint, save_before, trace=list(trace))
-        if keys:
-            job.other, job.taken = str(other), list(keys)
+        values, unset = taken(self.cfgs[1], [*keys, *(self.shared if side == 0 else ())])
+        own, own_unset = self.before[side]
+        job.values = {key: value for key, value in own.items() if key not in unset} | values
+        job.unset = [*(key for key in own_unset if key not in values), *unset]
         try:
             return self.workers.find(given or self.given[side], self.records[side]).run(job)
         except ReplayError as error:
@@ -342,7 +430,7 @@ class Bisection:
         """Let A have each difference from B, and note after which the first difference is gone."""
         found, step = self.found, self.found.step
         assert step is not None
-        tried = [factor for factor in found.factors if factor.kind in ("setting", "code", "threads", "packages")]
+        tried = [factor for factor in found.factors if factor.kind in TRIED]
         for factor in tried[:MOST_TRIED]:
             self.attempt(factor, second, checkpoint, step)
             if factor.removes and not factor.left:
@@ -373,6 +461,8 @@ class Bisection:
             given = replace(own, threads=theirs.threads)
         elif factor.kind == "packages":
             given = replace(own, python=theirs.python)
+        elif factor.kind == "environment":
+            given = replace(own, variables=theirs.variables)
         if factor.kind != "setting" and given == own:  # it cannot be taken from B
             return
         try:
@@ -416,8 +506,3 @@ def text(answer: Answer) -> list[str]:
             state = ", without effect on a step"
         lines += [f"{line}{state}" for line in factor.lines]
     return lines
-
-
-def _changed(record: Mapping[str, Any]) -> list[str]:
-    """The settings of a run that were changed when it was resumed."""
-    return sorted({key for attempt in record["attempts"] for key in attempt.get("changed") or ()})

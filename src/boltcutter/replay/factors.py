@@ -12,7 +12,7 @@ from boltcutter.run.compare import has_no_effect, setting_differences
 from boltcutter.run.differences import record_differences
 
 LABELS = {"code": "code", "library": "packages", "package": "packages", "python": "packages"}
-LABELS |= {"variable": "environment", "file": "data"}
+LABELS |= {"variable": "environment", "file": "data", "data": "data"}
 THREADS = "threads"
 WITHOUT_EFFECT = ("memory_gib", "cores")  # of the hardware
 TEXTS = (".md", ".rst", ".txt")  # files that no training runs

@@ -23,7 +23,7 @@ from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.redaction import MAX_COMMAND
 from boltcutter.config.values import as_yaml, read_yaml, split_overrides
 from boltcutter.project import LIBRARY, Project, display_path
-from boltcutter.replay.job import folder_of, ranks_of
+from boltcutter.replay.job import folder_of, ranks_of, surroundings
 from boltcutter.run.compare import has_no_effect, setting_differences
 from boltcutter.run.folder import read_record, recorded_config
 from boltcutter.run.ledger import COLUMNS, DIGESTS, Ledger, first_difference, header, ledger_path, read_ledger
@@ -73,6 +73,8 @@ def golden_command(project: Project, overrides: list[str]) -> Path:
     hardware = record.get("hardware") or {}
     facts: dict[str, Any] = {"overrides": overrides_of(project, folder, record), "threads": hardware.get("threads")}
     facts |= {"torch": (record.get("packages") or {}).get("torch"), "tolerance": tolerance}
+    if variables := dict(surroundings(project, record).variables):
+        facts["variables"] = variables
     path = project.root / FOLDER / f"{name}.ledger"
     path.parent.mkdir(parents=True, exist_ok=True)
     content = header(ledger.device) + ledger.rows.tobytes()
@@ -170,10 +172,12 @@ def _train(project: Project, folder: Path, facts: Mapping[str, Any]) -> Ledger:
     """
     given = [*map(str, facts.get("overrides") or ()), *PLACE, f"folder={folder}"]
     threads = {"OMP_NUM_THREADS": str(facts["threads"])} if isinstance(facts.get("threads"), int) else {}
+    variables = {**os.environ, **(facts.get("variables") or {})}
+    inherited = {name: str(value) for name, value in variables.items() if value is not None}
     done = subprocess.run(
         [sys.executable, *project.train_command, *given],
         cwd=project.root,
-        env={**os.environ, **project.environment, **threads},
+        env={**inherited, **project.environment, **threads},
         capture_output=True,
         text=True,
         errors="replace",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import select
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,22 +21,31 @@ from boltcutter import run_files
 from boltcutter.checkpoint.find import list_names
 from boltcutter.checkpoint.load import find_damage, read_steps
 from boltcutter.config.errors import ConfigError, one_line, prefix_errors
-from boltcutter.config.settings import RunPlace
+from boltcutter.config.redaction import MASK
+from boltcutter.config.settings import RunPlace, Settings
 from boltcutter.environment import stop_signals as signals
 from boltcutter.environment.startup import PARENT_PID, restored_signals
 from boltcutter.project import Project
 from boltcutter.run.best import saved_places
+from boltcutter.run.differences import other_batch
 from boltcutter.run.folder import read_record
+from boltcutter.run.inputs import input_differences, recorded_variables
 from boltcutter.run.ledger import Ledger, read_ledgers
 from boltcutter.run.trust import is_granted
 
 MODULE = "boltcutter.replay.worker"
 RESULT = "result-rank-{}.json"
 TIMES, FEWEST_SECONDS, LONGEST_SECONDS = 20, 600.0, 86400.0  # limits of how long a replay may take
+COPY = "BOLTCUTTER_CODE_COPY"  # set if the code is a copy, which is not where the process starts
 # Variables of a launcher, by which a replay would take itself for one of the launcher's processes.
 NOT_INHERITED = (
     *("SLURM_", "TORCHELASTIC_", "PET_", "OMPI_", "PMI_", "BOLTCUTTER_RUN_ID", "BOLTCUTTER_NODES", "BOLTCUTTER_TRIAL"),
     *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+)
+# Variables that a replay does not take from the record: these, and those that say where things are on a machine.
+NOT_RESTORED = (
+    *(*NOT_INHERITED, "BOLTCUTTER_", "PYTHON", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "LD_", "XDG_", "SSH_"),
+    *("HOME", "PATH", "PWD", "OLDPWD", "TMP", "TEMP", "USER", "LOGNAME", "HOSTNAME", "VIRTUAL_ENV", "CONDA_", "TERM"),
 )
 
 
@@ -56,8 +66,8 @@ class Job:
         lr_factor: By which learning rates are multiplied.
         double: Whether all is computed in float64.
         trace: Steps of which all that they compute is written.
-        other: Folder of another run, from which settings are taken.
-        taken: Keys of these settings.
+        values: Settings by dotted key that are not those of the run now: of another run, or before it was resumed.
+        unset: Keys of settings that are not set.
         trusts: Whether ``trust=true`` was given.
         forks: Whether ranks are forked, which a GPU does not allow.
     """
@@ -74,8 +84,8 @@ class Job:
     lr_factor: float = 1.0
     double: bool = False
     trace: list[int] = field(default_factory=list)
-    other: str | None = None
-    taken: list[str] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    unset: list[str] = field(default_factory=list)
     trusts: bool = False
     forks: bool = False
 
@@ -119,32 +129,75 @@ class Surroundings:
         root: Of the project, where relative paths begin.
         threads: Number of threads; None: as it is.
         python: Interpreter of the environment with the packages.
-        variables: Environment variables.
+        variables: Environment variables that the run has read; None for one that was not set.
     """
 
     project: Project
     root: Path
     threads: int | None = None
     python: str = sys.executable
-    variables: tuple[tuple[str, str], ...] = ()
+    variables: tuple[tuple[str, str | None], ...] = ()
 
     def environment(self) -> dict[str, str]:
         """The environment variables of the process."""
         found = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
-        found |= dict(self.variables)
+        found |= {name: value for name, value in self.variables if value is not None}
+        for name in (name for name, value in self.variables if value is None):
+            found.pop(name, None)
         found |= {**self.project.environment, PARENT_PID: str(os.getpid())}
         if self.threads:
             found["OMP_NUM_THREADS"] = str(self.threads)
         if self.project.root != self.root:  # a copy, before what is where the process starts
             places = [self.project.root / "src", self.project.root, *found.get("PYTHONPATH", "").split(os.pathsep)]
-            found |= {"PYTHONPATH": os.pathsep.join(map(str, places)).rstrip(os.pathsep), "PYTHONSAFEPATH": "1"}
+            found |= {"PYTHONPATH": os.pathsep.join(map(str, places)).rstrip(os.pathsep), COPY: "1"}
         return found
 
 
 def surroundings(project: Project, record: Mapping[str, Any]) -> Surroundings:
     """The surroundings of a replay of a run with the code of a project as it is."""
     threads = (record.get("hardware") or {}).get("threads")
-    return Surroundings(project, project.root, threads if isinstance(threads, int) else None)
+    own = {name: value for name, value in recorded_variables(record).items() if not name.startswith(NOT_RESTORED)}
+    return Surroundings(
+        project, project.root, threads if isinstance(threads, int) else None, variables=tuple(sorted(own.items()))
+    )
+
+
+def changed_data(record: Mapping[str, Any], done: Done) -> str:
+    """What a replay from the beginning shows of changed data; empty if it shows nothing."""
+    number = other_batch(record, read_record(done.folder))
+    return f"batch {number} has another content now than in the run" if number else ""
+
+
+def unrestored(records: Sequence[Mapping[str, Any]], side: int) -> list[str]:
+    """Variables that differ between two records, of which that of one side has no value, as of a secret."""
+    names = [name for kind, name, *_ in input_differences(*records) if kind == "variable"]
+    own = (records[side].get("environment") or {}).get("variables") or {}
+    return [name for name in names if name in own and name not in recorded_variables(records[side])]
+
+
+def settings_before(record: Mapping[str, Any], step: int) -> tuple[dict[str, Any], list[str]]:
+    """The settings that a step was done with, where the run was resumed later with others: values, and keys not set."""
+    values, unset = dict[str, Any](), set[str]()
+    for attempt in reversed(record.get("attempts") or ()):  # the first one after the step has the last word
+        changed = attempt.get("changed")
+        if isinstance(changed, dict) and step <= int(attempt.get("resumed_at") or 0):
+            for key, each in changed.items():
+                if "was" not in each:
+                    values.pop(key, None)
+                    unset.add(key)
+                elif is_plain(key, each["was"]):
+                    values[key] = each["was"]
+                    unset.discard(key)
+    return values, sorted(unset)
+
+
+def is_plain(key: str, value: Any) -> bool:
+    """Whether a value may be taken from what a record has beside its signed configuration: no class, path or secret."""
+    if isinstance(value, list):
+        return all(is_plain(key, each) for each in value)
+    is_text = isinstance(value, str) and not {*"/\\$"} & {*value} and value != MASK
+    is_value = is_text or value is None or isinstance(value, bool | int | float)
+    return is_value and not key.rpartition(".")[2].startswith("_")
 
 
 def seconds_of(record: Mapping[str, Any]) -> float:
@@ -175,10 +228,9 @@ class Worker:
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        is_copy = self.given.project.root != self.given.root and sys.version_info < (3, 11)  # no PYTHONSAFEPATH
         return subprocess.Popen(
             [self.given.python, "-m", MODULE],
-            cwd=self.given.project.root if is_copy else self.given.root,
+            cwd=self.given.root,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -302,6 +354,38 @@ def checkpoints(run: RunPlace) -> list[tuple[int, str]]:
             if find_damage(path) is None and (step := read_steps(path)) is not None:
                 found.append((step, path))
     return sorted(found)
+
+
+def with_values(own: Settings, values: Mapping[str, Any], unset: Sequence[str] = ()) -> Settings:
+    """A configuration with other values of some dotted keys, and without some others."""
+    if not values and not unset:
+        return own
+    content = copy.deepcopy(own.texts)
+    for key in (*unset, *values):
+        *above, name = key.split(".")
+        node: dict[str, Any] = content
+        for part in above:
+            inner = node.get(part)
+            node[part] = inner if isinstance(inner, dict) else {}
+            node = node[part]
+        node.pop(name, None)
+        if key in values:
+            node[name] = values[key]
+    return Settings(content)
+
+
+def taken(other: Settings, keys: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The values of some dotted keys of a configuration, and those that it does not set."""
+    values, unset = dict[str, Any](), list[str]()
+    for key in keys:
+        node: Any = other.written
+        for part in key.split("."):
+            node = node.get(part, Settings) if isinstance(node, Mapping) else Settings
+        if node is Settings:  # no value
+            unset.append(key)
+        else:
+            values[key] = node
+    return values, unset
 
 
 def newest_before(saved: list[tuple[int, str]], step: int) -> tuple[int, str | None]:

@@ -21,12 +21,14 @@ from boltcutter.replay.job import (
     Job,
     ReplayError,
     Worker,
+    changed_data,
     checkpoints,
     folder_of,
     ledgers_of,
     newest_before,
     ranks_of,
     seconds_given,
+    settings_before,
     surroundings,
     worker,
 )
@@ -148,6 +150,7 @@ class Case:
         self.saved = checkpoints(load_run_config(project, folder).place)
         self.record = read_record(folder)
         self.devices = ranks_of(self.record)[-1]
+        self.before = settings_before(self.record, question.step)
         self.ledgers = ledgers_of(folder, self.record)
         self.earlier = {
             name: np.concatenate([self._before(ledger, name) for ledger in self.ledgers])
@@ -161,7 +164,8 @@ class Case:
 
     def job(self, **options: Any) -> Job:
         """A replay of this run."""
-        return Job(run=str(self.folder), folder="", devices=self.devices, **options)
+        values, unset = self.before
+        return Job(str(self.folder), "", devices=self.devices, values=values, unset=unset, **options)
 
     def answer(self) -> Answer:
         """Replay the step, look into it, and try what may have caused it."""
@@ -201,23 +205,27 @@ class Case:
         compared = 0
         for rank, (ours, theirs) in enumerate(zip(done.ledgers, self.ledgers, strict=False)):
             if different := first_difference(theirs, ours, rank):
-                return False, f"not exact from {different} on{self._why_inexact()}"
+                return False, f"not exact from {different} on: {self._why_inexact(done, begin)}"
             compared = max(compared, len(np.intersect1d(ours.rows["step"], theirs.rows["step"])))
         since = f"the checkpoint of step {begin}" if begin else "the beginning"
         return True, f"replayed from {since}: {compared} steps, all equal to the ledger"
 
-    def _why_inexact(self) -> str:
+    def _why_inexact(self, done: Done, begin: int) -> str:
         if len(set(ranks := ranks_of(self.record))) > 1:
-            return f": attempts of the run had {', '.join(map(str, ranks))} ranks; it is replayed with {self.devices}"
+            return f"attempts of the run had {', '.join(map(str, ranks))} ranks; it is replayed with {self.devices}"
         attempts = self.record.get("attempts") or [{}]
-        if changed := [name for attempt in attempts for name in attempt.get("changed") or ()]:
-            return f": steps before it was resumed are replayed with its last {' and '.join(changed[:3])}"
+        for attempt in attempts:
+            at, changed = attempt.get("resumed_at") or 0, attempt.get("changed")
+            if changed and (begin < at < self.question.step or (self.question.step <= at and not any(self.before))):
+                return f"after step {at} it was resumed with another {' and '.join([*changed][:3])}"
+        if found := changed_data(self.record, done):
+            return found
         attempt = attempts[-1]
         if attempt.get("deterministic") is False:
-            return f": {attempt.get('device')} without trainer.deterministic=true"
+            return f"{attempt.get('device')} without trainer.deterministic=true"
         if inexact := self.record.get("inexact"):
-            return f": {one_line(inexact[0])}"
-        return ": code, packages, data or hardware are not those of the run"
+            return one_line(inexact[0])
+        return "code, packages, data or hardware are not those of the run"
 
     def values(self, done: Done) -> dict[str, Any]:
         """Loss, gradient norm and learning rate of the step, of the run or else of its replay."""

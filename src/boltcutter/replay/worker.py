@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from boltcutter.environment.process import call_glibc, distributed_shutdown, tra
 from boltcutter.environment.warning_filters import filter_warnings
 from boltcutter.project import Project
 from boltcutter.protocols import handles_signals
-from boltcutter.replay.job import Job
+from boltcutter.replay.job import COPY, Job, with_values
 from boltcutter.replay.watch import ReplayEndError, Watch
 from boltcutter.run import trust
 from boltcutter.run.changes import SettingChanges
@@ -42,6 +41,8 @@ LEFT_OUT = (Checkpoint, ProgressBar, Invariants)  # what saves, shows or checks,
 def serve_jobs() -> None:
     """Replay a job whose file is given, or those that standard input names, each in a process of its own."""
     startup.begin()
+    if COPY in os.environ and sys.path[0] in ("", os.getcwd()):  # where -m looks first; PYTHONPATH has the copy
+        del sys.path[0]
     if len(sys.argv) > 1:
         sys.exit(run(sys.argv[1]))
     for line in sys.stdin:
@@ -88,10 +89,7 @@ def replay(project: Project, job: Job) -> None:
     """
     project.activate()
     filter_warnings()
-    loaded = load_run_config(project, Path(job.run))
-    if job.other:
-        loaded = with_taken(loaded, load_run_config(project, Path(job.other)), job.taken)
-    recorded = complete_config(loaded)
+    recorded = complete_config(with_values(load_run_config(project, Path(job.run)), job.values, job.unset))
     cfg = settings(recorded, job)
     ending, changes = EndOfTraining(cfg), SettingChanges(recorded)
     with run_id([job.folder]), distributed_shutdown():
@@ -111,25 +109,6 @@ def replay(project: Project, job: Job) -> None:
         load_initial_state(components, cfg, job.checkpoint, ending, changes)
         track_children(trainer.strategy.launcher)
         trainer.fit(components.task, datamodule=components.data, ckpt_path=job.checkpoint, weights_only=True)
-
-
-def with_taken(own: Settings, other: Settings, keys: Sequence[str]) -> Settings:
-    """A configuration in which the values of some keys are those of another one, or not set as there."""
-    content = copy.deepcopy(own.texts)
-    for key in keys:
-        *above, name = key.split(".")
-        node: dict[str, Any] = content
-        source: Mapping[str, Any] = other.texts
-        for part in above:
-            inner = node.get(part)
-            node[part] = inner if isinstance(inner, dict) else {}
-            node = node[part]
-            found = source.get(part) if isinstance(source, Mapping) else None
-            source = found if isinstance(found, Mapping) else {}
-        node.pop(name, None)
-        if name in source:
-            node[name] = source[name]
-    return Settings(content)
 
 
 def settings(recorded: Settings, job: Job) -> Settings:

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from boltcutter.config.errors import ConfigError, quoted
 from boltcutter.config.locate import locate, same_target
+from boltcutter.config.redaction import redact
 from boltcutter.config.settings import Settings
 from boltcutter.config.values import flatten, format_value
 from boltcutter.internals import set_last_rates
@@ -40,6 +41,7 @@ class SettingChanges(Callback):
     Attributes:
         changed: Old and new value by key.
         changed_length: The same of the settings of the trainer that decide the length of the training.
+        step: Optimizer steps that were done before.
     """
 
     def __init__(self, cfg: Settings) -> None:
@@ -47,6 +49,7 @@ class SettingChanges(Callback):
         self.folder = cfg.folder
         self.changed: dict[str, tuple[Any, Any]] = {}
         self.changed_length: dict[str, tuple[Any, Any]] = {}
+        self.step = 0
         self._groups: list[list[dict[str, Any]]] = []  # by optimizer, with the new settings
         self._schedulers: list[dict[str, Any]] = []
         self._saved: Mapping[str, Any] = {}
@@ -67,7 +70,7 @@ class SettingChanges(Callback):
         Raises:
             ConfigError: A changed setting cannot take effect.
         """
-        self._saved = saved
+        self._saved, self.step = saved, int(saved.get("global_step", 0))
         pairs = zip(LENGTH, saved.get("length", ()), planned, strict=False)
         self.changed_length = {f"trainer.{name}": (was, now) for name, was, now in pairs if was != now}
         before = saved.get("settings")
@@ -85,6 +88,14 @@ class SettingChanges(Callback):
                 )
         changed = {**self.changed_length, **self.changed}
         return [f"{key}={shown(now)} from now on, was {shown(was)}" for key, (was, now) in changed.items()]
+
+    def described(self) -> dict[str, dict[str, Any]]:
+        """Old and new value of each changed setting, as ``was`` and ``now``; without one where it is not set."""
+        found: dict[str, dict[str, Any]] = {}
+        for key, (was, now) in {**self.changed_length, **self.changed}.items():
+            values = {"was": was, "now": now}
+            found[key] = {label: _redacted(key, value) for label, value in values.items() if value is not MISSING}
+        return found
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save the values that the new settings give, before the checkpoint is restored."""
@@ -168,6 +179,11 @@ class SettingChanges(Callback):
 def length(trainer: L.Trainer) -> list[Any]:
     """What decides how many steps training has."""
     return [getattr(trainer, name) for name in LENGTH]
+
+
+def _redacted(key: str, value: Any) -> Any:
+    content = {key.rpartition(".")[2]: value}
+    return next(iter(redact(content, content).values()))
 
 
 def _fill(group: dict[str, Any], name: str, value: Any) -> None:

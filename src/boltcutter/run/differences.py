@@ -10,6 +10,7 @@ from typing import Any
 
 from boltcutter.run import trust
 from boltcutter.run.inputs import input_differences
+from boltcutter.run.ledger import ledger_path, read_ledger
 from boltcutter.run.lineage import changed_files
 
 PATCHED = re.compile(rb"^diff --git (?:\"?a/.*?)\"? \"?b/(.*?)\"?$", re.MULTILINE)
@@ -42,6 +43,23 @@ def record_differences(folders: tuple[Path, Path], records: tuple[Mapping[str, A
     yield from _mapping("hardware", *({name: each.get(name) for name in ("devices", "device")} for each in attempts))
     for kind, name, ours, theirs in input_differences(*records):
         yield f"{kind:9} {name} {_shown(ours)} → {_shown(theirs)}"
+    if (number := other_batch(*records)) and _has_equal_samples(*folders):
+        yield f"data      batch {number} has another content"
+
+
+def other_batch(first: Mapping[str, Any], second: Mapping[str, Any]) -> int | None:
+    """Number of the first batch whose content is another one, of those that both records have; None if none is."""
+    here, there = (record.get("batches") for record in (first, second))
+    if not (isinstance(here, dict) and isinstance(there, dict)):
+        return None
+    return min((int(name) for name in here.keys() & there.keys() if here[name] != there[name]), default=None)
+
+
+def _has_equal_samples(*folders: Path) -> bool:
+    """Whether the first steps have samples of equal indices, so that contents do not differ by these."""
+    ledgers = [read_ledger(ledger_path(folder)) for folder in folders]
+    first = [int(ledger.rows["samples"][0]) for ledger in ledgers if ledger is not None and ledger.last]
+    return len(set(first)) < 2
 
 
 def _mapping(label: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[str]:

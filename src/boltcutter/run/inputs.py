@@ -51,6 +51,16 @@ def describe_variable(name: str, value: str | None) -> str | None:
     return MASK if value and is_secret else hide_passwords(value)[:MAX_VALUE]
 
 
+def recorded_variables(record: Mapping[str, Any]) -> dict[str, str | None]:
+    """Variables of a record whose value it has: not those that are secrets, or too long."""
+    found = _dict(_dict(record.get("environment")).get("variables"))
+    return {
+        name: value
+        for name, value in found.items()
+        if value is None or (isinstance(value, str) and MASK not in value and len(value) < MAX_VALUE)
+    }
+
+
 def input_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     """What differs in the inputs of two records: kind, name, and both values; nothing if a record has none.
 

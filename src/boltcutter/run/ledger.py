@@ -7,7 +7,7 @@ then a row of 64 bytes for each optimizer step.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -163,6 +163,17 @@ def first_difference(
     columns = tuple(name for name, where in differs.items() if where[number])
     values = tuple((one[name][number].item(), other[name][number].item()) for name in columns)
     return Difference(int(one["step"][number]), int(one["epoch"][number]), columns, values, rank)
+
+
+def mean_over_ranks(ledgers: Sequence[Ledger]) -> Ledger:
+    """Steps as all ranks have done them together: the mean of their losses, and no digests, which are of one rank."""
+    length = min(len(ledger.rows) for ledger in ledgers)
+    rows = ledgers[0].rows[:length].copy()
+    for name in ("loss", "gradient_norm"):
+        rows[name] = np.mean([ledger.rows[name][:length] for ledger in ledgers], axis=0)
+    for name in DIGESTS:
+        rows[name] = 0
+    return Ledger(ledgers[0].device, rows)
 
 
 def differences(first: Path, second: Path) -> Iterator[Difference]:
