@@ -45,7 +45,7 @@ def test_names_of_secrets(name: str) -> None:
     words(
         "pad_token eos_token tokens max_tokens tokenizer key keys monkey key_size num_key_value_heads url "
         "image_key label_key bypass pass_through num_passes PassengerId pattern EOS_TOKEN PAD_TOKEN MAX_TOKENS PATH "
-        "PWD OLDPWD KEYMAP COMPASS BYPASS NUM_PASSES KEYS_1"
+        "PWD OLDPWD KEYMAP COMPASS BYPASS NUM_PASSES KEYS_1 GIT_CONFIG_KEY_0"
     ),
 )
 def test_names_of_other_values(name: str) -> None:

@@ -27,6 +27,14 @@ def test_the_stack_of_the_main_thread_is_read() -> None:
     assert hang.main_stack("", 5) == []
 
 
+def test_calls_in_a_copy_of_the_library_are_none_of_the_user() -> None:
+    copy = "/copy/boltcutter/"
+    stack = STACKS.replace("/usr/lib/x/threading.py", f"{copy}strategy/mpi.py")
+    here, there = (hang.main_stack(stack, 0x7F0000000001, places)[0] for places in ((copy,), hang.PLACES))
+    assert (here.is_of_user, there.is_of_user) == (False, True)
+    assert str(here).startswith(f"{copy}strategy/mpi.py:3 in wait")
+
+
 @pytest.mark.parametrize(
     "kinds",
     [["hold_the_lock_of_python", "fork"], pytest.param(["wait_for_lock", "compute", "stop"], marks=pytest.mark.slow)],

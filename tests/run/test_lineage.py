@@ -165,6 +165,8 @@ def test_a_project_in_a_monorepo(repository: Path, tmp_path: Path) -> None:
 
 def test_large_new_files_stay_out_of_the_patch(repository: Path) -> None:
     (repository / "weights.bin").write_bytes(b"x" * (lineage.MAX_UNTRACKED_BYTES + 1))
+    (repository / "package" / "__pycache__").mkdir(parents=True)
+    (repository / "package" / "__pycache__" / "module.cpython-311.pyc").write_bytes(b"compiled")
     state = lineage.git_state(repository)
     assert (state["patch"], state["large"]) == (b"", ["weights.bin (1.0 MB)"])
 

@@ -35,6 +35,7 @@ SECRET_VARIABLE = re.compile(
 )
 ORDINARY_VARIABLE = re.compile(
     r"(^|_)(PAD|EOS|BOS|UNK|MASK|CLS|SEP|IMAGE|MAX|MIN|NUM|STOP|NEXT)_TOKEN$|PUBLIC_KEY$|^(OLD)?PWD$"
+    r"|^GIT_CONFIG_KEY_[0-9]+$"  # a name, such as safe.directory
 )
 SECRET_FILE = re.compile(
     r"\.env(\.(?!example$|sample$|template$|dist$).*)?|.*\.env|\.envrc|\.netrc|\.pgpass|\.npmrc|\.pypirc|\.htpasswd"

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from boltcutter.environment.hang import ASK, END, FACTS, MESSAGE, SIZE, STACKS, read_text, write_text
+from boltcutter.environment.hang import ASK, END, FACTS, MESSAGE, PLACES, SIZE, STACKS, read_text, write_text
 from boltcutter.environment.process import c_handler, in_slurm_step
 from boltcutter.environment.stop_signals import go_on, is_own
 from boltcutter.environment.this_process import this_process
@@ -184,7 +184,7 @@ class Announcement:
         """Write what this process does now."""
         facts: dict[str, Any] = {"pid": self.pid, "rank": self.rank, "folder": str(self.folder), "state": self.state}
         facts |= {"timeout": self.timeout, "stacks": self._stacks, "host": socket.gethostname()}
-        facts |= {"saved": this_process.written_parts, "joined": self.joined}
+        facts |= {"places": PLACES, "saved": this_process.written_parts, "joined": self.joined}
         facts |= {"main": threading.main_thread().ident, "signals": self._signals[0]}
         facts["answers"] = is_own(signal.getsignal(signal.SIGUSR2))
         launched = [os.environ.get(name, "") for name in ATTEMPT]

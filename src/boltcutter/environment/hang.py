@@ -44,6 +44,7 @@ STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "in the
 LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", "<")
 STANDARD = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
+PLACES = (LIBRARY, *STANDARD)
 COLLECTIVES = [f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}nn{os.sep}parallel{os.sep}"]
 COLLECTIVES += [f"{LIBRARY}strategy{os.sep}{name}.py" for name in ("shared_memory", "mpi", "horovod")]
 # What may hang by itself, and calls no code of the user.
@@ -54,18 +55,30 @@ BACKWARD = "_engine_run_backward"
 
 
 class Frame(NamedTuple):
-    """A call in a stack."""
+    """A call in a stack.
+
+    Args:
+        file: Its path in the process.
+        line: In the file.
+        function: Its name.
+        same: The same file of this process, if the other one has this or the standard library elsewhere, as in a copy.
+    """
 
     file: str
     line: int
     function: str
+    same: str = ""
+
+    @property
+    def known(self) -> str:
+        """The path by which it is told what the file is of."""
+        return self.same or self.file
 
     @property
     def is_of_user(self) -> bool:
         """Whether it is neither of an installed package nor of the standard library or this one."""
-        return not (
-            self.file.startswith((LIBRARY, *INSTALLED[2:], *STANDARD)) or any(at in self.file for at in INSTALLED[:2])
-        )
+        known = self.known
+        return not (known.startswith((LIBRARY, *INSTALLED[2:], *STANDARD)) or any(at in known for at in INSTALLED[:2]))
 
     def __str__(self) -> str:
         text = linecache.getline(self.file, self.line).strip()[:100]
@@ -201,18 +214,18 @@ class Process:
             while self.state() in "RSD" and self.is_alive() and time.monotonic() < end + ANSWER_SECONDS:
                 time.sleep(0.01)
         self.text = os.pread(self.stacks, min(seen - self._begin, MAX_STACKS), self._begin).decode(errors="replace")
-        self.frames = main_stack(self.text, int(self.facts["main"]))
+        self.frames = main_stack(self.text, int(self.facts["main"]), self.facts.get("places", PLACES))
         if not self.frames:
             self.note = self.note or "does not answer"
 
     @property
     def place(self) -> Frame | None:
         """The innermost call of the user's code, or else of this library, or of any package."""
-        last = max((at for at, frame in enumerate(self.frames) if frame.file.startswith(LIBRARY)), default=-1)
+        last = max((at for at, frame in enumerate(self.frames) if frame.known.startswith(LIBRARY)), default=-1)
         inner = self.frames[:last] if last >= 0 else self.frames  # without the script that has called the library
         own = [frame for frame in inner if frame.is_of_user]
-        library = [frame for frame in inner if frame.file.startswith(INNER)]
-        others = [frame for frame in inner if not frame.file.startswith(STANDARD)]
+        library = [frame for frame in inner if frame.known.startswith(INNER)]
+        others = [frame for frame in inner if not frame.known.startswith(STANDARD)]
         return next(iter(own or library or others or self.frames), None)
 
     @property
@@ -220,9 +233,9 @@ class Process:
         """The operation in which it waits for other ranks; empty if it does something else."""
         found = ""
         for frame in self.frames:
-            if any(at in frame.file for at in COLLECTIVES):
+            if any(at in frame.known for at in COLLECTIVES):
                 found = frame.function
-            elif found or not frame.file.startswith(STANDARD):
+            elif found or not frame.known.startswith(STANDARD):
                 break
         return found or ("backward" if self.frames and self.frames[0].function == BACKWARD else "")
 
@@ -248,14 +261,22 @@ def ask(processes: Sequence[Process], *, wakes: bool = False) -> None:
             one.answer(end)
 
 
-def main_stack(text: str, main: int) -> list[Frame]:
-    """The stack of the main thread in what ``faulthandler`` wrote; that of the last thread if it is not there."""
+def main_stack(text: str, main: int, places: Sequence[str] = PLACES) -> list[Frame]:
+    """The stack of the main thread in what ``faulthandler`` wrote; that of the last thread if it is not there.
+
+    Args:
+        text: Stacks of all threads.
+        main: Its number.
+        places: Where the process has this and the standard library, in the order of ``PLACES``.
+    """
+    moved = [(theirs, ours) for theirs, ours in zip(places, PLACES, strict=False) if theirs != ours]
     stacks: dict[int, list[Frame]] = {}
     for line in text.splitlines():
         if found := THREAD.match(line):
             stacks[int(found[1], 16)] = current = []
         elif stacks and (found := FRAME.match(line)):
-            current.append(Frame(found[1], int(found[2]), found[3]))
+            same = next((ours + found[1][len(theirs) :] for theirs, ours in moved if found[1].startswith(theirs)), "")
+            current.append(Frame(found[1], int(found[2]), found[3], same))
     return stacks.get(main) or (list(stacks.values())[-1] if stacks else [])
 
 

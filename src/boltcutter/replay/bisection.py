@@ -195,7 +195,7 @@ class Bisection:
         found, (own, theirs) = self.found, self.devices
         who = f"A has {own} ranks and B {theirs}"
         means = [mean_over_ranks(ledgers) for ledgers in self.ledgers]
-        recorded = first_difference(*means, tolerance=ROUNDING)
+        recorded = first_difference(means[0], means[1], tolerance=ROUNDING)
         if recorded is None:
             lasts = [each.last for each in means]
             found.equal = lasts[0] == lasts[1]
@@ -238,7 +238,8 @@ class Bisection:
         """The settings by which the numbers of ranks differ, as one factor."""
         keys = [*RANKS]
         sizes = [(cfg.written.get("data") or {}).get("batch_size") for cfg in self.cfgs]
-        if all(isinstance(size, int) for size in sizes) and sizes[0] * self.devices[0] == sizes[1] * self.devices[1]:
+        of_steps = [size * ranks for size, ranks in zip(sizes, self.devices, strict=True) if isinstance(size, int)]
+        if sizes[0] != sizes[1] and len(of_steps) == 2 and of_steps[0] == of_steps[1]:
             keys.append("data.batch_size")  # of each rank, so that steps have equally many samples
         prefixes = tuple(f"{key}." for key in keys)
         parts = [each for each in self.found.factors if any(f"{key}.".startswith(prefixes) for key in each.keys)]

@@ -206,6 +206,7 @@ def _patch(root: Path, commit: str, folder: str) -> tuple[bytes | None, list[str
         env["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = json.dumps(str(objects), ensure_ascii=False)
         environments = _environments(root, root / folder)
         excluded = [f"--exclude=/{_escaped(name)}/" for name in environments]  # git does not even enter them
+        excluded.append("--exclude=__pycache__/")  # what Python writes, in a project without .gitignore
         new = list_files(root, "--others", "--exclude-standard", *excluded, "--full-name", "--", folder)
         changed = _names(_git(root, *DIFF_COMMAND, "--name-only", "-z", commit, env=env))
         if new is None or changed is None:

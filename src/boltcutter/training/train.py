@@ -205,7 +205,7 @@ def attempt(cfg: Settings, components: Components, checkpoint: str | None, chang
     device = trainer.strategy.root_device.type
     facts: dict[str, Any] = {"resumed_from": checkpoint, "devices": components.topology.world_size, "job": job_id()}
     facts |= {"device": device, "deterministic": lineage.is_deterministic(device)}
-    if changed := changes.described():
+    if checkpoint and (changed := changes.described()):
         facts |= {"resumed_at": changes.step, "changed": changed}
     with ExitStack() as stack:  # left from last to first
         if trainer.is_global_zero and cfg.report:
