@@ -1,3 +1,4 @@
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -126,12 +127,51 @@ def test_a_palette_with_transparency(tmp_path: Path) -> None:
     assert read_image(tmp_path / "a.png", (3, 4, 4))[:, 0, 0].tolist() == [60, 70, 80]
 
 
-@pytest.mark.parametrize("value", [0.5, 70_000, -1])
-def test_pixels_without_a_known_range_are_refused(tmp_path: Path, value: float) -> None:
+@pytest.mark.parametrize(("value", "kind"), [(0.5, "floating point"), (70_000, "32 bits"), (-1, "32 bits"), (60, "32")])
+def test_pixels_without_a_known_range_are_refused(tmp_path: Path, value: float, kind: str) -> None:
     mode = "F" if isinstance(value, float) else "I"
     Image.new(mode, (4, 4), value).save(tmp_path / "a.tif")
-    with pytest.raises(ValueError, match=r"a\.tif: .*greyscale from .* whose range is not known; save it with 8 or 16"):
+    with pytest.raises(ValueError, match=rf"a\.tif: .*of {kind}.* from .* range is not known; save it with 8 or 16"):
         read_image(tmp_path / "a.tif", (1, 4, 4))
+
+
+def write_tiff(path: Path, contents: bytes, bits: int, photometric: int, sample_format: int) -> Path:
+    """Write 4 x 4 pixels in a form that Pillow does not write."""
+    tags = {256: 4, 257: 4, 258: bits, 259: 1, 262: photometric, 273: 134, 277: 1, 278: 4, 279: len(contents)}
+    entries = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in (tags | {339: sample_format}).items()]
+    path.write_bytes(b"II*\0" + struct.pack("<IH", 8, len(entries)) + b"".join(entries) + bytes(4) + contents)
+    return path
+
+
+def test_twelve_bits_and_inverted_ones_are_scaled(tmp_path: Path) -> None:
+    twelve = write_tiff(tmp_path / "a.tif", b"\x3c\x03\xc0" * 8, 12, 1, 1)
+    assert read_image(twelve, (1, 4, 4)).unique().tolist() == [60]
+    inverted = write_tiff(tmp_path / "b.tif", np.full(16, 0xFFFF - 60 * 257, "<u2").tobytes(), 16, 0, 1)
+    assert read_image(inverted, (3, 4, 4)).unique().tolist() == [60]
+    signed = write_tiff(tmp_path / "c.tif", np.full(16, 60, "<i2").tobytes(), 16, 1, 2)
+    with pytest.raises(ValueError, match=r"c\.tif: .*16 bits with a sign from 60 to 60, whose range is not known"):
+        read_image(signed, (1, 4, 4))
+
+
+def test_values_of_twelve_bits_in_sixteen_are_reported(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.png", np.full((4, 4), 60 * 16, np.uint16))
+    with pytest.warns(UserWarning, match=r"16 bits whose values are all below 4,096.*multiply them by 16"):
+        assert read_image(path, (1, 4, 4)).unique().tolist() == [3]
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".webp"])
+def test_the_shape_is_that_of_the_upright_image(tmp_path: Path, suffix: str) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    path = save(tmp_path / f"a{suffix}", np.zeros((8, 16, 3), np.uint8), exif=turned)
+    assert read_image_shape(path) == (3, 16, 8)
+
+
+def test_a_picture_in_lab_has_three_channels(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    Image.new("LAB", (4, 4), (128, 0, 0)).save(path)
+    assert read_image_shape(path)[0] == 3
+    assert read_image(path, (1, 4, 4)).shape == (1, 4, 4)
 
 
 @pytest.mark.parametrize("suffix", [".gif", ".tif", ".webp"])

@@ -128,3 +128,10 @@ def test_a_file_is_not_opened_by_decoders_that_run_programs(tmp_path: Path, monk
     with pytest.raises(OSError, match="cannot identify"):
         to_pixels(tmp_path / "a.png")
     assert not (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize("as_pil", [True, False])
+def test_integers_above_eight_bits_are_stretched(as_pil: bool) -> None:
+    values = np.array([[0, 32768], [65535, 65535]], np.uint16)
+    (pixels,) = to_pixels(Image.fromarray(values) if as_pil else values)
+    assert pixels[0].tolist() == [[0, 128], [255, 255]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +21,12 @@ from boltcutter.files import IMAGE_FORMATS
 
 SUFFIXES = tuple(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
 SEVERAL_FRAMES = "data: images with several frames or pages, of which the first is read; save each in its own file"
+FEW_LEVELS = (
+    "data: greyscale images of 16 bits whose values are all below 4,096, as those of cameras with 12 bits, become "
+    "16 levels or fewer; multiply them by 16, or save them with 8 bits"
+)
+BITS, PHOTOMETRIC, SAMPLE_FORMAT = 258, 262, 339  # tags of TIFF
+ORIENTATION, SIDEWAYS = 274, (5, 6, 7, 8)  # of EXIF, and those that exchange height and width
 SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*")
 
 
@@ -36,8 +42,8 @@ class ImageError(ValueError):
 def read_image(path: Path, shape: tuple[int, int, int], contents: BinaryIO | None = None) -> Tensor:
     """Read one image as uint8: EXIF orientation applied, resized to cover ``shape``, and centre-cropped.
 
-    Grey, palette and CMYK images are converted to the channels of ``shape``, 16 bits are scaled to 8, and transparency
-    is ignored, as torchvision does. Of several frames or pages, the first is read, with a warning.
+    Grey, palette and CMYK images are converted to the channels of ``shape``, 12 and 16 bits are scaled to 8, and
+    transparency is ignored, as torchvision does. Of several frames or pages, the first is read, with a warning.
 
     Args:
         path: A file of one of ``IMAGE_FORMATS``.
@@ -58,10 +64,10 @@ def read_image(path: Path, shape: tuple[int, int, int], contents: BinaryIO | Non
         file.draft(mode, (2 * width, 2 * height))  # decode a much larger JPEG at a fraction of its size
         upright = ImageOps.exif_transpose(file)
         if upright.mode.startswith(("I", "F")):  # which Pillow would clip to 8 bits
-            upright = Image.fromarray(_eight_bits(np.asarray(upright)))
+            upright = Image.fromarray(_eight_bits(np.asarray(upright), getattr(file, "tag_v2", {})))
         if upright.mode == "P" and "transparency" in upright.info:
             upright = upright.convert("RGBA")  # directly to RGB, Pillow warns of each
-        image = upright.convert(mode)
+        image = (upright.convert("RGB") if upright.mode == "LAB" else upright).convert(mode)
     scale = max(width / image.width, height / image.height)
     size = max(width, round(image.width * scale)), max(height, round(image.height * scale))
     fitted = image.resize(size, Image.Resampling.BILINEAR)
@@ -70,18 +76,29 @@ def read_image(path: Path, shape: tuple[int, int, int], contents: BinaryIO | Non
     return torch.from_numpy(pixels.transpose(2, 0, 1).copy())  # (C, H, W)
 
 
-def _eight_bits(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Scale 16-bit greyscale to 8 bits."""
+def _eight_bits(pixels: npt.NDArray[Any], tags: Mapping[int, Any]) -> npt.NDArray[np.uint8]:
+    """Scale greyscale of 12 or 16 bits to 8 bits; ``tags`` are those of a TIFF file."""
     low, high = pixels.min(), pixels.max()
-    if pixels.dtype.kind == "f" or low < 0 or high > 0xFFFF:
-        raise ValueError(f"greyscale from {low:g} to {high:g}, whose range is not known; save it with 8 or 16 bits")
-    return (pixels >> 8).astype(np.uint8)
+    (bits,), (sign,) = tags.get(BITS, (16,)), tags.get(SAMPLE_FORMAT, (1,))
+    if pixels.dtype.kind == "f" or bits > 16 or sign != 1 or low < 0 or high > 0xFFFF:
+        kind = "floating point" if pixels.dtype.kind == "f" else f"{bits} bits" + ("" if sign == 1 else " with a sign")
+        raise ValueError(
+            f"greyscale of {kind} from {low:g} to {high:g}, whose range is not known; save it with 8 or 16 bits"
+        )
+    if tags.get(PHOTOMETRIC) == 0 and bits == 16:  # white is 0, which Pillow inverts only up to 8 bits
+        pixels = 0xFFFF - pixels
+    elif bits == 16 and 0xFF < high <= 0xFFF:
+        warnings.warn(FEW_LEVELS, stacklevel=2)
+    return (pixels >> (bits - 8)).astype(np.uint8)
 
 
 def read_image_shape(path: Path, contents: BinaryIO | None = None) -> tuple[int, int, int]:
-    """Return channels (1 or 3), height and width of an image without decoding it."""
+    """Return channels (1 or 3), height and width of an image, turned by its EXIF orientation, without decoding it."""
     with _open(path, contents) as image:
-        return 1 if image.mode[0] in "1LIF" else 3, image.height, image.width
+        height, width = image.height, image.width
+        if image.getexif().get(ORIENTATION, 1) in SIDEWAYS and image.format != "TIFF":  # which Pillow turns itself
+            height, width = width, height
+        return 1 if image.mode[0] in "1LIF" and image.mode != "LAB" else 3, height, width
 
 
 @contextmanager

@@ -24,8 +24,8 @@ PADDING = 2  # pixels between the images of a grid
 def to_pixels(image: Any) -> list[Pixels]:
     """Convert a picture, or a batch of pictures, to pixels.
 
-    Floating-point values in [0, 1] are shown as they are; if there are others, the range of the picture is stretched to
-    [0, 1]. NaN is black.
+    Floating-point values in [0, 1] are shown as they are; if there are others, as in pictures of 16 bits, the range of
+    the picture is stretched to [0, 1]. NaN is black.
 
     Args:
         image: A tensor on any device or an array, of shape (H, W), (C, H, W), (H, W, C) or with a batch dimension in
@@ -69,6 +69,8 @@ def _to_array(image: Any) -> npt.NDArray[Any]:
         image = image.detach().cpu()
         return np.asarray(image.float() if image.is_floating_point() else image)
     if hasattr(image, "convert"):  # of PIL
+        if image.mode.startswith(("I", "F")):  # which Pillow would clip to 8 bits
+            return np.asarray(image, np.float32)
         transparent = "A" in image.mode or "transparency" in image.info
         return np.asarray(image.convert("RGBA" if transparent else "L" if image.mode in ("1", "L") else "RGB"))
     figure = image if hasattr(image, "savefig") else getattr(image, "figure", None)
@@ -101,7 +103,7 @@ def _orient(values: npt.NDArray[Any], image: Any) -> Pixels:
 def _to_bytes(values: npt.NDArray[Any]) -> Pixels:
     if values.dtype.kind == "b":
         return values.astype(np.uint8) * 255
-    if values.dtype.kind != "f":
+    if values.dtype.kind != "f" and values.dtype != np.uint16:
         return values.clip(0, 255).astype(np.uint8)
     finite = values[np.isfinite(values)].astype(np.float64)
     low, high = min(0.0, finite.min(initial=0.0)), max(1.0, finite.max(initial=0.0))
