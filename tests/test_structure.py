@@ -1,4 +1,4 @@
-from collections import UserDict, namedtuple
+from collections import OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -6,15 +6,21 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pack_sequence, pad_sequence
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence, pad_sequence
 
 from boltcutter.structure import (
     BatchError,
     count_samples,
     first_tensor,
+    flatten,
     inputs_of,
+    is_alike,
     make_batch,
+    map_tensors,
+    named_tensors,
+    outline,
     split_batch,
+    take_rows,
     targets_of,
     tensor_names,
     tensors,
@@ -22,6 +28,7 @@ from boltcutter.structure import (
 )
 
 SEVEN = torch.zeros(7, 2)
+JAGGED = torch.nested.nested_tensor([torch.zeros(n) for n in (3, 1, 4, 1, 5, 9, 2)], layout=torch.jagged)
 Pair = namedtuple("Pair", ["inputs", "targets"])
 
 
@@ -46,6 +53,11 @@ class Fields:
         Pair(SimpleNamespace(num_graphs=7), torch.zeros(40)),
         ["a"] * 7,
         (pack_sequence([torch.zeros(length, 2) for length in (3, 1, 4, 1, 5, 9, 2)], enforce_sorted=False), SEVEN),
+        {"x": [torch.zeros(length) for length in (3, 1, 4, 1, 5, 9, 2)], "label": torch.zeros(7)},
+        ({"x": [torch.zeros(length) for length in (3, 1, 4, 1, 5, 9, 2)], "n": None}, torch.zeros(7)),
+        ({"x": [torch.zeros(4)] * 7, "n": None}, torch.zeros(7)),
+        {"ids": [[1, 2]] * 7, "label": [0] * 7},
+        (JAGGED, SEVEN),
     ],
     ids=repr,
 )
@@ -132,6 +144,67 @@ def test_tensors_are_named_and_replaced(value: Any, names: list[str]) -> None:
     assert type(changed) is type(value)
     assert all(a is b for a, b in zip(tensors(changed), new, strict=True))
     assert all(a is b for a, b in zip(tensors(value), found, strict=True))  # the value is as it was
+
+
+PACKED = pack_sequence([torch.ones(length, 1) * length for length in (2, 3, 1)], enforce_sorted=False)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    audio: Tensor
+    mask: Tensor | None = None
+
+
+def test_a_packed_sequence_contains_its_data() -> None:
+    batch = {"x": PACKED, "label": torch.arange(3)}
+    assert [list(tensor.shape) for tensor in tensors(batch)] == [[6, 1], [3]]
+    changed = map_tensors(batch, lambda tensor: tensor + 1)["x"]
+    assert changed.batch_sizes is PACKED.batch_sizes
+    assert changed.data.sum() == PACKED.data.sum() + 6
+    padded, lengths = pad_packed_sequence(take_rows(batch, [1, 1, 2], 3)["x"], batch_first=True)
+    assert padded[..., 0].tolist() == [[3, 3, 3], [3, 3, 3], [1, 0, 0]]
+    assert lengths.tolist() == [3, 3, 1]
+    with pytest.raises(BatchError, match="a batch is a PackedSequence"):
+        split_batch(PACKED)
+
+
+@pytest.mark.parametrize(
+    "value", [Frozen(SEVEN), UserDict({"audio": SEVEN, "mask": None}), OrderedDict(audio=SEVEN, mask=None)]
+)
+def test_containers_of_any_class_are_changed_alike(value: Any) -> None:
+    taken = take_rows(value, torch.tensor([0, 3]), 7)
+    assert type(taken) is type(value)
+    assert [len(part) for part in tensors(taken)] == [2]
+    assert tensors(value)[0] is SEVEN
+    assert flatten(value)[1] is None
+
+
+def test_rows_of_nested_tensors_and_lists_are_taken() -> None:
+    samples = [torch.full((length,), float(length)) for length in (3, 1, 2)]
+    nested = torch.nested.nested_tensor(samples, layout=torch.jagged)
+    assert [len(part) for part in take_rows((nested, LABELS[:3]), [2, 0], 3)[0].unbind()] == [2, 3]
+    assert [len(part) for part in take_rows((samples, LABELS[:3]), [2, 0], 3)[0]] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("batch", "names"),
+    [
+        ({"x": [SEVEN, Pair(SEVEN, None)]}, ["['x'][0]", "['x'][1].inputs"]),
+        ((Frozen(SEVEN, MASK), LABELS), ["[0].audio", "[0].mask", "[1]"]),
+        (SEVEN, [""]),
+    ],
+)
+def test_tensors_are_named_by_the_expression_that_selects_them(batch: Any, names: list[str]) -> None:
+    assert [name for name, _ in named_tensors(batch)] == names
+    assert all(eval(f"batch{name}", {"batch": batch}) is tensor for name, tensor in named_tensors(batch))
+
+
+def test_the_outline_of_inputs() -> None:
+    value = {"a": [SEVEN, (LABELS, None)], "b": Frozen(SEVEN)}
+    assert outline(value) == {"a": ["float32", ["int64", "NoneType"]], "b": "Frozen"}
+    assert is_alike({"a": [SEVEN, [SEVEN, None]], "b": Frozen(MASK)}, outline(value))
+    for other in (SEVEN, {"a": SEVEN, "b": Frozen(SEVEN)}, {"a": [SEVEN], "b": Frozen(SEVEN)}, {"a": value["a"]}):
+        assert not is_alike(other, outline(value))
 
 
 def test_samples_of_a_list_have_a_tensor_each() -> None:

@@ -36,9 +36,6 @@ IN_PLACE = {
         "_latest_update_step": "saved in checkpoints by Lightning's callback",
         "_local_tensor": "the shard of a parameter, exchanged without a copy",
     },
-    "callback/nonfinite": {
-        "_pytree": "keystr and tree_flatten_with_path name the tensor of a batch; optree is not a dependency",
-    },
     "callback/plan": {
         "_milestones": "where the last schedule of a SequentialLR begins",
     },
@@ -215,9 +212,8 @@ IN_PLACE = {
 # torch: the public classes are those of one dimension each, without the lazy ones and those of users.
 BatchNorm, NormWithStatistics = batchnorm._BatchNorm, batchnorm._NormBase
 
-# torch: the leaves of nested batches; the public alternative, optree, would be one more dependency.
+# torch: the leaves of nested loaders and outputs; the public alternative, optree, would be one more dependency.
 tree_leaves, tree_map, tree_map_only = _pytree.tree_leaves, _pytree.tree_map, _pytree.tree_map_only
-tree_flatten, tree_unflatten = _pytree.tree_flatten, _pytree.tree_unflatten
 
 # torch: moves nested batches to pinned memory as DataLoader does, for batches that are read without one.
 pin_memory: Callable[[Any], Any] = _pin_memory.pin_memory

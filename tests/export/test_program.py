@@ -7,6 +7,7 @@ import lightning as L
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 
 from boltcutter.export.program import ModuleProgram, TaskProgram, select_inputs
 from boltcutter.export.settings import ExportError
@@ -107,7 +108,7 @@ def test_a_predict_step_takes_the_tensors_that_it_uses() -> None:
     (x, weight), targets = program.split(batch)
     assert x is batch["x"]
     assert weight is batch["weight"]
-    assert targets is None
+    assert targets is batch["y"]
     captured: Any = program.capture().module()
     found = captured(x[:1], weight[:1])
     expected = program.task.predict_step({"x": x[:1], "weight": weight[:1]}, 0)
@@ -212,6 +213,21 @@ def test_inputs_of_any_structure_and_length(structure: str) -> None:
         expected = task.predict_step(batch, 0)
         assert torch.allclose(captured(*inputs)[0], expected, atol=1e-6)
         assert torch.allclose(captured(*program.select([0], inputs))[0], expected[:1], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["PackedSequence", "nested tensor"])
+def test_inputs_without_a_dimension_for_lengths_are_refused(kind: str) -> None:
+    def inputs() -> Any:
+        samples = [torch.rand(length) for length in (3, 2)]
+        return {
+            "audio": pack_sequence(samples)
+            if kind == "PackedSequence"
+            else torch.nested.nested_tensor(samples, layout=torch.jagged)
+        }
+
+    task = Classification(nn.Identity(), optimizer=ADAM)
+    with pytest.raises(ExportError, match=rf"are a {kind}, .*; return padded tensors from collate_fn"):
+        TaskProgram(task, (inputs(), torch.zeros(2)), {}, [])
 
 
 def test_a_list_with_a_tensor_for_each_sample_has_no_fixed_number_of_inputs() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import boltcutter
 
@@ -20,6 +20,38 @@ def make_raw() -> tuple[Any, Any]:
     """Raw samples (N, 2, 3) in double precision, and their classes."""
     raw = np.random.default_rng(0).normal(3, 2, (60, 2, 3))
     return raw, (raw[:, 0, 0] > 3).astype(np.int64)
+
+
+class Pairs(Dataset[Any]):
+    """Samples with two inputs of one shape."""
+
+    def __len__(self) -> int:
+        return NUM_TRAIN
+
+    def __getitem__(self, index: int) -> Any:
+        return (torch.full((4,), float(index)), torch.full((4,), float(index % 2))), index % 2
+
+
+class PairsData(boltcutter.DataModule):
+    """Whose inputs are a tuple."""
+
+    num_classes = 2
+
+    def load(self) -> boltcutter.Splits:
+        return boltcutter.Splits(Pairs(), Pairs())
+
+
+class Second(nn.Module):
+    """Classifies by the second of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, inputs: Any) -> Tensor:
+        first, second = inputs
+        logits: Tensor = self.layer(second + 0 * first)
+        return logits
 
 
 class Own(boltcutter.DataModule):

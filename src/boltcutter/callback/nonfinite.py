@@ -12,12 +12,11 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
-from torch.utils._pytree import keystr, tree_flatten_with_path
 from torchmetrics import Metric
 
 from boltcutter.data.sampler import find_sampler
-from boltcutter.internals import tree_leaves
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
+from boltcutter.structure import named_tensors, tensors
 
 
 class Origin(NamedTuple):
@@ -50,16 +49,16 @@ def find_origin(trainer: L.Trainer, module: L.LightningModule, batch: Any, batch
 
 
 def _in_batch(trainer: L.Trainer, batch: Any, batch_idx: int) -> Origin | None:
-    for path, tensor in tree_flatten_with_path(batch)[0]:
+    for path, tensor in named_tensors(batch):
         if not _is_bad(tensor):
             continue
         where = (~tensor.isfinite()).nonzero()[0].tolist()
         value = tensor[tuple(where)].item()
-        text = f"the data are not finite: batch{keystr(path)}"
+        text = f"the data are not finite: batch{path}"
         if where:
             text += f" has {value} in {_sample(trainer, batch_idx, where[0], len(tensor))}"
             text += _position(trainer, tensor, where[1:])
-        return Origin(text + _in_dataset(trainer, keystr(path)), in_data=True)
+        return Origin(text + _in_dataset(trainer, path), in_data=True)
     return None
 
 
@@ -83,8 +82,8 @@ def _position(trainer: L.Trainer, tensor: Tensor, where: list[int]) -> str:
 def _in_dataset(trainer: L.Trainer, path: str) -> str:
     """The samples with such values in a dataset of tensors, whose index the position in a batch does not tell."""
     dataset = getattr(trainer.train_dataloader, "dataset", None)
-    tensors = getattr(dataset, "tensors", ()) or [getattr(dataset, name, None) for name in ("inputs", "targets")]
-    tensor = {f"[{number}]": tensor for number, tensor in enumerate(tensors)}.get(path)
+    parts = getattr(dataset, "tensors", ()) or [getattr(dataset, name, None) for name in ("inputs", "targets")]
+    tensor = {f"[{number}]": part for number, part in enumerate(parts)}.get(path)
     if not isinstance(tensor, Tensor) or not _is_bad(tensor):
         return ""
     bad = sorted({*(~tensor.isfinite()).nonzero()[:, 0].tolist()})
@@ -97,8 +96,8 @@ def _in_step(trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_id
     first: list[str] = []
 
     def check(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        if not first and any(map(_is_bad, tree_leaves(output))):
-            what = "input" if any(map(_is_bad, tree_leaves(inputs))) else "output"
+        if not first and any(map(_is_bad, tensors(output))):
+            what = "input" if any(map(_is_bad, tensors(inputs))) else "output"
             first.append(f"the {what} of {name} ({type(module).__name__}) is the first that is not finite")
 
     handles = [

@@ -89,7 +89,8 @@ def _eight_bits(pixels: npt.NDArray[Any], tags: Mapping[int, Any]) -> npt.NDArra
         pixels = 0xFFFF - pixels
     elif bits == 16 and 0xFF < high <= 0xFFF:
         warnings.warn(FEW_LEVELS, stacklevel=2)
-    return (pixels >> (bits - 8)).astype(np.uint8)
+    scaled: npt.NDArray[np.uint8] = (pixels >> (bits - 8)).astype(np.uint8)
+    return scaled
 
 
 def read_image_shape(path: Path, contents: BinaryIO | None = None) -> tuple[int, int, int]:

@@ -14,6 +14,7 @@ from boltcutter.data.mapped import BatchedMapDataset
 from boltcutter.data.sampler import Batch, BatchSampler
 from boltcutter.data.seeding import SampleSeeds, SeedWorker
 from boltcutter.internals import pin_memory
+from boltcutter.structure import inputs_of, outline
 
 Pair = tuple[Tensor, Tensor]
 FETCH_BYTES = 1 << 20  # small batches are fetched together up to this size, which fits into the CPU's cache
@@ -47,6 +48,7 @@ class CountingLoader:
         started: Whether iteration has begun.
         first: Number of the batch with which the latest iteration began.
         iterations: Number of iterations that have begun.
+        outline: Structure of the inputs of the first batch, see ``boltcutter.structure.outline``; None before.
         wait_seconds: Seconds that the caller has waited for batches while no device had work queued.
         is_read_ahead: Whether a thread reads it, which has time to wait; what the step waits is then added by others.
     """
@@ -56,6 +58,7 @@ class CountingLoader:
     num_yielded = 0
     started = False
     first = iterations = 0
+    outline: Any = None
     wait_seconds = 0.0
     is_read_ahead = False
 
@@ -79,6 +82,8 @@ class CountingLoader:
                     return
                 for batch in batches:
                     state["num_yielded"] += 1
+                    if self.outline is None:
+                        state["outline"] = outline(inputs_of(batch))
                     yield batch
         except ValueError as error:
             if "in DataLoader worker" not in str(error):

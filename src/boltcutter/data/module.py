@@ -108,9 +108,12 @@ class DataModule(L.LightningDataModule, ABC):
         statistics: Statistics of the training split, such as means for scaling; saved in checkpoints.
         resume_exact: Whether to refuse a checkpoint whose order of samples differs.
         collate_fn: Collates a list of samples into a batch; None means ``default_collate``.
+        input_structure: That of the inputs of a batch in training, if they are not a single tensor, in the form of
+            ``boltcutter.structure.outline``; saved in checkpoints, so that requests to ``serve`` are read alike.
     """
 
     resume_exact = True
+    input_structure: Any = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     kind: Kind | Literal["language_modeling"] = "classification"
 
@@ -284,6 +287,9 @@ class DataModule(L.LightningDataModule, ABC):
         state: dict[str, Any] = {"statistics": self.statistics}
         if self.classes:
             state["classes"] = [str(name) for name in self.classes]
+        structure = self.input_structure if self._loader is None else self._loader.outline
+        if structure is not None and not hasattr(torch, str(structure)):  # more than a tensor, whose dtype it then is
+            state["input_structure"] = structure
         if self._loader is not None:
             sampler, done, is_finished = self._loader.epoch_sampler, *self._num_done(self._loader)
             state["position"] = {
@@ -330,7 +336,7 @@ class DataModule(L.LightningDataModule, ABC):
             )
         if self.statistics not in ({}, state_dict["statistics"]):
             self.splits = None  # load again, with the checkpoint's statistics
-        self.statistics = state_dict["statistics"]
+        self.statistics, self.input_structure = state_dict["statistics"], state_dict.get("input_structure")
         self._resume = state_dict.get("position")
 
     def _position(self, saved: dict[str, Any], current: Any) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.fabric.utilities.data import sized_len
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, IterableDataset
 
 from boltcutter.data.draws import draws_at_once
@@ -20,7 +20,7 @@ from boltcutter.data.foreign_loader import RankBatches
 from boltcutter.data.iterable import IterableLoader
 from boltcutter.data.loader import Loader, is_device_busy
 from boltcutter.data.stream import Stream
-from boltcutter.structure import children, tensors
+from boltcutter.structure import children, map_tensors, tensors
 
 NOTHING = object()
 
@@ -41,7 +41,7 @@ class DeviceCopies:
         if not _can_be_handed_over(batch):
             return batch, None
         torch.cuda.set_device(self.device)  # a thread begins with the first one, and would use memory there
-        pinned = apply_to_collection(batch, Tensor, _pin)  # else the host would wait for the copy
+        pinned = map_tensors(batch, _pin)  # else the host would wait for the copy
         with torch.cuda.stream(self.stream):
             moved, copied = move_data_to_device(pinned, self.device), torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
@@ -65,14 +65,14 @@ def _objects(batch: Any) -> list[Any]:
     """The parts of a batch that are neither tensors nor containers, and can be moved to a device."""
     if isinstance(batch, Tensor):
         return []
-    if parts := children(batch):
+    if (parts := children(batch)) is not None and not isinstance(batch, PackedSequence):  # which moves its indices, too
         return [found for part in parts for found in _objects(part)]
     return [batch] if hasattr(batch, "to") else []
 
 
 def _can_be_handed_over(batch: Any) -> bool:
     """Whether the memory of all parts can be kept until another stream has used it."""
-    is_plain = all(tensor.layout is torch.strided for tensor in tensors(batch))
+    is_plain = all(tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors(batch))
     return is_plain and all(hasattr(part, "record_stream") for part in _objects(batch))
 
 

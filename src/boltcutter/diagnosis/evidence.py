@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from boltcutter.diagnosis.graph import Graph, Loss
-from boltcutter.internals import foreach_norm, tree_leaves
-from boltcutter.structure import children
+from boltcutter.internals import foreach_norm
+from boltcutter.structure import children, tensors
 
 if TYPE_CHECKING:
     from boltcutter.diagnosis.calls import Remark
@@ -251,7 +251,7 @@ def is_sharded(trainer: L.Trainer) -> bool:
 
 def tensors_of(batch: Any) -> list[Tensor]:
     """The tensors of a batch."""
-    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and not leaf.is_sparse]
+    return [tensor for tensor in tensors(batch) if not tensor.is_sparse]
 
 
 def num_rows(batch: Any) -> int:
@@ -262,7 +262,7 @@ def num_rows(batch: Any) -> int:
 
 
 def _lists_samples(batch: Any, *, nested: bool = False) -> bool:
-    parts = children(batch)
+    parts = children(batch) or ()
     kinds = {(p.shape[1:], p.dtype) for p in parts if isinstance(p, Tensor) and p.ndim}
     if isinstance(batch, list | tuple) and len(kinds) == 1 and all(isinstance(p, Tensor) and p.ndim for p in parts):
         differ = nested and len({len(p) for p in parts}) > 1

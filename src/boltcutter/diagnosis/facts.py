@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from boltcutter.diagnosis.evidence import Evidence, sampled, tensors_of, values
-from boltcutter.internals import tree_flatten
+from boltcutter.structure import flatten
 
 MOST = 3  # parameters, losses and tensors
 SIDE = 32  # pixels of a picture
@@ -112,8 +112,8 @@ def describe_sample(sample: Any) -> dict[str, Any]:
 
 def _named(sample: Any) -> list[tuple[str, Any]]:
     if isinstance(sample, Mapping):
-        return [(str(name), leaf) for name, value in sample.items() for leaf in tree_flatten(value)[0]]
-    return [(str(number), leaf) for number, leaf in enumerate(tree_flatten(sample)[0])]
+        return [(str(name), leaf) for name, value in sample.items() for leaf in flatten(value)]
+    return [(str(number), leaf) for number, leaf in enumerate(flatten(sample))]
 
 
 def _is_numeric(leaf: Any) -> bool:

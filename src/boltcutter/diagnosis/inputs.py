@@ -13,7 +13,7 @@ from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.loaders import digests, items
 from boltcutter.diagnosis.probe import seeded
 from boltcutter.diagnosis.targets import replaced
-from boltcutter.internals import tree_flatten
+from boltcutter.structure import flatten, tensors
 
 MANY = 64  # values of a tensor, fewer of which may be equal by chance
 UNUSED = 0.25  # share of an input without influence
@@ -62,7 +62,7 @@ def in_place(seen: Evidence) -> Lines:
         fresh = next(iter(loader))
     trainer = probe.trainer
     fresh = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(fresh))
-    originals = [t for t in tree_flatten(fresh)[0] if isinstance(t, Tensor)]
+    originals = tensors(fresh)
     kept = [t.clone() for t in originals]
     probe.run("training_step", fresh, training=True, copies=False, record=False)
     changed = digests(dataset, 128) != before
@@ -94,7 +94,7 @@ def input_gradients(seen: Evidence) -> list[tuple[int, Tensor, Tensor]]:
     probe = seen.probe
     if probe is None or "training_step" not in probe.batches or not probe.module.automatic_optimization:
         return []
-    leaves, _ = tree_flatten(probe.batches["training_step"])
+    leaves = flatten(probe.batches["training_step"])
     count = probe.size("training_step")
     parts = {
         j: t.detach().clone().requires_grad_()
@@ -120,7 +120,7 @@ def constant_input(seen: Evidence) -> Lines:
     """All values of the inputs are equal, though the loss depends on them."""
     assert seen.probe is not None
     for j, value, _ in input_gradients(seen):
-        leaves, _ = tree_flatten(seen.probe.batches["training_step"])
+        leaves = flatten(seen.probe.batches["training_step"])
         wide = [t for t in leaves if isinstance(t, Tensor) and t.ndim > 1 and t.numel() > MANY]
         # Beside data, a mask of ones is none.
         if value.numel() > MANY and all(bool((t == t.flatten()[0]).all()) for t in wide):

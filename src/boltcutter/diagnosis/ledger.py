@@ -25,11 +25,12 @@ from boltcutter import files
 from boltcutter.callback.guard import Guard
 from boltcutter.callback.host_copy import HostCopy, copy_to_host
 from boltcutter.data.sampler import EpochState, find_sampler
-from boltcutter.internals import averaged_weights, foreach_norm, local_shard, saved_buffers, tree_leaves
+from boltcutter.internals import averaged_weights, foreach_norm, local_shard, saved_buffers
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
 from boltcutter.run.folder import update_record
 from boltcutter.run.ledger import SIZE, header, ledger_path, read_ledger
 from boltcutter.run_files import RECORD
+from boltcutter.structure import tensors
 
 PACK = struct.Struct("<IIdddQQQII").pack  # ROW of run/ledger.py
 BLOCK = 64  # rows that are written together
@@ -207,13 +208,13 @@ class StepLedger(Callback):
     # What a row has
 
     def _hash_batch(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        found = tensors(batch)
         if self._sampler is None:
-            self._samples = digest(tensors, self._samples)
+            self._samples = digest(found, self._samples)
         if self._contents is not None:
             begin = perf_counter()
             if not trainer.current_epoch and not batch_idx & (batch_idx - 1):
-                self._contents[batch_idx + 1] = digest(tensors)
+                self._contents[batch_idx + 1] = digest(found)
             self._content_seconds += perf_counter() - begin
             if trainer.current_epoch or batch_idx >= LAST_CONTENT or self._content_seconds > CONTENT_SECONDS:
                 self._record_contents()

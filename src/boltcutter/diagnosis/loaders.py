@@ -15,8 +15,7 @@ from torch.utils.data import IterableDataset
 
 from boltcutter.data.sampler import Batch
 from boltcutter.diagnosis.probe import seeded
-from boltcutter.internals import tree_leaves
-from boltcutter.structure import inputs_of, targets_of
+from boltcutter.structure import flatten, inputs_of, targets_of
 
 MOST = 20_000  # samples of a split that are read
 SECONDS = 20.0  # for which a split is read
@@ -94,7 +93,7 @@ def items(dataset: Any, indices: range) -> Iterator[Any]:
 def digest(sample: Any) -> bytes:
     """Hash of the tensors, arrays and numbers of a sample."""
     found = hashlib.blake2b(digest_size=8)
-    for leaf in [sample] if isinstance(sample, Tensor) else tree_leaves(sample):
+    for leaf in flatten(sample):
         if isinstance(leaf, Tensor):
             leaf = leaf.detach().cpu().contiguous()
             leaf = leaf.float() if leaf.dtype == torch.bfloat16 else leaf

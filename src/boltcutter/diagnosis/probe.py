@@ -27,7 +27,7 @@ from torchmetrics import Metric
 from boltcutter.diagnosis.calls import LossCalls, Remark
 from boltcutter.diagnosis.evidence import num_rows, tensors_of
 from boltcutter.diagnosis.graph import Loss
-from boltcutter.internals import tree_flatten, tree_unflatten
+from boltcutter.structure import map_tensors, take_rows
 
 MOST_PASSES = 40
 MOST_BYTES = 1 << 30  # of tensors that are kept of a pass
@@ -146,7 +146,7 @@ class Probe:
         self.passes += 1
         module, trace = self.module, Trace()
         if copies:
-            batch = altered(batch, lambda t: t if t.requires_grad else t.detach().clone())
+            batch = map_tensors(batch, lambda t: t if t.requires_grad else t.detach().clone())
         step = getattr(module, kind)
         indices = [0] if is_param_in_hook_signature(step, "batch_idx", min_args=2) else []
         indices += [0] if indices and is_param_in_hook_signature(step, "dataloader_idx", explicit=True) else []
@@ -288,15 +288,9 @@ def set_generator_state(generator: Any, state: Any) -> None:
 # Batches and comparisons
 
 
-def altered(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The batch with other tensors."""
-    leaves, structure = tree_flatten(batch)
-    return tree_unflatten([change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
-
-
 def take(batch: Any, rows: Tensor) -> Any:
     """Other rows of all tensors that have one for each sample."""
-    return altered(batch, lambda t: t[rows.to(t.device)] if t.ndim and len(t) == len(rows) else t)
+    return take_rows(batch, rows, len(rows))
 
 
 def is_close(a: Tensor, b: Tensor) -> bool:

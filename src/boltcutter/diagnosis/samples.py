@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
-from boltcutter.diagnosis.probe import Probe, Trace, altered, is_close, take
+from boltcutter.diagnosis.probe import Probe, Trace, is_close, take
+from boltcutter.structure import map_tensors
 
 FEWEST = 4  # samples of a batch
 SEQUENTIAL = (nn.MultiheadAttention, nn.RNNBase, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
@@ -203,4 +204,4 @@ def one_more_column(probe: Probe) -> Any:
             return t
         return torch.cat([t, t[row, -1].expand(count, 1)], 1)
 
-    return altered(batch, widen)
+    return map_tensors(batch, widen)

@@ -15,8 +15,7 @@ from boltcutter.diagnosis.data import Scale, compare_scales
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.loaders import Splits, digest, items
 from boltcutter.diagnosis.probe import seeded
-from boltcutter.internals import tree_leaves
-from boltcutter.structure import inputs_of
+from boltcutter.structure import flatten, inputs_of
 
 WIDE = 32  # values of a sample, fewer of which may be equal by chance
 PAIRS = (("train", "validation"), ("train", "test"), ("validation", "test"))
@@ -25,7 +24,7 @@ SAME = 0.999999  # correlation
 
 def first_leaf(sample: Any) -> Tensor | None:
     """The first tensor of a sample's inputs; None if they are something else."""
-    leaf = next(iter(tree_leaves(inputs_of(sample))), None)
+    leaf = next(iter(flatten(inputs_of(sample))), None)
     return torch.as_tensor(leaf) if isinstance(leaf, Tensor | np.ndarray) else None
 
 
@@ -192,7 +191,7 @@ def _spoils_loss(seen: Evidence, samples: list[Any]) -> bool:
 
 def floating(sample: Any) -> list[Tensor]:
     """The floating-point tensors and arrays of a sample."""
-    found = [torch.as_tensor(leaf) for leaf in tree_leaves(sample) if isinstance(leaf, Tensor | np.ndarray | float)]
+    found = [torch.as_tensor(leaf) for leaf in flatten(sample) if isinstance(leaf, Tensor | np.ndarray | float)]
     return [t for t in found if t.is_floating_point()]
 
 

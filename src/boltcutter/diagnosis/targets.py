@@ -13,7 +13,7 @@ from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import Loss
 from boltcutter.diagnosis.probe import STEPS, Probe, is_close, rows_that_differ, take
-from boltcutter.internals import tree_flatten, tree_unflatten
+from boltcutter.structure import flatten, with_tensors
 
 FEWEST = 8  # samples of a batch
 INTEGERS = (torch.int64, torch.int32)
@@ -79,7 +79,7 @@ def misaligned(seen: Evidence) -> Lines:
 def label_leak(seen: Evidence) -> Lines:
     """If the label of one sample is changed, its own prediction changes, at each place that is tried."""
     for probe, kind, count in steps_with_losses(seen):
-        leaves, _ = tree_flatten(probe.batches[kind])
+        leaves = flatten(probe.batches[kind])
         for j, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == count == leaf.numel():
                 for call in _moved_by_label(probe, kind, j, leaf):
@@ -119,7 +119,7 @@ def _moved_by_label(probe: Probe, kind: str, j: int, labels: Tensor) -> list[Los
 
 def _depends_on_more(probe: Probe, kind: str, j: int, call: Loss) -> bool:
     """Whether the prediction depends on something else of the batch, so that part j is no input by itself."""
-    leaves, _ = tree_flatten(probe.batches[kind])
+    leaves = flatten(probe.batches[kind])
     flipped = {i: leaf.flip(0) for i, leaf in enumerate(leaves) if i != j and isinstance(leaf, Tensor) and leaf.ndim}
     other = probe.run(kind, replaced(probe, kind, flipped), training=kind == "training_step", record=False)
     return any(same_shapes(c, call) and not is_close(c.prediction, call.prediction) for c in other.calls)
@@ -127,8 +127,9 @@ def _depends_on_more(probe: Probe, kind: str, j: int, call: Loss) -> bool:
 
 def replaced(probe: Probe, kind: str, parts: dict[int, Tensor]) -> Any:
     """The batch of a step with some other tensors."""
-    leaves, structure = tree_flatten(probe.batches[kind])
-    return tree_unflatten([parts.get(i, leaf) for i, leaf in enumerate(leaves)], structure)
+    leaves = flatten(probe.batches[kind])
+    new = [parts.get(i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    return with_tensors(probe.batches[kind], new)
 
 
 @check("future-leak", "certain", at="probe")
@@ -138,7 +139,7 @@ def future_leak(seen: Evidence) -> Lines:
     if probe is None or (count := probe.size(probe.evaluated)) < 2:
         return
     kind = probe.evaluated
-    leaves, _ = tree_flatten(probe.batches[kind])
+    leaves = flatten(probe.batches[kind])
     tokens = [j for j, t in enumerate(leaves) if _are_tokens(t, count)]
     calls = [c for c in probe.base(kind).calls if c.kind in ("cross_entropy", "nll_loss")] if tokens else []
     if not any(c.target.numel() >= 3 * count for c in calls):

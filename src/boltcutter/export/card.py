@@ -42,6 +42,7 @@ def write_card(
         "kind": program.kind or None,
         "takes": program.takes,
         "leaves": len(program.leaves),
+        "structure": getattr(data, "input_structure", None),
         "inputs": [
             {
                 **_describe(name, tensor, [axes.get(at, size) for at, size in enumerate(tensor.shape)], program),

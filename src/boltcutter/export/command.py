@@ -43,6 +43,7 @@ from boltcutter.run import trust
 from boltcutter.run.best import find_checkpoint
 
 RESULTS = "export.json"
+RESTORED = ("statistics", "input_structure")  # of the state of a data module, without its position
 PROBES = 8  # batches that show which sizes vary
 CALIBRATION = 256  # samples from which ranges of activations are found
 
@@ -155,7 +156,8 @@ def restore(components: Components, checkpoint: str) -> None:
         if data is not None:
             data.prepare_data()
         if is_native:
-            data.load_state_dict({"statistics": state.get(type(data).__qualname__, {}).get("statistics", {})})
+            kept = state.get(type(data).__qualname__, {})
+            data.load_state_dict({"statistics": {}} | {key: kept[key] for key in RESTORED if key in kept})
             data.setup(stage="fit")
         if not isinstance(task, NativeTask):  # whose hooks may create layers, or use the trainer
             components.trainer.strategy.connect(task)

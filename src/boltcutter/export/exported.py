@@ -39,6 +39,7 @@ class ExportedModel(nn.Module):
         context_length: Maximum number of tokens of a language model.
         supports_cache: Whether the export has the key-value cache of its model.
         statistics: Those of the data module at the time of the export.
+        input_structure: Likewise; None of a single tensor.
 
     Raises:
         ConfigError: There is no such export, it has changed, or the package that runs it is missing.
@@ -50,7 +51,7 @@ class ExportedModel(nn.Module):
         card = verified_card(folder, self.setting)
         try:
             self.runner = Runner(folder, torch.get_num_threads(), card)
-            self.statistics = trust.read_json(folder / PREPROCESSING)
+            self.statistics, self.input_structure = trust.read_json(folder / PREPROCESSING), card.get("structure")
             self.encoder = TableEncoder(self.statistics) if describes_table(self.statistics) else None
             given = self.runner.card["inputs"][0]
             size = given["shape"][1] if len(given["shape"]) > 1 else None

@@ -13,13 +13,14 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
 
 from boltcutter.config.errors import one_line
 from boltcutter.config.locate import origin
 from boltcutter.export.settings import ExportError
 from boltcutter.export.tabular import TableEncoder, describes_table
 from boltcutter.protocols import GeneratesTokens, NativeTask, find_model
-from boltcutter.structure import count_samples, inputs_of, targets_of, tensor_names, tensors, with_tensors
+from boltcutter.structure import children, count_samples, inputs_of, targets_of, tensor_names, tensors, with_tensors
 
 MAX_BATCH = 1 << 16
 MAX_LENGTH = 1 << 20  # of a dimension that varies between batches
@@ -306,7 +307,7 @@ class ModuleProgram(Program):
         return {"output" if len(found) == 1 else f"output_{number}": leaf for number, leaf in enumerate(found)}
 
     def split(self, batch: Any) -> tuple[Inputs, Tensor | None]:
-        """Split a batch into inputs and targets: the second element of a pair.
+        """Split a batch into inputs and targets.
 
         Raises:
             ExportError: The batch has another structure than ``example_input_array``.
@@ -320,8 +321,8 @@ class ModuleProgram(Program):
             )
         if max(self.used) >= len(leaves):
             check_count(leaves, len(self.leaves))
-        pair = isinstance(batch, list | tuple) and len(batch) == 2 and isinstance(batch[1], Tensor)
-        return tuple(leaves[index] for index in self.used), batch[1] if pair else None
+        targets = targets_of(batch)
+        return tuple(leaves[index] for index in self.used), targets if isinstance(targets, Tensor) else None
 
     def _structure(self, batch: Any, example: Any) -> Any:
         return example if self.is_example else batch if self.is_step else model_inputs(batch)
@@ -350,6 +351,23 @@ def check_count(found: Sequence[Tensor], count: int) -> None:
         )
 
 
+def check_fixed(inputs: Any) -> None:
+    """Check that all inputs are tensors whose rows are samples, of the same lengths in a batch.
+
+    Raises:
+        ExportError: There is a ``PackedSequence`` or a nested tensor.
+    """
+    kind = "PackedSequence" if isinstance(inputs, PackedSequence) else ""
+    kind = kind or ("nested tensor" if isinstance(inputs, Tensor) and inputs.is_nested else "")
+    if kind:
+        raise ExportError(
+            f"export: the inputs of a batch are a {kind}, in which the lengths of the samples are no dimension; return "
+            "padded tensors from collate_fn, with a mask or their lengths"
+        )
+    for part in children(inputs) or ():
+        check_fixed(part)
+
+
 def find_axes(batches: Sequence[Any], inputs: Callable[[Any], Any] = inputs_of) -> list[dict[int, str]]:
     """Find the dynamic dimensions of the inputs of batches, by their sizes in several batches.
 
@@ -362,6 +380,8 @@ def find_axes(batches: Sequence[Any], inputs: Callable[[Any], Any] = inputs_of) 
     Raises:
         ExportError: Batches have different numbers of tensors or dimensions.
     """
+    for part in map(inputs, batches):
+        check_fixed(part)
     found = [tensors(inputs(batch)) for batch in batches]
     common = min(map(len, found))  # targets, which may be lists, follow the inputs
     if inputs is inputs_of:

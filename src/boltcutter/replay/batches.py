@@ -1,14 +1,11 @@
-"""Batches of any structure with some of their samples, and the values in a sample."""
+"""Batches of any structure with some of their samples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from boltcutter import structure
 from boltcutter.structure import count_samples
 
 
@@ -25,7 +22,7 @@ def take_rows(batch: Any, rows: Sequence[int]) -> Any:
     count = count_samples(batch)
     if not count:
         raise IndivisibleBatchError(f"the samples of a {type(batch).__name__} cannot be told apart")
-    taken = _take(batch, list(rows), count)
+    taken = structure.take_rows(batch, rows, count)
     if count_samples(taken) != len(rows):
         raise IndivisibleBatchError(f"the samples of a {type(batch).__name__} cannot be told apart")
     return taken
@@ -38,25 +35,3 @@ def without_rows(batch: Any, rows: Sequence[int]) -> Any:
     if not left:
         raise IndivisibleBatchError("a batch of this sample alone cannot be trained without it")
     return take_rows(batch, left)
-
-
-def _take(value: Any, rows: list[int], count: int) -> Any:
-    if isinstance(value, Tensor):
-        return value[torch.tensor(rows, device=value.device)] if value.ndim and len(value) == count else value
-    if isinstance(value, Mapping):
-        taken = {key: _take(inner, rows, count) for key, inner in value.items()}
-        return taken if type(value) is dict else type(value)(taken)  # type: ignore[call-arg]
-    if isinstance(value, list) and len(value) == count and not all(_is_column(inner, count) for inner in value):
-        return [value[row] for row in rows]
-    if isinstance(value, list | tuple):
-        items = [_take(inner, rows, count) for inner in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _take(getattr(value, f.name), rows, count) for f in fields(value) if f.init})
-    return value
-
-
-def _is_column(value: Any, count: int) -> bool:
-    """Whether a value has an entry for each sample."""
-    is_scalar = isinstance(value, Tensor) and not value.ndim
-    return isinstance(value, Tensor | list | tuple) and not is_scalar and len(value) == count

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from boltcutter.internals import tree_leaves
 from boltcutter.replay.scores import FEWEST, robust_z
+from boltcutter.structure import tensors
 
 QUANTITIES = ("activation", "gradient", "weight", "update")
 
@@ -43,7 +43,7 @@ class Layers:
             ]
 
     def _output(self, name: str, part: nn.Module, inputs: Any, output: Any) -> None:
-        found = [leaf.detach() for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        found = [leaf.detach() for leaf in tensors(output) if leaf.is_floating_point()]
         if found:
             size = sum(leaf.numel() for leaf in found) or 1
             self._note(name, "activation", _norm(found) / size**0.5)

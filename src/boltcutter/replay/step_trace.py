@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from boltcutter.diagnosis.ledger import AVERAGING, digest
-from boltcutter.internals import averaged_weights, tree_leaves
+from boltcutter.internals import averaged_weights
 from boltcutter.structure import count_samples, tensor_names, tensors
 
 FILE = "trace-rank-{}-step-{}.pt"
@@ -79,8 +79,8 @@ class StepTrace:
         if torch.is_anomaly_enabled():
             return
         self._add_leaves("module", name, kind, output)
-        for leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.is_floating_point():
+        for leaf in tensors(output):
+            if leaf.requires_grad and leaf.is_floating_point():
                 leaf.register_hook(partial(self._gradient, name, kind, self._calls.get(name, 0)))  # type: ignore[no-untyped-call]
 
     def _gradient(self, name: str, kind: str, call: int, gradient: Tensor) -> None:
@@ -133,8 +133,7 @@ class StepTrace:
             self._add(kind, name, value)
 
     def _add_leaves(self, kind: str, name: str, type_: str, values: Any) -> None:
-        found = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
-        for number, leaf in enumerate(found):
+        for number, leaf in enumerate(tensors(values)):
             self._add(kind, name, leaf, call=self._calls.get(name, 0), number=number, type=type_)
 
     def _add(self, kind: str, name: str, value: Tensor, **more: Any) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.strategies import ParallelStrategy, SingleDeviceStrategy
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from boltcutter.internals import tree_map
 from boltcutter.strategy.errors import StrategyError
+from boltcutter.structure import map_tensors, tensors
 
 
 class DataParallelStrategy(ParallelStrategy):
@@ -146,8 +146,7 @@ def chunk_sizes(count: int, devices: int) -> list[int]:
 
 def batch_size(*arguments: Any) -> int:
     """Size of the first dimension of all tensors in the arguments; 0 if it differs between them."""
-    found: set[int] = set()
-    apply_to_collection(arguments, Tensor, lambda tensor: found.add(len(tensor)) if tensor.ndim else None)
+    found = {len(tensor) for tensor in tensors(arguments) if tensor.ndim}
     return found.pop() if len(found) == 1 else 0
 
 
@@ -158,7 +157,7 @@ def _chunk(arguments: Any, sizes: list[int], index: int, device: torch.device) -
         chunk = tensor[begin : begin + sizes[index]] if tensor.ndim else tensor
         return chunk.to(device, non_blocking=True)
 
-    return apply_to_collection(arguments, Tensor, select)
+    return map_tensors(arguments, select)
 
 
 def gather(results: Sequence[Any], device: torch.device) -> Any:

@@ -15,7 +15,6 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -33,7 +32,7 @@ from boltcutter.internals import (
     scale_outside_step,
 )
 from boltcutter.protocols import data_parallel, gather_objects
-from boltcutter.structure import inputs_of, split_batch
+from boltcutter.structure import inputs_of, map_tensors, split_batch
 from boltcutter.task.compiler import REDUCE_OVERHEAD, Inductor, forbids_graphs
 from boltcutter.task.errors import TotalStepsError, call_with_batch
 from boltcutter.task.metric_states import get_state, merge_states, plain_tensor, set_state
@@ -190,7 +189,7 @@ class Task(L.LightningModule, ABC):
     def forward(self, inputs: Any) -> Tensor:
         """Return the model's outputs, from the compiled model while training; inputs may have any structure."""
         if self.channels_last:
-            inputs = apply_to_collection(inputs, Tensor, _to_channels_last)
+            inputs = map_tensors(inputs, _to_channels_last)
         outputs: Tensor
         if self._compiler and self.training:
             outputs = self._compiler(inputs)

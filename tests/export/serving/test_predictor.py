@@ -119,6 +119,31 @@ def test_the_model_sees_what_it_was_trained_on(script: Script, tmp_path: Path) -
         predictor.array(np.full((2, 2, 3), np.nan))
 
 
+def test_several_inputs_are_read_as_they_were_in_training(script: Script, tmp_path: Path) -> None:
+    own = ["data._target_=third_party.own_data.PairsData", "model._target_=third_party.own_data.Second"]
+    options = [
+        "logger=null",
+        "test=false",
+        "report=false",
+        "trainer.max_epochs=1",
+        "data.batch_size=8",
+        f"folder={tmp_path / 'run'}",
+    ]
+    done = script("train", *own, *options, env={"PYTHONPATH": "tests"})
+    assert done.returncode == 0, done.stderr
+    predictor = load(tmp_path / "run")
+    assert predictor.describe()["structure"] == ["float32", "float32"]
+    given = [[[0, 0, 0, 0], [1, 0, 1, 0]], [[5, 5, 5, 5], [1, 0, 1, 0]], [[5, 5, 5, 5], [9, 0, 1, 0]]]
+    first, second, third = predictor.predict(predictor.samples(given)).tolist()
+    assert first == second != third
+    for wrong in ([[0, 0, 0, 0]], [[[0] * 4] * 3], [{"a": [0] * 4, "b": [0] * 4}], np.zeros((1, 2, 4))):
+        with pytest.raises(ValueError, match=r"^inputs: .*a sample is not a list of 2 inputs"):
+            predictor.samples(wrong)
+    predictor.data.preprocess = lambda values: [(torch.tensor(value), 0) for value in values]
+    with pytest.raises(ValueError, match=r"preprocess returns samples like float32, and .*; return the same"):
+        predictor.samples([[[0.0] * 4] * 2])
+
+
 def test_a_damaged_image(digits: Predictor) -> None:
     with pytest.raises(ValueError, match=r"^the image: not a valid image \("):
         digits.image(b"\x89PNG\r\n\x1a\n damaged")

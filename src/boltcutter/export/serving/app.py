@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from boltcutter.config.errors import one_line
 from boltcutter.export.serving.access import AccessMiddleware
 from boltcutter.export.serving.batching import Batcher, OverloadedError, Samples
 from boltcutter.export.serving.predictor import Predictor
@@ -181,6 +183,10 @@ class Service:
             outputs = await self.batcher(inputs)
         except OverloadedError as error:
             raise overload(str(error)) from None
+        except Exception as error:  # of the code of the model, or of an export
+            reason = f"the model fails on a batch (inputs,) without targets: {one_line(error)[:300]}"
+            print(f"error: {reason}", file=sys.stderr, flush=True)
+            raise HTTPException(500, reason) from None
         if not np.isfinite(outputs).all():
             raise HTTPException(422, "inputs: the predictions are not finite; give values like those in training")
         return JSONResponse({"predictions": self.predictor.format(outputs)})

@@ -21,7 +21,7 @@ from boltcutter.data.image_io import read_image, read_image_shape
 from boltcutter.export.exported import ExportedModel
 from boltcutter.protocols import GeneratesTokens, NativeData, find_model
 from boltcutter.run.best import find_checkpoint
-from boltcutter.structure import make_batch, tensors, with_tensors
+from boltcutter.structure import inputs_of, is_alike, make_batch, outline, tensors, with_tensors
 
 Array = npt.NDArray[Any]
 Form = Literal["image", "row", "text", "array", "samples"]
@@ -69,6 +69,7 @@ class Predictor:
         self.classes = [str(name) for name in getattr(self.data, "classes", ())]
         self.is_regression = getattr(self.data, "kind", None) == "regression"
         self.collate = getattr(self.data, "collate_fn", None)
+        self.structure = getattr(self.data, "input_structure", None) if self.collate is None else None
         self.form: Form = self._form()
 
     def _form(self) -> Form:
@@ -76,7 +77,7 @@ class Predictor:
             return "text"
         if "columns" in getattr(self.data, "statistics", ()):
             return "row"
-        if self.collate is not None:
+        if self.collate is not None or self.structure is not None:
             return "samples"  # which may have any structure and length
         return "image" if len(self.shape) == 3 and self.shape[0] in (1, 3) else "array"
 
@@ -90,6 +91,8 @@ class Predictor:
                 for column in statistics["columns"]
             }
             facts["fill_missing"] = self.data.fill_missing
+        elif self.structure is not None:
+            facts["structure"] = self.structure
         elif self.form not in ("text", "samples"):
             facts["shape"] = list(self.shape)
         return facts
@@ -169,6 +172,8 @@ class Predictor:
     def samples(self, values: Any) -> list[Any]:
         """Convert samples in JSON to those that ``collate_fn`` takes, by ``preprocess`` if the data module has it.
 
+        Without either, a sample has the structure that inputs had in training.
+
         Raises:
             ValueError: They are not numbers in lists and objects, or ``preprocess`` refuses them.
         """
@@ -176,11 +181,18 @@ class Predictor:
             if hasattr(self.data, "preprocess"):
                 found = self.data.preprocess([*values])
                 found = found if isinstance(found, list) else _rows(found, len(values))
+            elif self.structure is not None:
+                found = [(_as_structure(value, self.structure),) for value in values]  # without a target
             else:
                 found = [_to_tensors(value) for value in values]
             batch = make_batch(found, range(len(found)), self.collate)  # so that it fails alone, not joined with others
         except Exception as error:  # of the user's code, for samples of another structure
             raise ValueError(f"inputs: samples cannot be converted and collated ({one_line(error)[:200]})") from None
+        if self.structure is not None and not is_alike(given := inputs_of(batch), self.structure):
+            raise ValueError(
+                f"inputs: preprocess returns samples like {outline(given)}, and in training they are like "
+                f"{self.structure}; return the same"
+            )
         if not all(bool(part.isfinite().all()) for part in tensors(batch)):
             raise ValueError("inputs: not all values are finite")
         return found
@@ -213,6 +225,8 @@ class Predictor:
             (outputs,) = self.export.predict_batches([batch])
         else:
             outputs = self.task.predict_step(move_data_to_device(batch, self.device), 0)
+        if len(outputs) != len(inputs):
+            raise ValueError(f"{len(outputs)} predictions for {len(inputs)} samples")
         return np.asarray(outputs.float().cpu().numpy())
 
     def format(self, outputs: Array) -> list[dict[str, Any]]:
@@ -255,6 +269,27 @@ def _to_tensors(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _to_tensors(inner) for key, inner in value.items()}
     return torch.tensor(value)
+
+
+def _as_structure(value: Any, structure: Any, name: str = "a sample") -> Any:
+    """Numbers and nested lists of numbers as tensors in a structure, of the form of ``structure.outline``.
+
+    Raises:
+        ValueError: The value has another structure.
+    """
+    if isinstance(structure, dict):
+        if not isinstance(value, dict) or value.keys() != structure.keys():
+            raise ValueError(f"{name} is not an object with {', '.join(structure)}")
+        return {key: _as_structure(value[key], part, f"{name}[{key}]") for key, part in structure.items()}
+    if isinstance(structure, list):
+        if not isinstance(value, list) or len(value) != len(structure):
+            raise ValueError(f"{name} is not a list of {len(structure)} inputs")
+        parts = zip(value, structure, strict=True)
+        return tuple(_as_structure(inner, part, f"{name}[{at}]") for at, (inner, part) in enumerate(parts))
+    dtype = getattr(torch, str(structure), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name} is a {structure} in training; make it in a method preprocess of the data module")
+    return torch.tensor(value, dtype=dtype)
 
 
 def _rows(stacked: Any, count: int) -> list[Any]:
