@@ -83,7 +83,8 @@ class CountingLoader:
                 for batch in batches:
                     state["num_yielded"] += 1
                     if self.outline is None:
-                        state["outline"] = outline(inputs_of(batch))
+                        is_pair = isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[0], Tensor)
+                        state["outline"] = "tensor" if is_pair else outline(inputs_of(batch))
                     yield batch
         except ValueError as error:
             if "in DataLoader worker" not in str(error):
