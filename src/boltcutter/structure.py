@@ -81,7 +81,9 @@ def flatten(value: Any) -> list[Any]:
 
 def tensors(value: Any) -> list[Tensor]:
     """Return the tensors in a structure, in their order."""
-    return [leaf for leaf in flatten(value) if isinstance(leaf, Tensor)]
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for part in children(value) or () for tensor in tensors(part)]
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
