@@ -3,6 +3,7 @@
 # For drivers older than CUDA 13 and for V100: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu126
 # For several nodes with GPUs: --build-arg NETWORK=efa on AWS, and NETWORK=infiniband elsewhere.
 # For the same base each time: --build-arg BASE=python:3.11-slim@sha256:<as docker buildx imagetools inspect prints it>
+# For the same installer of EFA each time: --build-arg EFA=<URL of a version> --build-arg EFA_SHA256=<as sha256sum prints it>
 # PACKAGES are those for object storage; notebooks need jupyterlab and ipykernel, too.
 ARG BASE=python:3.11-slim
 
@@ -26,17 +27,21 @@ RUN case "$TORCH_INDEX" in */whl/cu*) sed -i -E '/^(cuda|nvidia)-/d' constraints
 FROM ${BASE}
 ARG NETWORK=""
 ARG EFA=https://efa-installer.amazonaws.com/aws-efa-installer-latest.tar.gz
+ARG EFA_SHA256=""
 # What NCCL loads. EFA's installer brings NCCL's plugin too; the driver is that of the machine.
 # hadolint ignore=DL3003,DL3008
 RUN [ -z "$NETWORK" ] || { \
         apt-get update \
         && apt-get install -y --no-install-recommends ca-certificates curl ibverbs-providers libibverbs1 librdmacm1 \
         && if [ "$NETWORK" = efa ]; then \
-            curl -fsSL "$EFA" -o /tmp/efa.tar.gz && tar -xzf /tmp/efa.tar.gz -C /tmp && cd /tmp/aws-efa-installer \
+            curl -fsSL "$EFA" -o /tmp/efa.tar.gz \
+            && echo "$EFA_SHA256  /tmp/efa.tar.gz" > /tmp/efa.sum \
+            && { [ -z "$EFA_SHA256" ] || sha256sum -c /tmp/efa.sum; } \
+            && tar -xzf /tmp/efa.tar.gz -C /tmp && cd /tmp/aws-efa-installer \
             && ./efa_installer.sh -y --skip-kmod --skip-limit-conf \
             && echo /opt/amazon/ofi-nccl/lib > /etc/ld.so.conf.d/ofi-nccl.conf && ldconfig; \
         fi \
-        && rm -rf /var/lib/apt/lists/* /tmp/efa.tar.gz /tmp/aws-efa-installer; \
+        && rm -rf /var/lib/apt/lists/* /tmp/efa.tar.gz /tmp/efa.sum /tmp/aws-efa-installer; \
     }
 # Any user can write to these folders, such as one that Kubernetes chooses.
 RUN useradd --uid 1000 --create-home app && install -d -m 777 /home/app /app/runs /app/data

@@ -124,7 +124,15 @@ def test_constraints_are_renewed_as_documented() -> None:
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
 def test_the_pinned_versions_can_be_installed(version: str, tmp_path: Path) -> None:
     venv.create(tmp_path / "uv", with_pip=True)
-    run(str(tmp_path / "uv" / "bin" / "pip"), "install", "-q", "uv", cwd=tmp_path)
+    run(
+        str(tmp_path / "uv" / "bin" / "pip"),
+        "install",
+        "-q",
+        "--require-hashes",
+        "-r",
+        str(ROOT / ".ci" / "uv.txt"),
+        cwd=tmp_path,
+    )
     resolve = ["uv/bin/uv", "pip", "compile", "-q", "--python-version", version, "--all-extras", "-o", "found.txt"]
     run(*resolve, "-c", str(ROOT / "constraints.txt"), str(ROOT / "pyproject.toml"), cwd=tmp_path)
     assert "torch==" in (tmp_path / "found.txt").read_text()

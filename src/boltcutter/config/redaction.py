@@ -31,6 +31,8 @@ SECRET_KEY = re.compile(
 # Environment variables: any name that ends so, such as MY_SERVICE_KEY and PGPASSWORD.
 SECRET_VARIABLE = re.compile(
     r"(^|_)(TOKEN|KEY|PAT|SECRET|CREDENTIALS?|JWT|DSN)(_?V?[0-9]+)?$|(?<!COM)(?<!BY)PASS(_?[0-9]+)?$|PASSW(OR)?D|PASSPHRASE|PASSFILE"
+    r"|(^|_)(API_?KEY|TOKEN|SECRET|PRIVATE_KEY|ACCESS_KEY)_(?!(.*_)?(FILE|PATH|DIR|NAME|ID|ARN|UR[IL]|TYPE|SIZE|LENGTH|COUNT|LIMIT|HOST|PORT|VERSION)$)[A-Z0-9_]+$"
+    r"|(^|_)(SECRETS|BEARER|PASSCODE|SAS|COOKIES?|AUTH|AUTH_CONFIG|PW)$"
     r"|(^|_)(REDIS|MONGO(DB)?|AMQP|POSTGRES(QL)?|MYSQL|DATABASE|DB|BROKER|SENTRY|RABBITMQ|CLICKHOUSE)_(URL|URI)$|(^|_)ACCESS_KEY_ID$"
 )
 ORDINARY_VARIABLE = re.compile(
@@ -63,7 +65,7 @@ MIN_VARIABLE_LENGTH = 12  # of a secret variable of the environment, whose value
 VARIABLE = re.compile(r"oc\.env:\s*['\"]?(\w+)")
 URL = re.compile(r"([A-Za-z][\w+.-]{0,30}://)([^\s'\"<>,]*)")  # in linear time, as somebody else's text may be long
 ASSIGNMENT = re.compile(r"(?<![\w$])([A-Z][A-Z0-9_]*)=[\"']?(?=[^\s\"'$])")  # in a shell command: export NAME=value
-QUERY_PARAMETER = re.compile(r"[?&]([\w-]+)=[^\s&$]")  # in a URL
+QUERY_PARAMETER = re.compile(r"([?&]([\w-]+)=)[^\s&$'\"]+")  # in a URL
 SIGNATURE_PARAMETERS = ("sig", "x-amz-signature", "x-goog-signature")
 PASSWORD = re.compile(r"[^/@:\s]*:(?![0-9]+(/|$))[^\s]*@")  # user:password@ at the start of a URL, not host:port
 
@@ -78,11 +80,15 @@ def looks_secret(name: str) -> bool:
 
 
 def hide_variables(text: str) -> str:
-    """Replace the values of secret environment variables, and of the project's ``.env``, in a text, as of an error."""
+    """Replace the values of secret environment variables, and of the project's ``.env``, in a text, as of an error.
+
+    Also keys of a known form, passwords of URLs and their signatures, which an error may quote.
+    """
     private = [os.environ[name] for name in private_variables if _is_private(name, os.environ.get(name, ""))]
     for value in sorted([*private, *(value for _, value in secret_variables(text))], key=len, reverse=True):
         text = text.replace(value, MASK)
-    return text
+    text = SECRET_TEXT.sub(MASK, text)
+    return hide_passwords(text) if "://" in text else text
 
 
 def holds_value(text: str) -> bool:
@@ -100,7 +106,9 @@ def _is_private(name: str, value: str) -> bool:
 def secret_variables(text: str) -> list[tuple[str, str]]:
     """The secret environment variables whose values a text contains, the longest first."""
     found = [item for item in os.environ.items() if len(item[1]) >= MIN_VARIABLE_LENGTH and item[1] in text]
-    return sorted((item for item in found if looks_secret(item[0])), key=lambda item: -len(item[1]))
+    return sorted(
+        (item for item in found if looks_secret(item[0]) or has_password(item[1])), key=lambda item: -len(item[1])
+    )
 
 
 def is_secret_file(name: str) -> bool:
@@ -125,11 +133,12 @@ def has_password(text: str) -> bool:
 
 
 def hide_passwords(text: str) -> str:
-    """Redact passwords of URLs in a string."""
+    """Redact passwords of URLs in a string, and keys and signatures among their parameters."""
 
     def hidden(found: re.Match[str]) -> str:
         plain = without_credentials(found[0])
-        return found[0] if not PASSWORD.match(found[2]) else f"{found[1]}{MASK}@{plain.partition('://')[2]}"
+        url = found[0] if not PASSWORD.match(found[2]) else f"{found[1]}{MASK}@{plain.partition('://')[2]}"
+        return QUERY_PARAMETER.sub(lambda each: f"{each[1]}{MASK}" if _is_signature(each[2]) else each[0], url)
 
     return URL.sub(hidden, text)
 
@@ -148,7 +157,11 @@ def find_secrets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
                 yield where, f"the value of {known[0]}"
             elif isinstance(value, str) and has_password(value):
                 yield where, "a password in a URL"
-            elif isinstance(value, str) and "://" in value and any(map(_is_signature, QUERY_PARAMETER.findall(value))):
+            elif (
+                isinstance(value, str)
+                and "://" in value
+                and any(_is_signature(name) for _, name in QUERY_PARAMETER.findall(value))
+            ):
                 yield where, "a key in a URL"
             elif isinstance(value, str) and (names := [*filter(looks_secret, ASSIGNMENT.findall(value))]):
                 yield where, f"the value of {names[0]}"
