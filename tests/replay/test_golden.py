@@ -136,3 +136,16 @@ def test_a_training_is_repeated_and_compared(project: Project, tmp_path: Path) -
     write_text(path.with_suffix(".yaml"), as_yaml(facts | {"overrides": ["model=liner"]}))
     with pytest.raises(ConfigError, match=r"the training failed: .*liner"):
         golden.check_golden("short.ledger", project=project)
+
+
+def test_arguments_of_somebody_else_become_no_test(
+    project: Project, run: Callable[..., Path], hand_over: Callable[[Path], None]
+) -> None:
+    """Those that change no step may name any class: ``check_golden`` would call it, as the user's own."""
+    planted = "callback.progress._target_=os.mkdir +callback.progress.path=executed checkpoints=/elsewhere"
+    folder = run(rows(5), command=f"boltcutter train model=linear seed=3 {planted}")
+    hand_over(folder)
+    with pytest.raises(ConfigError, match="others own or may write") as error:
+        golden.golden_command(project, [f"run={folder}"])
+    assert "trust=true" in str(error.value)
+    assert not (project.root / golden.FOLDER).exists()

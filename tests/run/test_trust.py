@@ -256,3 +256,13 @@ def test_code_is_put_only_in_a_folder_of_this_user(tmp_path: Path, hand_over: Ca
     hand_over(tmp_path / "disk")
     with pytest.raises(ConfigError, match="would be executed"):
         trust.make_own_folder(place)
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "steps.ledger"])
+def test_a_table_of_somebody_else_that_would_fill_the_memory_is_refused(tmp_path: Path, name: str) -> None:
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match=rf"{name} is larger than (128|1024) MiB; set trust=true"):
+        trust.check_record({}, "resume=x", tmp_path, PROJECT, walks=True, writes=True)
+    if name == "metrics.csv":  # which is not read for an evaluation
+        trust.check_record({}, "run=x", tmp_path, PROJECT, walks=True)

@@ -24,6 +24,7 @@ from boltcutter.config.redaction import MAX_COMMAND
 from boltcutter.config.values import as_yaml, read_yaml, split_overrides
 from boltcutter.project import LIBRARY, Project, display_path
 from boltcutter.replay.job import folder_of, ranks_of, surroundings
+from boltcutter.run import trust
 from boltcutter.run.compare import has_no_effect, setting_differences
 from boltcutter.run.folder import read_record, recorded_config
 from boltcutter.run.ledger import COLUMNS, DIGESTS, Ledger, first_difference, header, ledger_path, read_ledger
@@ -47,7 +48,7 @@ def golden_command(project: Project, overrides: list[str]) -> Path:
         The ledger.
 
     Raises:
-        ConfigError: The run is long, or its arguments do not lead to its settings.
+        ConfigError: The run is long, its arguments do not lead to its settings, or it is that of somebody else.
     """
     given, rest = split_overrides(overrides, "run", "name", *(f"tolerance.{name}" for name in NUMBERS))
     if rest:
@@ -56,6 +57,9 @@ def golden_command(project: Project, overrides: list[str]) -> Path:
             f"{rest[0]}: not an argument of golden{hint(rest[0].partition('=')[0], names)}; use run=<run>"
         )
     folder = folder_of(given.get("run"))
+    config, signature = recorded_config(folder, "run")
+    # Its arguments become those of a test, which executes what they name.
+    trust.check_record(config, f"run={folder}", folder, project, signature=signature, walks=True, runs=True)
     record, ledger = read_record(folder), read_ledger(ledger_path(folder))
     if ledger is None or not ledger.last:
         raise ConfigError(f"run={folder}: it has no steps.ledger with a step; train with callback.ledger")

@@ -23,6 +23,8 @@ from boltcutter.files import REMEDY as REMEDY
 from boltcutter.project import Project
 
 MAX_JSON, MAX_LISTS = 1 << 25, 1 << 20  # bytes, and lists and objects, of a record: each list takes 64 bytes of memory
+# Bytes of files in the run folder of somebody else that are read into memory; metrics.csv only to be continued.
+MAX_READ = {".csv": 1 << 27, ".ledger": 1 << 30}
 MAX_DEPTH = 100  # of a record; where it is used, many more levels would exceed Python's limit of recursion
 OWN_LINKS = ("code", "wandb")  # in a run folder; the snapshot of the code and W&B have links, and nothing reads them
 CHECKPOINTS = "checkpoints"  # in a run folder; it may be a link to a larger disk, from which checkpoints are only read
@@ -153,8 +155,8 @@ def check_record(
     if this_process.trusts_all:
         return
     is_own = is_own_record(node, signature, folder)
-    if walks and (entry := next(_outside(folder, is_own=is_own, writes=writes), None)):
-        raise ConfigError(f"{where}: {one_line(entry)} is not a file of the folder, or leads out of it; {REMEDY}")
+    if walks and (found := next(_outside(folder, is_own=is_own, writes=writes), None)):
+        raise ConfigError(f"{where}: {one_line(found[0])} {found[1]}; {REMEDY}")
     if is_own:
         return
     from boltcutter.run.foreign_record import judge  # only for records of others
@@ -204,8 +206,10 @@ def _foreign(folder: Path) -> Iterator[str]:
         return
 
 
-def _outside(folder: Path, *, is_own: bool, writes: bool) -> Iterator[str]:
-    """Yield links out of a folder, to which its files would be read and written, and FIFOs, which block.
+def _outside(folder: Path, *, is_own: bool, writes: bool) -> Iterator[tuple[str, str]]:
+    """Yield links out of a folder, to which its files would be read and written, FIFOs, which block, and large tables.
+
+    Each with the reason. Tables of a run of somebody else that are continued or compared are read into memory.
 
     Args:
         folder: Folder of a run.
@@ -218,13 +222,16 @@ def _outside(folder: Path, *, is_own: bool, writes: bool) -> Iterator[str]:
             folders[:] = []
             continue
         for path in (Path(place, name) for name in [*folders, *names]):
-            found = path.lstat()
+            found, is_top = path.lstat(), Path(place) == folder
             if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
+                limit = MAX_READ.get(path.suffix) if not is_own and (writes or path.suffix != ".csv") else None
+                if is_top and limit is not None and found.st_size > limit:
+                    yield path.name, f"is larger than {limit >> 20} MiB"
                 continue
-            target, is_top = Path(os.path.realpath(path)), Path(place) == folder
+            target = Path(os.path.realpath(path))
             is_link = stat.S_ISLNK(found.st_mode) and not (
                 target.exists() and not (target.is_file() or target.is_dir())
             )
             is_read = is_top and path.name == CHECKPOINTS and target.is_dir() and not writes
             if not (is_link and (target.is_relative_to(home) or is_read or (is_own and files.is_ours(found)))):
-                yield str(path.relative_to(folder))
+                yield str(path.relative_to(folder)), "is not a file of the folder, or leads out of it"
