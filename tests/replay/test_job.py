@@ -68,7 +68,7 @@ def test_a_signal_leaves_no_folder_and_no_process(replayed: Replayed) -> None:
     project = Project.at(replayed.run.parent / "project")
 
     def replay() -> None:
-        with worker(surroundings(project, {}), read_record(replayed.run)) as started:
+        with worker(surroundings(project, {}, own=True), read_record(replayed.run)) as started:
             folders.append(started.scratch)
             signal.raise_signal(signal.SIGTERM)
 
@@ -85,7 +85,7 @@ def test_a_replay_that_takes_too_long_is_ended(replayed: Replayed, tmp_path: Pat
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexec sleep 60\n")
     python.chmod(0o755)
-    given = replace(surroundings(PROJECT, {}), python=str(python))
+    given = replace(surroundings(PROJECT, {}, own=True), python=str(python))
     with worker(given, read_record(replayed.run), 0.2) as started:
         for _ in range(2):  # the process is started anew
             process = started._process
@@ -118,7 +118,7 @@ def test_variables_that_the_run_has_read_are_restored(monkeypatch: pytest.Monkey
     for name in ("ABSENT", "PATH", "MY_TOKEN", "CHANGED"):
         monkeypatch.setenv(name, "now")
     read = {"ABSENT": None, "PATH": "/then", "MY_TOKEN": "***", "CHANGED": "then", "RANK": "1"}
-    found = surroundings(PROJECT, record := {"environment": {"variables": read}}).environment()
+    found = surroundings(PROJECT, record := {"environment": {"variables": read}}, own=True).environment()
     assert {name: found.get(name) for name in read} == {
         "ABSENT": None,
         "PATH": "now",
@@ -127,12 +127,29 @@ def test_variables_that_the_run_has_read_are_restored(monkeypatch: pytest.Monkey
         "RANK": None,
     }
     other = {"environment": {"variables": {"MY_TOKEN": None, "CHANGED": "then"}}}
-    assert unrestored((record, other), 0) == ["MY_TOKEN"]
+    assert unrestored((record, other), 0, own=True) == ["MY_TOKEN"]
+
+
+def test_no_variable_of_the_record_of_somebody_else_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some are executed, as ``GCONV_PATH`` and ``CXX``, or say where data and credentials are sent."""
+    monkeypatch.setenv("CXX", "now")
+    planted = {
+        "CXX": "/theirs",
+        "GCONV_PATH": "/theirs",
+        "HTTPS_PROXY": "http://theirs",
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
+    }
+    found = surroundings(PROJECT, record := {"environment": {"variables": planted}}, own=False)
+    assert found.variables == ()
+    assert found.environment()["CXX"] == "now"
+    assert set(unrestored((record, {"environment": {"variables": dict.fromkeys(planted)}}), 0, own=False)) == {*planted}
 
 
 def test_a_copy_of_the_code_comes_before_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    copied = replace(surroundings(PROJECT, {"hardware": {"threads": 3}}), project=Project.at(tmp_path)).environment()
+    copied = replace(
+        surroundings(PROJECT, {"hardware": {"threads": 3}}, own=True), project=Project.at(tmp_path)
+    ).environment()
     assert copied["PYTHONPATH"].split(":") == [f"{tmp_path}/src", str(tmp_path), "/elsewhere"]
     assert (copied["OMP_NUM_THREADS"], copied[COPY]) == ("3", "1")
-    assert surroundings(PROJECT, {}).environment()["PYTHONPATH"] == "/elsewhere"
+    assert surroundings(PROJECT, {}, own=True).environment()["PYTHONPATH"] == "/elsewhere"

@@ -336,12 +336,11 @@ class Bisection:
     def surroundings_of(self, side: int) -> Surroundings:
         """Code, packages and threads of a run."""
         record, python = self.records[side], self.pythons[side]
-        found = replace(surroundings(self.project, record), project=self.code_of(side))
-        label = SIDES[side]
-        for name in unrestored(self.records, side):
-            self.found.lines.append(
-                f"{label}: replayed with {name} of the environment as it is now, as its record has no value of it"
-            )
+        own, label = is_own(self.folders[side]), SIDES[side]
+        found = replace(surroundings(self.project, record, own=own), project=self.code_of(side))
+        reason = "its record has no value of it" if own else "the run is not yours"
+        for name in unrestored(self.records, side, own=own):
+            self.found.lines.append(f"{label}: replayed with {name} of the environment as it is now, as {reason}")
         if python:
             return replace(found, python=python)
         installed, theirs = lineage.packages(), record.get("packages") or {}

@@ -77,7 +77,7 @@ def golden_command(project: Project, overrides: list[str]) -> Path:
     hardware = record.get("hardware") or {}
     facts: dict[str, Any] = {"overrides": overrides_of(project, folder, record), "threads": hardware.get("threads")}
     facts |= {"torch": (record.get("packages") or {}).get("torch"), "tolerance": tolerance}
-    if variables := dict(surroundings(project, record).variables):
+    if variables := dict(surroundings(project, record, own=True).variables):
         facts["variables"] = variables
     path = project.root / FOLDER / f"{name}.ledger"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -153,13 +153,24 @@ class Surroundings:
         return found
 
 
-def surroundings(project: Project, record: Mapping[str, Any]) -> Surroundings:
-    """The surroundings of a replay of a run with the code of a project as it is."""
+def surroundings(project: Project, record: Mapping[str, Any], *, own: bool) -> Surroundings:
+    """The surroundings of a replay of a run with the code of a project as it is.
+
+    Args:
+        project: Whose code is run.
+        record: Of the run.
+        own: Whether it is this user's. Of somebody else's no variable is set: some name programs and libraries that are
+            executed, proxies and servers.
+    """
     threads = (record.get("hardware") or {}).get("threads")
-    own = {name: value for name, value in recorded_variables(record).items() if not name.startswith(NOT_RESTORED)}
+    found = {name: value for name, value in _known(record, own=own).items() if not name.startswith(NOT_RESTORED)}
     return Surroundings(
-        project, project.root, threads if isinstance(threads, int) else None, variables=tuple(sorted(own.items()))
+        project, project.root, threads if isinstance(threads, int) else None, variables=tuple(sorted(found.items()))
     )
+
+
+def _known(record: Mapping[str, Any], *, own: bool) -> dict[str, str | None]:
+    return recorded_variables(record) if own else {}
 
 
 def changed_data(record: Mapping[str, Any], done: Done) -> str:
@@ -168,11 +179,11 @@ def changed_data(record: Mapping[str, Any], done: Done) -> str:
     return f"batch {number} has another content now than in the run" if number else ""
 
 
-def unrestored(records: Sequence[Mapping[str, Any]], side: int) -> list[str]:
-    """Variables that differ between two records, of which that of one side has no value, as of a secret."""
+def unrestored(records: Sequence[Mapping[str, Any]], side: int, *, own: bool) -> list[str]:
+    """Variables that differ between two records and are not as in that of one side: secrets, and all if not ``own``."""
     names = [name for kind, name, *_ in input_differences(*records) if kind == "variable"]
-    own = (records[side].get("environment") or {}).get("variables") or {}
-    return [name for name in names if name in own and name not in recorded_variables(records[side])]
+    read = (records[side].get("environment") or {}).get("variables") or {}
+    return [name for name in names if name in read and name not in _known(records[side], own=own)]
 
 
 def settings_before(record: Mapping[str, Any], step: int) -> tuple[dict[str, Any], list[str]]:

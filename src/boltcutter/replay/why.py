@@ -34,7 +34,7 @@ from boltcutter.replay.job import (
 )
 from boltcutter.replay.question import KINDS, Question, ask, describe
 from boltcutter.replay.scores import HIGH, USUAL, WINDOW, robust_z
-from boltcutter.run.folder import read_record
+from boltcutter.run.folder import is_own, read_record
 from boltcutter.run.ledger import Ledger, first_difference
 
 AFTER = 20  # steps after the step, at which the loss is compared once more
@@ -125,7 +125,7 @@ def why_command(project: Project, overrides: list[str]) -> Answer:
     record = read_record(folder)
     question = ask(folder, record, given.get("step"))
     try:
-        with worker(surroundings(project, record), record, seconds) as started:
+        with worker(surroundings(project, record, own=is_own(folder)), record, seconds) as started:
             answer = Case(project, folder, question, started).answer()
     except ReplayError as error:
         raise ConfigError(f"run={folder}: it cannot be replayed: {error}") from error
