@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,3 +119,17 @@ def test_a_job_that_is_refused_is_a_mistake(pairs: Pairs) -> None:
     trial.overrides = [*trial.overrides, "optimizer.lr=-1"]
     with pytest.raises(ConfigError, match=r"optimizer\.lr=-1: not positive"):
         launched.submit(trial, ["launch=local"])
+
+
+def test_an_interrupt_of_the_terminal_does_not_reach_a_submission(
+    pairs: Pairs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "launch"
+    program.write_text(f"#!{sys._base_executable} -S\nimport os, sys; sys.exit(f'error: session {{os.getsid(0)}}')\n")  # type: ignore[attr-defined]
+    program.chmod(0o755)
+    asked = pairs.ask(0)
+    assert asked
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(ConfigError, match=r"session \d+") as caught:
+        launched.submit(pairs.make_trial(asked, {}), ["launch=local"])
+    assert str(caught.value) != f"session {os.getsid(0)}"

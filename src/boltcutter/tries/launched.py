@@ -102,6 +102,7 @@ def submit(trial: Trial, overrides: Sequence[str]) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        start_new_session=True,  # Ctrl-C is for this command, which ends after a submission that has begun
         env={**os.environ, **trial.project.environment, **trial.environment},
     )
     if done.returncode:
