@@ -2,8 +2,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import lightning as L
 import numpy as np
@@ -14,12 +12,16 @@ from conftest import Script
 from sklearn.metrics import accuracy_score, f1_score
 from third_party.gallery import HERE
 
+from boltcutter.assembly.assemble import complete_config
+from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.callback.announced import Announced
+from boltcutter.callback.prefetch import Prefetch
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.settings import Settings
 from boltcutter.environment import announcement, hang
-from boltcutter.evaluation.evaluate import replaced, watched
+from boltcutter.evaluation.evaluate import assembled, replaced
 from boltcutter.evaluation.outcomes import WORST
+from boltcutter.project import Project
 from boltcutter.run import evaluations
 from boltcutter.run.best import find_checkpoint
 
@@ -40,7 +42,8 @@ def test_metrics_match_the_predictions(trained: Path) -> None:
 def test_all_samples_are_evaluated_and_counted(script: Script, trained: Path, tmp_path: Path) -> None:
     found = {}
     for split in ("train", "val", "test", "all"):
-        done = script("evaluate", f"run={trained}", f"split={split}", f"output={tmp_path}/{split}")
+        ahead = ["callback.prefetch.batches=2"] if split == "all" else []  # which does not matter
+        done = script("evaluate", f"run={trained}", f"split={split}", f"output={tmp_path}/{split}", *ahead)
         assert done.returncode == 0, done.stderr
         count = len(pd.read_csv(tmp_path / split / "predictions.csv"))
         shown = f"samples {count:,} of 1,797, the {split} split; split=all" if split != "all" else "samples 1,797 "
@@ -263,14 +266,16 @@ def test_changed_code_is_reported_and_the_earlier_result_kept(script: Script, tr
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux names memory files in /proc")
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
-def test_what_is_done_with_a_run_is_watched(tmp_path: Path, command: str) -> None:
-    trainer = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", devices=1)
-    with watched(cast(Settings, SimpleNamespace(timeout=60)), tmp_path, command) as watch:
-        watch(trainer)
+def test_what_is_done_with_a_run_is_watched_and_reads_ahead(trained: Path, tmp_path: Path, command: str) -> None:
+    rest = ["timeout=60", "callback.prefetch.batches=1"]
+    cfg, _ = load_evaluation_config(Project.find(__file__), {"run": str(trained)}, rest)
+    with assembled(complete_config(cfg), tmp_path, command) as components:
         (found,) = hang.find(str(tmp_path.resolve()))
         found.close()
         assert (found.facts["attempt"][0], found.facts["timeout"]) == (command, 60)
         announcement.set_state("running")
         assert found.facts["pid"] == os.getpid()
-        assert isinstance(trainer.callbacks[0], Announced)  # type: ignore[attr-defined]
+        first, *others = components.trainer.callbacks  # type: ignore[attr-defined]
+        assert isinstance(first, Announced)
+        assert [callback.batches for callback in others if isinstance(callback, Prefetch)] == [1]
     announcement.withdraw()

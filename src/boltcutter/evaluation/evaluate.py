@@ -6,7 +6,7 @@ import math
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import datetime, timezone
@@ -20,7 +20,13 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter import run_files
-from boltcutter.assembly.assemble import Components, assemble, complete_config
+from boltcutter.assembly.assemble import (
+    Components,
+    assemble,
+    build_each,
+    complete_config,
+    configured_callbacks,
+)
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.callback.announced import Announced
 from boltcutter.callback.reseed import EvaluationSeeds
@@ -80,9 +86,7 @@ def evaluate_command(project: Project, overrides: list[str]) -> dict[str, float]
             f"split={split}: expected {', '.join(SPLITS[:-1])} or all{hint(split, SPLITS)}", kind="wrong_type"
         )
     cfg = complete_config(cfg)
-    with distributed_shutdown(), watched(cfg, folder, "evaluate") as watch, name_missing_files(cfg.written):
-        components = assemble(cfg, with_callbacks=False)
-        watch(components.trainer)
+    with distributed_shutdown(), name_missing_files(cfg.written), assembled(cfg, folder, "evaluate") as components:
         which = special.get("ckpt", "best")
         checkpoint = find_checkpoint(cfg.place, which)
         is_validation = uses_validation_step(components.data, split)
@@ -118,8 +122,8 @@ def evaluate_command(project: Project, overrides: list[str]) -> dict[str, float]
 
 
 @contextmanager
-def watched(cfg: Settings, folder: Path, command: str) -> Iterator[Callable[[L.Trainer], None]]:
-    """Watch what is done with a run, as training is watched; the trainer is given to what this returns.
+def assembled(cfg: Settings, folder: Path, command: str) -> Iterator[Components]:
+    """Trainer, data and task of a run, watched as training is; of its callbacks only that which reads ahead.
 
     Args:
         cfg: Configuration of the run, whose ``timeout`` is the limit.
@@ -128,13 +132,16 @@ def watched(cfg: Settings, folder: Path, command: str) -> Iterator[Callable[[L.T
     """
     timeout = float(cfg.timeout)
 
-    def watch(trainer: L.Trainer) -> None:
-        announcement.follow(trainer)
-        track_children(trainer.strategy.launcher)
-        trainer.callbacks.insert(0, Announced(folder, timeout, command))  # type: ignore[attr-defined]
+    def in_order(configured: Mapping[str, Callback]) -> list[Callback]:
+        alone = cfg.changed({"callback": {name: None for name in cfg.get("callback") or {} if name != "prefetch"}})
+        known = {**configured, **build_each(alone, "callback", Callback)}
+        return [Announced(folder, timeout, command), *configured_callbacks(cfg, known)]
 
     with announcement.announce(folder, timeout, command):
-        yield watch
+        components = assemble(cfg, in_order, with_callbacks=False)
+        announcement.follow(components.trainer)
+        track_children(components.trainer.strategy.launcher)
+        yield components
 
 
 def describe_reads(runs: Path, folder: Path, scores: Mapping[str, float], data: Any) -> str:

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from boltcutter.assembly.assemble import Components, assemble, complete_config
+from boltcutter.assembly.assemble import Components, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.checkpoint.load import restore
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.settings import Settings
 from boltcutter.config.values import split_overrides
 from boltcutter.environment.warning_filters import filter_warnings
-from boltcutter.evaluation.evaluate import explain_mismatch, watched
+from boltcutter.evaluation.evaluate import assembled, explain_mismatch
 from boltcutter.evaluation.splits import has_own_loader, note_limit
 from boltcutter.export.exported import ExportedModel
 from boltcutter.prediction.generate import SAMPLING, generate
@@ -55,9 +55,7 @@ def predict_command(project: Project, overrides: list[str]) -> Table | list[Any]
     cfg = complete_config(cfg)
     if "export" in special and "ckpt" in special:
         raise ConfigError(f"export={special['export']}: used in place of a checkpoint; remove ckpt={special['ckpt']}")
-    with watched(cfg, folder, "predict") as watch:
-        components = assemble(cfg, with_callbacks=False)
-        watch(components.trainer)
+    with assembled(cfg, folder, "predict") as components:
         return _predict(components, cfg, folder, special, rest)
 
 
