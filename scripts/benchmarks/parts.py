@@ -20,6 +20,7 @@ PARTS = {
     "fused optimizer": ["optimizer.fused=false"],
     "metrics": ["task.metrics=null"],
     "guard": ["~callback.guard"],
+    "ledger": ["~callback.ledger"],
     "preemption": ["~callback.preemption"],
     "reseed": ["~callback.reseed"],
     "throughput": ["~callback.throughput"],
@@ -44,21 +45,26 @@ PLAIN_PARTS = {
 def main(project: Project, overrides: list[str]) -> None:
     """Measure on one core, in alternating turns; options: ``work=mlp rounds=3 folder=runs/bench``.
 
-    Also measures the cost of features in plain Lightning, as in its guides.
+    Also measures the cost of features in plain Lightning, as in its guides. ``only=ledger`` measures one feature of
+    Boltcutter; ``clock=cpu`` the CPU time, which others that use the machine change less.
 
     Raises:
         BenchmarkError: A process failed.
     """
     chosen = harness.parse_options(
-        overrides, {"work": "mlp", "rounds": "", "turns": "", "steps": "", "folder": "runs/bench"}
+        overrides,
+        {"work": "mlp", "rounds": "", "turns": "", "steps": "", "clock": "wall", "only": "", "folder": "runs/bench"},
     )
+    if (only := chosen["only"]) and only not in PARTS:
+        raise harness.BenchmarkError(f"only={only}: no feature; choose from: {', '.join(PARTS)}")
+    parts = [part for part in _all() if not only or (part[0] in ("default", "default, again", only) and not part[2])]
     work = adapted(WORKS[chosen["work"]], chosen)
-    measured: dict[str, list[float]] = {f"{part}{of}": [] for part, _, of in _all()}
+    measured: dict[str, list[float]] = {f"{part}{of}": [] for part, _, of in parts}
     for _ in range(work.rounds):
         with tempfile.TemporaryDirectory() as scratch, Coordinator(Path(scratch)) as coordinator:
             keep = Path(scratch) / "kept.pt"
             seeds: list[int] = []
-            for part, without, of in _all():
+            for part, without, of in parts:
                 if of:
                     by = [*work.overrides, *AS_SHIPPED]
                     command = reference_command(by, PLAIN, turns(work, coordinator), keep, seeds, without)
@@ -68,9 +74,9 @@ def main(project: Project, overrides: list[str]) -> None:
                 seeds = seeds or ready["seeds"]
             for _ in range(work.turns):
                 for part, found in measured.items():
-                    found += [turn["wall"] * 1e6 for turn in coordinator.turn(part)]
+                    found += [turn[chosen["clock"]] * 1e6 for turn in coordinator.turn(part)]
     print(f"{chosen['work']}, one thread: {harness.machine()}")
-    for part, _, of in _all():
+    for part, _, of in parts:
         found, whole = measured[part + of], measured["default" + of]
         change = statistics.median(b - a for a, b in zip(whole, found, strict=True))
         beside = "" if found is whole else f"  ({change:+.0f})"

@@ -387,7 +387,7 @@ def main() -> None:
     chosen = sys.argv[1:] or list(HANGS)
     scratch = Path(tempfile.mkdtemp(prefix="hangs-"))
     write_project(scratch / "project")
-    print("| hang | ranks by | said after | ended after | left | as |\n|---|---|---|---|---|---|")
+    print("| hang | ranks by | said after | ended after | left | printed |\n|---|---|---|---|---|---|")
     good = 0
     try:
         with ThreadPoolExecutor(int(os.environ.get("PARALLEL", 1))) as pool:
@@ -396,8 +396,12 @@ def main() -> None:
                 times = [
                     f"{seconds:.0f} s" if seconds is not None else "never" for seconds in (found.said, found.ended)
                 ]
-                line = found.line.strip().replace(f"{scratch}/project/", "").replace("|", "/")
-                print("| " + " | ".join([name, HANGS[name].launch, *times, str(found.left), line]) + " |", flush=True)
+                line = found.line.strip().partition("  # at ")[0].replace("|", "/")
+                line = line.replace(f"{scratch}/project/", "").replace(f"{ROOT}/src/boltcutter/", "")
+                print(
+                    "| " + " | ".join([name, HANGS[name].launch, *times, str(found.left), f"`{line}`"]) + " |",
+                    flush=True,
+                )
         print(f"\n{good} of {len(chosen)}")
     finally:
         if "BOLTCUTTER_KEEP" in os.environ:
