@@ -3,6 +3,7 @@ import warnings
 import pytest
 from conftest import Script
 
+from boltcutter.environment import warning_filters
 from boltcutter.environment.warning_filters import filter_warnings
 
 
@@ -13,6 +14,15 @@ def test_only_expected_warnings_are_filtered() -> None:
         warnings.warn("`isinstance(treespec, LeafSpec)` is deprecated", FutureWarning, stacklevel=1)
         warnings.warn("something new", UserWarning, stacklevel=1)
     assert [str(warning.message) for warning in shown] == ["something new"]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_warning_is_one_line_without_source_code(monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    filter_warnings()
+    file = warning_filters.__file__ if own else "/some/project.py"
+    text = warnings.formatwarning("data: 3 files are not read", UserWarning, file, 5)
+    assert text == f"{'warning: ' if own else '/some/project.py:5: UserWarning: '}data: 3 files are not read\n"
 
 
 @pytest.mark.slow

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
 
 LOGGERS = {
     "lightning.pytorch": logging.WARNING,
@@ -40,6 +43,15 @@ EXPECTED = (
 CALLBACKS = ".*when using `ckpt_path`, callbacks used to create the checkpoint.*"
 
 
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """One line: of this library the text alone, of others their place as well, without the source code there."""
+    if Path(filename).is_relative_to(PACKAGE):
+        return f"warning: {message}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
+
+
 def filter_warnings(*, trains: bool = True) -> None:
     """Suppress warnings and log messages of Lightning and torch that are expected and need no action.
 
@@ -48,5 +60,6 @@ def filter_warnings(*, trains: bool = True) -> None:
     """
     for name, level in LOGGERS.items():
         logging.getLogger(name).setLevel(level)
+    warnings.formatwarning = _format_warning
     for text in (*EXPECTED, *(() if trains else (CALLBACKS,))):
         warnings.filterwarnings("ignore", text)
