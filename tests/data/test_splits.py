@@ -17,7 +17,7 @@ def test_splits_are_disjoint_complete_and_stratified() -> None:
     for part in parts:
         assert np.array_equal(np.bincount(labels[part]) * 8 / len(part), [4, 2, 1, 1])
         assert np.array_equal(part, np.sort(part))
-    again = split_indices(800, (0.7, 0.1, 0.2), 3, labels)
+    again = split_indices(800, (0.7, 0.1, 0.2), 3, labels.tolist())
     assert all(map(np.array_equal, parts, again))
     assert not np.array_equal(parts[2], split_indices(800, (0.7, 0.1, 0.2), 4, labels)[2])
 

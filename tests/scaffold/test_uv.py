@@ -1,5 +1,6 @@
 """uv runs a project's scripts and tests, and reads its group ``dev``."""
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -21,6 +22,12 @@ def test_the_group_is_that_of_the_extra() -> None:
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["dev"] == ["boltcutter[dev]"]
     for folder in (ROOT, TEMPLATE):  # which would have the addresses of an index
         assert "/uv.lock" in (folder / ".gitignore").read_text().splitlines()
+
+
+def test_constraints_of_uv_are_those_of_pip() -> None:
+    settings = re.sub(r"{{.*?}}", "", (TEMPLATE / "pyproject.toml").read_text())  # of a template, not filled in
+    pinned = (TEMPLATE / "constraints.txt").read_text().splitlines()
+    assert {*tomllib.loads(settings)["tool"]["uv"]["constraint-dependencies"]} <= {*pinned}
 
 
 @pytest.mark.slow

@@ -30,12 +30,12 @@ def split_indices(
     num_samples: int,
     fractions: tuple[float, float, float],
     seed: int,
-    labels: Indices | None = None,
+    labels: npt.ArrayLike | None = None,
     existing: Collection[str] = (),
     *,
     num_folds: int | None = None,
     fold: int = 0,
-    groups: npt.NDArray[Any] | None = None,
+    groups: npt.ArrayLike | None = None,
     num_val: int = 0,
 ) -> tuple[Indices, Indices, Indices]:
     """Split sample indices at random into train, val and test; stratified by class if ``labels`` are given.
@@ -63,16 +63,18 @@ def split_indices(
         ValueError: The fractions do not add up to 1, or there are too few samples.
     """
     check_split(fractions)
+    classes = None if labels is None else np.asarray(labels)
+    members = None if groups is None else np.asarray(groups)
     train_fraction, val_fraction, test_fraction = fractions
     val_fraction, test_fraction = val_fraction * ("val" not in existing), test_fraction * ("test" not in existing)
     total = train_fraction + val_fraction + test_fraction
-    rest, test = split_off(np.arange(num_samples), test_fraction / total, seed, labels, groups)
+    rest, test = split_off(np.arange(num_samples), test_fraction / total, seed, classes, members)
     if num_folds:
         rest = np.concatenate([rest, np.arange(num_samples, num_samples + num_val)])
-        train, val = folds.fold_indices(rest, num_folds, fold, seed, labels, groups)
+        train, val = folds.fold_indices(rest, num_folds, fold, seed, classes, members)
     else:
         # Relative to all samples, so that rounding in the first split does not change the size of the second.
-        train, val = split_off(rest, val_fraction / total * num_samples / len(rest), seed, labels, groups, number=1)
+        train, val = split_off(rest, val_fraction / total * num_samples / len(rest), seed, classes, members, number=1)
     return train, val, test
 
 
