@@ -52,7 +52,7 @@ class Client(Callback):
 
     Args:
         api_key: Its key.
-        url: Its address.
+            url: Its address.
         fails: Whether it fails.
     """
 
@@ -73,7 +73,7 @@ client:
   api_key: ${oc.env:OPENAI_API_KEY}
   url: ${oc.env:PIP_INDEX_URL}
 """
-LOOSE = re.compile(rb"canary-(?!canary\.py)[\w-]+|hf_canary\w*", re.I)
+LOOSE = re.compile(rb"canary-[\w-]+|hf_canary\w*", re.I)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def project(tmp_path: Path) -> Path:
         "pyproject.toml": '[tool.boltcutter]\npackage = "canary"\n',
         "src/canary/__init__.py": MODULE.format(names=[*VARIABLES, *PRIVATE], form=KNOWN_FORM, url=URL),
         "configs/callback/client.yaml": SETTINGS,
-        "configs/data/canary.yaml": "# Digits.\ndefaults: digits\n_target_: canary.Data\n",
+        "configs/data/site.yaml": "# Digits.\ndefaults: digits\n_target_: canary.Data\n",
         ".env": "".join(f"{name}={value}\n" for name, value in PRIVATE.items()),
     }
     for name, text in texts.items():
@@ -100,7 +100,7 @@ def found(content: bytes) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_no_secret_is_in_what_commands_print_and_write(project: Path, tmp_path: Path) -> None:
     variables = environment(HOME=str(tmp_path), **VARIABLES)
     outputs = dict[str, bytes]()
@@ -118,7 +118,7 @@ def test_no_secret_is_in_what_commands_print_and_write(project: Path, tmp_path: 
         assert done.returncode in statuses, done.stdout.decode()
 
     run, other, failed = (tmp_path / "runs" / "digits" / name for name in ("one", "other", "failed"))
-    common = ("data=canary", "model=linear", "callback=client", "trainer.max_epochs=1", "logger=[csv,wandb]")
+    common = ("data=site", "model=linear", "callback=client", "trainer.max_epochs=1", "logger=[csv,wandb]")
     call("train", *common, f"folder={run}")
     call("train", *common, "seed=2", f"folder={other}")
     call("train", *common, "callback.client.fails=true", f"folder={failed}", statuses=(1,))
@@ -128,13 +128,11 @@ def test_no_secret_is_in_what_commands_print_and_write(project: Path, tmp_path: 
         f"tags=[{KNOWN_FORM}]",
         f"tags=[{VARIABLES['API_KEY_PROD']}]",
     ):
-        call("train", *common, refused, statuses=(2,))
-        call("train", "--json", *common, refused, statuses=(2,))
+        call("check", "--json", *common, refused, statuses=(2,))
     call("launch", "launch=local", *common, f"launch.setup=export MY_TOKEN={LITERAL}", statuses=(2,))
     call("launch", "launch=local", *common, f"launch.setup=login {VARIABLES['MY_SERVICE_KEY']}", statuses=(2,))
     call("train", "--print", *common)
     call("train", "--describe", "callback", *common)
-    call("evaluate", f"run={run}")
     call("evaluate", f"run={run}", "--json")
     call("export", f"run={run}", "export=onnx")
     call("why", f"run={run}", f"html={tmp_path / 'why.html'}")
@@ -151,7 +149,7 @@ def test_no_secret_is_in_what_commands_print_and_write(project: Path, tmp_path: 
     hits = {name: secrets for name, text in outputs.items() if (secrets := found(text))}
     own = {project / name for name in ("src/canary/__init__.py", ".env")}
     for file in (path for path in tmp_path.rglob("*") if path.is_file() and path not in own):
-        if ".git" not in file.parts and (secrets := found(file.read_bytes())):
+        if file.suffix != ".pyc" and ".git" not in file.parts and (secrets := found(file.read_bytes())):
             hits[str(file.relative_to(tmp_path))] = secrets
         if tarfile.is_tarfile(file):
             with tarfile.open(file) as archive:

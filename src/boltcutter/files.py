@@ -85,13 +85,18 @@ def _is_private_group(group: int, user: int) -> bool:
     return members.gr_name == name and set(members.gr_mem) <= {name}
 
 
-def foreign_link(path: str | Path) -> str | None:
+def foreign_link(path: str | Path, below: str | Path = "/") -> str | None:
     """The first link of another user on the way to a file, or the file itself if it is one; None if there is none.
+
+    Args:
+        path: The file.
+        below: A folder above, which the user has named: links to it are not looked at.
 
     Raises:
         OSError: Links lead in a circle.
     """
-    place, rest, count = Path("/"), list(Path(os.path.abspath(path)).parts[1:]), 0
+    place, count = Path(os.path.abspath(below)), 0
+    rest = list(Path(os.path.abspath(path)).relative_to(place).parts)
     while rest:
         place = place / rest.pop(0)
         try:

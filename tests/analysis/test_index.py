@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,16 @@ def test_ten_thousand_runs_are_listed(tmp_path: Path) -> None:
     print("parsing {:.2f} s, cold {:.1f} s, warm {:.2f} s".format(*seconds))
     assert seconds[1] < 2.5 * seconds[0]
     assert seconds[2] < 0.35 * seconds[0]
+
+
+def test_the_index_is_not_written_through_a_link_of_somebody_else(
+    tmp_path: Path, write: Write, hand_over: Callable[[Path], None]
+) -> None:
+    runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    runs.mkdir()
+    (runs / index.FOLDER).symlink_to(elsewhere)
+    hand_over(runs / index.FOLDER)
+    write(runs / "digits" / "0001", day=1)
+    assert len(find_runs(runs)) == 1
+    assert list(elsewhere.iterdir()) == []

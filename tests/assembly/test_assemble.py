@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -316,3 +317,15 @@ def test_other_modules_of_floats_get_pixels_as_floats(tmp_path: Path, direct: bo
     task: Any = assembled(tmp_path, f"task={tmp_path}/tutorial.yaml", "callback.best=null").task
     pixels = torch.full((2, 1, 8, 8), 255, dtype=torch.uint8)
     assert torch.equal(task.training_step((pixels,), 0), task.net(torch.ones(2, 1, 8, 8)).mean())
+
+
+def test_no_link_of_somebody_else_leads_a_new_run_elsewhere(tmp_path: Path, hand_over: Callable[[Path], None]) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "runs" / "large").symlink_to(tmp_path / "disk")
+    overrides = ["model=linear", f"runs={tmp_path / 'runs'}"]
+    read_config(PROJECT, [*overrides, "name=large/a"])  # a link of this user
+    hand_over(tmp_path / "runs" / "large")
+    with pytest.raises(ConfigError, match="name=large/a: .*large is a link of another user"):
+        read_config(PROJECT, [*overrides, "name=large/a"])
+    read_config(PROJECT, [*overrides, "name=small"])

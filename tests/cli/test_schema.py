@@ -149,3 +149,14 @@ def test_the_command_writes_a_file_for_each_group(
     (tmp_path / "configs" / "model" / "mine.yaml").write_text("a: [")
     with pytest.raises(ConfigError, match=r"mine.yaml:\d+: not valid YAML"):
         schema_command(project, [])
+
+
+def test_schemas_are_not_written_through_a_link_of_somebody_else(
+    tmp_path: Path, hand_over: Callable[[Path], None]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / FOLDER).parent.mkdir(exist_ok=True)
+    (tmp_path / FOLDER).symlink_to(tmp_path / "elsewhere")
+    hand_over(tmp_path / FOLDER)
+    with pytest.raises(ConfigError, match="a link of another user; remove it"):
+        schema_command(Project.at(tmp_path), [])

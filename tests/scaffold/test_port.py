@@ -440,3 +440,10 @@ def test_first_difference() -> None:
         "the loss of step 2 differs: 0.5 in the original, 0.6 in the import"
     )
     assert first_difference([1.0, 0.5], [1.0]) is not None
+
+
+def test_code_of_another_user_is_not_executed_to_compare(tmp_path: Path, hand_over: Callable[[Path], None]) -> None:
+    (tmp_path / "theirs").mkdir()
+    hand_over(tmp_path / "theirs")
+    with pytest.raises(ConfigError, match="belongs to another user .* copy it and import the copy"):
+        import_command(Project.at(tmp_path), [str(tmp_path / "theirs")])

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from boltcutter import files
 from boltcutter.analysis.facts import Facts, Place, read_facts, scan
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.environment import user_key
@@ -34,7 +35,8 @@ def read_indexed(root: str) -> list[tuple[Place, Facts]]:
     if changed > MIN_CHANGED * len(found):
         with suppress(OSError):  # a folder that this user cannot write
             path.parent.mkdir(exist_ok=True)
-            write_text(path, _dump(found))
+            if not files.foreign_link(path.parent, below=root):
+                write_text(path, _dump(found))
     return found
 
 

@@ -23,7 +23,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import StrategyRegistry
 from torch import nn
 
-from boltcutter import run_files
+from boltcutter import files, run_files
 from boltcutter.assembly.adapt import adapt, load_compiled
 from boltcutter.assembly.data_values import complete_references
 from boltcutter.assembly.hooks import check_hooks
@@ -38,6 +38,7 @@ from boltcutter.assembly.recorded import RecordedLogger, describe, within
 from boltcutter.callback.metrics import SeparateMetrics
 from boltcutter.callback.reseed import EvaluationSeeds
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
+from boltcutter.checkpoint.storage import is_url
 from boltcutter.checks.combination import check_combination, check_kind
 from boltcutter.checks.components import (
     check_batches_and_clipping,
@@ -64,6 +65,7 @@ from boltcutter.internals import launches_processes, set_launcher, set_timeout
 from boltcutter.logger.csv_logger import CSVLogger
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData
+from boltcutter.run import trust
 from boltcutter.run.folder import read_record
 from boltcutter.strategy.ddp import spawning_strategy
 from boltcutter.strategy.precision import FLOAT8, device_type, full_precision
@@ -164,6 +166,7 @@ def complete_config(cfg: Settings) -> Settings:
         raise ConfigError(f"name={cfg.name}: has control characters, but names a folder; remove them")
     if {"", ".", ".."}.intersection(cfg.name.split("/")):
         raise ConfigError(f"name={cfg.name}: not the name of a folder below runs={cfg.runs}; try name=run")
+    check_way(cfg)
     if not 0 <= cfg.seed < 2**32:
         raise ConfigError(f"seed={cfg.seed} is not in [0, {2**32 - 1}]; try 0")
     if not cfg.timeout > 0:
@@ -192,6 +195,21 @@ def _contradictions(given: Mapping[str, Any], inferred: Mapping[str, Any]) -> li
             text = f"data.{key}={format_value(value)}: contradicts the data, which has {format_value(found)}; "
             wrong.append(Mistake(f"{text}set data.{key}=null to infer it"))
     return wrong
+
+
+def check_way(cfg: Settings) -> None:
+    """Check that no link of somebody else leads a new run out of ``runs``, to which others may write.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if cfg.folder or is_url(cfg.runs) or trust.is_granted():
+        return
+    if link := files.foreign_link(Path(cfg.runs, cfg.name), below=cfg.runs):
+        raise ConfigError(
+            f"name={cfg.name}: {link} is a link of another user ({files.owner_name(link)}), to which the run would be "
+            f"written; choose another name, or {trust.REMEDY}"
+        )
 
 
 def _find_mistakes(cfg: Settings) -> list[Mistake]:

@@ -15,7 +15,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from boltcutter import files
 from boltcutter.assembly.assemble import Config
+from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.annotations import is_subclass
 from boltcutter.config.compose import read_option
 from boltcutter.config.describe import argument_texts
@@ -48,11 +50,14 @@ def schema_command(project: Project, arguments: list[str]) -> None:
     if arguments:
         raise ConfigError(f"{arguments[0]}: schema takes no such argument; remove it", kind="unknown_key")
     project.activate()
-    folder, schemas = project.root / FOLDER, make_schemas(project)
+    folder = project.root / FOLDER
+    if link := files.foreign_link(folder, below=project.root):
+        raise ConfigError(f"{link}: a link of another user; remove it")
+    schemas = make_schemas(project)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, schema in schemas.items():
-            (folder / f"{name}.json").write_text(json.dumps(schema))
+            write_text(folder / f"{name}.json", json.dumps(schema))  # which replaces a link in its place
     except OSError as error:
         raise ConfigError(f"{display_path(folder)}: cannot be written ({error.strerror}); make it writable") from error
     print(f"{len(schemas)} schemas in {display_path(folder)}; first line of a file of the group model, for example:")

@@ -24,7 +24,7 @@ from boltcutter.project import Project
 
 MAX_JSON, MAX_LISTS = 1 << 25, 1 << 20  # bytes, and lists and objects, of a record: each list takes 64 bytes of memory
 # Bytes of files in the run folder of somebody else that are read into memory; metrics.csv only to be continued.
-MAX_READ = {".csv": 1 << 27, ".ledger": 1 << 30}
+MAX_READ, MAX_HEADER = {".csv": 1 << 26, ".ledger": 1 << 30}, 1 << 17
 MAX_DEPTH = 100  # of a record; where it is used, many more levels would exceed Python's limit of recursion
 OWN_LINKS = ("code", "wandb")  # in a run folder; the snapshot of the code and W&B have links, and nothing reads them
 CHECKPOINTS = "checkpoints"  # in a run folder; it may be a link to a larger disk, from which checkpoints are only read
@@ -195,6 +195,16 @@ def is_own_record(node: Any, signature: object, folder: Path) -> bool:
     return user_key.is_signed(node, signature) and next(_foreign(folder), None) is None
 
 
+def _excess(path: Path, limit: int) -> Iterator[str]:
+    """Why a table is not read into memory."""
+    try:
+        with files.open_file(path, limit) as file:
+            if path.suffix == ".csv" and len(file.readline(MAX_HEADER)) == MAX_HEADER:
+                yield "has more columns than can be read"
+    except ValueError as error:
+        yield f"is {error}"
+
+
 def _foreign(folder: Path) -> Iterator[str]:
     """Yield what is in a folder that others own or may write, and the folder itself if that is so."""
     try:
@@ -224,9 +234,9 @@ def _outside(folder: Path, *, is_own: bool, writes: bool) -> Iterator[tuple[str,
         for path in (Path(place, name) for name in [*folders, *names]):
             found, is_top = path.lstat(), Path(place) == folder
             if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
-                limit = MAX_READ.get(path.suffix) if not is_own and (writes or path.suffix != ".csv") else None
-                if is_top and limit is not None and found.st_size > limit:
-                    yield path.name, f"is larger than {limit >> 20} MiB"
+                is_read = is_top and not is_own and (writes or path.suffix != ".csv")
+                if is_read and (limit := MAX_READ.get(path.suffix)) is not None:
+                    yield from ((path.name, reason) for reason in _excess(path, limit))
                 continue
             target = Path(os.path.realpath(path))
             is_link = stat.S_ISLNK(found.st_mode) and not (

@@ -13,6 +13,7 @@ from itertools import zip_longest
 from math import isclose
 from pathlib import Path
 
+from boltcutter import files
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.project import TABLE, Project, display_path
 from boltcutter.scaffold import port_cli, port_lht, source_code
@@ -54,6 +55,11 @@ def import_command(project: Project, arguments: list[str]) -> None:
     source = Path(folders[0]).absolute()
     if not source.is_dir():
         raise ConfigError(f"import {folders[0]}: no such folder; give the folder of a project")
+    if source.stat().st_uid not in files.trusted_owners():
+        raise ConfigError(
+            f"import {folders[0]}: belongs to another user ({files.owner_name(source)}), and its code would be "
+            "executed to compare the first steps; if you trust it, copy it and import the copy"
+        )
     layout = port_lht.find_layout(source) if kind != "cli" and not layers else None
     kind = kind or ("lht" if layout else "cli")
     if not (layout if kind == "lht" else port_cli.config_files(source)):  # before it is copied, as it may be large
