@@ -326,6 +326,6 @@ def test_no_link_of_somebody_else_leads_a_new_run_elsewhere(tmp_path: Path, hand
     overrides = ["model=linear", f"runs={tmp_path / 'runs'}"]
     read_config(PROJECT, [*overrides, "name=large/a"])  # a link of this user
     hand_over(tmp_path / "runs" / "large")
-    with pytest.raises(ConfigError, match="name=large/a: .*large is a link of another user"):
+    with pytest.raises(ConfigError, match=r"name=large/a: .*large is a link of another user"):
         read_config(PROJECT, [*overrides, "name=large/a"])
     read_config(PROJECT, [*overrides, "name=small"])

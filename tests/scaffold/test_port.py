@@ -445,5 +445,5 @@ def test_first_difference() -> None:
 def test_code_of_another_user_is_not_executed_to_compare(tmp_path: Path, hand_over: Callable[[Path], None]) -> None:
     (tmp_path / "theirs").mkdir()
     hand_over(tmp_path / "theirs")
-    with pytest.raises(ConfigError, match="belongs to another user .* copy it and import the copy"):
+    with pytest.raises(ConfigError, match=r"belongs to another user .* copy it and import the copy"):
         import_command(Project.at(tmp_path), [str(tmp_path / "theirs")])
