@@ -2,6 +2,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -12,6 +13,7 @@ from conftest import Script
 from sklearn.metrics import accuracy_score, f1_score
 from third_party.gallery import HERE
 
+import boltcutter
 from boltcutter.assembly.assemble import complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.callback.announced import Announced
@@ -19,7 +21,7 @@ from boltcutter.callback.prefetch import Prefetch
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.settings import Settings
 from boltcutter.environment import announcement, hang
-from boltcutter.evaluation.evaluate import assembled, replaced
+from boltcutter.evaluation.evaluate import assembled, count_samples, replaced
 from boltcutter.evaluation.outcomes import WORST
 from boltcutter.project import Project
 from boltcutter.run import evaluations
@@ -279,3 +281,16 @@ def test_what_is_done_with_a_run_is_watched_and_reads_ahead(trained: Path, tmp_p
         assert isinstance(first, Announced)
         assert [callback.batches for callback in others if isinstance(callback, Prefetch)] == [1]
     announcement.withdraw()
+
+
+@pytest.mark.parametrize(
+    ("limit", "shown"), [(1.0, "50 of 60, the test split;"), (2, "32 of 50,"), (9, "50 of 50,"), (0.5, "32 of 50,")]
+)
+def test_samples_of_batches_that_are_left_out_are_not_counted(limit: float, shown: str) -> None:
+    class Data(boltcutter.DataModule):
+        def load(self) -> boltcutter.Splits:
+            raise NotImplementedError
+
+    data: Any = Data(batch_size=16)
+    data.splits = boltcutter.Splits([0] * 5, [0] * 5, [0] * 50)  # type: ignore[arg-type]
+    assert str(count_samples(data, "test", limit)).startswith(shown)

@@ -90,7 +90,8 @@ def evaluate_command(project: Project, overrides: list[str]) -> dict[str, float]
         which = special.get("ckpt", "best")
         checkpoint = find_checkpoint(cfg.place, which)
         is_validation = uses_validation_step(components.data, split)
-        note_limit(components.trainer, "limit_val_batches" if is_validation else "limit_test_batches", rest)
+        limit = "limit_val_batches" if is_validation else "limit_test_batches"
+        note_limit(components.trainer, limit, rest)
         source, library = lineage.git_state(project.root), lineage.library_state(project.root)
         if is_rank_zero():
             for difference in lineage.code_differences(read_record(folder), source, library):
@@ -111,7 +112,7 @@ def evaluate_command(project: Project, overrides: list[str]) -> dict[str, float]
                 if state.get("patch"):
                     write_atomically(output / name, methodcaller("write", state["patch"]))
             tests = evaluations.of_test(folder) if split == "test" else []
-            count = count_samples(components.data, split)
+            count = count_samples(components.data, split, getattr(components.trainer, limit))
             summary.print_evaluation(output, scores, evaluations.describe(tests) if len(tests) > 1 else None, count)
             if split == "test" and (text := describe_reads(Path(cfg.runs), folder, scores, components.data)):
                 print(f"note: {text}", file=sys.stderr)
@@ -166,13 +167,25 @@ def describe_reads(runs: Path, folder: Path, scores: Mapping[str, float], data: 
     return evaluations.describe_luck(reads, models, luck)
 
 
-def count_samples(data: Any, split: str) -> str | None:
-    """How many samples of how many a split has, and how to evaluate all; None if this is unknown."""
+def count_samples(data: Any, split: str, limit: float = 1.0) -> str | None:
+    """How many samples of how many were evaluated, and how to evaluate all; None if this is unknown.
+
+    Args:
+        data: The data.
+        split: That was evaluated.
+        limit: Number of its batches that were, or their fraction if it is no integer.
+    """
     splits = data.splits._asdict() if isinstance(data, NativeData) and data.splits else {}
     sizes = {name: 0 if part is None else sized_len(part) for name, part in splits.items()}
     if not sizes or None in sizes.values() or has_own_loader(data, split):
         return None
     total = sum(size or 0 for size in sizes.values())
+    if isinstance(limit, int) or limit != 1.0:
+        if split == "all":
+            return None
+        size = sizes[split] or 0
+        batches = limit if isinstance(limit, int) else int(limit * math.ceil(size / data.batch_size))
+        return f"{min(size, batches * data.batch_size):,} of {size:,}, some batches of the {split} split"
     if split == "all":
         return f"{total:,}"
     return f"{sizes[split]:,} of {total:,}, the {split} split; split=all evaluates all, also those of new files"
