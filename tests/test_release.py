@@ -22,6 +22,7 @@ GITHUB = {
     "GITHUB_REF_NAME": "v1.2.3",
     "GITHUB_SHA": "c" * 40,
 }
+QUICK = ["trainer.max_steps=1", "logger=null", "report=false", "test=false", "folder=run"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -144,24 +145,45 @@ def test_a_wheel_of_the_sdist_has_all_files_of_the_package(dist: Path) -> None:
     assert names - {"boltcutter/configs"} <= set(zipfile.ZipFile(wheel).namelist())  # it is a link in the repository
 
 
-def test_the_wheel_creates_projects(dist: Path, tmp_path: Path) -> None:
-    (wheel,) = dist.glob("*.whl")
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = str(tmp_path / "venv" / "bin" / "python")
-    run(python, "-m", "pip", "install", "-q", "--no-deps", str(wheel), cwd=tmp_path)
-    (site,) = (tmp_path / "venv" / "lib").glob("*/site-packages")
-    library = Path(run(python, "-c", "import boltcutter; print(boltcutter.__file__)", cwd=tmp_path).strip())
+def installed(folder: Path, *arguments: str) -> str:
+    """An interpreter with the library by ``pip install``, and the packages that are installed here."""
+    venv.create(folder / "venv", with_pip=True)
+    python = str(folder / "venv" / "bin" / "python")
+    run(python, "-m", "pip", "install", "-q", "--no-deps", *arguments, cwd=folder)
+    (site,) = (folder / "venv" / "lib").glob("*/site-packages")
+    library = Path(run(python, "-c", "import boltcutter; print(boltcutter.__file__)", cwd=folder).strip())
     assert library.is_relative_to(site)
     # The packages of this environment, but not an editable installation of the library in it.
     (site / "here.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    return python
+
+
+def test_a_release_is_installed_from_an_index(python: str, dist: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "index" / "boltcutter"
+    git(dist / "copy", "tag", "v0.1.0")
+    build = ["-m", "build", "--no-isolation", "--wheel", "-o", str(folder)]
+    run(python, *build, cwd=dist / "copy", **dict.fromkeys(GITHUB, ""))
+    git(dist / "copy", "tag", "-d", "v0.1.0")
+    (wheel,) = folder.iterdir()
+    (folder / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+    ours = installed(tmp_path, "--index-url", folder.parent.as_uri(), "boltcutter==0.1.0")
+    assert "Created my-project" in run(ours, "-m", "boltcutter", "new", "my-project", cwd=tmp_path)
+    project = tmp_path / "my-project"
+    assert '"boltcutter>=0.1.0"' in (project / "pyproject.toml").read_text()
+    run(ours, "scripts/train.py", *QUICK, cwd=project)
+    assert json.loads((project / "run" / "record.json").read_text())["library"]["version"] == "0.1.0"
+
+
+def test_the_wheel_creates_projects(dist: Path, tmp_path: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    python = installed(tmp_path, str(wheel))
     created = run(python, "-m", "boltcutter", "new", "my-project", cwd=tmp_path)
     assert "Created my-project" in created
     project = tmp_path / "my-project"
     assert f'"boltcutter @ {wheel.as_uri().replace("+", "%2B")}"' in (project / "pyproject.toml").read_text()
     assert run("git", "status", "--porcelain", cwd=project) == ""
     check_style(project)
-    quick = ["trainer.max_steps=1", "logger=null", "report=false", "test=false", "folder=run"]
-    run(python, "scripts/train.py", *quick, cwd=project)
+    run(python, "scripts/train.py", *QUICK, cwd=project)
     record = json.loads((project / "run" / "record.json").read_text())
     version = run(python, "-m", "boltcutter", "--version", cwd=tmp_path).strip()
     assert version == f"boltcutter {record['library']['version']}"
