@@ -41,7 +41,7 @@ class BuildWithTemplate(build_py):
         super().run()
         if self.editable_mode:
             return
-        target = Path(self.build_lib, "boltcutter.scaffold", "template")
+        target = Path(self.build_lib, "boltcutter", "scaffold", "template")
         for name in TEMPLATE:
             if (ROOT / name).is_dir():
                 ignored = shutil.ignore_patterns("__pycache__", ".*_cache")
