@@ -76,3 +76,7 @@ def test_json_has_no_nan() -> None:
     value = {"a": math.nan, "b": [math.inf, -math.inf, 1.5], "c": {"d": (2, None, "NaN")}}
     found = json.loads(to_json(value), parse_constant=pytest.fail)
     assert found == {"a": None, "b": [None, None, 1.5], "c": {"d": [2, None, "NaN"]}}
+
+
+def test_a_line_end_in_a_cell_begins_no_row() -> None:
+    assert aligned([["dog\nerror: forged", "1"], ["cat", "2"]]) == ["dog\\nerror: forged  1", "cat                 2"]

@@ -88,7 +88,11 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:
-    """Lines of a table: the first ``left`` columns are aligned to the left, by default all; the others to the right."""
+    """Lines of a table: the first ``left`` columns are aligned to the left, by default all; the others to the right.
+
+    A line end in a cell, such as the name of a class, is shown escaped, as what follows would look like another row.
+    """
+    rows = [[text.replace("\n", "\\n") for text in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     signs = ["<" if left is None or column < left else ">" for column in range(len(widths))]
     return [

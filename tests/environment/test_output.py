@@ -125,7 +125,8 @@ def test_lines_columns_and_letters_of_any_script_are_text() -> None:
 )
 def test_progress_bars_and_colors_of_others_work(text: str) -> None:
     assert escaped(text, frame_of("rich.console")) == text
-    assert "\x1b" not in escaped(f"{TITLE}{CLIPBOARD}\x1bP1$\x1b\\\x1b[5n\x1b[2;4t", frame_of("rich.console"))
+    assert escaped(f"{UP}\x1b[31mred\x1b[0m", frame_of("logging")) == "\\x1b[1A\x1b[31mred\x1b[0m"
+    assert "\x1b" not in escaped(f"{TITLE}\x1b[2J{CLIPBOARD}\x1bP1$\x1b\\\x1b[5n\x1b[2;4t", frame_of("rich.console"))
 
 
 CONTROLS = """

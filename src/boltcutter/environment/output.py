@@ -24,12 +24,13 @@ CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud
 ESCAPED = re.compile(f"({'|'.join(map(re.escape, (ERASE, BOLD, NORMAL)))})|{CONTROL}")
 # Other packages draw progress bars: colors, movements of the cursor by lines and columns, and links.
 ESCAPED_ELSEWHERE = re.compile(
-    r"(\x1b\[[0-9;:]*[mABCDEFGJK]|\x1b\[\?(?:25|7|2026)[hl]|\x1b\]8;[^\x00-\x1f\x7f-\x9f]*(?:\x1b\\|\x07)|[\r\x08])"
+    r"(\x1b\[[0-9;:]*[mABCDEFGK]|\x1b\[0?J|\x1b\[\?(?:25|7|2026)[hl]|\x1b\]8;[^\x00-\x1f\x7f-\x9f]*(?:\x1b\\|\x07)|[\r\x08])"
     f"|{CONTROL}"
 )
+COLORED = re.compile(f"(\x1b\\[[0-9;:]*m)|{CONTROL}")  # lines of logging
 LIBRARY = __name__.partition(".")[0]
 STREAMS = tuple(f"{LIBRARY}.{name}" for name in ("environment.output", "run.log", "callback.status_line"))
-REPORTING = (LIBRARY, "warnings", "traceback")  # packages that print messages of files
+REPORTING = ("", LIBRARY, "warnings", "traceback")  # packages that print messages of files
 
 
 def escaped(text: str, caller: FrameType | None) -> str:
@@ -43,9 +44,8 @@ def escaped(text: str, caller: FrameType | None) -> str:
         return text
     while caller is not None and caller.f_globals.get("__name__") in STREAMS and caller.f_back is not None:
         caller = caller.f_back
-    name = "" if caller is None else str(caller.f_globals.get("__name__"))
-    is_strict = not name or name.partition(".")[0] in REPORTING
-    pattern = ESCAPED if is_strict else ESCAPED_ELSEWHERE
+    package = "" if caller is None else str(caller.f_globals.get("__name__")).partition(".")[0]
+    pattern = ESCAPED if package in REPORTING else COLORED if package == "logging" else ESCAPED_ELSEWHERE
     return pattern.sub(lambda found: found[1] or found[0].encode("unicode_escape").decode(), text)
 
 
