@@ -176,3 +176,32 @@ def test_types_of_parquet_files(tmp_path: Path) -> None:
     assert data.statistics["numbers"].keys() == {"whole", "money"}
     rows.to_csv(tmp_path / "a.csv", index=False)  # a new file of the other kind
     assert torch.equal(data.read([tmp_path / "a.csv"])[0], data.read([tmp_path / "a.parquet"])[0])
+
+
+@pytest.mark.parametrize(
+    ("texts", "problem"),
+    [
+        (["31.01.2024", "01.02.2024"], "dates"),
+        (["31 Jan 2024", "1 Feb 2024", "2 March 2023"], "dates"),
+        (["Jan 31, 2024", "May 1, 2023", "Sept. 2, 2023"], "dates"),
+        (["Jan-24", "Feb-24", "Mar-24"], "dates"),
+        (["2024-01", "2024-02", "2023/11"], "dates"),
+        (["12:30 PM", "1:05 am", "2:15 pm"], "dates"),
+        (["\u20b95", "\u20b97.5"], "number"),
+        (["5\u2030", "6\u2030"], "number"),
+        (["5-", "6-"], "number"),
+        (["\u0663", "\u0664"], "number"),
+        (["\uff11\uff12", "\uff13"], "number"),
+    ],
+)
+def test_texts_that_stand_for_dates_and_numbers_are_no_categories(texts: list[str], problem: str) -> None:
+    with pytest.raises(ValueError, match=rf"column c has .*{problem}.*columns='\{{c: text}}'"):
+        decide_types(pd.DataFrame({"c": texts}), {}, "a.csv")
+    assert decide_types(pd.DataFrame({"c": texts}), {"c": "text"}, "a.csv")[0] == {"c": "text"}
+
+
+@pytest.mark.parametrize(
+    "texts", [["5 marbles", "6 marbles"], ["may", "june"], ["A-1", "B-2"], ["16:9", "4:3"]]
+)
+def test_names_with_digits_are_categories(texts: list[str]) -> None:
+    assert decide_types(pd.DataFrame({"c": texts}), {}, "a.csv")[0] == {"c": "text"}

@@ -331,7 +331,7 @@ def test_new_rows_with_other_columns_are_an_error(path: Path) -> None:
 
 def test_dates_are_an_error(tmp_path: Path) -> None:
     table().assign(day=pd.Timestamp("2020-01-01")).to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"column day has dates; convert it to numbers or set data.ignore=\[day\]"):
+    with pytest.raises(ValueError, match=r"column day has dates; convert it to numbers, or set data.ignore=\[day\]"):
         Tabular(path=tmp_path / "a.parquet", target="price").setup("fit")
 
 

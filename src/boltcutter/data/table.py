@@ -30,12 +30,22 @@ BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\
 MISSING = {"", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "none", "?", "-"}
 FLAGS = {"true": "True", "false": "False"}
 CODE = re.compile("0[0-9]+")  # such as 01234: as a number, it would lose its zeros
-DATE = re.compile(
-    r"[0-9]{1,4}([-/.])[0-9]{1,2}\1[0-9]{1,4}([ T].*)?|[0-9]{1,2}:[0-9]{2}(:[0-9]{2}.*)?"
-)  # or a time of day
-# A number that is written for people: decimal commas, thousands, percent, currencies, dashes in place of a minus.
+MONTH = (
+    r"(jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sept?(ember)?|oct(ober)?|nov(ember)?|"
+    r"dec(ember)?)\.?"
+)
+DATE = re.compile(  # or a time of day, or a month
+    r"[0-9]{1,4}([-/.])[0-9]{1,2}\1[0-9]{1,4}([ T].*)?|[0-9]{1,2}:[0-9]{2}((:[0-9]{2}.*)?|\s?[ap]\.?m\.?)|"
+    rf"[0-9]{{1,4}}[-/. ]?{MONTH}([-/. ,]+[0-9]{{1,4}}(,? .*)?)?|{MONTH}[-/. ]?[0-9]{{1,4}}(,? [0-9]{{4}}(,? .*)?)?|"
+    r"(19|20)[0-9]{2}[-/](0[1-9]|1[0-2])",
+    re.IGNORECASE,
+)
+CURRENCY = "[$\u00a3\u00a5\u0e3f\u20a0-\u20c0]"
+# A number that is written for people: decimal commas, thousands, percent, currencies, dashes in place of a minus, and
+# digits of other scripts.
 WRITTEN = re.compile(
-    r"[-+\u2212\u2013\u2014(]?\s?[$\u20ac\u00a3\u00a5]?\s?[0-9]+(?:[.,'\u2019\s\u00a0\u202f\u2009][0-9]+)*[.,]?(?:[eE][-+]?[0-9]+)?\s?[%\u20ac$\u00a3)]?"
+    rf"[-+\u2212\u2013\u2014(]?\s?{CURRENCY}?\s?\d+(?:[.,'\u2019\s\u00a0\u202f\u2009\u066b\u066c]\d+)*[.,]?"
+    rf"(?:[eE][-+]?[0-9]+)?\s?(?:[-%\u2030)]|{CURRENCY})?"
 )
 # A number with a unit or the code of a currency. All values must have the same: 12A and 7B are names of something.
 UNIT = re.compile(
@@ -191,9 +201,10 @@ def decide_types(
 
 
 def _decide(values: pd.Series[Any], given: Type | None, name: str, decimal: str) -> tuple[Type, str]:
-    if types.is_datetime64_any_dtype(values) or types.is_timedelta64_dtype(values):
+    if given != "text" and (types.is_datetime64_any_dtype(values) or types.is_timedelta64_dtype(values)):
         raise ValueError(
-            f"{name}: column {values.name} has dates; convert it to numbers or set data.ignore=[{values.name}]"
+            f"{name}: column {values.name} has dates; convert it to numbers, or set data.ignore=[{values.name}] or "
+            f"data.columns='{{{values.name}: text}}'"
         )
     if given == "text":
         return "text", "text, as data.columns says"
@@ -222,9 +233,11 @@ def _decide(values: pd.Series[Any], given: Type | None, name: str, decimal: str)
         tokens = sorted(distinct[is_missing])
         missing = int(texts.isna().sum() + texts.isin(tokens).sum())
         return "number", "number" + _count_missing(missing, f", {_quoted(tokens)} among them" if tokens else "")
-    if len(numerals) > 2 and numerals.map(lambda text: bool(DATE.fullmatch(text))).all():
+    is_written = bool(len(numerals)) and bool(numerals.map(lambda text: bool(WRITTEN.fullmatch(text))).all())
+    if (len(numerals) > 2 or is_written) and numerals.map(lambda text: bool(DATE.fullmatch(text))).all():
         raise ValueError(
-            f"{name}: column {values.name} has dates; convert it to numbers or set data.ignore=[{values.name}]"
+            f"{name}: column {values.name} has dates; convert it to numbers, or set data.ignore=[{values.name}] or "
+            f"data.columns='{{{values.name}: text}}'"
         )
     others = [text for text, is_one in zip(numerals, is_numeral, strict=True) if not is_one]
     written = [text for text in others if WRITTEN.fullmatch(text)] or _with_unit(others)
