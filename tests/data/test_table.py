@@ -200,8 +200,6 @@ def test_texts_that_stand_for_dates_and_numbers_are_no_categories(texts: list[st
     assert decide_types(pd.DataFrame({"c": texts}), {"c": "text"}, "a.csv")[0] == {"c": "text"}
 
 
-@pytest.mark.parametrize(
-    "texts", [["5 marbles", "6 marbles"], ["may", "june"], ["A-1", "B-2"], ["16:9", "4:3"]]
-)
+@pytest.mark.parametrize("texts", [["5 marbles", "6 marbles"], ["may", "june"], ["A-1", "B-2"], ["16:9", "4:3"]])
 def test_names_with_digits_are_categories(texts: list[str]) -> None:
     assert decide_types(pd.DataFrame({"c": texts}), {}, "a.csv")[0] == {"c": "text"}
