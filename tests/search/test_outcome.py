@@ -105,6 +105,15 @@ def test_the_report_of_folds_has_the_mean_of_the_best_values(tmp_path: Path) -> 
     assert "best trial" not in page
 
 
+def test_a_grid_over_folds_is_averaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, [result(tmp_path, n, n + 1.0, data__fold=n) for n in range(2)], {"data.fold": "grid(0, 1)"})
+    page, interval = text_of(tmp_path / "report.html"), summarize({"0": 1.0, "1": 2.0}, num_folds=2).corrected
+    assert interval
+    assert f"mean val/loss 1.500 95% interval {interval[0]:#.4g} … {interval[1]:#.4g}, 2 folds" in page
+    assert "best trial" not in page
+    assert "experiment=" not in capsys.readouterr().out
+
+
 def test_each_combination_is_averaged_on_its_own(tmp_path: Path) -> None:
     results = [result(tmp_path, n, n, seed=n % 2, optimizer="sgd" if n < 2 else "adamw") for n in range(4)]
     text = summarize_groups(results, None)

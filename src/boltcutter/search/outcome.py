@@ -28,13 +28,14 @@ NOT_AVERAGED = ("train/", "throughput/", "lr-", "epoch")  # prefixes of metrics
 
 def write_outcome(plan: Plan, results: Sequence[Result], importances: Importances = ()) -> None:
     """Write ``trials.csv``, ``best.yaml`` and ``report.html``, and print a summary."""
-    folder, averages, statistics = plan.folder, bool(plan.search.folds or plan.search.seeds), None
+    folder, folds, statistics = plan.folder, num_folds(plan, results), None
+    averages = bool(folds or plan.search.seeds)
     write_trials(folder / run_files.TRIALS, results, plan.metrics)
     if averages:
-        statistics = summarize_groups(results, plan.search.folds)
+        statistics = summarize_groups(results, folds)
     print(statistics or format_trials(results, plan.metrics))
     best = best_on_average(results, plan.metrics) if averages else next(iter(rank(results, plan.metrics)), None)
-    if best and averages and plan.space.parameters:
+    if best and averages and any(parameter.key not in NOT_SEARCHED for parameter in plan.space.parameters):
         means = ", ".join(f"mean {name} {format_value(mean)}" for name, mean in best.objectives.items())
         print(f"best    {write_best(plan, best, means)}")
     elif best and not averages:
@@ -42,6 +43,12 @@ def write_outcome(plan: Plan, results: Sequence[Result], importances: Importance
     repeated = average(plan, results, best) if averages else None
     report = write_report(plan, results, average=repeated, statistics=statistics, importances=importances)
     print(f"report  {display_path(report)}")
+
+
+def num_folds(plan: Plan, results: Sequence[Result]) -> int | None:
+    """Number of folds of a cross-validation, also of a grid over ``data.fold``, in which no fold is a choice."""
+    found = {result.values["data.fold"] for result in results if "data.fold" in result.values}
+    return plan.search.folds or (len(found) if len(found) > 1 else None)
 
 
 def best_on_average(results: Sequence[Result], metrics: Metrics, repeats: int | None = None) -> Result | None:
@@ -78,9 +85,9 @@ def average(plan: Plan, results: Sequence[Result], best: Result | None) -> Avera
     groups = group_repeated(results)
     group = groups[repr(best.values)] if best else next(iter(groups.values()), []) if len(groups) == 1 else []
     scores = {str(run.number): run.objectives if run.state == "complete" else {} for run in group}
-    counts = {"fold": plan.search.folds, "seed": plan.search.seeds}
+    counts = {"fold": num_folds(plan, results), "seed": plan.search.seeds}
     over = " × ".join(f"{count} {name}{'s' * (count > 1)}" for name, count in counts.items() if count)
-    return Average(summarize_runs(scores, plan.search.folds), over, len(group), group[0].values if group else {})
+    return Average(summarize_runs(scores, counts["fold"]), over, len(group), group[0].values if group else {})
 
 
 def write_trials(path: Path, results: Sequence[Result], metrics: Metrics) -> None:
