@@ -21,6 +21,9 @@ PROBED = NOTED | {
     *("causal_convolution_centered", "cross_entropy_of_multi_hot", "heads_by_view", "kl_of_log_targets"),
     *("lstm_of_batches", "normal_of_column", "normalized_over_batch", "own_dropout_in_evaluation", "padding_attended"),
     *("patients_in_both", "poisson_of_rates", "predictions_sorted", "seeded_in_getitem", "segmentation_by_reshape"),
+    *("bytes_wrap_around", "dice_of_argmax", "momentum_of_itself", "noise_drawn_twice", "observer_sees_validation"),
+    *("penalty_without_its_graph", "risk_sets_not_sorted", "sampled_without_reparameterization"),
+    *("seeded_in_each_step", "series_read_in_both_directions", "targets_as_integers"),
     *("attention_weights_over_the_batch", "last_sample_for_last_time", "target_is_never_copied"),
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
@@ -42,12 +45,12 @@ QUICK = {
         "wgan_gp",
         "warm_up_long",
     ),
-    *("sharpness_aware", "lora", "compiled", "bf16_true", "small_rate", "metrics", "gumbel", "parameter_list"),
+    *("sharpness_aware", "lora", "compiled", "bf16_true", "small_rate", "metrics"),
     *("labels_permuted", "no_causal_mask", "pooled_over_batch", "scaled_in_place", "shuffled_before_split"),
     *("average_never_updated", "first_class_ignored", "generator_detached", "padding_attended", "rounded_activations"),
-    *("one_block_four_times", "schedule_called_twice"),
+    *("one_block_four_times", "schedule_called_twice", "blank_is_a_label", "hook_in_each_step", "tied_by_data"),
+    *("targets_as_integers", "dice_of_argmax"),
     *("soft_actor_critic", "token_in_no_group", "weights_of_classes"),
-    *("zero_init_residual", "schedules", "attention_pooling", "rare_expert", "class_incremental", "val_interval"),
 }
 
 

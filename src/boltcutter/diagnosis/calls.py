@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from boltcutter.diagnosis.checks import Lines
 from boltcutter.diagnosis.graph import MOVES, REGRESSIONS, Loss, name_of, operation_behind
+
+if TYPE_CHECKING:
+    from boltcutter.diagnosis.evidence import Evidence
 
 CLASSES = ("cross_entropy", "nll_loss", "multi_margin_loss")  # whose targets are indices
 PAIRS = ("margin_ranking_loss", "cosine_embedding_loss")  # of two inputs and a target
@@ -25,6 +29,7 @@ DIFFERENCES = frozenset(("sub", "__sub__", "rsub", "__rsub__"))
 EQUALITIES = frozenset(("eq", "__eq__", "ne", "__ne__"))
 CASTS = frozenset(("float", "double", "to", "type", "int", "long"))
 MEANS = frozenset(("mean", "sum"))
+CUMULATIVE = frozenset(("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"))
 
 
 def rows_of(call: Loss) -> tuple[Tensor, Tensor] | None:
@@ -47,6 +52,11 @@ class Remark(NamedTuple):
     text: str
 
 
+def remarks(seen: Evidence, name: str) -> Lines:
+    """What was seen in the steps."""
+    yield from [remark.text for remark in seen.remarks if remark.check == name][:1]
+
+
 class LossCalls(TorchFunctionMode):
     """Record the calls of loss functions, until the weights change, and reshapes that are rarely meant.
 
@@ -62,12 +72,15 @@ class LossCalls(TorchFunctionMode):
         self.batch, self.parameters = batch, parameters
         self.versions = [p._version for p in parameters]
         self.flattened: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
+        self.has_generator = self.has_stepped = False
+        self.cumulative = ""  # name of a cumulative operation over the samples
         self.compared: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # results of (N, 1) == (N,), and what they compare
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at the arguments, and call the function."""
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
+        self.has_generator |= kwargs.get("generator") is not None
         if name in LOSSES:
             self._loss(name, args, kwargs)
         elif name in DIFFERENCES and len(args) > 1:
@@ -75,6 +88,9 @@ class LossCalls(TorchFunctionMode):
         elif name in MEANS and len(args) == 1 and not kwargs and id(args[0]) in self.compared:
             _, column, line = self.compared[id(args[0])]
             self._compared_with_all("an equality", column, line)
+        if name in CUMULATIVE and args and (kwargs.get("dim", (*args, None)[1])) == 0:
+            first = next((t for t in self.batch if t.ndim), None)
+            self.cumulative = name if first is not None and args[0].shape[:1] == first.shape[:1] else self.cumulative
         result = function(*args, **kwargs)
         if not isinstance(result, Tensor) or not args or not isinstance(args[0], Tensor):
             return result
@@ -87,6 +103,10 @@ class LossCalls(TorchFunctionMode):
             self.compared[id(result)] = result, *self.compared[id(args[0])][1:]
         return result
 
+    def notice_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Called after a step that an optimizer makes within this one, as on a copy of the weights."""
+        self.has_stepped = True
+
     def _loss(self, name: str, args: Any, kwargs: Any) -> None:
         values = [*args, *(kwargs[key] for key in ("input", "input1", "input2", "target") if key in kwargs)]
         values = values[::2] if name in PAIRS else values
@@ -95,7 +115,7 @@ class LossCalls(TorchFunctionMode):
         prediction, target = values[:2]
         source = operation_behind_result(prediction)
         options = {key: kwargs.get(key, default) for key, default in OPTIONS.items()}
-        if [p._version for p in self.parameters] == self.versions:
+        if not self.has_stepped and [p._version for p in self.parameters] == self.versions:
             call = Loss(name, prediction.detach(), target.detach(), name_of(source), None, "", options)
             self.calls.append(call)
         if name == "cross_entropy" and id(prediction) in self.flattened:

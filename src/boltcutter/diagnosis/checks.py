@@ -74,12 +74,13 @@ class Check:
 # Checks of probes and data, which no training imports: it only lets users ignore them.
 ON_DEMAND = frozenset(
     (
-        *("at-chance", "average-unchanged", "baseline", "broadcasting", "channels-flattened", "constant-column"),
+        *("at-chance", "average-unchanged", "baseline", "batch-order", "broadcasting", "bytes-wrap"),
+        *("channels-flattened", "constant-column", "constant-term"),
         *("constant-input", "dropout-in-validation", "duplicates", "future-leak", "global-seed", "group-overlap"),
         *("in-place", "label-leak", "label-range", "margin-target", "misaligned", "mixing", "nonfinite-data"),
-        *("not-log", "overlap", "padding-matters", "position", "random-validation", "range"),
-        *("reshape-not-transpose", "shared-augmentation", "split-scale", "target-column", "target-sum"),
-        *("unseen-labels", "unused-input", "worker-generator"),
+        *("not-log", "overlap", "padding-matters", "position", "random-target", "random-validation", "range"),
+        *("reshape-not-transpose", "sample-cut", "shared-augmentation", "split-scale", "target-column", "target-sum"),
+        *("truncated-target", "unseen-labels", "unused-input", "updated-in-validation", "worker-generator"),
     )
 )
 CHECKS: dict[str, list[Check]] = {}  # by name; some decide at several moments

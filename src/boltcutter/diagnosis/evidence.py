@@ -129,6 +129,7 @@ class Evidence:
         self.got_nonzero: set[str] = set()
         self.rounding: set[str] = set()  # operations of the graph whose derivative is 0
         self.looks_with_hooks = 0
+        self.hooks: list[int] = []  # of layers, when a look begins
         self.repeated: dict[str, Repeat] = {}  # layers that are in a list several times, by their first name
         self.calls_of_schedules: dict[int, int] = {}  # when training began, by identity
         self.first_epoch = 0

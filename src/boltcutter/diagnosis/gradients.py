@@ -16,6 +16,7 @@ from boltcutter.internals import foreach_norm
 EARLY = 8  # optimizer steps, all of which are looked at
 NO_EFFECT = 1e-4  # relative change of the weights in the whole training that cannot matter
 HUGE = 2.0  # change of a matrix in one step, relative to its size, and to 1 / sqrt(fan-in)
+ONE = torch.ones(1)
 COLLAPSED = 0.02  # size of the weights, relative to the start
 
 
@@ -193,6 +194,20 @@ def zero_gradient(seen: Evidence) -> Lines:
     """The gradient of a parameter was exactly 0 at all looks."""
     if seen.ended and (zero := always_zero(seen)):
         yield f"the gradient of {some(zero)} was exactly 0 at all {seen.looks} steps that were looked at"
+
+
+@check("stuck-at-zero", "likely", at="summary")
+def stuck_at_zero(seen: Evidence) -> Lines:
+    """Two matrices of a layer were 0 everywhere at the start, and their gradients exactly 0 at all looks."""
+    zero = [n for n in always_zero(seen) if seen.parameters[n].ndim > 1 and not seen.start.get(n, ONE).any()]
+    names = [n for n in zero if not seen.parameters[n].detach().any()]
+    owners = [n.rpartition(".")[0] for n in names]
+    stuck = [n for n, owner in zip(names, owners, strict=True) if owners.count(owner) > 1]
+    if stuck:
+        yield (
+            f"{some(stuck)} began at 0, and get no gradient, as each is multiplied by the other; initialize one of "
+            "them at random"
+        )
 
 
 @check("rounded-gradient", "likely", at="summary")

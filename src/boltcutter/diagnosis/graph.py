@@ -39,6 +39,7 @@ LOSSES = {
     "CtcLossBackward0": "ctc_loss",
 }
 REGRESSIONS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+LOGARITHMS = ("LogSoftmaxBackward0", "LogsumexpBackward0")
 COMPUTES = frozenset(
     ("AddmmBackward0", "MmBackward0", "BmmBackward0", "ConvolutionBackward0", "EmbeddingBackward0"),
 )
@@ -55,6 +56,7 @@ class Loss(NamedTuple):
         source_node: This operation.
         before: For cross-entropy, the operation that computed the logits.
         options: Such as ``ignore_index`` and ``log_target``.
+        node: Of the graph.
     """
 
     kind: str
@@ -64,6 +66,7 @@ class Loss(NamedTuple):
     source_node: Any = None
     before: str = ""
     options: Mapping[str, Any] = MappingProxyType({})
+    node: Any = None
 
     @property
     def num_classes(self) -> int | None:
@@ -105,6 +108,7 @@ class Graph(NamedTuple):
     losses: list[Loss]
     replaced: list[Any]  # nodes of nan_to_num
     softmaxes: list[Any]
+    logarithms: list[Any]  # nodes of log_softmax and logsumexp
     counts: Counter[str]
 
 
@@ -120,7 +124,7 @@ def read_graph(loss: Tensor) -> Graph:
     """Walk the graph behind a loss."""
     seen: set[Any] = set()
     stack: list[Any] = [loss.grad_fn]
-    leaves, losses, replaced, softmaxes, counts = [], [], [], [], Counter[str]()
+    leaves, losses, replaced, softmaxes, logarithms, counts = [], [], [], [], [], Counter[str]()
     while stack and len(seen) < MAX_NODES:
         node = stack.pop()
         if node is None or node in seen:
@@ -134,10 +138,12 @@ def read_graph(loss: Tensor) -> Graph:
             replaced.append(node)
         elif name == "SoftmaxBackward0":
             softmaxes.append(node)
+        elif name in LOGARITHMS:
+            logarithms.append(node)
         elif name == "torch::autograd::AccumulateGrad":
             leaves.append(node.variable)
         stack.extend(parent for parent, _ in node.next_functions)
-    return Graph(leaves, [_loss(node) for node in losses], replaced, softmaxes, counts)
+    return Graph(leaves, [_loss(node) for node in losses], replaced, softmaxes, logarithms, counts)
 
 
 def saved(node: Any, name: str) -> Any:
@@ -181,9 +187,9 @@ def _loss(node: Any) -> Loss:
     kind, source = LOSSES[node.name()], operation_behind(node)
     before = operation_behind(source) if name_of(source) == "LogSoftmax" else None
     names = ("log_probs", "targets") if kind == "ctc_loss" else ("self", "target")
-    options = {"ignore_index": saved(node, "ignore_index")} if kind == "nll_loss" else {}
+    options = {each: saved(node, each) for each in ("ignore_index", "reduction")} if kind == "nll_loss" else {}
     prediction, target = (saved(node, name) for name in names)
-    return Loss(kind, prediction, target, name_of(source), source, name_of(before), options)
+    return Loss(kind, prediction, target, name_of(source), source, name_of(before), options, node)
 
 
 def extremes(tensor: Tensor | None) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boltcutter.diagnosis.calls import remarks
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.loaders import digests, items
@@ -17,11 +18,6 @@ from boltcutter.structure import flatten, tensors
 
 MANY = 64  # values of a tensor, fewer of which may be equal by chance
 UNUSED = 0.25  # share of an input without influence
-
-
-def remarks(seen: Evidence, name: str) -> Lines:
-    """What was seen of shapes in the steps."""
-    yield from [remark.text for remark in seen.remarks if remark.check == name][:1]
 
 
 @check("channels-flattened", "certain", at="probe")

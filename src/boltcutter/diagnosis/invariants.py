@@ -420,6 +420,7 @@ class Watch:
         self.callback, self.seen = callback, seen
         self.before: dict[int, tuple[dict[str, Tensor], Tensor]] = {}  # by optimizer, samples of weights, and a copy
         self.cleared: dict[int, bool] = {}
+        self.added: dict[int, bool] = {}  # whether a backward pass has changed gradients that were not 0
         self.had_gradient: dict[int, bool] = {}
         self.backward_passes = self.forward_passes = 0
         self.ran: set[str] = set()
@@ -432,6 +433,7 @@ class Watch:
         self.handles: list[Any] = []
         if not seen.module.automatic_optimization and not seen.sharded:
             self.handles = [o.register_step_pre_hook(self.before_step) for o in seen.optimizers]
+        seen.hooks.append(layers.count_hooks(seen.module))
         self.with_hooks = with_hooks and not seen.compiled
         if self.with_hooks:
             for name, part in seen.module.named_modules():
@@ -487,6 +489,7 @@ class Watch:
         if seen.sharded:
             return backward(*args, **options)
         parameters = {id(o): [p for g in o.param_groups for p in g["params"]] for o in seen.optimizers}
+        before: dict[int, list[tuple[int, int]]] = {}
         with Guarded(self.callback):
             if not seen.module.automatic_optimization and args:
                 seen.loss = args[0]
@@ -496,9 +499,12 @@ class Watch:
                 self.cleared[key] = self.cleared.get(key, False) or not any_nonzero(
                     [p.grad for p in group if p.grad is not None]
                 )
+            before = {key: versions(group) for key, group in parameters.items() if not self.cleared[key]}
         result = backward(*args, **options)
         with Guarded(self.callback):
             self.backward_passes += 1
+            for key, known in before.items():  # else somebody assigns the gradients
+                self.added[key] = self.added.get(key, False) or known != versions(parameters[key])
             for optimizer in seen.optimizers:
                 key = id(optimizer)
                 self.had_gradient[key] = any_nonzero([p.grad for p in parameters[key] if p.grad is not None])
@@ -540,6 +546,7 @@ class Watch:
         self.found_zero |= 0 < len(live) < len(with_gradient)
         known = self.backward_passes > 0
         cleared = self.cleared.pop(key, not known) if known else True
+        cleared = not self.added.pop(key, False) or cleared
         update = Update(
             optimizer, number, named, set(with_gradient), live, None, {}, learning_rate(optimizer), 0.0, cleared,
             self.had_gradient.pop(key, False),
@@ -591,6 +598,11 @@ class Watch:
             if half:
                 parts = torch.split(change, [v.numel() for v in after])
                 steps.stuck.append(stuck(update, half, dict(zip(views, parts, strict=True))))
+
+
+def versions(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Which tensors gradients are, and how often each was changed."""
+    return [(id(p.grad), p.grad._version) for p in parameters if p.grad is not None]
 
 
 def stuck(update: Update, names: list[str], change: Mapping[str, Tensor]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -142,6 +143,22 @@ def bn_momentum(seen: Evidence) -> Lines:
                 f"momentum={m.momentum} of {name} is the weight of the newest batch in PyTorch, so evaluation uses "
                 f"little more than the last one; did you mean {1 - m.momentum:.2g}?"
             )
+
+
+def count_hooks(module: nn.Module) -> int:
+    """Hooks that layers call."""
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in module.modules())
+
+
+@check("hooks-grow", "likely", at="summary")
+def hooks_grow(seen: Evidence) -> Lines:
+    """At each look there were more hooks of layers than at the one before."""
+    counts = seen.hooks
+    if len(counts) >= 4 and all(b > a for a, b in pairwise(counts)):
+        yield (
+            f"hooks of layers are registered again and again, {counts[0]} at first and {counts[-1]} at last, and all "
+            "are called; register them once, or call remove()"
+        )
 
 
 @check("train-in-validation", "likely", at="validation")

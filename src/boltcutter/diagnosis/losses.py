@@ -43,55 +43,55 @@ def losses(seen: Evidence, *kinds: str) -> list[Loss]:
 
 @check("double-softmax", "certain", at="graph")
 def double_softmax(seen: Evidence) -> Lines:
-    """The logits of cross-entropy are the output of a softmax."""
+    """The logits of cross-entropy, or of a logarithm of probabilities, are the output of a softmax."""
     if any(loss.before == "Softmax" for loss in losses(seen, "nll_loss")):
         yield "cross-entropy gets probabilities, where it expects logits, so that learning is slow; remove the softmax"
+    elif any(name_of(operation_behind(node)) == "Softmax" for node in (seen.graph.logarithms if seen.graph else ())):
+        yield Line(
+            "log_softmax, logsumexp or Categorical(logits=…) gets probabilities, where it expects logits, so that "
+            "learning is slow; remove the softmax, or pass probs=",
+            "likely",
+        )
 
 
-@check("squashed-logits", "likely", at="graph")
-def squashed_logits(seen: Evidence) -> Lines:
-    """The logits of cross-entropy are the output of a sigmoid or tanh."""
-    for loss in losses(seen, "nll_loss"):
-        if loss.before in ("Sigmoid", "Tanh"):
-            yield f"cross-entropy gets the output of {loss.before.lower()}, so no class can become certain; remove it"
-
-
-@check("relu-logits", "likely", at="graph")
-def relu_logits(seen: Evidence) -> Lines:
-    """The logits of cross-entropy are the output of a ReLU."""
-    if any(loss.before in ("Relu", "Threshold") for loss in losses(seen, "nll_loss")):
-        yield "the logits come from a ReLU, so none is below 0, and those at 0 get no gradient; remove the last ReLU"
-
-
-@check("one-class", "certain", at="graph")
-def one_class(seen: Evidence) -> Lines:
-    """Cross-entropy has a single class."""
-    if any(loss.num_classes == 1 for loss in losses(seen, "nll_loss")):
-        yield "cross-entropy of one class is always 0; use two outputs, or binary_cross_entropy_with_logits"
-
-
-@check("not-log", "certain", at="probe")
-@check("not-log", "certain", at="graph")
-def not_log(seen: Evidence) -> Lines:
-    """What must be log-probabilities, or the logarithm of a rate, is none."""
-    for loss in losses(seen, "nll_loss", "kl_div", "ctc_loss"):
-        kind, p = loss.kind, loss.prediction
-        low = extremes(loss.target)[0] if kind == "kl_div" else 0.0
-        high = float(p.max()) if p is not None and p.numel() else math.nan
-        if high > 1e-4:
-            remedy = "cross_entropy, or log_softmax before it" if kind == "nll_loss" else "log_softmax before it"
-            yield f"{kind} gets values up to {high:.3g}, but log-probabilities are never above 0; use {remedy}"
-        elif kind == "kl_div" and low < -1e-4 and not loss.options["log_target"]:
-            yield f"kl_div gets targets down to {low:.3g}, which are no probabilities; pass log_target=True"
-        elif kind == "ctc_loss" and p is not None and bool((p.float().logsumexp(-1).abs() > 1e-2).any()):
-            yield "ctc_loss gets values whose exponentials do not sum to 1; use log_softmax(-1) before it"
-    for loss in losses(seen, "poisson_nll_loss"):
-        if loss.options["log_input"] and RANGES.get(loss.source, (-1.0,))[0] == 0:
-            yield Line(
-                f"poisson_nll_loss takes the output of {loss.source.lower()} for the logarithm of a rate; pass "
-                "log_input=False",
-                "likely",
+@check("ctc-blank", "certain", at="graph")
+def ctc_blank(seen: Evidence) -> Lines:
+    """Targets of CTC have the index of the blank among them."""
+    for loss in losses(seen, "ctc_loss"):
+        node = loss.node
+        targets, blank, lengths = (saved(node, name) for name in ("targets", "blank", "target_lengths"))
+        if not isinstance(targets, Tensor) or blank is None or lengths is None:
+            continue
+        if targets.ndim == 2:  # rows that are padded, often by the blank
+            counts = torch.as_tensor(lengths, device=targets.device)
+            targets = targets[torch.arange(targets.shape[1], device=targets.device) < counts[:, None]]
+        if share := float((targets == blank).float().mean()):
+            yield (
+                f"{share:.0%} of the labels of ctc_loss are {blank}, its blank, which is never predicted as a label; "
+                "shift the labels by one, or pass another blank"
             )
+
+
+@check("padding-in-loss", "likely", at="graph")
+def padding_in_loss(seen: Evidence) -> Lines:
+    """Over 5% of the targets of cross-entropy, and more than one a sample, are the padding_idx of an embedding."""
+    found = [loss for loss in losses(seen, "nll_loss") if loss.options.get("reduction")]
+    pads = (
+        {(len(m.weight), m.padding_idx) for m in seen.module.modules() if isinstance(m, nn.Embedding)}
+        if found
+        else set()
+    )
+    for loss in found:
+        for count, pad in pads:
+            t = loss.target
+            if pad is None or count != loss.num_classes or loss.options["ignore_index"] == pad or t is None:
+                continue
+            padded = int((t == pad).sum())
+            if padded > max(0.05 * t.numel(), seen.batch_size):  # one for each sequence may be its end
+                yield (
+                    f"{padded / t.numel():.0%} of the targets of cross-entropy are {pad}, the padding (padding_idx), "
+                    f"which it learns to predict; pass ignore_index={pad}"
+                )
 
 
 @check("softmax-of-batch", "certain", at="graph")

@@ -7,7 +7,7 @@ from collections import defaultdict
 import torch
 from torch.optim import SGD
 
-from boltcutter.diagnosis.checks import Lines, check, some
+from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, sampled
 from boltcutter.diagnosis.graph import attributes
 
@@ -65,6 +65,24 @@ def in_no_optimizer(seen: Evidence) -> Lines:
     alone = missing(seen)
     if alone and seen.optimizers and not seen.sharded:
         yield f"{some(alone)} is in no optimizer; freeze it with requires_grad_(False), or add it"
+
+
+@check("shared-memory", "likely", at="start")
+def shared_memory(seen: Evidence) -> Lines:
+    """Two parameters of the optimizers have the same memory, so it is stepped twice."""
+    if seen.sharded:
+        return
+    first: dict[tuple[int, torch.Size], str] = {}
+    for name in seen.trained:
+        p = seen.parameters[name]
+        if p.numel() > 1 and p.data_ptr():
+            other = first.setdefault((p.data_ptr(), p.shape), name)
+            if other != name:
+                yield Line(
+                    f"{other} and {name} have the same memory, as after a.data = b.data, but are two parameters, each "
+                    "with a gradient and a step of its own; assign the parameter itself: a.weight = b.weight",
+                    subject=name,
+                )
 
 
 @check("decay", "likely", at="start")

@@ -11,7 +11,7 @@ import copy
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from time import monotonic
 from typing import Any
 
@@ -22,9 +22,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchmetrics import Metric
 
 from boltcutter.diagnosis.calls import LossCalls, Remark
+from boltcutter.diagnosis.cuts import Cuts
 from boltcutter.diagnosis.evidence import num_rows, tensors_of
 from boltcutter.diagnosis.graph import Loss
 from boltcutter.structure import map_tensors, take_rows
@@ -51,6 +53,10 @@ class Trace:
         remarks: On reshapes and shapes.
         output: Of the step.
         logged: Values that were logged.
+        buffers: Names of the buffers that it changed.
+        cumulative: Name of a cumulative operation over the samples.
+        random: State of the generator of torch at its end.
+        has_generator: Whether it draws numbers from a generator of its own.
     """
 
     def __init__(self) -> None:
@@ -62,6 +68,9 @@ class Trace:
         self.remarks: list[Remark] = []
         self.output: Any = None
         self.logged: dict[str, Any] = {}
+        self.buffers: set[str] = set()
+        self.cumulative, self.has_generator = "", False
+        self.random: Tensor | None = None
 
 
 class Probe:
@@ -151,6 +160,8 @@ class Probe:
         indices = [0] if is_param_in_hook_signature(step, "batch_idx", min_args=2) else []
         indices += [0] if indices and is_param_in_hook_signature(step, "dataloader_idx", explicit=True) else []
         context = "train_step_context" if kind == "training_step" else "val_step_context"
+        cuts = Cuts(batch)
+        buffers = {n: b.detach().clone() for n, b in module.named_buffers()} if record else {}
         calls = LossCalls(tensors_of(batch), [p for p in module.parameters() if p.requires_grad])
         with ExitStack() as stack:
             stack.enter_context(kept(module))
@@ -163,11 +174,17 @@ class Probe:
                     stack.callback(part.register_forward_hook(Recorder(name, trace)).remove)
             stack.enter_context(torch.enable_grad() if kind == "training_step" else torch.no_grad())
             stack.enter_context(getattr(self.trainer.precision_plugin, context)())
-            with calls:
+            stack.callback(register_optimizer_step_post_hook(calls.notice_step).remove)
+            with calls, cuts if record else nullcontext():
                 trace.output = step(batch, *indices)
+            now = dict(module.named_buffers())
+            trace.buffers = {n for n, b in buffers.items() if n in now and not torch.equal(b, now[n])}
+            trace.random = torch.get_rng_state()
             if then is not None:
                 then(trace.output.get("loss") if isinstance(trace.output, dict) else trace.output)
-        trace.calls, trace.remarks = calls.calls, calls.remarks
+        cuts.conclude()
+        trace.cumulative, trace.has_generator = calls.cumulative, calls.has_generator
+        trace.calls, trace.remarks = calls.calls, [*calls.remarks, *cuts.remarks]
         return trace
 
 

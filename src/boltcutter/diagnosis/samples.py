@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boltcutter.diagnosis.checks import Line, Lines, check
-from boltcutter.diagnosis.evidence import Evidence, tensors_of
-from boltcutter.diagnosis.probe import Probe, Trace, is_close, take
+from boltcutter.diagnosis.checks import Line, Lines, check, some
+from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
+from boltcutter.diagnosis.probe import Probe, Trace, is_close, take, tolerance
 from boltcutter.structure import map_tensors
 
 FEWEST = 4  # samples of a batch
@@ -38,6 +39,14 @@ def are_reversed(a: Tensor, b: Tensor, count: int) -> bool:
     """Whether the rows are in reverse order in some layout; True if there are no samples in it."""
     pairs = [*zip(layouts(a, count), layouts(b, count), strict=True)]
     return not pairs or any(is_close(x, y.flip(0)) for x, y in pairs)
+
+
+def are_permuted(a: Tensor, b: Tensor, most: int) -> bool:
+    """Whether most rows of one are rows of the other, in any order, as after sorting; False if there are no rows."""
+    if a.shape != b.shape or not a.ndim or not a.is_floating_point() or len(a) < most:
+        return False
+    distances = torch.cdist(a.flatten(1).float(), b.flatten(1).float(), p=math.inf)
+    return int((distances.min(1).values <= tolerance(a)).sum()) >= most
 
 
 def is_comparable(probe: Probe) -> bool:
@@ -72,7 +81,7 @@ def mixing(seen: Evidence) -> Lines:
         if [(n, t.shape) for n, t in other.tensors] != [(n, t.shape) for n, t in base.tensors]:
             return  # the samples decide what is computed
         for (name, a), (_, b) in zip(base.tensors, other.tensors, strict=True):
-            if not are_kept(a, b, keep, count):
+            if not are_kept(a, b, keep, count) and not are_permuted(a, b, keep.stop - keep.start):
                 yield _mixing_line(probe, name, base, count)
                 return
         for x, y in zip(base.calls, other.calls, strict=False):
@@ -116,17 +125,79 @@ def position(seen: Evidence) -> Lines:
     if any(id(v) not in known and count in v.shape for v in states):
         return  # a state for each place in the batch, as of a recurrent network, is meant to stay there
     other_seed = probe.repeated(seed=1)
+    is_seeded = (
+        base.random is not None and other_seed.random is not None and torch.equal(base.random, other_seed.random)
+    )
+    if base.has_generator or is_seeded:
+        return  # noise for each place of the batch, the same each time
     flipped = probe.run(kind, take(probe.batches[kind], torch.arange(count).flip(0)), training=False)
     names = [name for name, _ in base.tensors]
     if names != [name for name, _ in flipped.tensors] or names != [name for name, _ in other_seed.tensors]:
         return
     for (name, a), (_, b), (_, c) in zip(base.tensors, flipped.tensors, other_seed.tensors, strict=True):
-        if a.shape == b.shape and is_close(a, c) and not is_close(a, b) and not are_reversed(a, b, count):
+        is_same = a.shape != b.shape or is_close(a, b) or are_reversed(a, b, count) or are_permuted(a, b, count)
+        if is_close(a, c) and not is_same:
             yield (
                 f"the result for a sample depends on its place in the batch, first in {name}, of shape "
                 f"{tuple(a.shape)} with {count} samples; add positions along time, not along the batch"
             )
             return
+
+
+@check("batch-order", "likely", at="probe")
+def batch_order(seen: Evidence) -> Lines:
+    """The loss has a cumulative sum over the samples, and changes in evaluation if their order is reversed."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches or (count := probe.size("training_step")) < FEWEST:
+        return
+    if not (name := probe.base("training_step").cumulative):
+        return
+    batch, rows = probe.batches["training_step"], torch.arange(count)
+    orders = (rows, rows, rows.flip(0))
+    passes = [probe.run("training_step", take(batch, order), training=False, record=False) for order in orders]
+    found = [t.output.get("loss") if isinstance(t.output, dict) else t.output for t in passes]
+    losses = [loss.detach() for loss in found if isinstance(loss, Tensor)]
+    if len(losses) == 3 and is_close(losses[0], losses[1]) and not is_close(losses[0], losses[2]):
+        yield (
+            f"{name} goes over the samples in the order of the batch, which is random, so the loss depends "
+            "on it; sort the samples first, as by time"
+        )
+
+
+@check("updated-in-validation", "likely", at="probe")
+def updated_in_validation(seen: Evidence) -> Lines:
+    """A layer changes a floating-point buffer in evaluation mode, as it does in training."""
+    probe = seen.probe
+    if probe is None or not {"training_step", "validation_step"} <= probe.batches.keys():
+        return
+    both = probe.base("training_step").buffers & probe.base("validation_step").buffers
+    buffers, metrics = dict(probe.module.named_buffers()), [n for n, m in probe.module.named_modules() if is_metric(m)]
+    count = probe.size("validation_step")
+    names = [
+        n for n in sorted(both)
+        if n in buffers and buffers[n].is_floating_point() and "." in n and count not in buffers[n].shape
+        and not any(n.startswith(f"{metric}.") for metric in metrics)
+    ]  # fmt: skip
+    if names:
+        yield (
+            f"{some(names)} is updated in validation, too, so what is trained afterwards depends on validation data; "
+            "update it only if self.training"
+        )
+
+
+@check("global-seed", "likely", at="probe")
+def step_seeds(seen: Evidence) -> Lines:
+    """After training_step, the generator of torch is in the same state, whatever it was before."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches:
+        return
+    one = probe.base("training_step").random
+    two = probe.run("training_step", probe.batches["training_step"], training=True, seed=1, record=False).random
+    if one is not None and two is not None and torch.equal(one, two):
+        yield (
+            "training_step seeds torch, so dropout and augmentation draw the same numbers in each step; remove the "
+            "call of manual_seed or seed_everything, or use a torch.Generator"
+        )
 
 
 def random_in_validation(seen: Evidence) -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from boltcutter.diagnosis.calls import rows_of
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
-from boltcutter.diagnosis.graph import Loss
+from boltcutter.diagnosis.graph import REGRESSIONS, Loss
 from boltcutter.diagnosis.probe import STEPS, Probe, is_close, rows_that_differ, take
 from boltcutter.structure import flatten, with_tensors
 
@@ -130,6 +130,43 @@ def replaced(probe: Probe, kind: str, parts: dict[int, Tensor]) -> Any:
     leaves = flatten(probe.batches[kind])
     new = [parts.get(i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     return with_tensors(probe.batches[kind], new)
+
+
+@check("future-leak", "certain", at="probe")
+def series_leak(seen: Evidence) -> Lines:
+    """If a value of a series is replaced, the prediction changes whose target it is, and targets are shifted inputs."""
+    probe = seen.probe
+    if probe is None or (count := probe.size(probe.evaluated)) < 2:
+        return
+    kind = probe.evaluated
+    leaves = flatten(probe.batches[kind])
+    for j, x in enumerate(leaves):
+        is_series = isinstance(x, Tensor) and x.is_floating_point() and x.ndim in (2, 3) and len(x) == count
+        if not is_series or x.shape[1] < 6:
+            continue
+        calls = [(i, c) for i, c in enumerate(probe.base(kind).calls) if _is_shifted(c, x)]
+        if not calls:
+            continue
+        place = x.shape[1] // 2
+        new = x.clone()
+        new[:, place] = x[:, place].roll(1, 0) + x.std()
+        other = probe.run(kind, replaced(probe, kind, {j: new}), training=kind == "training_step", record=False)
+        for i, a in calls:
+            b = other.calls[i] if i < len(other.calls) else a
+            if not same_shapes(a, b) or a.prediction.shape != a.target.shape:
+                continue
+            changed = [not is_close(a.prediction[:, t], b.prediction[:, t]) for t in range(place)]
+            if changed[place - 1]:  # whose target is the value that was replaced
+                yield Line(
+                    "each prediction depends on the value that it is to predict: use layers of one direction, or a "
+                    "causal mask, and inputs up to the time before"
+                )
+                return
+
+
+def _is_shifted(call: Loss, x: Tensor) -> bool:
+    t = call.target
+    return call.kind in REGRESSIONS and t is not None and t.shape == x[:, 1:].shape and torch.equal(t, x[:, 1:])
 
 
 @check("future-leak", "certain", at="probe")

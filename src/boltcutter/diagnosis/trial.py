@@ -56,6 +56,7 @@ class Trial(Invariants):
         if seen.compiled or seen.sharded or trainer.world_size > 1:
             self._note("probes", "a compiled or sharded model is not probed; set task.compile=false, or use one device")
         else:
+            self._stop_looking()  # as manual optimization computes gradients in a pass of a probe, too
             with Guarded(self), seeded(0):
                 seen.splits = Splits(_loaders(trainer))
                 held = _held(trainer, seen.splits.loaders.get("validation"))
@@ -68,6 +69,7 @@ class Trial(Invariants):
                 if not _validates(seen.probe):
                     seen.splits = Splits({"train": seen.splits.train})
                 seen.probe.forget()
+            self._look()
         self._end = monotonic() + self.seconds
 
     def on_train_batch_end(
