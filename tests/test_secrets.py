@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -118,7 +119,14 @@ def test_no_secret_is_in_what_commands_print_and_write(project: Path, tmp_path: 
         assert done.returncode in statuses, done.stdout.decode()
 
     run, other, failed = (tmp_path / "runs" / "digits" / name for name in ("one", "other", "failed"))
-    common = ("data=site", "model=linear", "callback=client", "trainer.max_epochs=1", "logger=[csv,wandb]")
+    common = (
+        "data=site",
+        "model=linear",
+        "callback=client",
+        "trainer.max_epochs=1",
+        "trainer.limit_train_batches=4",
+        "logger=[csv,wandb]",
+    )
     call("train", *common, f"folder={run}")
     call("train", *common, "seed=2", f"folder={other}")
     call("train", *common, "callback.client.fails=true", f"folder={failed}", statuses=(1,))
@@ -159,6 +167,19 @@ def test_no_secret_is_in_what_commands_print_and_write(project: Path, tmp_path: 
     assert hits == {}
 
 
+def page(url: str, end: float) -> bytes:
+    """A page of a server, which prints its address before it answers."""
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                return bytes(answer.read())
+        except urllib.error.HTTPError as error:
+            return error.read()
+        except urllib.error.URLError:
+            assert time.monotonic() < end
+            time.sleep(0.2)
+
+
 def serve(run: Path, project: Path, variables: dict[str, str]) -> dict[str, bytes]:
     """What a server prints, and its pages."""
     command = [sys.executable, "-m", "boltcutter", "serve", f"run={run}", "port=0"]
@@ -175,8 +196,7 @@ def serve(run: Path, project: Path, variables: dict[str, str]) -> dict[str, byte
             assert time.monotonic() < end, log.read_text()
             time.sleep(0.2)
         for place in ("", "/openapi.json", "/metrics"):
-            with urllib.request.urlopen(address[0].decode() + place, timeout=30) as answer:
-                pages[f"serve {place}"] = answer.read()
+            pages[f"serve {place}"] = page(address[0].decode() + place, end)
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(60)

@@ -203,3 +203,17 @@ def test_texts_that_stand_for_dates_and_numbers_are_no_categories(texts: list[st
 @pytest.mark.parametrize("texts", [["5 marbles", "6 marbles"], ["may", "june"], ["A-1", "B-2"], ["16:9", "4:3"]])
 def test_names_with_digits_are_categories(texts: list[str]) -> None:
     assert decide_types(pd.DataFrame({"c": texts}), {}, "a.csv")[0] == {"c": "text"}
+
+
+def test_a_line_may_be_longer_than_a_cell(tmp_path: Path) -> None:
+    """As the header of a table with many columns, which with another separator would be a single cell."""
+    names = [f"{letter * 9000}" for letter in "abcdefghijklmnop"]
+    (tmp_path / "a.csv").write_text(f"{','.join(names)}\n{','.join('1' for _ in names)}\n")
+    assert read_table(tmp_path / "a.csv").columns.tolist() == names
+
+
+def test_a_million_columns_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"{'a,' * 1_000_000}target\n1\n")
+    with pytest.raises(ValueError, match=r"1,000,001 columns, more than 200,000") as error:
+        read_table(tmp_path / "a.csv")
+    assert len(str(error.value)) < 300

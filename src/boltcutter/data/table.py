@@ -52,6 +52,7 @@ UNIT = re.compile(
     r"(?:(?P<code>EUR|USD|GBP|CHF|JPY)\s?)?[-+]?[0-9][0-9.,'\u2019]*\s?(?P<unit>[^\W\d_]{1,5}|\u00b0[CF]|/[a-z]+)?"
 )
 EXAMPLES = 3
+MAX_COLUMNS = 200_000  # of a CSV file
 BATCH_ROWS = 1 << 16  # of a Parquet file
 
 
@@ -145,10 +146,12 @@ def _read_csv(path: Path, encoding: str | None, separator: str | None, limit: in
             raise UnicodeError(proposed)
     options: dict[str, Any] = {"header": None, "dtype": str, "na_filter": False, "encoding": encoding}
     # The header is read as a row: pandas would rename repeated names, and make an index of a column without a name.
+    first = pd.read_csv(source(), sep="\x01", nrows=1, quoting=csv.QUOTE_NONE, **options)
+    line = str(first.iloc[0, 0])
     if separator is None:
-        first = pd.read_csv(source(), sep="\x01", nrows=1, quoting=csv.QUOTE_NONE, **options)
-        line = str(first.iloc[0, 0])
-        separator = max(SEPARATORS, key=lambda one: len(next(csv.reader([line], delimiter=one))))
+        separator = max(SEPARATORS, key=lambda one: _count_cells(line, one))
+    if len(separator) == 1 and (count := _count_cells(line, separator)) > MAX_COLUMNS:
+        raise ValueError(f"{count:,} columns, more than {MAX_COLUMNS:,}, each of which is looked at")
     cells = pd.read_csv(source(), sep=separator, skip_blank_lines=True, **options)
     cells = pd.DataFrame({place: to_texts(cells[place]) for place in cells})
     header = ["" if name is None else name for name in cells.iloc[0]]
@@ -161,6 +164,14 @@ def _read_csv(path: Path, encoding: str | None, separator: str | None, limit: in
         )
         return used.iloc[:, 1:]
     return used
+
+
+def _count_cells(line: str, separator: str) -> int:
+    """How many cells a line has, if they are separated so."""
+    try:
+        return len(next(csv.reader([line], delimiter=separator)))
+    except csv.Error:  # a cell of more than 131,072 characters, as the line of a wide table is with another separator
+        return 1
 
 
 def is_index(values: pd.Series[Any]) -> bool:
