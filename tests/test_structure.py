@@ -179,6 +179,15 @@ def test_containers_of_any_class_are_changed_alike(value: Any) -> None:
     assert flatten(value)[1] is None
 
 
+def test_a_nested_tensor_contains_its_values() -> None:
+    batch = {"x": JAGGED, "label": LABELS}
+    assert [len(tensor) for tensor in tensors(batch)] == [25, 7]
+    changed = map_tensors(batch, lambda tensor: tensor + 1)["x"]
+    assert [len(part) for part in changed.unbind()] == [3, 1, 4, 1, 5, 9, 2]
+    assert changed.values().tolist() == [1] * 25
+    assert [name for name, _ in named_tensors(batch)] == ["['x'][0]", "['label']"]
+
+
 def test_rows_of_nested_tensors_and_lists_are_taken() -> None:
     samples = [torch.full((length,), float(length)) for length in (3, 1, 2)]
     nested = torch.nested.nested_tensor(samples, layout=torch.jagged)

@@ -1,8 +1,8 @@
 """The structure of batches: inputs and targets, the tensors in containers, and samples.
 
 A container is a mapping, a list, tuple or other sequence, a named tuple or a dataclass, in any nesting; whatever else a
-batch has is a leaf. A ``PackedSequence`` contains one tensor, its data, whose rows are no samples. All code that looks
-into a batch does it by the functions of this module.
+batch has is a leaf. A ``PackedSequence`` contains one tensor, its data, whose rows are no samples, and a nested tensor
+its values or, if it is strided, its samples. All code that looks into a batch does it by the functions of this module.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ def flatten(value: Any) -> list[Any]:
 
 def tensors(value: Any) -> list[Tensor]:
     """Return the tensors in a structure, in their order."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and not value.is_nested:
         return [value]
     return [tensor for part in children(value) or () for tensor in tensors(part)]
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """Return the same structure with each tensor changed; the containers are new ones of the same types."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and not value.is_nested:
         return change(value)
     parts = children(value)
     return value if parts is None else _with_parts(value, [map_tensors(part, change) for part in parts])
@@ -102,7 +102,7 @@ def with_tensors(value: Any, new: Iterable[Any]) -> Any:
 
 def named_tensors(value: Any, name: str = "") -> list[tuple[str, Tensor]]:
     """Return the tensors in a structure, with the expression that selects each: ``["tokens"]`` or ``[0].mask``."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and not value.is_nested:
         return [(name, value)]
     is_indexed = isinstance(value, Mapping) or not _names(value)
     names = _names(value) or range(len(children(value) or ()))
@@ -136,7 +136,7 @@ def outline(value: Any) -> Any:
 
 def tensor_names(value: Any, prefix: str = "") -> list[str]:
     """Return the names of the tensors in a structure, in their order: ``tokens``, or ``input_0`` in a list."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and not value.is_nested:
         return [prefix or "input"]
     parts = children(value) or ()
     return [
@@ -206,6 +206,8 @@ def first_tensor(batch: Any) -> Tensor | None:
 
 def children(batch: Any) -> Sequence[Any] | None:
     """Return the elements of a container; None of any other type, such as a tensor or a text."""
+    if isinstance(batch, Tensor) and batch.is_nested:
+        return [batch.values()] if batch.layout is torch.jagged else batch.unbind()
     if isinstance(batch, Tensor | str | bytes | int | float) or batch is None:
         return None
     if isinstance(batch, PackedSequence):
@@ -226,6 +228,10 @@ def _with_parts(value: Any, parts: list[Any]) -> Any:
         return kind(parts)
     if isinstance(value, PackedSequence):
         return value._replace(data=parts[0])
+    if isinstance(value, Tensor):
+        if value.layout is not torch.jagged:
+            return torch.nested.as_nested_tensor(parts)
+        return torch.nested.nested_tensor_from_jagged(parts[0], value.offsets(), value.lengths())
     if hasattr(value, "_fields"):
         return kind(*parts)
     if isinstance(value, Mapping):

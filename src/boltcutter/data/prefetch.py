@@ -64,7 +64,7 @@ def _pin(tensor: Tensor) -> Tensor:
 def _objects(batch: Any) -> list[Any]:
     """The parts of a batch that are neither tensors nor containers, and can be moved to a device."""
     if isinstance(batch, Tensor):
-        return []
+        return [batch] if batch.is_nested else []
     if (parts := children(batch)) is not None and not isinstance(batch, PackedSequence):  # which moves its indices, too
         return [found for part in parts for found in _objects(part)]
     return [batch] if hasattr(batch, "to") else []
@@ -72,8 +72,9 @@ def _objects(batch: Any) -> list[Any]:
 
 def _can_be_handed_over(batch: Any) -> bool:
     """Whether the memory of all parts can be kept until another stream has used it."""
-    is_plain = all(tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors(batch))
-    return is_plain and all(hasattr(part, "record_stream") for part in _objects(batch))
+    is_plain = all(tensor.layout is torch.strided for tensor in tensors(batch))
+    others = _objects(batch)
+    return is_plain and all(hasattr(part, "record_stream") and not isinstance(part, Tensor) for part in others)
 
 
 class Prefetcher:

@@ -384,9 +384,9 @@ def find_axes(batches: Sequence[Any], inputs: Callable[[Any], Any] = inputs_of) 
         check_fixed(part)
     found = [tensors(inputs(batch)) for batch in batches]
     common = min(map(len, found))  # targets, which may be lists, follow the inputs
-    if inputs is inputs_of:
-        for leaves in found[1:]:
-            check_count(leaves, len(found[0]))
+    given = [tensors(inputs_of(batch)) for batch in batches]
+    for leaves in given[1:]:
+        check_count(leaves, len(given[0]))
     counts = tuple(count_samples(targets_of(batch)) or count_samples(batch) or 1 for batch in batches)
     names, axes = {counts: "batch"}, list[dict[int, str]]()
     for of_leaf in zip(*(leaves[:common] for leaves in found), strict=True):
