@@ -188,6 +188,15 @@ def test_a_nested_tensor_contains_its_values() -> None:
     assert [name for name, _ in named_tensors(batch)] == ["['x'][0]", "['label']"]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_strided_nested_tensor_contains_its_samples() -> None:
+    strided = torch.nested.nested_tensor([torch.zeros(length) for length in (3, 1, 2)])
+    assert count_samples((strided, LABELS[:3])) == 3
+    assert [len(part) for part in tensors(strided)] == [3, 1, 2]
+    assert [len(part) for part in map_tensors(strided, lambda tensor: tensor + 1).unbind()] == [3, 1, 2]
+    assert [len(part) for part in take_rows(strided, [2, 0], 3).unbind()] == [2, 3]
+
+
 def test_rows_of_nested_tensors_and_lists_are_taken() -> None:
     samples = [torch.full((length,), float(length)) for length in (3, 1, 2)]
     nested = torch.nested.nested_tensor(samples, layout=torch.jagged)

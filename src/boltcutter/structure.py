@@ -170,7 +170,7 @@ def take_rows(value: Any, rows: Sequence[int] | Tensor, count: int) -> Any:
         count: Number of samples in ``value``.
     """
     if isinstance(value, Tensor):
-        if not value.ndim or len(value) != count:
+        if not value.ndim or value.size(0) != count:
             return value
         if value.is_nested:  # which cannot be indexed by a list
             samples = value.unbind()
@@ -231,7 +231,8 @@ def _with_parts(value: Any, parts: list[Any]) -> Any:
     if isinstance(value, Tensor):
         if value.layout is not torch.jagged:
             return torch.nested.as_nested_tensor(parts)
-        return torch.nested.nested_tensor_from_jagged(parts[0], value.offsets(), value.lengths())
+        jagged: Any = value
+        return torch.nested.nested_tensor_from_jagged(parts[0], jagged.offsets(), jagged.lengths())
     if hasattr(value, "_fields"):
         return kind(*parts)
     if isinstance(value, Mapping):
@@ -268,7 +269,7 @@ def count_samples(batch: Any) -> int | None:
     for other batch classes, one of ``SIZE_ATTRIBUTES`` or ``len``.
     """
     if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else 1
+        return batch.size(0) if batch.ndim else 1  # a strided nested tensor has no len
     if type(batch) in (list, tuple) and batch and isinstance(batch[0], Tensor):
         return count_samples(batch[0])
     if isinstance(batch, PackedSequence):

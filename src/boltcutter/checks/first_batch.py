@@ -75,7 +75,8 @@ def first_batch_message(trainer: L.Trainer, error: BaseException) -> str | None:
 def describe(value: Any, depth: int = 2) -> str:
     """Shape and dtype of a tensor, or of those in a list or mapping."""
     if isinstance(value, Tensor):
-        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+        shape = "nested" if value.is_nested else tuple(value.shape)
+        return f"{shape} {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, Mapping) and depth:
         some = [f"{key}: {describe(inner, depth - 1)}" for key, inner in [*value.items()][:MAX_TENSORS]]
         return f"{{{', '.join(some)}}}"
