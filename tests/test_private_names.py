@@ -344,7 +344,7 @@ DOCUMENTED = {
     "_asdict", "_fields", "_replace",  # namedtuple
     "_apply", "_buffers", "_modules", "_parameters", "_non_persistent_buffers_set",  # nn.Module, pickled as such
     "_partial_", "_target_", "_args_", "_self_",  # keys of configurations
-    "_exit", "_compat_pickle",  # the standard library
+    "_exit", "_compat_pickle", "_getframe",  # the standard library
 }  # fmt: skip
 
 
