@@ -131,18 +131,19 @@ def test_progress_bars_and_colors_of_others_work(text: str) -> None:
 
 CONTROLS = """
 import sys, types
-from boltcutter.environment.output import ignore_lost_readers
+from boltcutter.environment.output import Terminal, ignore_lost_readers
+Terminal.hide = lambda text: text.replace("secret", "***")
 ignore_lost_readers()
 library = types.ModuleType("boltcutter.any")
 exec("def say(text, file): print(text, file=file)", library.__dict__)
 for stream in (sys.stdout, sys.stderr):
-    library.say("a\x1b]0;t\x07\x1b[1mb", stream)
+    library.say("a\x1b]0;t\x07\x1b[1msecret", stream)
 raise RuntimeError("\x1b]52;c;a\x07")
 """
 
 
 def test_all_that_a_command_prints_is_escaped() -> None:
     found = subprocess.run([sys.executable, "-c", CONTROLS], env=environment(), capture_output=True, text=True)
-    assert found.stdout == "a\\x1b]0;t\\x07\x1b[1mb\n"
+    assert found.stdout == "a\\x1b]0;t\\x07\x1b[1m***\n"
     assert found.stderr.startswith(found.stdout)
     assert found.stderr.endswith("RuntimeError: \\x1b]52;c;a\\x07\n")

@@ -19,7 +19,8 @@ from boltcutter.cli.translate import translate
 from boltcutter.config import foreign
 from boltcutter.config.compose import refuse_duplicates
 from boltcutter.config.errors import ConfigError, hint
-from boltcutter.environment.output import ignore_lost_readers
+from boltcutter.config.redaction import hide_variables
+from boltcutter.environment.output import Terminal, ignore_lost_readers
 from boltcutter.extend import load_object
 from boltcutter.project import Project, ProjectError, restart
 
@@ -73,6 +74,7 @@ def run(name: str, arguments: Sequence[str], start: str | None = None, *, progra
     """
     if os.environ.get("PYTHONUTF8") != "1" and locale.getpreferredencoding(False).upper() != "UTF-8":
         restart(PYTHONUTF8="1")  # as files of projects and runs are in UTF-8, whatever the locale
+    Terminal.hide = hide_variables  # also before a run has a log, as where data are read
     ignore_lost_readers()
     try:
         if "--json" in arguments and "--complete" not in arguments:

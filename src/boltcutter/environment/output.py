@@ -11,8 +11,9 @@ import io
 import os
 import re
 import sys
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 GONE = (errno.EPIPE, errno.EIO)  # the reader of a pipe has ended, or a terminal was closed
 ERASE = "\r\x1b[2K"  # control sequence of ECMA-48: the line
@@ -50,11 +51,17 @@ def escaped(text: str, caller: FrameType | None) -> str:
 
 
 class Terminal(io.TextIOWrapper):
-    """A stream that escapes what a terminal would execute."""
+    """A stream that escapes what a terminal would execute.
+
+    Attributes:
+        hide: Masks secrets in what is written; commands set it.
+    """
+
+    hide: ClassVar[Callable[[str], str]] = str
 
     def write(self, text: str) -> int:
         """Write text, in which control characters are shown."""
-        super().write(escaped(text, sys._getframe().f_back))
+        super().write(escaped(type(self).hide(text), sys._getframe().f_back))
         return len(text)
 
 
