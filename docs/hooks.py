@@ -84,7 +84,7 @@ def within_site(text: str, folder: str) -> str:
         if target.parts[0] == "docs" and target.suffix not in (".py", ".yaml"):
             return f"{picture}[{label}]({os.path.relpath(target, folder or 'docs')}{anchor or ''})"
         if folder == "docs/gallery":  # whose pages show the file
-            return f"[`{label}`](#{re.sub('[^a-z]', '', label)})"
+            return f"[`{label}`](#{re.sub('[^a-z0-9]', '', label)})"
         return label if label.startswith("`") else f"`{target}`" if label == target.name else f"{label} (`{target}`)"
 
     return LINK.sub(rewrite, text)
