@@ -3,7 +3,8 @@
 ``samples`` of a computed data set, ``tokens`` in a file that is sparse, so that no disk is measured, image ``files``,
 ``parameters`` of an MLP, ``metrics`` of a task over 2,000 steps, ``runs`` in a folder that is listed without and with
 an index, ``ranks`` that are processes of this machine, and ``fake_ranks``: rank 0 of so many with torch's fake process
-group, which is everything before the first step but the collectives.
+group, which is everything before the first step but the collectives; ``modules`` of a model, ``keys`` of a
+configuration, ``rows`` of the metrics of a run whose curves are drawn.
 
 CPU time is that of all processes, memory the largest resident set of one process, or of this one if it has more. An
 exponent e says that what exceeds the cost of the smallest size grows with size^e between the two largest sizes; 0 if it
@@ -50,6 +51,17 @@ IMAGE = bytes.fromhex(  # one white pixel
     "89504e470d0a1a0a0000000d49484452000000010000000108020000009077"
     "53de0000000c49444154789c63f8ffff3f0005fe02fe0def46b80000000049454e44ae426082"
 )
+
+
+class Keys(Callback):
+    """Has many settings.
+
+    Args:
+        values: The settings.
+    """
+
+    def __init__(self, values: dict[str, int]) -> None:
+        self.values = values
 
 
 class LastStep(Callback):
@@ -176,6 +188,29 @@ def fake_ranks(size: int, folder: Path) -> Commands:
     return [(["-c", FAKE, str(size), *command], variables | {"LOCAL_WORLD_SIZE": "8"})]
 
 
+def modules(size: int, folder: Path) -> Commands:
+    """Layers of a chain, each of four units."""
+    sizes = f"model.hidden_sizes=[{','.join('4' for _ in range(size // 4))}]"  # layer, norm, activation, dropout
+    return [(train(folder, "model=mlp", sizes, "data=synthetic", "data.shape=[1, 2, 2]"), {})]
+
+
+def keys(size: int, folder: Path) -> Commands:
+    """Keys of a configuration that is checked."""
+    values = ", ".join(f"k{number}: {number}" for number in range(size))
+    callback = f"+callback.keys={{_target_: {__name__}.Keys, values: {{{values}}}}}"
+    return [(["-m", "boltcutter", "check", "model=mlp", callback], {})]
+
+
+def rows(size: int, folder: Path) -> Commands:
+    """Rows of the metrics of a run whose curves are drawn."""
+    ((command, variables),) = runs(1, folder)
+    (place,) = folder.glob("*/*")
+    with open(place / "metrics.csv", "w") as file:
+        file.write("step,epoch,train/loss\n")
+        file.writelines(f"{number},{number // 1000},{1 / (number + 1)}\n" for number in range(size))
+    return [([*command, f"--html={folder}/runs.html"], variables)]
+
+
 WORKS = {
     "samples": Work((10**4, 10**6, 10**8, 10**9), samples, (0, 0)),
     "tokens": Work((10**6, 10**8, 10**10), tokens, (0, 0)),
@@ -184,6 +219,9 @@ WORKS = {
     "metrics": Work((1, 10, 100), metrics, (1, 1)),
     "runs": Work((10**3, 10**4, 10**5), runs, (1, 1)),
     "runs_index": Work((10**3, 10**4, 10**5), runs, (1, 1), warm=True),
+    "modules": Work((10**2, 10**3, 10**4), modules, (1, 1)),
+    "keys": Work((10**2, 10**3, 10**4), keys, (1, 1)),
+    "rows": Work((10**5, 10**6, 10**7), rows, (1, 1)),
     "ranks": Work((1, 4, 8, 16), ranks, (1, 0)),
     "fake_ranks": Work((8, 512, 4096), fake_ranks, (1, 0)),  # torchmetrics gathers each metric of each rank
 }

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.run.metrics import MAX_NAMES, MetricsReader, final_metrics, infer_mode, parse_name
+from boltcutter.run import metrics
+from boltcutter.run.metrics import MAX_NAMES, MetricsReader, final_metrics, infer_mode, last_values, parse_name
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,22 @@ def test_a_table_that_grows_is_read_from_its_last_row_on(tmp_path: Path) -> None
     added("")
     path.write_text("step,epoch,b\n")
     added("")
+
+
+def test_a_large_table_is_read_if_it_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,epoch,train/loss,val/loss\n" + "".join(f"{n},0,1,{n % 2 or ''}\n" for n in range(20_000)))
+    monkeypatch.setattr(metrics, "MAX_TABLE", 1 << 10)
+    monkeypatch.setattr(metrics, "MAX_END", 1 << 10)
+    steps, _, values = MetricsReader(path).read()["val/loss"]
+    assert steps.tolist() == list(range(2, 20_002, 2))
+    assert set(values) == {1.0}
+    assert last_values(tmp_path) == {"train/loss": "1", "val/loss": "1"}
+    assert last_values(tmp_path, step=4) == {"train/loss": "1"}
+    path.chmod(0o666)
+    with pytest.raises(ValueError, match="of somebody else"):
+        MetricsReader(path).read()
+    assert last_values(tmp_path) == {}
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ import os
 import re
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, TypeAlias
 
 from boltcutter import files, run_files
 from boltcutter.formatting import parse_count
-from boltcutter.run import trust
 
 Mode = Literal["min", "max"]
 Columns: TypeAlias = "dict[str, tuple[array[int], array[int], array[float]]]"  # steps, epochs and values by name
@@ -25,9 +25,11 @@ SMALLER_IS_BETTER = re.compile(r"loss|err|mae|mse|mape|perplexity|nll|bits", re.
 LARGER_IS_BETTER = re.compile(r"acc|f1|r2|auc|auroc|precision|recall|iou|dice|bleu|pearson|spearman|kappa", re.I)
 STAGES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 NAME = re.compile(rf"(?:({'|'.join(STAGES)})[/_.-])?(.+?)(_epoch|_step)?", re.S)
-MAX_TABLE, MAX_NAMES = 1 << 27, 1 << 17  # bytes of metrics.csv, and of its first line
+MAX_TABLE, MAX_OWN_TABLE = 1 << 27, 1 << 31  # bytes of metrics.csv of somebody else, and of this user: 50 million rows
+MAX_NAMES = 1 << 17  # bytes of its first line
 MAX_LINE = 1 << 24  # bytes of another line, which may be somebody else's
-MAX_ROWS = 2000  # that are searched for the last value of each metric
+MAX_END = 1 << 22  # bytes at its end that are searched for the last value of each metric
+BLOCK = 8192  # rows that are converted at a time
 
 
 class MetricName(NamedTuple):
@@ -67,16 +69,21 @@ def final_metrics(folder: Path) -> dict[str, tuple[float, int]]:
 def last_values(folder: Path, step: int | None = None) -> dict[str, str]:
     """The last value of each metric in ``metrics.csv``, or those at a step: of its last rows alone, for many runs."""
     try:
-        content = trust.read_bytes(folder / run_files.METRICS)
+        with open_metrics(folder / run_files.METRICS) as file:
+            if not (header := file.readline(MAX_NAMES)).endswith(b"\n"):
+                return {}
+            begin = file.tell()
+            if step is None:
+                file.seek(max(begin, file.seek(0, os.SEEK_END) - MAX_END))
+            if file.tell() > begin:
+                file.readline()  # the rest of a row
+            content = file.read()
     except (OSError, ValueError):
         return {}
-    header, _, rest = content.partition(b"\n")
-    if len(header) > MAX_NAMES:
-        return {}
     if step is not None:
-        rows = re.findall(rb"^%d,.*\n" % step, rest, re.M)  # several if a resumed run has logged it again
+        rows = re.findall(rb"^%d,.*\n" % step, content, re.M)  # several if a resumed run has logged it again
     else:
-        rows = rest[: rest.rfind(b"\n") + 1].splitlines()[-MAX_ROWS:]
+        rows = content[: content.rfind(b"\n") + 1].splitlines()
     last: dict[str, str] = {}
     with suppress(csv.Error, StopIteration):
         table = csv.reader(line.decode(errors="replace") for line in (header, *rows))
@@ -113,6 +120,21 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
                 yield step, values
 
 
+def open_metrics(path: Path) -> IO[bytes]:
+    """Open ``metrics.csv``, whoever has written it.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is not an ordinary file, or too large for one of its owner.
+    """
+    file = files.open_file(path, MAX_OWN_TABLE)
+    status = os.fstat(file.fileno())
+    if status.st_size > MAX_TABLE and not files.is_ours(status):
+        file.close()
+        raise ValueError(f"larger than {MAX_TABLE >> 20} MiB, and of somebody else")
+    return file
+
+
 class MetricsReader:
     """Reads ``metrics.csv``, whoever has written it; if it has grown since, only its last row and what follows.
 
@@ -135,7 +157,7 @@ class MetricsReader:
             OSError: It cannot be read.
             ValueError: It is empty, not an ordinary file, too large, or has too many columns.
         """
-        with files.open_file(self.path, MAX_TABLE) as file:
+        with open_metrics(self.path) as file:
             if not (head := file.readline(MAX_NAMES)).endswith(b"\n"):
                 raise ValueError("more names than can be read" if head else "the file is empty")
             status = os.fstat(file.fileno())
@@ -148,8 +170,9 @@ class MetricsReader:
             self._names = []
             file.seek(self._last)
             names = next(csv.reader([head.decode()]))
-            for row in csv.reader(self._complete_lines(file)):
-                self._add(dict(zip(names, row, strict=False)))
+            table = csv.reader(self._complete_lines(file))
+            while rows := list(islice(table, BLOCK)):
+                self._add(names, rows)
             self._read = status.st_ino, head
         return {name: self._columns[name] for name in names if name in self._columns and self._columns[name][0]}
 
@@ -161,14 +184,24 @@ class MetricsReader:
                 size = len(line)
                 yield line.decode()
 
-    def _add(self, texts: dict[str, str]) -> None:
-        step, epoch = (int(_to_float(texts.pop(key, "") or "-1")) for key in ("step", "epoch"))
-        self._names = [name for name, text in texts.items() if text]
-        for name in self._names:
-            steps, epochs, values = self._columns.setdefault(name, (array("q"), array("q"), array("d")))
-            steps.append(step + 1)
-            epochs.append(epoch)
-            values.append(_to_float(texts[name]))
+    def _add(self, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        if all(len(row) == len(names) for row in rows):
+            self._add_columns(dict(zip(names, zip(*rows, strict=True), strict=True)), len(rows))
+        else:
+            for row in rows:
+                self._add_columns({name: (text,) for name, text in zip(names, row, strict=False)}, 1)
+
+    def _add_columns(self, columns: dict[str, tuple[str, ...]], count: int) -> None:
+        steps, epochs = (
+            [int(_to_float(text or "-1")) for text in columns.pop(key, ("",) * count)] for key in ("step", "epoch")
+        )
+        self._names = [name for name, texts in columns.items() if texts[-1]]
+        for name, texts in columns.items():
+            if found := [place for place, text in enumerate(texts) if text]:
+                ours = self._columns.setdefault(name, (array("q"), array("q"), array("d")))
+                ours[0].extend([steps[place] + 1 for place in found])
+                ours[1].extend([epochs[place] for place in found])
+                ours[2].extend([_to_float(texts[place]) for place in found])
 
 
 def _to_float(text: str) -> float:
