@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 # Ceilings, not targets: where a package grows beyond its own, look for steps that can be taken away first.
 MAX_FILES = 208
 MAX_FUNCTIONS = {
-    "assembly": 30,
+    "assembly": 31,
     "callback": 164,
     "checkpoint": 81,
     "checks": 33,
