@@ -94,6 +94,52 @@ def padding_in_loss(seen: Evidence) -> Lines:
                 )
 
 
+@check("squashed-logits", "likely", at="graph")
+def squashed_logits(seen: Evidence) -> Lines:
+    """The logits of cross-entropy are the output of a sigmoid or tanh."""
+    for loss in losses(seen, "nll_loss"):
+        if loss.before in ("Sigmoid", "Tanh"):
+            yield f"cross-entropy gets the output of {loss.before.lower()}, so no class can become certain; remove it"
+
+
+@check("relu-logits", "likely", at="graph")
+def relu_logits(seen: Evidence) -> Lines:
+    """The logits of cross-entropy are the output of a ReLU."""
+    if any(loss.before in ("Relu", "Threshold") for loss in losses(seen, "nll_loss")):
+        yield "the logits come from a ReLU, so none is below 0, and those at 0 get no gradient; remove the last ReLU"
+
+
+@check("one-class", "certain", at="graph")
+def one_class(seen: Evidence) -> Lines:
+    """Cross-entropy has a single class."""
+    if any(loss.num_classes == 1 for loss in losses(seen, "nll_loss")):
+        yield "cross-entropy of one class is always 0; use two outputs, or binary_cross_entropy_with_logits"
+
+
+@check("not-log", "certain", at="probe")
+@check("not-log", "certain", at="graph")
+def not_log(seen: Evidence) -> Lines:
+    """What must be log-probabilities, or the logarithm of a rate, is none."""
+    for loss in losses(seen, "nll_loss", "kl_div", "ctc_loss"):
+        kind, p = loss.kind, loss.prediction
+        low = extremes(loss.target)[0] if kind == "kl_div" else 0.0
+        high = float(p.max()) if p is not None and p.numel() else math.nan
+        if high > 1e-4:
+            remedy = "cross_entropy, or log_softmax before it" if kind == "nll_loss" else "log_softmax before it"
+            yield f"{kind} gets values up to {high:.3g}, but log-probabilities are never above 0; use {remedy}"
+        elif kind == "kl_div" and low < -1e-4 and not loss.options["log_target"]:
+            yield f"kl_div gets targets down to {low:.3g}, which are no probabilities; pass log_target=True"
+        elif kind == "ctc_loss" and p is not None and bool((p.float().logsumexp(-1).abs() > 1e-2).any()):
+            yield "ctc_loss gets values whose exponentials do not sum to 1; use log_softmax(-1) before it"
+    for loss in losses(seen, "poisson_nll_loss"):
+        if loss.options["log_input"] and RANGES.get(loss.source, (-1.0,))[0] == 0:
+            yield Line(
+                f"poisson_nll_loss takes the output of {loss.source.lower()} for the logarithm of a rate; pass "
+                "log_input=False",
+                "likely",
+            )
+
+
 @check("softmax-of-batch", "certain", at="graph")
 def softmax_of_batch(seen: Evidence) -> Lines:
     """The softmax before a loss function is over the samples, not over the classes."""
