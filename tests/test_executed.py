@@ -19,7 +19,7 @@ MAX_FUNCTIONS = {
     "checks": 33,
     "config": 115,
     "data": 105,
-    "diagnosis": 193,
+    "diagnosis": 197,
     "environment": 144,
     "evaluation": 45,
     "report": 100,
