@@ -97,6 +97,11 @@ IN_PLACE = {
     "diagnosis/ranks": {
         "_get_default_store": "facts of ranks, for which none waits",
     },
+    "diagnosis/layers": {
+        "_forward_hooks": "how many hooks there are, which must not grow",
+        "_forward_pre_hooks": "the same",
+        "_backward_hooks": "the same",
+    },
     "environment/workers": {
         "_MultiProcessingDataLoaderIter": "a worker that a signal kills ends training before it saves",
         "_workers": "the same",
