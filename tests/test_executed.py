@@ -23,7 +23,7 @@ MAX_FUNCTIONS = {
     "environment": 144,
     "evaluation": 45,
     "report": 100,
-    "run": 98,
+    "run": 100,
     "task": 66,
     "training": 78,
 }

@@ -271,7 +271,10 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
         "": {"_DropoutNd": None},
     },
     "torch.nn.modules.module": {
-        "Module": {"_replicate_for_data_parallel": "self", "_compiled_call_impl": None},
+        "Module": {
+            "_replicate_for_data_parallel": "self",
+            **dict.fromkeys(["_compiled_call_impl", "_forward_hooks", "_forward_pre_hooks"]),
+        },
     },
     "torch.nn.parallel.distributed": {
         "DistributedDataParallel": {
