@@ -39,7 +39,10 @@ def test_code_packages_and_hardware_that_differ_are_named(tmp_path: Path) -> Non
 
 
 def test_the_first_batch_of_another_content_is_named(tmp_path: Path) -> None:
-    records = {"batches": {"1": "a", "2": "b", "9": "c"}}, {"batches": {"1": "a", "2": "x", "9": "y", "17": "z"}}
+    records = (
+        {"batches": {"1": "a", "2": "b", "9": "c", "?": "d"}},
+        {"batches": {"1": "a", "2": "x", "9": "y", "?": "z"}},
+    )
     assert list(record_differences((tmp_path, tmp_path), records, tmp_path)) == [
         "data      batch 2 has another content"
     ]

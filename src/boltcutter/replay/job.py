@@ -190,9 +190,11 @@ def settings_before(record: Mapping[str, Any], step: int) -> tuple[dict[str, Any
     """The settings that a step was done with, where the run was resumed later with others: values, and keys not set."""
     values, unset = dict[str, Any](), set[str]()
     for attempt in reversed(record.get("attempts") or ()):  # the first one after the step has the last word
-        changed = attempt.get("changed")
-        if isinstance(changed, dict) and step <= int(attempt.get("resumed_at") or 0):
+        changed, at = attempt.get("changed"), attempt.get("resumed_at")
+        if isinstance(changed, dict) and isinstance(at, int) and step <= at:
             for key, each in changed.items():
+                if not isinstance(each, dict):
+                    continue
                 if "was" not in each:
                     values.pop(key, None)
                     unset.add(key)

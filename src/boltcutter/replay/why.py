@@ -215,8 +215,12 @@ class Case:
             return f"attempts of the run had {', '.join(map(str, ranks))} ranks; it is replayed with {self.devices}"
         attempts = self.record.get("attempts") or [{}]
         for attempt in attempts:
-            at, changed = attempt.get("resumed_at") or 0, attempt.get("changed")
-            if changed and (begin < at < self.question.step or (self.question.step <= at and not any(self.before))):
+            at, changed = attempt.get("resumed_at"), attempt.get("changed")
+            if (
+                changed
+                and isinstance(at, int)
+                and (begin < at < self.question.step or (self.question.step <= at and not any(self.before)))
+            ):
                 return f"after step {at} it was resumed with another {' and '.join([*changed][:3])}"
         if found := changed_data(self.record, done):
             return found

@@ -52,7 +52,8 @@ def other_batch(first: Mapping[str, Any], second: Mapping[str, Any]) -> int | No
     here, there = (record.get("batches") for record in (first, second))
     if not (isinstance(here, dict) and isinstance(there, dict)):
         return None
-    return min((int(name) for name in here.keys() & there.keys() if here[name] != there[name]), default=None)
+    numbers = [name for name in here.keys() & there.keys() if name.isdecimal() and here[name] != there[name]]
+    return min(map(int, numbers), default=None)
 
 
 def _has_equal_samples(*folders: Path) -> bool:
