@@ -2,7 +2,10 @@
 
 import copy
 import pickle
+import pkgutil
+import re
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,6 +20,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from boltcutter import diagnosis
 from boltcutter.diagnosis import CHECKS, Evidence, Finding, FindingError, Invariants, check
 from boltcutter.diagnosis.evidence import Steps
 from boltcutter.diagnosis.invariants import StepHook, next_look
@@ -263,6 +267,10 @@ def test_findings_are_text_of_one_line() -> None:
 
 def test_the_documentation_lists_each_check_and_its_rule() -> None:
     text = (Path(__file__).parents[2] / "docs" / "diagnosis.md").read_text()
+    for module in pkgutil.iter_modules(diagnosis.__path__, "boltcutter.diagnosis."):
+        import_module(module.name)  # of audit, too
     for each in (each for group in CHECKS.values() for each in group):
         lines = [line for line in text.splitlines() if line.startswith(f"| `{each.name}` | {each.level} |")]
         assert [line for line in lines if line.endswith(f"| {each.rule.replace('``', '`')} |")], each.name
+    named = set(re.findall(r"^\| `([\w-]+)` \| (?:certain|likely|note) \|", text, re.M))
+    assert named == {each.name for group in CHECKS.values() for each in group}

@@ -68,9 +68,10 @@ def code_differences(record: dict[str, Any], source: dict[str, Any], library: di
     if then.get("changes") != source["changes"]:
         found.append("uncommitted changes differ; see code.patch of the run")
     was_library = record.get("library") or {}
-    for key in ("commit", "changes"):
-        if was_library and library.get(key) != was_library.get(key):
-            found.append(f"the library's {key} is {library.get(key)}, was {was_library.get(key)}")
+    if was_library and library.get("commit") != was_library.get("commit"):
+        found.append(f"the library's commit is {library.get('commit')}, was {was_library.get('commit')}")
+    if was_library and library.get("changes") != was_library.get("changes"):
+        found.append("uncommitted changes of the library differ; see library.patch of the run")
     installed = packages()
     for name, was in record.get("packages", {}).items():
         if installed.get(name) != was:
