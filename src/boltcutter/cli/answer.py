@@ -19,7 +19,7 @@ from boltcutter.cli.mistake import Explanation, explain
 from boltcutter.cli.table import commands
 from boltcutter.cli.translate import translate
 from boltcutter.config.errors import ConfigError, Mistake, one_line
-from boltcutter.config.redaction import hide_variables
+from boltcutter.config.redaction import MASK, hide_variables
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.environment.stop_signals import PreemptionError
 from boltcutter.extend import NegativeResult
@@ -51,7 +51,10 @@ def answer(name: str, arguments: Sequence[str], call: Callable[[list[str]], Any]
         if is_rank_zero() and sys.exc_info()[0] is not KeyboardInterrupt:
             shown = {"output": text.getvalue().splitlines()} if result is None else {"result": described(result)}
             found = {"command": name, "ok": status == 0, "exit_status": status, **shown}
-            print(hide_variables(json.dumps({**found, "errors": [asdict(error) for error in errors]})), flush=True)
+            print(
+                hide_variables(json.dumps({**found, "errors": [asdict(_masked(error)) for error in errors]})),
+                flush=True,
+            )
 
 
 def _explain(end: SystemExit, name: str, arguments: Sequence[str], status: int, start: str | None) -> list[Explanation]:
@@ -133,3 +136,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, str | int | None):
         return value
     return plain(value.tolist()) if hasattr(value, "tolist") else str(value)
+
+
+def _masked(error: Explanation) -> Explanation:
+    """A mistake without the secret that an argument holds: its answer goes to logs, and to agents."""
+    if error.code != "secret":
+        return error
+    replaces = tuple(
+        f"{key}={MASK}" if equals else key for key, equals, _ in (w.partition("=") for w in error.replaces)
+    )
+    return replace(error, value=error.value and MASK, replaces=replaces)
