@@ -41,7 +41,7 @@ def both(forks: ForkServer, file: Path, **env: str) -> list[tuple[int, str, list
     """Status, standard output and the lines of standard error, forked and fresh."""
     found = [run_forked(forks, [str(file), "a", "b"], env=env)]
     found.append(run_command([sys.executable, str(file), "a", "b"], env=env))
-    of_server = re.compile(r"forkserver\.py|exec\(code, scope\)|^ *~+\^+$")
+    of_server = re.compile(r"forkserver\.py|exec\(code, scope\)|^ *~+\^+$|^  warnings\.warn")
     return [
         (done.returncode, done.stdout, [line for line in done.stderr.splitlines() if not of_server.search(line)])
         for done in found

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import Script
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, BytesStorageMetadata, MetadataIndex
 
 from boltcutter.checkpoint import sharded_checkpoint as sharded
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
@@ -320,3 +320,24 @@ except CheckpointError as error:
     at_once = BEGIN.replace("Path(sys.argv[1])", "sys.argv[1]") + "from boltcutter.checkpoint import storage\n"
     stdout = two_ranks(f"{at_once}storage.RETRY_SECONDS = 0.0\n{code}", "s4://bucket/last.ckpt").stdout
     assert stdout.count("last.ckpt: not written (rank 0: Protocol not known: s4); the previous checkpoint is ") == 2
+
+
+class Member:
+    """Pickled as Python 3.11.2 does members of an enumeration."""
+
+    def __init__(self, kind: object, name: str) -> None:
+        self.kind, self.name = kind, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.kind, self.name)
+
+
+def test_members_of_enumerations_of_an_earlier_python_are_read() -> None:
+    def read(value: object) -> Any:
+        return sharded._Unpickler(BytesIO(pickle.dumps(value, protocol=4))).load()
+
+    kind = _MEM_FORMAT_ENCODING
+    assert read(Member(kind, "TORCH_CHANNELS_LAST")) is kind.TORCH_CHANNELS_LAST
+    for wrong in (Member(kind, "__class__"), Member(torch.Size, "count"), Member("text", "upper")):
+        with pytest.raises(pickle.UnpicklingError, match="calls getattr"):
+            read(wrong)

@@ -27,6 +27,7 @@ from boltcutter.analysis.facts import Stamp, file_stamp, scan, stamp_of
 from boltcutter.analysis.query import Query
 from boltcutter.analysis.record import Run, as_runs
 from boltcutter.config.errors import ConfigError, one_line, printable
+from boltcutter.environment.output import Terminal
 from boltcutter.formatting import parse_count, to_json
 from boltcutter.report import page as html
 from boltcutter.run import trust
@@ -50,7 +51,7 @@ def serve(root: str, query: Query, given: Mapping[str, str]) -> None:
     if (number := parse_count(port)) is None or number > 65535:
         raise ConfigError(f"port={port} is not a port; try port={SETTINGS['port']}, or port=0 for a free one")
     made = not (token := read_token(host, file))  # other users of this machine reach the port as well
-    token = token or secrets.token_urlsafe(24)
+    token = Terminal.shown = token or secrets.token_urlsafe(24)
     os.nice(NICENESS)
     with LiveServer(Watch(root, query), host, number, token) as server:
         shown = f"[{host}]" if ":" in host else host

@@ -55,13 +55,17 @@ class Terminal(io.TextIOWrapper):
 
     Attributes:
         hide: Masks secrets in what is written; commands set it.
+        shown: A value that is written to be read, such as the token of a page that this process serves.
     """
 
     hide: ClassVar[Callable[[str], str]] = str
+    shown: ClassVar[str] = ""
 
     def write(self, text: str) -> int:
         """Write text, in which control characters are shown."""
-        super().write(escaped(type(self).hide(text), sys._getframe().f_back))
+        kind = type(self)
+        masked = text if kind.shown and kind.shown in text else kind.hide(text)
+        super().write(escaped(masked, sys._getframe().f_back))
         return len(text)
 
 
