@@ -38,9 +38,8 @@ class Cuts(TorchFunctionMode):
         self.batch = tensors_of(batch)
         self.cut = WeakTensorKeyDictionary()  # what depends on weights, but has no gradient: the function that cut it
         self.noise = WeakTensorKeyDictionary()  # what was drawn: how often it is used
-        self.drawn = (
-            WeakTensorKeyDictionary()
-        )  # of a distribution with a gradient: whether a layer, and a score, get it
+        # Samples of a distribution with a gradient: whether a layer, and a score, get it.
+        self.drawn = WeakTensorKeyDictionary()
         self.samples: list[list[bool]] = []
         self.truncated: list[Tensor] = []
 

@@ -28,7 +28,7 @@ NAME = re.compile(rf"(?:({'|'.join(STAGES)})[/_.-])?(.+?)(_epoch|_step)?", re.S)
 MAX_TABLE, MAX_OWN_TABLE = 1 << 27, 1 << 31  # bytes of metrics.csv of somebody else, and of this user: 50 million rows
 MAX_NAMES = 1 << 17  # bytes of its first line
 MAX_LINE = 1 << 24  # bytes of another line, which may be somebody else's
-MAX_END = 1 << 22  # bytes at its end that are searched for the last value of each metric
+MAX_ROWS, MAX_END = 2000, 1 << 22  # rows and bytes at its end that are searched for the last value of each metric
 BLOCK = 8192  # rows that are converted at a time
 
 
@@ -72,18 +72,16 @@ def last_values(folder: Path, step: int | None = None) -> dict[str, str]:
         with open_metrics(folder / run_files.METRICS) as file:
             if not (header := file.readline(MAX_NAMES)).endswith(b"\n"):
                 return {}
-            begin = file.tell()
-            if step is None:
-                file.seek(max(begin, file.seek(0, os.SEEK_END) - MAX_END))
-            if file.tell() > begin:
-                file.readline()  # the rest of a row
-            content = file.read()
+            if step is not None:  # several rows if a resumed run has logged it again
+                rows = [line for line in file if line.startswith(b"%d," % step) and line.endswith(b"\n")]
+            else:
+                begin = file.tell()
+                if file.seek(max(begin, file.seek(0, os.SEEK_END) - MAX_END)) > begin:
+                    file.readline()  # the rest of a row
+                content = file.read()
+                rows = content[: content.rfind(b"\n") + 1].splitlines()[-MAX_ROWS:]
     except (OSError, ValueError):
         return {}
-    if step is not None:
-        rows = re.findall(rb"^%d,.*\n" % step, content, re.M)  # several if a resumed run has logged it again
-    else:
-        rows = content[: content.rfind(b"\n") + 1].splitlines()
     last: dict[str, str] = {}
     with suppress(csv.Error, StopIteration):
         table = csv.reader(line.decode(errors="replace") for line in (header, *rows))
