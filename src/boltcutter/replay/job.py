@@ -440,6 +440,6 @@ def folder_of(text: str | None, key: str = "run") -> Path:
     if not text:
         raise ConfigError(f"{key}: missing; give {key}=<folder>, such as {key}=latest", kind="missing_value")
     folder = Path(text)
-    with prefix_errors(f"run={folder}"):
+    with prefix_errors(f"{key}={folder}"):
         read_record(folder)
     return folder.absolute()

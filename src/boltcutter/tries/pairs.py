@@ -236,7 +236,9 @@ class Pairs:
         folder = self.folder_of(pair, name)
         self._asked.discard((pair, name))
         if state == "failed" and not (folder / run_files.RECORD).is_file():
-            raise ConfigError(f"{self.sides[name].label}: {error}")  # nothing was trained: the arguments are wrong
+            label = self.sides[name].label  # nothing was trained: the arguments are wrong
+            is_named = error.partition("=")[0] == label.partition("=")[0]
+            raise ConfigError(error if is_named else f"{label}: {error}")
         outcome = self._outcome(pair, name, folder, error=(error or "failed") if state == "failed" else "")
         if self._load:
             outcome, self._load = replace(outcome, load=self._load.end()), None
