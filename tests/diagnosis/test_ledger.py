@@ -125,6 +125,32 @@ def test_rounding_shows_at_the_step_where_it_begins(tmp_path: Path) -> None:
     assert found.columns[0] in ("gradient_norm", "gradient")
 
 
+class Alternating(Regression):
+    """Two optimizers with different numbers of parameters, of which each step uses another one."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizers: Any = self.optimizers()
+        loss = self.model(batch[0]).square().mean()
+        optimizers[batch_idx % 2].zero_grad()
+        self.manual_backward(loss)
+        optimizers[batch_idx % 2].step()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.model[0].parameters(), 0.1), torch.optim.SGD([self.model[2].bias], 0.1)
+
+
+@pytest.mark.parametrize("guard", [True, False])
+def test_steps_of_several_optimizers_have_digests(guard: bool, tmp_path: Path) -> None:
+    found = []
+    for name in ("one", "same"):
+        (tmp_path / name).mkdir()
+        found.append(fit(tmp_path / name, Alternating(manual=True), guard=guard))
+    assert first_difference(*found) is None
+    assert len({*found[0].rows["gradient"].tolist()} - {0}) == 12
+    assert np.isfinite(found[0].rows["gradient_norm"]).all()
+
+
 @pytest.mark.parametrize("at", [5, 8])
 def test_a_resumed_training_continues_the_rows(at: int, tmp_path: Path) -> None:
     class Save(L.Callback):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -37,7 +37,7 @@ BLOCK = 64  # rows that are written together
 MAX_SECONDS = 1.0  # after which fewer are written, too
 AVERAGING = (WeightAveraging, StochasticWeightAveraging)
 HASHED = 2  # gradients, evenly spread over the model, of which each step hashes the bits; of all others the norms
-MAX_BYTES = 1 << 12  # of each, from its beginning
+MAX_BYTES = 1 << 12  # of each: small ones where the model has them, else from the beginning of one
 LAST_CONTENT = 64  # batches, of which the 1st, 2nd, 3rd, 5th, 9th … are hashed for the record
 CONTENT_SECONDS = 0.02  # after which no further ones are
 CHUNK = 1 << 20  # numbers that are multiplied at once on a GPU
@@ -64,8 +64,10 @@ class Step:
     norm: Tensor | None
     lr: float
     samples: int | Tensor
-    gradient: int | Tensor
-    state: tuple[int | Tensor, ...] = (0, 0, 0)  # digests of weights, optimizer and buffers
+    indices: list[Any]  # of the samples of each batch, which are hashed later
+    norms: list[Tensor]  # of each gradient at each step of an optimizer, which are hashed later
+    gradient: int
+    state: tuple[int | Tensor, ...] = ()  # digests of weights, optimizer and buffers
 
 
 class StepLedger(Callback):
@@ -98,9 +100,11 @@ class StepLedger(Callback):
         self._copied: tuple[list[Step], list[HostCopy | None]] | None = None
         self._losses: list[Tensor] = []  # of the batches since the last step
         self._samples: int | Tensor = 0
-        self._gradient: int | Tensor = 0
-        self._norms: Tensor | None = None  # of the gradients, where the guard computes none
-        self._lr = math.nan
+        self._indices: list[Any] = []
+        self._gradient = 0
+        self._norms: list[Tensor] = []
+        self._measured: Tensor | None = None  # norms of the gradients, where the guard computes none
+        self._lr, self._epoch = math.nan, 0
         self._sampler: EpochState | None = None
         self._guard: Guard | None = None
         self._step, self._due = step, monotonic() + MAX_SECONDS
@@ -132,6 +136,7 @@ class StepLedger(Callback):
             is_sharded, self._parameters = True, optimized
         else:
             self._parameters = [p for p in pl_module.parameters() if p.requires_grad and not p.is_meta]
+        self._is_sharded = is_sharded
         self._hashed = hashed_parts(self._parameters) if pl_module.device.type == "cpu" and not is_sharded else []
         guards = [callback for callback in trainer.callbacks if isinstance(callback, Guard)]  # type: ignore[attr-defined]
         if guards and getattr(trainer.precision_plugin, "scaler", None) is None:
@@ -149,7 +154,7 @@ class StepLedger(Callback):
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the sampler that knows the indices of the samples; without one, hash each batch."""
-        self._sampler = find_sampler(trainer.train_dataloader)
+        self._epoch, self._sampler = trainer.current_epoch, find_sampler(trainer.train_dataloader)
         if self._sampler is None or self._contents is not None:
             vars(self)["on_train_batch_start"] = self._hash_batch  # else no hook that each step would call
 
@@ -157,26 +162,32 @@ class StepLedger(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Note the loss and the samples; after an optimizer step, add a row."""
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor) and loss.numel() == 1:
             self._losses.append(loss if not loss.ndim and not loss.requires_grad else loss.detach().reshape(()))
         if self._sampler is not None:
-            self._samples = hash_indices(self._sampler.indices_of(batch_idx), self._samples)
+            self._indices.append(self._sampler.indices_of(batch_idx))
         step = trainer.global_step
         if step == self._step:
             return
         if len(self._rows) >= BLOCK or monotonic() > self._due:
             self._flush()
-        norms, norm = self._norms, None
-        if self._guard is not None:
-            norms, norm = self._guard.norms, self._guard.norm
-        elif norms is not None:
-            norm = torch.linalg.vector_norm(norms)
-        if not self._hashed and norms is not None:
-            self._gradient = norms
-        row = Step(step, trainer.current_epoch, self._losses, norm, self._lr, self._samples, self._gradient)
+        norm = None if self._guard is None else self._guard.norm
+        if norm is None and self._measured is not None:
+            norm = torch.linalg.vector_norm(self._measured)
+        row = Step(
+            step,
+            self._epoch,
+            self._losses,
+            norm,
+            self._lr,
+            self._samples,
+            self._indices,
+            self._norms,
+            self._gradient,
+        )
         self._rows.append(row)
-        self._losses, self._samples, self._gradient = [], 0, 0
+        self._losses, self._samples, self._indices, self._norms, self._gradient = [], 0, [], [], 0
         before, self._step = self._step, step
         if step // self.every_n_steps != before // self.every_n_steps:
             self._hash_state(row)
@@ -228,26 +239,29 @@ class StepLedger(Callback):
 
     def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         gradients = [p.grad for p in self._parameters if p.grad is not None and not p.grad.is_sparse]
-        self._norms = torch.stack(foreach_norm(gradients)) if gradients else None
+        self._measured = torch.stack(foreach_norm(gradients)) if gradients else None
 
     def _after_step(self, optimizer: Optimizer, args: Any, options: Any) -> None:
         """Note with what an optimizer has done its step, before others change it."""
         groups = optimizer.param_groups  # none, if configure_optimizers returns None
         self._lr = float(groups[0].get("lr", math.nan)) if groups else math.nan
-        if self._hashed:
-            norms = self._norms if self._guard is None else self._guard.norms
-            found = int(self._gradient) if norms is None else hash_bytes(norms, int(self._gradient))
-            for parameter, size in self._hashed:
-                if (gradient := parameter.grad) is not None:
-                    found = hash_bytes(gradient, found, size)
-            self._gradient = found
+        norms = self._measured if self._guard is None else self._guard.norms
+        if norms is not None:
+            self._norms.append(norms)
+        found = self._gradient
+        for parameter, size in self._hashed:
+            if (gradient := parameter.grad) is not None:
+                found = hash_bytes(gradient, found, size)
+        self._gradient = found
 
     def _hash_state(self, row: Step) -> None:
         states = (optimizer.state.get(p, {}) for optimizer in self._optimizers for p in self._parameters)
         values = (value for state in states for _, value in sorted(state.items()))
         tensors = (value for value in values if isinstance(value, Tensor) and value.numel() > 1)  # on a GPU, none else
         averages = (average for callback in self._averaging for average in averaged_weights(callback))
-        row.state = digest(self._parameters), digest(tensors), digest(averages, digest(self._buffers))
+        kept = {"copies": self._is_sharded}
+        buffers = digest(self._buffers, **kept)
+        row.state = digest(self._parameters, **kept), digest(tensors, **kept), digest(averages, buffers, **kept)
 
     def _compare_ranks(self, row: Step, module: L.LightningModule) -> None:
         """Compare replicas of the weights: on a GPU, those of the last time, so that nothing waits for it.
@@ -299,13 +313,12 @@ class StepLedger(Callback):
         self._due = monotonic() + MAX_SECONDS
         self._write()
         rows, self._rows = self._rows, []
-        tensors: list[list[Tensor]] = [
-            [loss for row in rows for loss in row.losses],
-            [row.norm for row in rows if row.norm is not None],
-            [row.gradient for row in rows if isinstance(row.gradient, Tensor)],
-            [found for row in rows for found in (row.samples, *row.state) if isinstance(found, Tensor)],
-        ]
-        copies = [copy_to_host(torch.stack(column)) if column else None for column in tensors]
+        losses = [loss for row in rows for loss in row.losses]
+        norm = [row.norm for row in rows if row.norm is not None]
+        norms = [norms for row in rows for norms in row.norms]
+        digests = [each for row in rows for each in (row.samples, *row.state) if isinstance(each, Tensor)]
+        copies = [copy_to_host(torch.stack(column)) if column else None for column in (losses, norm, digests)]
+        copies.append(copy_to_host(torch.cat(norms)) if norms else None)
         self._copied = rows, copies
         if waits or all(copy is None or copy.ready is None for copy in copies):
             self._write()
@@ -316,21 +329,22 @@ class StepLedger(Callback):
         if copied is None or self._file is None:
             return
         rows, copies = copied  # of a block before, so this does not wait
-        losses, norms, gradients, digests = (
-            iter(()) if copy is None else iter(copy.wait().tolist()) for copy in copies
-        )
-        lines = []
+        *numbers, norms = (copy and copy.wait() for copy in copies)
+        losses, norm, digests = (iter(()) if each is None else iter(each.tolist()) for each in numbers)
+        bits = memoryview(b"" if norms is None else norms.double().numpy())  # type: ignore[arg-type]
+        lines, at = [], 0
         for row in rows:
             loss = [next(losses) for _ in row.losses]
-            mean, norm = (sum(loss) / len(loss) if loss else math.nan), (math.nan if row.norm is None else next(norms))
+            mean, whole = sum(loss) / len(loss) if loss else math.nan, math.nan if row.norm is None else next(norm)
+            each = [next(digests) % (1 << 64) if isinstance(n, Tensor) else n for n in (row.samples, *row.state)]
+            samples, weights, *short = each if row.state else (*each, 0, 0, 0)
+            for indices in row.indices:
+                samples = hash_indices(indices, samples)
             gradient = row.gradient
-            if isinstance(gradient, Tensor):
-                gradient = xxh3_64_intdigest(np.array(next(gradients)).tobytes())
-            samples, *state = (
-                next(digests) % (1 << 64) if isinstance(found, Tensor) else found for found in (row.samples, *row.state)
-            )
-            weights, *short = state
-            lines.append(PACK(row.step, row.epoch, mean, norm, row.lr, samples, gradient, weights, *map(_half, short)))
+            for part in row.norms:
+                end = at + len(part)
+                gradient, at = xxh3_64_intdigest(bits[at:end], gradient), end
+            lines.append(PACK(row.step, row.epoch, mean, whole, row.lr, samples, gradient, weights, *map(_half, short)))
         self._file.write(b"".join(lines))
         self._file.flush()
 
@@ -360,10 +374,12 @@ def has_replicas(trainer: L.Trainer) -> bool:
     return is_replicated and not averages and on_known_device and dist.is_initialized() and trainer.world_size > 1
 
 
-def hashed_parts(parameters: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
-    """Of which parameters the bits of gradients are hashed, and how many elements of each."""
-    chosen = parameters[:: -(-len(parameters) // HASHED) or 1]
-    return [(parameter, MAX_BYTES // parameter.element_size()) for parameter in chosen]
+def hashed_parts(parameters: Sequence[Tensor]) -> list[tuple[Tensor, int | None]]:
+    """Of which parameters the bits of gradients are hashed, and how many elements of each; None: all."""
+    small = [parameter for parameter in parameters if parameter.numel() * parameter.element_size() <= MAX_BYTES]
+    among = small if len(small) >= HASHED else parameters
+    chosen = among[:: -(-len(among) // HASHED) or 1]
+    return [(parameter, None if among is small else MAX_BYTES // parameter.element_size()) for parameter in chosen]
 
 
 def hash_indices(indices: Any, seed: int | Tensor) -> int | Tensor:
@@ -374,12 +390,13 @@ def hash_indices(indices: Any, seed: int | Tensor) -> int | Tensor:
     return int(xxh3_64_intdigest(found.tobytes() if found.dtype.kind in "iu" else repr(indices).encode(), seed))
 
 
-def digest(tensors: Iterable[Tensor], found: int | Tensor = 0) -> int | Tensor:
+def digest(tensors: Iterable[Tensor], found: int | Tensor = 0, *, copies: bool = True) -> int | Tensor:
     """A 64-bit digest of all bits of tensors: of those on a GPU a tensor, which is not computed yet.
 
     Args:
         tensors: On the CPU or on a GPU; on other devices they are left out.
         found: Digest of what was before them.
+        copies: Whether copies are hashed, as FSDP cannot resize a storage that NumPy has seen.
 
     Source: Dietzfelbinger, Universal Hashing and k-Wise Independent Random Variables via Integer Arithmetic without
     Primes, 1996: sums of products with random odd numbers, on a GPU.
@@ -390,7 +407,7 @@ def digest(tensors: Iterable[Tensor], found: int | Tensor = 0) -> int | Tensor:
             for chunk in torch.split(as_integers(local), CHUNK):
                 found = found * ODD + (chunk * multipliers(local.device)[: len(chunk)]).sum()
         elif local.device.type == "cpu" and isinstance(found, int):
-            found = hash_bytes(local.clone(), found)  # as FSDP cannot resize a storage that NumPy has seen
+            found = hash_bytes(local.clone() if copies else local, found)
     return found
 
 

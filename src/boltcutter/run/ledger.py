@@ -38,7 +38,7 @@ DIGESTS = ("samples", "gradient", "weights", "optimizer", "buffers")
 COLUMNS = ("samples", "loss", "gradient_norm", "gradient", "lr", *DIGESTS[2:])  # first what causes the others
 SIZE = 64
 BLOCK = 1 << 16  # rows that are read at once
-FORMAT = "boltcutter steps 2"
+FORMAT = "boltcutter steps 3"
 
 Rows = npt.NDArray[Any]
 
