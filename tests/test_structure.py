@@ -219,7 +219,8 @@ def test_tensors_are_named_by_the_expression_that_selects_them(batch: Any, names
 
 def test_the_outline_of_inputs() -> None:
     value = {"a": [SEVEN, (LABELS, None)], "b": Frozen(SEVEN)}
-    assert outline(value) == {"a": ["float32", ["int64", "NoneType"]], "b": "Frozen"}
+    frozen = {"_target_": f"{__name__}.Frozen", "audio": "float32", "mask": "NoneType"}
+    assert outline(value) == {"a": ["float32", ["int64", "NoneType"]], "b": frozen}
     assert is_alike({"a": [SEVEN, [SEVEN, None]], "b": Frozen(MASK)}, outline(value))
     for other in (SEVEN, {"a": SEVEN, "b": Frozen(SEVEN)}, {"a": [SEVEN], "b": Frozen(SEVEN)}, {"a": value["a"]}):
         assert not is_alike(other, outline(value))

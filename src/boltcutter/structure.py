@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch.utils.data import default_collate
 
 SIZE_ATTRIBUTES = ("num_graphs", "batch_size")  # of the batch classes of libraries such as PyTorch Geometric
+CLASS = "_target_"  # in an outline, the key of the class of a named tuple or dataclass
 TARGETS = ("targets", "target", "labels", "label", "y")  # names of the targets in a batch whose elements have names
 
 
@@ -121,16 +122,26 @@ def is_alike(value: Any, structure: Any) -> bool:
     if type(found) is not type(structure) or len(found) != len(structure):
         return False
     if isinstance(found, dict):
-        value, structure = [*value.values()], [structure.get(key) for key in found]
+        if found.get(CLASS) != structure.get(CLASS):
+            return False
+        keys = found.keys() - ({CLASS} if not isinstance(value, Mapping) else ())
+        value, structure = children(value), [structure.get(key) for key in found if key in keys]
     return all(is_alike(part, other) for part, other in zip(value, structure, strict=True))
 
 
 def outline(value: Any) -> Any:
-    """Describe a structure in JSON: dtypes of tensors in dictionaries and lists, and names of other classes."""
+    """Describe a structure in JSON: dtypes of tensors in dictionaries and lists, and names of other classes.
+
+    A named tuple or dataclass is a dictionary with the path of its class as ``_target_``.
+    """
     if isinstance(value, Tensor):
         return str(value.dtype).removeprefix("torch.")
     if isinstance(value, Mapping):
         return {str(key): outline(part) for key, part in value.items()}
+    if (names := _names(value)) and not isinstance(value, PackedSequence):
+        parts = zip(names, children(value) or (), strict=True)
+        path = f"{type(value).__module__}.{type(value).__qualname__}"
+        return {CLASS: path, **{str(name): outline(part) for name, part in parts}}
     return [outline(part) for part in value] if type(value) in (list, tuple) else type(value).__name__
 
 

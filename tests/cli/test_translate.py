@@ -151,7 +151,7 @@ def test_a_multirun_is_checked_as_a_search(capsys: pytest.CaptureFixture[str], m
     assert sys.argv[1:3] == ["search", "search=grid"] or "search=grid" in sys.argv
 
 
-def test_the_two_runs_of_bisect_need_no_key(tmp_path: Path) -> None:
+def test_two_runs_need_no_key(tmp_path: Path) -> None:
     given = ["runs/a", "best:val/loss", "--python-b=/venv/bin/python", "timeout=60"]
     expected = ["run=runs/a", "with=best:val/loss", "python_b=/venv/bin/python", "timeout=60"]
     assert translate(PROJECT, "bisect", given) == ("bisect", expected)
@@ -160,3 +160,5 @@ def test_the_two_runs_of_bisect_need_no_key(tmp_path: Path) -> None:
     odd.mkdir()
     (odd / "record.json").touch()
     assert translate(PROJECT, "bisect", [str(odd), "latest"])[1] == [f"run={odd}", "with=latest"]
+    assert translate(PROJECT, "compare", ["a", "b", "ckpt=best"])[1] == ["run=a", "with=b", "ckpt=best"]
+    assert translate(PROJECT, "compare", ["a", "b", "--metric", "val/loss"])[1][:2] == ["a", "b"]

@@ -107,8 +107,13 @@ def test_a_cell_with_separators_and_lines_is_one_cell(tmp_path: Path) -> None:
 def test_row_numbers_without_a_name_are_left_out(tmp_path: Path, first: int, name: str) -> None:
     path = tmp_path / "table.csv"
     path.write_text(f"{name},x\n" + "".join(f"{first + row},{row / 2}\n" for row in range(9)))
-    with pytest.warns(UserWarning, match="first column has no name and counts the rows, so it is left out"):
+    with pytest.warns(UserWarning, match="first column has no name and numbers the rows, so it is left out"):
         assert [*read_table(path)] == ["x"]
+    shuffled = path.read_text().splitlines()
+    path.write_text("\n".join([shuffled[0], *reversed(shuffled[1:])]))
+    with pytest.warns(UserWarning, match="numbers the rows, so it is left out"):
+        assert [*read_table(path)] == ["x"]
+    path.write_text("\n".join(shuffled) + "\n")
     path.write_text(path.read_text().replace("5,", "7,", 1))
     assert [*read_table(path)] == [name, "x"]
 
@@ -121,12 +126,25 @@ def test_row_numbers_without_a_name_are_left_out(tmp_path: Path, first: int, nam
         (["1 star", "2 stars", "3 stars", "4 stars", "5 stars"], False),
         (["12A", "7B", "3C", "9D", "1E"], False),
         (["room 1", "room 2", "room 3", "room 4"], False),
+        (["'1.5'", "'2'", "'3'", "'4'"], True),
+        (['="1"', '="2"', '="3.5"', '="4"'], True),
+        (["1\u200b", "2\u200b", "3.5\u200b", "4\u200b"], True),
+        (["0x1F", "0x2A", "0xff", "0x10"], True),
+        (["1.5\u00d710^3", "2 x 10^4", "3\u00d710^2", "4*10^-2"], True),
+        (["1.5D+03", "2.0D+04", "3.0D-02", "4.0D+00"], True),
+        (["1h30m", "2h", "45m", "1h 5min"], True),
+        (["PT5M", "PT1H30M", "P2DT3H", "PT7S"], True),
+        (["2 days", "3 days", "10 weeks", "1 month"], True),
+        (["5 kg", "6 lb", "7.5 kg", "8 lbs"], True),
+        (["10K", "2M", "512k", "1.5G"], True),
+        (["[1, 2]", "[2, 3]", "[3, 4]", "[4, 5]"], False),
+        (["1st", "2nd", "3rd", "4th"], False),
     ],
 )
-def test_numbers_with_one_unit_are_no_categories(tmp_path: Path, cells: list[str], is_number: bool) -> None:
+def test_numbers_in_another_notation_are_no_categories(tmp_path: Path, cells: list[str], is_number: bool) -> None:
     table = pd.DataFrame({"size": cells})
     if is_number:
-        with pytest.raises(ValueError, match=r"column size has '.* which is no number in a form that is read"):
+        with pytest.raises(ValueError, match=r"column size has .* which is no number in a form that is read"):
             decide_types(table, {}, "t")
     else:
         assert decide_types(table, {}, "t")[0] == {"size": "text"}
@@ -217,3 +235,23 @@ def test_a_million_columns_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"1,000,001 columns, more than 200,000") as error:
         read_table(tmp_path / "a.csv")
     assert len(str(error.value)) < 300
+
+
+def test_dates_without_separators_are_no_numbers(tmp_path: Path) -> None:
+    table = pd.DataFrame({"day": ["20240131", "20240201", "20231224"]})
+    with pytest.raises(ValueError, match=r"column day has dates, such as 20240131; .* data.columns='\{day: number\}'"):
+        decide_types(table, {}, "t")
+    assert decide_types(table, {"day": "number"}, "t")[0] == {"day": "number"}
+    assert decide_types(pd.DataFrame({"id": ["20240131", "20241301", "20231224"]}), {}, "t")[0] == {"id": "number"}
+
+
+@pytest.mark.parametrize("cells", [["Red", "red", "blue"], ["\u00e9", "e\u0301", "x"], ["A1", "\uff211", "B"]])
+def test_categories_that_are_spelled_in_two_ways_are_named(cells: list[str]) -> None:
+    with pytest.warns(UserWarning, match=r"column c has .* and .* as different categories; write them alike"):
+        assert decide_types(pd.DataFrame({"c": cells}), {}, "t")[0] == {"c": "text"}
+
+
+def test_a_line_with_more_cells_than_the_header_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n" + "1,2\n" * 5 + "1,2,\n")
+    with pytest.raises(ValueError, match="line 1, the header, has 2 cells, but line 7 has 3; correct line 7"):
+        read_table(tmp_path / "a.csv")

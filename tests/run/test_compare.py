@@ -98,8 +98,8 @@ def test_runs_with_the_same_seed_are_identical_and_with_another_seed_not(script:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([], "error: run is not set; use run=<run> with=<run>"),
-        (["run=x", "with=y", "seed=1"], "error: seed=1: no such argument; use run=<run> with=<run>"),
+        ([], "error: run is not set; use boltcutter compare <run> <run>"),
+        (["run=x", "with=y", "seed=1"], "error: seed=1: no such argument; use boltcutter compare <run> <run>"),
         (["run=nowhere", "with=y"], "error: run=nowhere: no run there"),
     ],
 )

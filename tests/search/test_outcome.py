@@ -33,7 +33,7 @@ def result(folder: Path, number: int, loss: float, state: str = "complete", **va
 def write(folder: Path, results: list[Result], space: dict[str, str], *, averages: bool = False) -> None:
     search = Search(space=space, seeds=4 if averages else None)
     metrics: list[tuple[str, Mode]] = [("val/loss", "min")]
-    write_outcome(Plan(PROJECT, folder, {}, ["model=linear"], search, metrics, [{}], 1, 0.0), results)
+    write_outcome(Plan(PROJECT, folder, {}, ["model=linear"], search, metrics, search.fixed(0), 1, 0.0), results)
 
 
 def text_of(page: Path) -> str:
@@ -97,7 +97,7 @@ def test_the_report_of_folds_has_the_mean_of_the_best_values(tmp_path: Path) -> 
     runs = [(name, fold, loss) for name, found in losses.items() for fold, loss in enumerate(found)]
     results = [result(tmp_path, n, loss, optimizer=name, data__fold=fold) for n, (name, fold, loss) in enumerate(runs)]
     search, metrics = Search(space={"optimizer": "choice(sgd, adamw)"}, folds=2), [("val/loss", "min")]
-    write_outcome(Plan(PROJECT, tmp_path, {}, ["model=linear"], search, metrics, [{}], 4, 0.0), results)
+    write_outcome(Plan(PROJECT, tmp_path, {}, ["model=linear"], search, metrics, search.fixed(0), 4, 0.0), results)
     page = text_of(tmp_path / "report.html")
     interval = summarize({"0": 1.0, "1": 2.0}, num_folds=2).corrected
     assert interval

@@ -35,7 +35,7 @@ boltcutter predict run=runs/… input='Once upon' tokens=100 temperature=0.8 top
     ),
     "compare": Command(
         "boltcutter.run.compare:compare_command",
-        """Compare two runs bit by bit: boltcutter compare run=<folder> with=<folder> [ckpt=last|best|<name>]
+        """Compare two runs bit by bit: boltcutter compare <run> <run> [ckpt=last|best|<name>]
 
 boltcutter compare --metric test/accuracy model=mlp model=resnet    # is the second group better, or was it luck?
     group            a filter of boltcutter runs, the name or folder of a run, or the folder of runs or of a search

@@ -53,7 +53,7 @@ def translate(project: Project, command: str, arguments: Sequence[str]) -> tuple
         command = "search"  # which hparams_search= has become
     if command == "train" and not is_multirun and (several := next((a for a in arguments if SEVERAL.search(a)), None)):
         raise ConfigError(f"{several}: stands for several values; add -m, which trains with each of them")
-    if command == "bisect":
+    if command == "bisect" or (command == "compare" and not any(a.startswith("--metric") for a in arguments)):
         arguments = _two_runs(arguments)
     if is_multirun:
         command, arguments = _multirun(project, command, arguments)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +24,13 @@ from boltcutter.data.files import MAX_EXPANSION, ExpansionError, expansion_limit
 
 Floats = npt.NDArray[np.float64]
 Type = Literal["number", "text"]
-FIRST_LINE = re.compile(r"Expected 1 fields in line ([0-9]+), saw ([0-9]+)")  # of pandas, where text is above a table
+LONG_LINE = re.compile(r"Expected ([0-9]+) fields in line ([0-9]+), saw ([0-9]+)")  # of pandas
 SEPARATORS = ",;\t|"
 BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 # Texts that stand for a missing number; in a column of texts, all but the empty one are texts like others.
 MISSING = {"", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "none", "?", "-"}
 FLAGS = {"true": "True", "false": "False"}
+ROW_NUMBER = re.compile("0|[1-9][0-9]*")
 CODE = re.compile("0[0-9]+")  # such as 01234: as a number, it would lose its zeros
 MONTH = (
     r"(jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sept?(ember)?|oct(ober)?|nov(ember)?|"
@@ -40,6 +42,7 @@ DATE = re.compile(  # or a time of day, or a month
     r"(19|20)[0-9]{2}[-/](0[1-9]|1[0-2])",
     re.IGNORECASE,
 )
+COMPACT_DATE = re.compile(r"(19|20)[0-9]{2}(0[1-9]|1[0-2])(0[1-9]|[12][0-9]|3[01])")
 CURRENCY = "[$\u00a3\u00a5\u0e3f\u20a0-\u20c0]"
 # A number that is written for people: decimal commas, thousands, percent, currencies, dashes in place of a minus, and
 # digits of other scripts.
@@ -50,6 +53,18 @@ WRITTEN = re.compile(
 # A number with a unit or the code of a currency. All values must have the same: 12A and 7B are names of something.
 UNIT = re.compile(
     r"(?:(?P<code>EUR|USD|GBP|CHF|JPY)\s?)?[-+]?[0-9][0-9.,'\u2019]*\s?(?P<unit>[^\W\d_]{1,5}|\u00b0[CF]|/[a-z]+)?"
+)
+NUMERAL = r"[-+]?[0-9]+(?:[.,][0-9]+)?"
+UNITS = (
+    r"ms|s|secs?|seconds?|min|mins|minutes?|h|hrs?|hours?|d|days?|w|weeks?|months?|yrs?|years?|"
+    r"mg|g|kg|t|oz|lbs?|mm|cm|m|km|in|ft|mi|ml|l|[kmgt]i?b|[kmgt]|bn"
+)
+# Numbers in quotes, with characters of no width, in hexadecimal, in powers of ten, and with units that differ.
+DISGUISED = re.compile(
+    rf"[='\"`\u200b-\u200d\u2060\ufeff]*{NUMERAL}['\"`\u200b-\u200d\u2060\ufeff]*|0x[0-9a-f]+|"
+    rf"{NUMERAL}(?:\s?[\u00d7x*\u00b7]\s?10\s?\^?\s?|d)[-+\u2212]?[0-9]+|(?:{NUMERAL}\s?(?:{UNITS})\s?)+|"
+    r"P(?:[0-9.]+[YMWD])*(?:T(?:[0-9.]+[HMS])+)?",
+    re.IGNORECASE,
 )
 EXAMPLES = 3
 MAX_COLUMNS = 200_000  # of a CSV file
@@ -94,10 +109,14 @@ def read_table(
             f"{path}: not a text in {encoding or 'UTF-8'}; set data.encoding, such as data.encoding={proposed}"
         ) from None
     except (ValueError, OSError, EOFError, LookupError) as error:
-        if found := FIRST_LINE.search(str(error)):
+        if found := LONG_LINE.search(str(error)):
+            header, line, count = found.groups()
+            remedy = f"correct line {line}"
+            if header == "1":
+                remedy = "remove the lines above the header, or set data.separator"
             raise ValueError(
-                f"{path}: line 1, the header, has 1 cell, but line {found[1]} has {found[2]}; remove the lines above "
-                "the header, or set data.separator"
+                f"{path}: line 1, the header, has {header} cell{'s' * (header != '1')}, but line {line} has {count}; "
+                f"{remedy}"
             ) from None
         raise ValueError(f"{path}: not a valid table ({' '.join(str(error).split())}); replace it") from None
     table = table.rename(columns=str)
@@ -160,7 +179,7 @@ def _read_csv(path: Path, encoding: str | None, separator: str | None, limit: in
     used: pd.DataFrame = table.loc[:, is_used]  # without what follows a separator at the end of each line
     if len(used.columns) > 1 and is_index(used.iloc[:, 0]):
         rank_zero_warn(
-            f"{path}: the first column has no name and counts the rows, so it is left out; give it a name to use it"
+            f"{path}: the first column has no name and numbers the rows, so it is left out; give it a name to use it"
         )
         return used.iloc[:, 1:]
     return used
@@ -175,13 +194,12 @@ def _count_cells(line: str, separator: str) -> int:
 
 
 def is_index(values: pd.Series[Any]) -> bool:
-    """Whether a column is the row numbers that pandas and R write: it has no name, and counts from 0 or 1."""
-    first = str(values.iloc[0]) if len(values) else ""
-    return (
-        str(values.name) in ("", "Unnamed: 0")
-        and first in ("0", "1")
-        and values.tolist() == [str(row) for row in range(int(first), int(first) + len(values))]
-    )
+    """Whether a column is the row numbers that pandas and R write: it has no name, and different integers.
+
+    They need not be in order, as the rows of a table that was shuffled or split keep their numbers.
+    """
+    is_integer = values.map(lambda value: value is not None and ROW_NUMBER.fullmatch(str(value)) is not None)
+    return str(values.name) in ("", "Unnamed: 0") and bool(is_integer.all()) and not values.duplicated().any()
 
 
 def decide_types(
@@ -241,6 +259,11 @@ def _decide(values: pd.Series[Any], given: Type | None, name: str, decimal: str)
     if len(numerals) and is_numeral.all():
         if codes := [text for text in numerals if CODE.fullmatch(text)]:
             return "text", f"text, as {_quoted(codes)} begin with zeros"
+        if len(numerals) > 2 and numerals.map(lambda text: bool(COMPACT_DATE.fullmatch(text))).all():
+            raise ValueError(
+                f"{name}: column {values.name} has dates, such as {numerals.iloc[0]}; convert it to numbers in "
+                f"proportion to time, or set data.ignore=[{values.name}] or data.columns='{{{values.name}: number}}'"
+            )
         tokens = sorted(distinct[is_missing])
         missing = int(texts.isna().sum() + texts.isin(tokens).sum())
         return "number", "number" + _count_missing(missing, f", {_quoted(tokens)} among them" if tokens else "")
@@ -251,7 +274,7 @@ def _decide(values: pd.Series[Any], given: Type | None, name: str, decimal: str)
             f"data.columns='{{{values.name}: text}}'"
         )
     others = [text for text, is_one in zip(numerals, is_numeral, strict=True) if not is_one]
-    written = [text for text in others if WRITTEN.fullmatch(text)] or _with_unit(others)
+    written = [text for text in others if WRITTEN.fullmatch(text)] or _with_unit(others) or _disguised(others)
     if len(numerals) and 2 * (len(numerals) - len(others) + len(written)) > len(numerals):
         remedy = f"data.columns='{{{values.name}: text}}' makes a category of each value"
         if written:
@@ -262,7 +285,19 @@ def _decide(values: pd.Series[Any], given: Type | None, name: str, decimal: str)
             if others == [known.iloc[0]] and (known == others[0]).sum() == 1:
                 remedy = f"remove the first row if it belongs to the header, such as units; else {remedy}"
         raise ValueError(f"{name}: column {values.name} has {_quoted(shown)}, which {what}; {remedy}")
+    _warn_of_spellings(distinct, name, str(values.name))
     return "text", f"text, {len(distinct)} different" + _count_missing(len(texts) - len(known), "")
+
+
+def _warn_of_spellings(distinct: pd.Series[Any], name: str, column: str) -> None:
+    """Warn of texts that differ only in case, or in how Unicode composes their letters."""
+    spelled = distinct.map(lambda text: unicodedata.normalize("NFKC", text).casefold())
+    if (repeated := spelled.duplicated(keep=False)).any():
+        same = distinct[spelled == spelled[repeated].iloc[0]]
+        rank_zero_warn(
+            f"{name}: column {column} has {' and '.join(ascii(text[:40]) for text in same[:2])} as different "
+            "categories; write them alike if they are the same"
+        )
 
 
 def _with_unit(texts: Sequence[str]) -> list[str]:
@@ -270,6 +305,12 @@ def _with_unit(texts: Sequence[str]) -> list[str]:
     found = [(text, match) for text in texts if (match := UNIT.fullmatch(text))]
     units = {(match["code"], match["unit"]) for _, match in found}
     return [text for text, _ in found] if len(found) > EXAMPLES and len(units) == 1 else []
+
+
+def _disguised(texts: Sequence[str]) -> list[str]:
+    """Texts that are numbers in another notation, if there are several."""
+    found = [text for text in texts if DISGUISED.fullmatch(text)]
+    return found if len(found) > EXAMPLES else []
 
 
 def to_numbers(values: pd.Series[Any], name: str, decimal: str = ".") -> Floats:

@@ -95,7 +95,7 @@ def compare(project: Project, overrides: list[str]) -> Comparison:
     if rest or not special.get("run") or not special.get("with"):
         problem = f"{rest[0]}: no such argument" if rest else f"{'with' if special.get('run') else 'run'} is not set"
         raise ConfigError(
-            f"{problem}; use run=<run> with=<run> [ckpt=last|best|<name>], or --metric for groups of runs"
+            f"{problem}; use boltcutter compare <run> <run> [ckpt=last|best|<name>], or --metric for groups of runs"
         )
     cfgs = [
         read_run_config(project, Path(special[name]), setting=name, instantiates=False, shows=True)

@@ -78,7 +78,8 @@ def find_layout(source: Path) -> Layout | None:
     sources = [file for file in source_files(source, "hydra") if "test" not in file.file.name]
     scripts = sorted(_scripts(sources), key=lambda found: "train" not in f"{found[0].file.stem} {found[2].stem}")
     for script, configs, main in scripts:
-        if "defaults" in read_yaml(main) or any(configs.glob("*/*.yaml")):
+        is_flat = any("_target_" in section for section in read_yaml(main).values() if isinstance(section, dict))
+        if "defaults" in read_yaml(main) or is_flat or any(configs.glob("*/*.yaml")):
             groups, not_recursive = _groups(script, sources, read_yaml(main), configs)
             return Layout(configs, main, script.file, groups, not_recursive)
     for configs in (source / name for name in ("configs", "config", "conf")):
@@ -391,7 +392,7 @@ class Conversion:
             ours = layout.ours(entry.group)
             if top in NOT_USED or entry.group in OVERLAYS:
                 continue
-            if "/" in entry.group and entry.option is not None:
+            if "/" in entry.group and entry.option not in (None, "???"):
                 option = layout.configs / entry.group / f"{entry.option}.yaml"
                 place = tuple(entry.group.split("/"))
                 inside = merge_all(inside, merged(expand_file(layout.configs, option, entry.group, place)))
@@ -401,6 +402,7 @@ class Conversion:
             elif entry.is_optional and not (layout.configs / entry.group / f"{entry.option}.yaml").is_file():
                 notes.append(f"{entry.group}: {entry.option}: left out, as it is not there")
             elif entry.option == "???":
+                chosen[ours] = entry.option
                 notes.append(f"{entry.group}: to be given, as in {ours}=<option>")
             elif (layout.configs / entry.group).is_dir():
                 chosen[ours] = entry.option

@@ -16,12 +16,11 @@ from boltcutter.formatting import csv_text
 from boltcutter.project import display_path
 from boltcutter.run.folder import read_record
 from boltcutter.search.export import write_best
-from boltcutter.search.plan import Plan
+from boltcutter.search.plan import REPEATED, Plan
 from boltcutter.search.repeats import format_runs, format_statistics, summarize_runs
 from boltcutter.search.report import Average, Importances, write_report
 from boltcutter.search.results import Metrics, Result, format_trials, format_value, rank
 
-REPEATED = {"seed": "seed", "data.fold": "fold"}  # keys in which repeated runs differ
 NOT_SEARCHED = (*REPEATED, "data.num_folds")
 NOT_AVERAGED = ("train/", "throughput/", "lr-", "epoch")  # prefixes of metrics
 
@@ -29,7 +28,7 @@ NOT_AVERAGED = ("train/", "throughput/", "lr-", "epoch")  # prefixes of metrics
 def write_outcome(plan: Plan, results: Sequence[Result], importances: Importances = ()) -> None:
     """Write ``trials.csv``, ``best.yaml`` and ``report.html``, and print a summary."""
     folder, folds, statistics = plan.folder, num_folds(plan, results), None
-    averages = bool(folds or plan.search.seeds)
+    averages = bool(plan.repeats)
     write_trials(folder / run_files.TRIALS, results, plan.metrics)
     if averages:
         statistics = summarize_groups(results, folds)
@@ -46,9 +45,12 @@ def write_outcome(plan: Plan, results: Sequence[Result], importances: Importance
 
 
 def num_folds(plan: Plan, results: Sequence[Result]) -> int | None:
-    """Number of folds of a cross-validation, also of a grid over ``data.fold``, in which no fold is a choice."""
-    found = {result.values["data.fold"] for result in results if "data.fold" in result.values}
-    return plan.search.folds or (len(found) if len(found) > 1 else None)
+    """Number of folds of a cross-validation of which the trials are all or, in a grid, some."""
+    count = plan.count("data.fold")
+    for result in results if count and not plan.search.folds else ():
+        with suppress(ConfigError, KeyError, TypeError):
+            return int(read_record(result.folder)["config"]["data"]["num_folds"])
+    return count
 
 
 def best_on_average(results: Sequence[Result], metrics: Metrics, repeats: int | None = None) -> Result | None:
@@ -85,9 +87,9 @@ def average(plan: Plan, results: Sequence[Result], best: Result | None) -> Avera
     groups = group_repeated(results)
     group = groups[repr(best.values)] if best else next(iter(groups.values()), []) if len(groups) == 1 else []
     scores = {str(run.number): run.objectives if run.state == "complete" else {} for run in group}
-    counts = {"fold": num_folds(plan, results), "seed": plan.search.seeds}
-    over = " × ".join(f"{count} {name}{'s' * (count > 1)}" for name, count in counts.items() if count)
-    return Average(summarize_runs(scores, counts["fold"]), over, len(group), group[0].values if group else {})
+    counts = {name: plan.count(key) for key, name in sorted(REPEATED.items())}
+    over = " × ".join(f"{count} {name}s" for name, count in counts.items() if count)
+    return Average(summarize_runs(scores, num_folds(plan, results)), over, len(group), group[0].values if group else {})
 
 
 def write_trials(path: Path, results: Sequence[Result], metrics: Metrics) -> None:

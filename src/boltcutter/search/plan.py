@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,6 +37,7 @@ from boltcutter.topology import ONE_DEVICE, Topology
 
 RECORD = run_files.SEARCH
 SHARED = "trials share a folder"
+REPEATED = {"seed": "seed", "data.fold": "fold"}  # keys in which repeated runs differ, and what each is called
 KINDS = {  # that an engine takes: the base class, and what it is
     ("sampler", "local"): ("optuna.samplers.BaseSampler", "a sampler of Optuna"),
     ("scheduler", "local"): ("optuna.pruners.BasePruner", "a pruner of Optuna"),
@@ -77,7 +79,13 @@ class Plan:
     @property
     def repeats(self) -> int:
         """Number of runs, over seeds and folds, of each choice of values; 0 if none is repeated."""
-        return (self.search.seeds or 1) * (self.search.folds or 1) if self.search.seeds or self.search.folds else 0
+        found = [count for key in REPEATED if (count := self.count(key))]
+        return prod(found) if found else 0
+
+    def count(self, key: str) -> int | None:
+        """Number of seeds or of folds of each choice of values, also of a grid over them; None for fewer than two."""
+        found = {values[key] for values in self.fixed if key in values}
+        return len(found) if len(found) > 1 else None
 
     @property
     def total(self) -> int:

@@ -180,7 +180,7 @@ def conclude(tried: Try) -> dict[str, Any]:
     elif verdict.word == "undecided":
         lines.append("  --again asks once more on fresh seeds, which adds the errors of both times")
     if verdict.word == "accepted" and not tried.confirms:
-        lines.append("  of many tries some are luck: boltcutter try --confirm runs all that was accepted once more")
+        lines.append("  of many tries some are luck: `boltcutter try --confirm` runs all that was accepted once more")
     lines.append(f"  page: {display_path(page.write_try(tried, lines))}")
     print(printable("\n".join(lines)))
     entry = as_entry(tried, verdict)

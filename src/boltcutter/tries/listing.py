@@ -32,11 +32,11 @@ def tries_command(project: Project, arguments: list[str]) -> list[dict[str, Any]
     if begun := [id for id in open_ones if id not in {entry.id for entry in entries}]:
         print(quoted(f"not ended: {', '.join(begun)}; the same command continues each"))
     if not entries and not begun:
-        print(f"no tries in {place}; boltcutter try --help says how to begin")
+        print(f"no tries in {place}; `boltcutter try --help` says how to begin")
     accepted = [entry for entry in unconfirmed(entries) if entry.verdict == "accepted"]
     if len(accepted) > 1:
         print(
-            f"{len(accepted)} were accepted, of which some may be luck: boltcutter try --confirm runs them together "
+            f"{len(accepted)} were accepted, of which some may be luck: `boltcutter try --confirm` runs them together "
             "on fresh seeds"
         )
     return [vars(entry) for entry in entries]

@@ -1,6 +1,6 @@
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,8 +11,9 @@ from sklearn.datasets import load_diabetes, load_digits
 from third_party.own_data import make_raw
 
 from boltcutter.assembly.overrides import load_evaluation_config
-from boltcutter.export.serving.predictor import Predictor
+from boltcutter.export.serving.predictor import Predictor, _as_structure
 from boltcutter.project import Project
+from boltcutter.structure import is_alike, outline
 
 
 def load(folder: Path, export: str | None = None, *overrides: str) -> Predictor:
@@ -216,3 +217,21 @@ def test_exports_predict_what_the_checkpoint_does(script: Script, diabetes_run: 
     exported = load(text_run, "onnx")
     assert "".join(exported.generate("Grüße", 40, **settings)) == text
     assert exported.task.model.supports_cache
+
+
+class Pair(NamedTuple):
+    features: torch.Tensor
+    mask: torch.Tensor
+
+
+def test_samples_of_a_class_are_made_from_objects() -> None:
+    structure = outline(Pair(torch.zeros(2), torch.zeros(2, dtype=torch.long)))
+    found = _as_structure({"features": [1, 2.5], "mask": [1, 0]}, structure)
+    assert isinstance(found, Pair)
+    assert (found.features.tolist(), found.mask.dtype) == ([1, 2.5], torch.int64)
+    assert is_alike(found, structure)
+    with pytest.raises(ValueError, match="a sample is not an object with features, mask"):
+        _as_structure([[1, 2], [1, 0]], structure)
+    for path in ("nowhere.Pair", "os.path", f"{__name__}.torch"):
+        with pytest.raises(ValueError, match=rf"a sample is a {path} in training; make it in a method preprocess"):
+            _as_structure({}, {"_target_": path})

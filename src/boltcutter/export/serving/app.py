@@ -184,7 +184,10 @@ class Service:
         except OverloadedError as error:
             raise overload(str(error)) from None
         except Exception as error:  # of the code of the model, or of an export
-            reason = f"the model fails on a batch (inputs,) without targets: {one_line(error)[:300]}"
+            reason = (
+                f"the model fails on a batch (inputs,) without targets: {one_line(error)[:300]}; "
+                "predict_step must take a batch that has inputs only"
+            )
             print(f"error: {reason}", file=sys.stderr, flush=True)
             raise HTTPException(500, reason) from None
         if not np.isfinite(outputs).all():

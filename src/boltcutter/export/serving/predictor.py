@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +23,7 @@ from boltcutter.data.image_io import read_image, read_image_shape
 from boltcutter.export.exported import ExportedModel
 from boltcutter.protocols import GeneratesTokens, NativeData, find_model
 from boltcutter.run.best import find_checkpoint
-from boltcutter.structure import inputs_of, is_alike, make_batch, outline, tensors, with_tensors
+from boltcutter.structure import CLASS, inputs_of, is_alike, make_batch, outline, tensors, with_tensors
 
 Array = npt.NDArray[Any]
 Form = Literal["image", "row", "text", "array", "samples"]
@@ -187,7 +189,9 @@ class Predictor:
                 found = [_to_tensors(value) for value in values]
             batch = make_batch(found, range(len(found)), self.collate)  # so that it fails alone, not joined with others
         except Exception as error:  # of the user's code, for samples of another structure
-            raise ValueError(f"inputs: samples cannot be converted and collated ({one_line(error)[:200]})") from None
+            remedy = "" if hasattr(self.data, "preprocess") else "; make them in a method preprocess of the data module"
+            reason = one_line(error)[:200]
+            raise ValueError(f"inputs: samples cannot be converted and collated ({reason}){remedy}") from None
         if self.structure is not None and not is_alike(given := inputs_of(batch), self.structure):
             raise ValueError(
                 f"inputs: preprocess returns samples like {outline(given)}, and in training they are like "
@@ -278,9 +282,11 @@ def _as_structure(value: Any, structure: Any, name: str = "a sample") -> Any:
         ValueError: The value has another structure.
     """
     if isinstance(structure, dict):
-        if not isinstance(value, dict) or value.keys() != structure.keys():
-            raise ValueError(f"{name} is not an object with {', '.join(structure)}")
-        return {key: _as_structure(value[key], part, f"{name}[{key}]") for key, part in structure.items()}
+        kind: Any = _imported_class(structure.get(CLASS)) if "." in str(structure.get(CLASS)) else dict
+        inner = {key: part for key, part in structure.items() if kind is dict or key != CLASS}
+        if not isinstance(value, dict) or value.keys() != inner.keys():
+            raise ValueError(f"{name} is not an object with {', '.join(inner)}")
+        return kind(**{key: _as_structure(value[key], part, f"{name}[{key}]") for key, part in inner.items()})
     if isinstance(structure, list):
         if not isinstance(value, list) or len(value) != len(structure):
             raise ValueError(f"{name} is not a list of {len(structure)} inputs")
@@ -290,6 +296,22 @@ def _as_structure(value: Any, structure: Any, name: str = "a sample") -> Any:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name} is a {structure} in training; make it in a method preprocess of the data module")
     return torch.tensor(value, dtype=dtype)
+
+
+def _imported_class(path: Any) -> Any:
+    """A named tuple or dataclass of a module that the run has imported, which nothing else is imported for.
+
+    Raises:
+        ValueError: There is none, such as where a function defines it.
+    """
+    place = str(path).split(".")
+    end = next((end for end in range(len(place) - 1, 0, -1) if ".".join(place[:end]) in sys.modules), 0)
+    found: Any = sys.modules.get(".".join(place[:end]))
+    for name in place[end:]:
+        found = getattr(found, name, None)
+    if not isinstance(found, type) or not (is_dataclass(found) or hasattr(found, "_fields")):
+        raise ValueError(f"a sample is a {path} in training; make it in a method preprocess of the data module")
+    return found
 
 
 def _rows(stacked: Any, count: int) -> list[Any]:
