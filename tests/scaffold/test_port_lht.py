@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.scaffold.port_lht import Conversion, Layout, callbacks, convert, find_layout
+from boltcutter.scaffold.port_lht import Conversion, Layout, callbacks, convert, find_layout, left_open
 
 CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"
 TRAIN = """
@@ -166,3 +166,32 @@ def test_callbacks_that_others_include_do_not_repeat_the_built_in_ones(source: P
     assert made["callback/both.yaml"] == {"defaults": ["default", "swa"], "swa": {"swa_lrs": 0.1}}
     assert notes["conf/callbacks/both.yaml: early_stopping"].startswith("– left out")
     assert made["callback/alone.yaml"]["defaults"] == ["default"]
+
+
+def test_options_that_are_left_open_have_to_be_given(source: Path) -> None:
+    main = source / "conf" / "main.yaml"
+    main.write_text(main.read_text().replace("dataset: toy", "dataset: ???"))
+    layout = find_layout(source)
+    assert layout is not None
+    assert left_open(layout) == {"dataset": "toy"}
+    assert converted(source)[0]["train.yaml"]["defaults"]["data"] == "???"
+    assert any("dataset: to be given, as in data=<option>" in note for *_, note in convert(layout, source / "again"))
+    main.write_text(main.read_text().replace("experiment: null", "experiment: ???"))
+    assert left_open(layout) == {"experiment": "one"}
+    assert converted(source)[0]["train.yaml"]["defaults"]["experiment"] == "???"
+
+
+def test_a_main_file_without_groups_is_read(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "train.py").write_text(TRAIN.replace("../conf", "conf"))
+    (tmp_path / "conf" / "main.yaml").write_text(
+        "dataset: {_target_: p.Data}\nsystem: {_target_: p.Lit, lr: 0.1}\ntrainer: {_target_: lightning.Trainer}\n"
+    )
+    made, _ = converted(tmp_path)
+    assert made["train.yaml"]["defaults"] == {
+        "logger": None,
+        "data": "imported",
+        "task": "imported",
+        "trainer": "imported",
+    }
+    assert made["task/imported.yaml"]["lr"] == 0.1

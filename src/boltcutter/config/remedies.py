@@ -52,6 +52,8 @@ def no_such_option(project: Project, group: str, option: str) -> Mistake:
     others = (folder / group / f"{option}.yml" for folder in project.config_dirs)
     if other := next((file for file in others if file.is_file()), None):
         near = f"; rename {other} to {option}.yaml"
+    if option == "???":
+        return Mistake.of(group, f"not set; give {group}=<option>{project.list_options(group)}", kind="missing_value")
     problem = f"no such option{near}{project.list_options(group)}"
     return Mistake.of(group, problem, value=option, kind="unknown_option")
 

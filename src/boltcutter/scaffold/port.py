@@ -163,6 +163,10 @@ def _table(rows: Rows) -> str:
 
 def _hydra_pair(source: Path, layout: port_lht.Layout, overrides: list[str]) -> list[Pair]:
     """The name of the configuration, and the arguments of the original script and of training here."""
+    given = {override.lstrip("+~").partition("=")[0] for override in overrides}
+    if added := [f"{group}={option}" for group, option in port_lht.left_open(layout).items() if group not in given]:
+        print(f"Compared with {' '.join(added)}, as {layout.main.name} leaves that open.\n")
+    overrides = [*overrides, *added]
     groups = {path.name for path in layout.configs.iterdir()}
     theirs = [f"++seed={SEED}", *overrides, "hydra.run.dir={}"]
     if "extras" in groups:

@@ -183,6 +183,14 @@ def constants(layout: Layout) -> list[str]:
     return Conversion(layout, layout.configs).constants
 
 
+def left_open(layout: Layout) -> dict[str, str]:
+    """The first option of each group for which the main file wants one to be given; only of ``experiment``, if it is."""
+    groups = [entry.group for entry in entries(read_yaml(layout.main)) if entry.option == "???"]
+    options = {group: sorted((layout.configs / group).glob("*.yaml")) for group in groups}
+    found = {group: files[0].stem for group, files in options.items() if files}
+    return {"experiment": found["experiment"]} if "experiment" in found else found
+
+
 class Conversion:
     """Converts one configuration.
 
@@ -390,9 +398,13 @@ class Conversion:
         for entry in entries(self.main):
             top = entry.group.partition("/")[0]
             ours = layout.ours(entry.group)
+            if entry.option == "???" and top not in NOT_USED and (layout.configs / entry.group).is_dir():
+                chosen[ours] = entry.option
+                notes.append(f"{entry.group}: to be given, as in {ours}=<option>")
+                continue
             if top in NOT_USED or entry.group in OVERLAYS:
                 continue
-            if "/" in entry.group and entry.option not in (None, "???"):
+            if "/" in entry.group and entry.option is not None:
                 option = layout.configs / entry.group / f"{entry.option}.yaml"
                 place = tuple(entry.group.split("/"))
                 inside = merge_all(inside, merged(expand_file(layout.configs, option, entry.group, place)))
@@ -401,9 +413,6 @@ class Conversion:
                 notes.append(f"{entry.option}: left out; copy what {base.name} sets" if base.is_file() else "")
             elif entry.is_optional and not (layout.configs / entry.group / f"{entry.option}.yaml").is_file():
                 notes.append(f"{entry.group}: {entry.option}: left out, as it is not there")
-            elif entry.option == "???":
-                chosen[ours] = entry.option
-                notes.append(f"{entry.group}: to be given, as in {ours}=<option>")
             elif (layout.configs / entry.group).is_dir():
                 chosen[ours] = entry.option
         for theirs in [*layout.groups, *(key for key in inside if key not in layout.groups)]:
