@@ -184,7 +184,7 @@ def constants(layout: Layout) -> list[str]:
 
 
 def left_open(layout: Layout) -> dict[str, str]:
-    """The first option of each group for which the main file wants one to be given; only of ``experiment``, if it is."""
+    """The first option of each group for which the main file wants one to be given; or of ``experiment`` alone."""
     groups = [entry.group for entry in entries(read_yaml(layout.main)) if entry.option == "???"]
     options = {group: sorted((layout.configs / group).glob("*.yaml")) for group in groups}
     found = {group: files[0].stem for group, files in options.items() if files}

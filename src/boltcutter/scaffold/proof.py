@@ -74,6 +74,7 @@ def run_briefly(file: str, steps: str, seed: str, script: str, *arguments: str) 
     if script == PROGRAM:
         runpy.run_module(PROGRAM, run_name="__main__")
     else:
+        L.seed_everything(int(seed))  # which some scripts do not do
         sys.path.insert(0, str(Path(script).resolve().parent))
         runpy.run_path(script, run_name="__main__")
 
