@@ -1,4 +1,4 @@
-"""Importing Lightning does not import transformers, which metrics of text and all others still get."""
+"""Importing Lightning imports neither transformers nor scipy.signal, which metrics and all others still get."""
 
 import subprocess
 import sys
@@ -66,3 +66,14 @@ def test_without_transformers_nothing_stands_for_it(tmp_path: Path) -> None:
     without = "from importlib.machinery import PathFinder; find = PathFinder.find_spec; "
     without += "PathFinder.find_spec = lambda name, *rest: None if name == 'transformers' else find(name, *rest); "
     assert python(f"{without} import torchmetrics", folder) == "False"
+
+
+def test_scipy_signal_is_imported_by_who_needs_it(tmp_path: Path) -> None:
+    used = "import torchmetrics; print('scipy.signal' in sys.modules); from scipy import signal; "
+    assert python(f"{used} print(*signal.convolve([1, 2], [1, 1]))", tmp_path).split() == ["False", "1", "3", "2"]
+    helper = "from scipy.signal import convolve\nimport scipy.signal.windows\nprint(*convolve([1, 2], [1, 1]))\n"
+    folder = write(tmp_path / "other", {"torchmetrics/__init__": "import helper\n", "helper": helper})
+    assert python("import torchmetrics, scipy.signal; print(scipy.signal.windows.hann(1)[0])", folder).split() == [
+        *("1", "3", "2"),
+        "1.0",
+    ]
