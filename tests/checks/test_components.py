@@ -4,7 +4,7 @@ from typing import Any
 import lightning as L
 import pytest
 
-from boltcutter.checks.components import check_batches_and_clipping, check_components, check_type
+from boltcutter.checks.components import check_address, check_batches_and_clipping, check_components, check_type
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.settings import Settings
 from boltcutter.data.digits import Digits
@@ -31,6 +31,17 @@ def test_settings_with_which_lightning_trains_nothing_or_fails_are_refused(
     (name, value), *_ = trainer.items()
     with pytest.raises(ConfigError, match=rf"^trainer\.{name}={value} .*{remedy}"):
         check_batches_and_clipping(trainer)
+
+
+@pytest.mark.parametrize("address", ["nowhere.invalid", "a" * 70, "10.0.0.300"])
+def test_an_address_without_a_host_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", address)
+    with pytest.raises(ConfigError, match=rf"^MASTER_ADDR={address}: no such host \(.+\); correct it, or unset it$"):
+        check_address(Topology(1, 2, 2, 2, 2))
+    check_address(Topology(1, 1, 1, 1, 1))
+    check_address(Topology(2, 2, 2, 4, 4))  # which the cluster may name later
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    check_address(Topology(1, 2, 2, 2, 2))
 
 
 def refuse(_: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -60,6 +61,7 @@ def check_world_size(trainer: L.Trainer, topology: Topology) -> None:
                 f"{f'trainer.devices={each} ' if each else ''}trainer.num_nodes={started}"
             )
     slurm_tasks.check_tasks(topology)
+    check_address(topology)
     environment, env = getattr(strategy, "cluster_environment", None), os.environ
     is_standalone = environment is None or isinstance(environment, LightningEnvironment)
     if is_standalone and "RANK" in env and "LOCAL_RANK" not in env and env.get("WORLD_SIZE", "1") != "1":
@@ -74,6 +76,21 @@ def check_world_size(trainer: L.Trainer, topology: Topology) -> None:
             f"{topology}: {total} processes were started; set trainer.devices={here} "
             f"trainer.num_nodes={max(1, total // here)}"
         )
+
+
+def check_address(topology: Topology) -> None:
+    """Check that ranks of one node can look up ``MASTER_ADDR``; that of other nodes may be known later.
+
+    Raises:
+        ConfigError: There is no such host, which torch would look for until its timeout.
+    """
+    address = os.environ.get("MASTER_ADDR")
+    if not address or topology.world_size < 2 or topology.num_nodes > 1:
+        return
+    try:
+        socket.getaddrinfo(address, None)
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError(f"MASTER_ADDR={address}: no such host ({error}); correct it, or unset it") from None
 
 
 def check_type(name: str, node: Mapping[str, Any], made: Any, wanted: type) -> None:
