@@ -50,7 +50,7 @@ READ_NO_RUNS = {"bench", "new", "add", "vendor", "import", "mcp", "schema", "try
 RECORDS = {"record.json", "search.json", "RECORD", "SEARCH"}  # names and constants
 READING = {"read_text", "read_bytes", "open", "loads", "load", "cat_file"}
 # Where files are read by functions that could execute what they contain, or create far more than it. A further module
-# must be added here, with a test that it cannot, as docs/security.md lists them.
+# must be added here, with a test that it cannot, as docs/threat_model.md lists them.
 LOADERS = {
     # Files that this process has written, or a replay that it has started.
     "torch.load": {"boltcutter/strategy/process_launcher.py", "boltcutter/replay/traces.py"},
@@ -208,8 +208,8 @@ def test_no_setting_of_a_launcher_holds_control_characters() -> None:
 
 
 def test_each_test_in_the_threat_model_exists() -> None:
-    text = (ROOT / "docs" / "security.md").read_text()
-    model = text[text.index("## Threat model") : text.index("## Secrets")]
+    text = (ROOT / "docs" / "threat_model.md").read_text()
+    model = text[text.index("## Files") :]
     rows = [line.strip("|").split("|") for line in model.splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 10
     tests = "\n".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))

@@ -7,7 +7,8 @@ import pytest
 from conftest import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
-LOOKED_UP = {"glossary.md", "security.md"}  # not read from the top
+LOOKED_UP = {"glossary.md", "threat_model.md"}  # not read from the top
+BY_TABLE = {"security.md"}  # begins with what is promised, in a table
 WORDS, CHARACTERS = 66, 170  # of a paragraph, and of a cell: two lines of a table at 1,280 pixels
 
 
@@ -29,7 +30,7 @@ def prose(text: str) -> tuple[list[str], list[str]]:
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name not in LOOKED_UP], ids=lambda page: page.stem)
 def test_a_page_shows_before_it_tells(page: Path) -> None:
     text = page.read_text()
-    before = text.partition("\n")[2].partition("```")[0]
+    before = text.partition("\n")[2].partition("\n|" if page.name in BY_TABLE else "```")[0]
     assert len(before.split()) < WORDS
     assert not re.search(r"^(?:#|\|)", before, re.M)
     paragraphs, cells = prose(text)

@@ -1,6 +1,7 @@
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,14 @@ def test_the_commands_are_accepted(
     for command in commands(PROJECT, group, [7, 8]):
         cli.main([*shlex.split(command)[1:], "--check", *([] if signs else ["trust=true"])])
     assert "trials" in capsys.readouterr().out
+
+
+def test_a_command_in_the_folder_of_somebody_else_is_not_repeated(
+    tmp_path: Path, hand_over: Callable[[Path], None]
+) -> None:
+    """The configuration in a copy has this user's signature, the command beside it has none."""
+    planted = ["callback.progress._target_=os.mkdir", "+callback.progress.path=executed", "checkpoints=/elsewhere"]
+    group = trained(tmp_path / "run", ["model=mlp"], command=f"boltcutter train model=mlp {' '.join(planted)} seed=0")
+    assert overrides_of(PROJECT, group.results[0]) == ["model=mlp", *planted]
+    hand_over(tmp_path / "run")
+    assert overrides_of(PROJECT, group.results[0]) == [f"reproduce={tmp_path / 'run'}"]

@@ -130,7 +130,8 @@ def test_a_record_of_somebody_else_uploads_nothing_of_this_machine(
     sync_command(Project.find(__file__), [f"run={tmp_path}/run"])
     assert given.keys() == {"id", "name", "project", "config", "dir", "mode", "settings", "tags"}
     assert given["tags"] == record["config"]["tags"]
-    assert given["id"] == record["id"]
+    assert given["id"].startswith("run-")  # not that of a run of this user, whose data would be replaced
+    assert given["id"] != record["id"]
     record["config"]["data"]["path"] = "https://example.org"
     (tmp_path / "run" / "record.json").write_text(json.dumps(record))
     with pytest.raises(ConfigError, match="would be contacted"):

@@ -63,6 +63,8 @@ def test_a_damaged_record_is_reported_in_one_line(tmp_path: Path, left: str) -> 
     [
         ["+callback.x._target_=os.system", "+callback.x.command=id"],
         ["+callback.x={_target_: os.system, command: id}"],
+        ['+callback.x={"\\x5ftarget\\x5f": os.system, command: id}'],
+        ['name="\\x24{oc.env:HOME}"'],
         ["data.folder=s3://theirs/${oc.env:HOME}"],
         ["+data.x={_target_: torch.nn.Linear, _check_: false}"],
         ["+data.url=http://theirs/x"],
@@ -84,3 +86,17 @@ def test_arguments_of_an_agent_are_checked_as_a_record_of_somebody_else(
     assert read_overrides(project, ["model=mlp", "trainer.max_epochs=3"]).model
     monkeypatch.delenv(trust.AGENT)
     assert read_overrides(project, overrides[:1])
+
+
+def test_files_that_an_agent_names_are_checked_as_a_record_of_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No argument shows what is in such a file, and those in ``configs`` are the user's."""
+    project = Project.find(__file__)
+    monkeypatch.setenv(trust.AGENT, "1")
+    (tmp_path / "x.yaml").write_text("callback:\n  x:\n    _target_: os.system\n    command: id\n")
+    (tmp_path / "m.yaml").write_text("# A model.\n_target_: torch.nn.Flatten\nstart_dim:\n  _target_: os.getpid\n")
+    for override in (f"experiment={tmp_path}/x.yaml", f"model={tmp_path}/m.yaml"):
+        with pytest.raises(ConfigError, match=r"^arguments: .*os\."):
+            read_overrides(project, [override])
+    assert read_overrides(project, ["experiment=mnist", "logger=csv"]).model

@@ -120,3 +120,15 @@ def test_what_another_reader_would_expand_is_limited(tmp_path: Path) -> None:
         check_expansion(file, 3 << 20)
         with pytest.raises(ExpansionError):
             check_expansion(file, (3 << 20) - 1)
+
+
+def test_a_large_gzip_file_of_somebody_else_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hand_over: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(os.urandom(1 << 22)) + gzip.compress(bytes(1 << 26)))
+    monkeypatch.setattr("boltcutter.data.files.MAX_COUNTED", 1 << 20)
+    check_expansion(path, 1 << 25)  # of this user, as its first megabyte expands to less
+    hand_over(path)
+    with pytest.raises(ExpansionError):
+        check_expansion(path, 1 << 25)

@@ -233,3 +233,16 @@ def test_without_a_token_the_remedy_is_reported(monkeypatch: pytest.MonkeyPatch)
     for repo in ("me/" + 97 * "x", "me/", "me/dig/its", "me/dígits"):
         with pytest.raises(ConfigError, match=rf"^export.push={repo}: not a repository of the Hub"):
             hub.check_repository(repo)
+
+
+def test_only_files_of_the_export_are_uploaded(weights: Path) -> None:
+    """Whoever may write to the folder could put a link to a key there, while it is exported."""
+    names = {file.name for file in hub.written_files(weights)}
+    assert {"model.safetensors", "config.json", "card.json", "README.md"} <= names
+    (weights / "planted.txt").symlink_to("/etc/passwd")
+    (weights / "notes.txt").write_text("x")
+    assert {file.name for file in hub.written_files(weights)} == names
+    (weights / "config.json").unlink()
+    (weights / "config.json").symlink_to("/etc/passwd")
+    with pytest.raises(ExportError, match=r"config\.json was changed"):
+        hub.written_files(weights)

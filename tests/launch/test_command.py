@@ -27,7 +27,7 @@ from boltcutter.launch.cloud_job import CloudLauncher
 from boltcutter.launch.kubernetes import KubernetesLauncher
 from boltcutter.launch.local import LocalLauncher
 from boltcutter.project import Project
-from boltcutter.run import lineage
+from boltcutter.run import lineage, trust
 from boltcutter.run.folder import read_record, save_config, update_record
 
 ROOT = Path(__file__).parents[2]
@@ -321,3 +321,12 @@ def test_combinations_are_the_cartesian_product() -> None:
 def test_invalid_arrays_are_refused(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         command.combinations(spec)
+
+
+@pytest.mark.parametrize("override", ["launch.setup=[touch executed]", "launch.python=./x", "launch=theirs.yaml"])
+def test_an_agent_takes_launch_settings_of_the_project_only(override: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are commands, which a job runs."""
+    monkeypatch.setenv(trust.AGENT, "1")
+    with pytest.raises(ConfigError, match="an agent takes launch settings from configs/launch only"):
+        command.read_launcher(PROJECT, [*(["launch=slurm"] if "." in override[:7] else []), override])
+    assert command.read_launcher(PROJECT, ["launch=local"])

@@ -1,14 +1,17 @@
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from planted_pairs import EQUAL, PAIRS, PairProject, overrides
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.settings import Settings
 from boltcutter.extend import NegativeResult
 from boltcutter.project import Project
-from boltcutter.replay.bisection import Answer, bisect_command, text
+from boltcutter.replay.bisection import Answer, Bisection, bisect_command, text
 from boltcutter.replay.factors import Factor
+from boltcutter.replay.job import Job, ReplayError
 from boltcutter.replay.traces import Place
 
 PROJECT = Project.at(Path(__file__).parents[2])
@@ -96,3 +99,18 @@ def test_the_answer_as_text() -> None:
         "code      commit a → b: with it of B, the difference is the same",
         "setting   tags=a → b, without effect on a step",
     ]
+
+
+def test_a_text_of_somebody_else_refers_to_no_value_of_this_user(tmp_path: Path) -> None:
+    """``data.path=s3://theirs/${note}`` is harmless in their run, where the note is a plain text, but not in ours."""
+    ours = Settings({"note": "${oc.env:HOME}", "data": {"path": "here"}})
+    case = Bisection.__new__(Bisection)
+    case.project, case.cfgs = PROJECT, (ours, ours)
+    for own, path, is_refused in (
+        ([True, False], "s3://theirs/${note}", True),
+        ([True, False], "s3://theirs/plain", False),
+        ([True, True], "s3://mine/${note}", False),
+    ):
+        case.own, job = own, Job("run", "", 1, values={"data.path": path})
+        with pytest.raises(ReplayError, match="environment") if is_refused else nullcontext():
+            case.check_mixed(0, job)

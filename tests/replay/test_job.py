@@ -97,7 +97,8 @@ def test_a_replay_that_takes_too_long_is_ended(replayed: Replayed, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("seconds", "expected"), [([10.0], 600.0), ([100.0, 50], 3000.0), ([None, 5.0], 86400.0), ([], 600.0)]
+    ("seconds", "expected"),
+    [([10.0], 600.0), ([100.0, 50], 3000.0), ([None, 5.0], 86400.0), ([], 600.0), ([1e300], 86400.0)],
 )
 def test_the_limit_of_a_replay_follows_from_the_run(seconds: list[float | None], expected: float) -> None:
     assert seconds_of({"attempts": [{"seconds": each} for each in seconds]}) == expected
@@ -109,10 +110,11 @@ def test_settings_of_a_step_before_a_resume_are_known() -> None:
         {"task.lr": {"was": 2, "now": 4}, "data.path": {"was": "/a", "now": "/b"}},
     ]
     attempts = [{}, *({"resumed_at": at, "changed": each} for at, each in zip((10, 20), changed, strict=True))]
-    assert settings_before({"attempts": attempts}, 10) == ({"task.lr": 1}, ["task.new"])
-    assert settings_before({"attempts": attempts}, 11) == ({"task.lr": 2}, [])
-    assert settings_before({"attempts": attempts}, 21) == ({}, [])
-    assert settings_before({"attempts": [{"changed": ["task.lr"]}]}, 1) == ({}, []), "of another version"
+    assert settings_before({"attempts": attempts}, 10, own=True) == ({"task.lr": 1}, ["task.new"])
+    assert settings_before({"attempts": attempts}, 11, own=True) == ({"task.lr": 2}, [])
+    assert settings_before({"attempts": attempts}, 21, own=True) == ({}, [])
+    assert settings_before({"attempts": attempts}, 10, own=False) == ({}, []), "attempts are not signed"
+    assert settings_before({"attempts": [{"changed": ["task.lr"]}]}, 1, own=True) == ({}, []), "of another version"
 
 
 def test_variables_that_the_run_has_read_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,3 +156,8 @@ def test_a_copy_of_the_code_comes_before_what_is_there(tmp_path: Path, monkeypat
     assert copied["PYTHONPATH"].split(":") == [f"{tmp_path}/src", str(tmp_path), "/elsewhere"]
     assert (copied["OMP_NUM_THREADS"], copied[COPY]) == ("3", "1")
     assert surroundings(PROJECT, {}, own=True).environment()["PYTHONPATH"] == "/elsewhere"
+
+
+def test_a_record_of_somebody_else_starts_no_million_of_threads() -> None:
+    for threads, expected in ((4, 4), (10**9, None), (-1, None), ("x", None)):
+        assert surroundings(PROJECT, {"hardware": {"threads": threads}}, own=False).threads == expected

@@ -5,7 +5,7 @@ import pytest
 
 from boltcutter.config.compose import compose
 from boltcutter.project import Project
-from boltcutter.run.destinations import CHECKPOINTS, use_own_destinations
+from boltcutter.run.destinations import CHECKPOINTS, logged_id, use_own_destinations
 
 PROJECT = Project.find(__file__)
 OWN: dict[str, Any] = compose(PROJECT, ["logger=csv"]).written
@@ -35,6 +35,8 @@ def test_loggers_are_those_of_the_project(tmp_path: Path, capsys: pytest.Capture
     logger = use_own_destinations(config, tmp_path, PROJECT)["logger"]
     assert logger.keys() == {"wandb", "mlflow"}
     assert logger["wandb"] == WANDB
+    continued = use_own_destinations(config, tmp_path / "mine", PROJECT, continues=True)["logger"]["wandb"]
+    assert continued == WANDB | {"id": logged_id(tmp_path / "mine")}  # not that of the user's own run of this name
     assert "theirs" not in str(logger)
     assert "logger.extra of the record is not used; add a file configs/logger/extra.yaml" in capsys.readouterr().err
 
@@ -61,3 +63,11 @@ def test_what_a_callback_writes_is_in_the_folder(
     inside = {"dirpath": "${checkpoints}/best", "filename": "best-{step}", "save_dir": "${folder}"}
     config = OWN | {"callback": {"mine": {"_target_": "a.B"} | inside}}
     assert use_own_destinations(config, tmp_path, PROJECT) == config
+
+
+def test_a_run_of_somebody_else_has_an_id_of_its_own(tmp_path: Path) -> None:
+    own = logged_id(tmp_path / "a" / "20261128-120000-c0ffee")
+    assert own == logged_id(tmp_path / "a" / "20261128-120000-c0ffee")
+    assert own != logged_id(tmp_path / "b" / "20261128-120000-c0ffee")
+    assert logged_id(Path("/x/a/..?%#" + "y" * 100)).isascii()
+    assert len(logged_id(Path("/x/" + "y" * 200))) < 64

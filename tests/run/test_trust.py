@@ -116,7 +116,13 @@ def test_a_large_file_is_not_read_as_a_whole(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     "record",
-    [*({name: 1} for name in folder.ENTRIES), {"attempts": [1]}, {"attempts": {}}, {"config": []}, {"metrics": ""}],
+    [
+        *({name: 1} for name in folder.ENTRIES),
+        *({"attempts": [1]}, {"attempts": {}}, {"config": []}, {"metrics": ""}),
+        *({"attempts": [{"devices": value}]} for value in ("x", [1], -1)),
+        *({"attempts": [{"seconds": value}]} for value in ("x", 1e308)),
+        {"attempts": [{"resumed_at": {}}]},
+    ],
     ids=str,
 )
 def test_entries_of_another_type_are_damage(tmp_path: Path, record: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tries_runs import write_baseline
@@ -136,3 +137,10 @@ def test_the_spread_is_known_from_earlier_pairs_and_runs_of_the_baseline(pairs: 
     assert {0.4, 0.6} <= {*found.baseline_values()}
     another = replace(found, baseline=found.change, outcomes={})
     assert another.earlier_differences() == another.baseline_values() == []
+
+
+@pytest.mark.parametrize("seed", [[1], {"a": 1}, "x", 10**400, None])
+def test_a_run_with_an_odd_seed_is_no_baseline(pairs: Pairs, tmp_path: Path, seed: Any) -> None:
+    config = compose(pairs.baseline.project, ["model=mlp"]).written | {"seed": seed}
+    write_baseline(pairs.baseline.project, tmp_path / "runs" / "mlp" / "odd", 3, config=config)
+    assert replace(pairs, known=find_runs(tmp_path / "runs")).num_reusable() == 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from boltcutter import files
 from boltcutter.analysis.groups import REPEATED, Group, Result, is_compared, method_of, pair
 from boltcutter.analysis.query import FIELDS, equals, parse, value_of
 from boltcutter.analysis.record import Run
@@ -15,8 +17,8 @@ from boltcutter.config.compose import OVERRIDE, compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.redaction import MAX_COMMAND
 from boltcutter.config.values import flatten
-from boltcutter.environment import user_key
 from boltcutter.project import Project, command, display_path
+from boltcutter.run import trust
 
 OWN = ("folder", "report", "test", "resume", "reproduce", "ckpt", "trust", *REPEATED)  # of each run
 LASTING = ("name", "status", "devices")  # fields that further runs have in common with those of a group
@@ -95,13 +97,15 @@ def overrides_of(project: Project, result: Result) -> list[str]:
     Those of the best trial of a search are in its ``best.yaml``, from which the number of trials is known later.
     """
     config: Any = result.record.get("config")
-    if user_key.is_signed(config, result.record.get("signature")):
-        is_trial, best = result.run.kind == "trial", Path(result.run.folder, "..", "..", "best.yaml").absolute()
+    # The command is not signed: a copy of this user's record in the folder of somebody else may have any.
+    if trust.is_own_record(config, result.record.get("signature"), result.folder):
+        best = Path(result.run.folder, "..", "..", "best.yaml").absolute()
+        is_trial = result.run.kind == "trial" and best.is_file() and files.is_ours(os.lstat(best))
         with suppress(ConfigError, ValueError):
             words = shlex.split(str(result.record.get("command") or "")[:MAX_COMMAND])
             given = [w for w in words if OVERRIDE.fullmatch(w) and w.partition("=")[0].lstrip("+~") not in OWN]
             short = [f"experiment={display_path(best.resolve())}", *(word for word in given if word.startswith("~"))]
-            for overrides in [short, given] if is_trial and best.is_file() else [given]:
+            for overrides in [short, given] if is_trial else [given]:
                 if _compared(compose(project, overrides).written) == _compared(config):
                     return overrides
     return [f"reproduce={result.run.folder}"]

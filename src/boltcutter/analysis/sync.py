@@ -12,7 +12,8 @@ from boltcutter import run_files
 from boltcutter.config.errors import ConfigError
 from boltcutter.logger.wandb import base_url, is_reachable, logged_in
 from boltcutter.project import Project
-from boltcutter.run.folder import read_record, read_run_config
+from boltcutter.run.destinations import logged_id
+from boltcutter.run.folder import is_own, read_record, read_run_config
 from boltcutter.run.metrics import read_rows
 
 # What the logger in a record may set; others, as save_code, would upload files of this machine.
@@ -65,7 +66,7 @@ def sync(folder: Path, config: dict[str, Any]) -> str:
     settings = settings if isinstance(settings, dict) else {}  # of a record of somebody else
     with tempfile.TemporaryDirectory() as scratch:
         uploaded = wandb.init(
-            id=str(record.get("id") or folder.name),
+            id=str(record.get("id") or folder.name) if is_own(folder) else logged_id(folder),
             name="/".join(folder.resolve().parts[-2:]),
             project=settings.get("project") or config["name"],
             config=config,

@@ -20,7 +20,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-from boltcutter import run_files
+from boltcutter import files, run_files
 from boltcutter.cli.answer import failure
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.config.values import split_overrides
@@ -162,7 +162,7 @@ class Tools:
         if not found["ok"] or not runs:
             return found if not found["ok"] else _failed("unknown_run", f"run={run}: no such run; list_runs has all")
         report = Path(runs[-1]["folder"], run_files.REPORT)
-        if not report.is_file() or report.is_symlink():  # somebody else's link may lead to any file
+        if not report.is_file() or files.foreign_link(report):  # somebody else's link may lead to any file
             return _failed("failed", f"run={run}: has no report yet; train with report=true")
         try:
             text = as_text(trust.read_bytes(report).decode(errors="replace"))

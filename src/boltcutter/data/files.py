@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import gzip
 import hashlib
+import sys
 import zipfile
 from itertools import pairwise
 from pathlib import Path
@@ -15,11 +16,12 @@ import numpy.typing as npt
 
 from boltcutter.files import MAX_EXPANSION as MAX_EXPANSION
 from boltcutter.files import expansion_limit as expansion_limit
+from boltcutter.files import is_ours
 
 PAGE_BYTES = 4096  # smallest unit that an operating system reads from a disk
 BLOCK_BYTES, NUM_BLOCKS = 4096, 16  # blocks of each file that are hashed into a fingerprint
 
-MAX_COUNTED = 1 << 26  # bytes of a file whose content is counted
+MAX_COUNTED = 1 << 26  # bytes of a file of this user whose content is counted, in a second at most
 
 
 class ExpansionError(Exception):
@@ -41,21 +43,21 @@ def read_gzip(path: Path, limit: int) -> bytes:
 
 
 def check_expansion(path: Path, limit: int) -> None:
-    """Check a compressed file, before another reader expands it, as far as that takes a second at most.
+    """Check a compressed file, before another reader expands it.
 
     Args:
-        path: A ``.zip`` file, of which the directory is read, or a ``.gz`` file of up to 64 MiB, whose content is
-            counted. Any other file is accepted.
+        path: A ``.zip`` file, of which the directory is read, or a ``.gz`` file, whose content is counted: of a file of
+            this user, that of its first 64 MiB. Any other file is accepted.
         limit: Bytes to which it may expand.
 
     Raises:
         ExpansionError: It expands to more, or records of it overlap.
         OSError, EOFError, zlib.error, zipfile.BadZipFile: It is damaged.
     """
-    size = path.stat().st_size
-    if path.suffix == ".gz" and size <= MAX_COUNTED:
-        with gzip.open(path) as file:
-            while limit >= 0 and (block := file.read(1 << 20)):
+    size, counted = path.stat().st_size, MAX_COUNTED if is_ours(path.stat()) else sys.maxsize
+    if path.suffix == ".gz":
+        with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) as file:
+            while limit >= 0 and raw.tell() <= counted and (block := file.read(1 << 20)):
                 limit -= len(block)
     elif path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:

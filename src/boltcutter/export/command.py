@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from boltcutter import run_files
+from boltcutter import files, run_files
 from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.checkpoint.atomic import write_text
@@ -113,6 +113,8 @@ def export(project: Project, settings: Export, cfg: Settings, folder: Path, chec
             print(f"export={name}", flush=True)
             inputs = partial(calibration, components, program, split, CALIBRATION)
             target = folder / "export" / name
+            if link := files.foreign_link(target, below=folder):
+                raise ExportError(f"{link} is a link of another user; remove it")
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir(parents=True)
             form.write(program, target / form.file, inputs)

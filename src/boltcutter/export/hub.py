@@ -16,6 +16,7 @@ from boltcutter.project import LIBRARY
 from boltcutter.run.folder import read_record
 
 FORMAT = "safetensors"  # the format of repositories of the Hub
+README = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
@@ -50,7 +51,7 @@ def push(folder: Path, names: Sequence[str], repo: str) -> str:
     from huggingface_hub import CommitOperationAdd, HfApi
 
     api = HfApi()
-    files = [file for name in names for file in sorted((folder / name).iterdir())]
+    files = [file for name in names for file in written_files(folder / name)]
     paths = [file.name if file.parent.name == FORMAT else f"{file.parent.name}/{file.name}" for file in files]
     operations = [CommitOperationAdd(path, file) for path, file in zip(paths, files, strict=True)]
     try:
@@ -60,6 +61,19 @@ def push(folder: Path, names: Sequence[str], repo: str) -> str:
         reason = " ".join(str(error).split())[:200]
         raise ExportError(f"export.push={repo}: {type(error).__name__}: {reason}; try again") from error
     return str(commit.commit_url)
+
+
+def written_files(folder: Path) -> list[Path]:
+    """The files of an export that were written by it, and no others, which somebody may have put there meanwhile.
+
+    Raises:
+        ExportError: One of them was changed.
+    """
+    written = {*runner.read_card(folder)["files"], runner.CARD, *([README] if (folder / README).is_file() else [])}
+    for name, facts in runner.read_card(folder)["files"].items():
+        if (folder / name).is_symlink() or runner.sha256(folder / name) != facts["sha256"]:
+            raise ExportError(f"{folder / name} was changed after it was exported; export it again")
+    return [folder / name for name in sorted(written) if not (folder / name).is_symlink()]
 
 
 def write_readme(folder: Path) -> None:
@@ -82,4 +96,4 @@ def write_readme(folder: Path) -> None:
         card=card,
         data=str(data.get("path") or str(data.get("_target_", "")).rpartition(".")[2] or "not recorded"),
     )
-    write_text(folder / "README.md", str(model_card))
+    write_text(folder / README, str(model_card))

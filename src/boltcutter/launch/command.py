@@ -210,6 +210,9 @@ def read_launcher(
     picked = parse("launch", special.get("launch") or "null")
     several = picked if isinstance(picked, Sequence) and not isinstance(picked, str) else [picked]
     options = [str(option) for option in several if option is not None]
+    given = [*rest, *(f"launch={option}" for option in options if option.endswith(".yaml"))]
+    if given and os.environ.get(trust.AGENT):  # which are commands, images and machines
+        raise ConfigError(f"{given[0]}: an agent takes launch settings from configs/launch only; leave it out")
     if not options and earlier is None:
         raise ConfigError(f"launch: not set; give launch=…{project.list_options('launch')}", kind="missing_value")
     if len(options) > 1:

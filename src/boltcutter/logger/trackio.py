@@ -45,8 +45,8 @@ class TrackioLogger(Logger):
     def experiment(self) -> Any:
         """Trackio's run, started on first access."""
         if self._run is None:
-            options = {"embed": False, "resume": "allow", **self._init}
-            self._run = self._trackio.init(self._project, name=self.version, config=self._config, **options)
+            options = {"embed": False, "resume": "allow", "name": self.version, **self._init}
+            self._run = self._trackio.init(self._project, config=self._config, **options)
         return self._run
 
     @rank_zero_only

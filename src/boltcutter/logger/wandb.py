@@ -64,7 +64,8 @@ class WandbLogger(LightningWandbLogger):
         if wanted == "online" and getattr(rank_zero_only, "rank", 0) == 0 and not logged_in():
             setting = "WANDB_MODE" if mode == "auto" else "mode"
             raise ValueError(f"{setting}=online, but no login was found; run `wandb login`, or set auto or offline")
-        super().__init__(name="/".join(folder.parts[-2:]), save_dir=folder, project=project, id=folder.name, **wandb)
+        name = "/".join(folder.parts[-2:])
+        super().__init__(name=name, save_dir=folder, project=project, **{"id": folder.name, **wandb})
         self.mode, self.best = mode, best or {}
         self._checked_at, self._size = 0.0, -1  # of the transaction log
         self._wandb_init.pop("anonymous", None)  # W&B warns about it even if it is not set

@@ -18,6 +18,7 @@ from boltcutter.extend import NegativeResult
 from boltcutter.project import Project
 from boltcutter.replay.factors import Factor, find_factors
 from boltcutter.replay.job import (
+    FOREIGN_SECONDS,
     Done,
     Job,
     ReplayError,
@@ -38,6 +39,7 @@ from boltcutter.replay.job import (
 from boltcutter.replay.traces import Place, first_places, read_traces
 from boltcutter.run import lineage, snapshot, trust
 from boltcutter.run.folder import is_own, read_record
+from boltcutter.run.foreign_references import check_references
 from boltcutter.run.ledger import Difference, Ledger, first_difference, mean_over_ranks
 
 SIDES = ("A", "B")
@@ -104,8 +106,9 @@ def bisect_command(project: Project, overrides: list[str]) -> Answer:
         if python and not Path(python).is_file():
             raise ConfigError(f"{name}={python}: no such file; give the interpreter of an environment")
     folders = folder_of(given.get("run")), folder_of(given.get("with"), "with")
+    limit = seconds or (None if all(map(is_own, folders)) else FOREIGN_SECONDS)
     with ExitStack() as stack:
-        answer = Bisection(project, folders, pythons, Workers(stack, seconds)).answer()
+        answer = Bisection(project, folders, pythons, Workers(stack, limit)).answer()
     print(*(printable(line) for line in text(answer)), sep="\n")
     if not answer.equal:
         raise NegativeResult(answer)
@@ -132,6 +135,7 @@ class Bisection:
         self.project, self.folders, self.pythons, self.workers = project, folders, pythons, workers
         self.cfgs = load_run_config(project, folders[0]), load_run_config(project, folders[1], setting="with")
         self.records = read_record(folders[0]), read_record(folders[1])
+        self.own = [is_own(folder) for folder in folders]
         self.ledgers = [ledgers_of(*each) for each in zip(folders, self.records, strict=True)]
         self.devices = [ranks_of(record)[-1] for record in self.records]
         self.found = Answer((str(folders[0]), str(folders[1])))
@@ -157,7 +161,8 @@ class Bisection:
         self.ask_about(recorded)
         found.lines.append(f"the ledgers differ first at {recorded}")
         found.begin, saved = self.common_state(recorded.step)
-        before = max((int(each) for each in self.ledgers[0][0].rows["step"] if each < recorded.step), default=0)
+        known = self.ledgers[0][0].rows["step"]  # increasing
+        before = int(known[at - 1]) if (at := int(np.searchsorted(known, recorded.step))) else 0
         steps = sorted({before, recorded.step} - {0, found.begin})
         done = [self.replay(side, saved[side], recorded.step, steps) for side in (0, 1)]
         early = [side for side in (0, 1) if self.is_early(side, done[side], recorded.step)]
@@ -183,7 +188,15 @@ class Bisection:
         """Note the step, and with which settings and in which surroundings each run has done it."""
         found = self.found
         found.step, found.epoch, found.columns = recorded.step, recorded.epoch, list(recorded.columns)
-        self.before = [settings_before(record, recorded.step) for record in self.records]
+        self.before = [
+            settings_before(record, recorded.step, own=own) for record, own in zip(self.records, self.own, strict=True)
+        ]
+        for label, record, own in zip(SIDES, self.records, self.own, strict=True):
+            if not own and any(settings_before(record, recorded.step, own=True)):
+                found.lines.append(
+                    f"{label}: replayed with its last settings, as you have not signed those before it was resumed; "
+                    f"{trust.REMEDY}"
+                )
         if any(any(each) for each in self.before):
             first, second = (with_values(cfg, *each) for cfg, each in zip(self.cfgs, self.before, strict=True))
             self.cfgs = first, second
@@ -336,7 +349,7 @@ class Bisection:
     def surroundings_of(self, side: int) -> Surroundings:
         """Code, packages and threads of a run."""
         record, python = self.records[side], self.pythons[side]
-        own, label = is_own(self.folders[side]), SIDES[side]
+        own, label = self.own[side], SIDES[side]
         found = replace(surroundings(self.project, record, own=own), project=self.code_of(side))
         reason = "its record has no value of it" if own else "the run is not yours"
         for name in unrestored(self.records, side, own=own):
@@ -373,7 +386,7 @@ class Bisection:
             return self.project
         if (commit, changes) in self._codes:
             return self._codes[commit, changes]
-        if not (trust.is_granted() or is_own(folder)):
+        if not (trust.is_granted() or self.own[side]):
             raise ConfigError(f"{folder}: its code would be run, which is that of somebody else; {trust.REMEDY}")
         if snapshot.find_commit(self.project.root, str(commit)) is None:
             raise ConfigError(
@@ -412,11 +425,26 @@ class Bisection:
         job.values = {key: value for key, value in own.items() if key not in unset} | values
         job.unset = [*(key for key in own_unset if key not in values), *unset]
         try:
+            self.check_mixed(side, job)
             return self.workers.find(given or self.given[side], self.records[side]).run(job)
         except ReplayError as error:
             if given or keys:
                 raise
             raise ConfigError(f"{SIDES[side]} ({folder}) cannot be replayed: {error}") from error
+
+    def check_mixed(self, side: int, job: Job) -> None:
+        """Check that no text of somebody else refers to a value of this user, as to one of the environment.
+
+        Raises:
+            ReplayError: Settings of both runs together would compute values, multiply, or read the environment.
+        """
+        if trust.is_granted() or all(self.own) or "${" not in str(job.values):
+            return
+        try:
+            mixed = with_values(self.cfgs[side], job.values, job.unset)
+            check_references(mixed.written, "with the settings of both runs", self.project)
+        except ConfigError as error:
+            raise ReplayError(str(error)) from None
 
     def places(self, one: Done, other: Done) -> list[Place]:
         """What of the step differs first."""

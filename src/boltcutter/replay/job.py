@@ -36,6 +36,8 @@ from boltcutter.run.trust import is_granted
 MODULE = "boltcutter.replay.worker"
 RESULT = "result-rank-{}.json"
 TIMES, FEWEST_SECONDS, LONGEST_SECONDS = 20, 600.0, 86400.0  # limits of how long a replay may take
+FOREIGN_SECONDS = 180.0  # the limit for a run of somebody else, whose record may claim anything
+MAX_THREADS = 4096  # of a process; OpenMP starts as many as a variable says
 COPY = "BOLTCUTTER_CODE_COPY"  # set if the code is a copy, which is not where the process starts
 # Variables of a launcher, by which a replay would take itself for one of the launcher's processes.
 NOT_INHERITED = (
@@ -163,10 +165,9 @@ def surroundings(project: Project, record: Mapping[str, Any], *, own: bool) -> S
             executed, proxies and servers.
     """
     threads = (record.get("hardware") or {}).get("threads")
+    is_number = isinstance(threads, int) and 0 < threads <= MAX_THREADS
     found = {name: value for name, value in _known(record, own=own).items() if not name.startswith(NOT_RESTORED)}
-    return Surroundings(
-        project, project.root, threads if isinstance(threads, int) else None, variables=tuple(sorted(found.items()))
-    )
+    return Surroundings(project, project.root, threads if is_number else None, variables=tuple(sorted(found.items())))
 
 
 def _known(record: Mapping[str, Any], *, own: bool) -> dict[str, str | None]:
@@ -186,10 +187,16 @@ def unrestored(records: Sequence[Mapping[str, Any]], side: int, *, own: bool) ->
     return [name for name in names if name in read and name not in _known(records[side], own=own)]
 
 
-def settings_before(record: Mapping[str, Any], step: int) -> tuple[dict[str, Any], list[str]]:
-    """The settings that a step was done with, where the run was resumed later with others: values, and keys not set."""
+def settings_before(record: Mapping[str, Any], step: int, *, own: bool) -> tuple[dict[str, Any], list[str]]:
+    """The settings that a step was done with, where the run was resumed later with others: values, and keys not set.
+
+    Args:
+        record: Of the run.
+        step: Number of the optimizer step.
+        own: Whether it is this user's. Of somebody else's there are none, as attempts are not signed.
+    """
     values, unset = dict[str, Any](), set[str]()
-    for attempt in reversed(record.get("attempts") or ()):  # the first one after the step has the last word
+    for attempt in reversed(record.get("attempts") or () if own else ()):  # the first one after the step decides
         changed, at = attempt.get("changed"), attempt.get("resumed_at")
         if isinstance(changed, dict) and isinstance(at, int) and step <= at:
             for key, each in changed.items():
@@ -217,7 +224,9 @@ def seconds_of(record: Mapping[str, Any]) -> float:
     """How long a replay may take, as a multiple of what the run took: a step that is looked into takes many passes."""
     seconds = [attempt.get("seconds") for attempt in record.get("attempts") or ()]
     known = [float(each) for each in seconds if isinstance(each, int | float)]
-    return max(FEWEST_SECONDS, TIMES * sum(known)) if len(known) == len(seconds) else LONGEST_SECONDS
+    return (
+        min(max(FEWEST_SECONDS, TIMES * sum(known)), LONGEST_SECONDS) if len(known) == len(seconds) else LONGEST_SECONDS
+    )
 
 
 class Worker:

@@ -17,6 +17,7 @@ from boltcutter.formatting import aligned
 from boltcutter.project import Project
 from boltcutter.replay import page
 from boltcutter.replay.job import (
+    FOREIGN_SECONDS,
     Done,
     Job,
     ReplayError,
@@ -125,7 +126,9 @@ def why_command(project: Project, overrides: list[str]) -> Answer:
     record = read_record(folder)
     question = ask(folder, record, given.get("step"))
     try:
-        with worker(surroundings(project, record, own=is_own(folder)), record, seconds) as started:
+        own = is_own(folder)
+        limit = seconds or (None if own else FOREIGN_SECONDS)
+        with worker(surroundings(project, record, own=own), record, limit) as started:
             answer = Case(project, folder, question, started).answer()
     except ReplayError as error:
         raise ConfigError(f"run={folder}: it cannot be replayed: {error}") from error
@@ -150,7 +153,7 @@ class Case:
         self.saved = checkpoints(load_run_config(project, folder).place)
         self.record = read_record(folder)
         self.devices = ranks_of(self.record)[-1]
-        self.before = settings_before(self.record, question.step)
+        self.before = settings_before(self.record, question.step, own=is_own(folder))
         self.ledgers = ledgers_of(folder, self.record)
         self.earlier = {
             name: np.concatenate([self._before(ledger, name) for ledger in self.ledgers])

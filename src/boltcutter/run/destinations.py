@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from contextlib import suppress
@@ -22,16 +23,21 @@ from boltcutter.project import Project
 CHECKPOINTS = "${folder}/checkpoints"
 # What data, model and task name is read: their paths and object storage are checked as other references are.
 READ = ("data", "model", "task", "optimizer", "scheduler", "name", "tags", "choices", "launch", "search", "init_from")
+# Loggers that continue what has the same name at their service, and the argument that sets another one.
+IDS = {"boltcutter.logger.wandb.WandbLogger": "id", "boltcutter.logger.trackio.TrackioLogger": "name"}
 PLACES = ("folder", "runs", "checkpoints")
 OWN = (*PLACES, "logger", "resume", "ckpt", "reproduce")
 NAME = re.compile(r"(filename|entity|workspace|project|space_id)$")  # no place, but what is there
+SIGNS = ("_target_", "${", "://", "::")  # of targets within lists, of references and of addresses
 DESTINATION = re.compile(
     r"(^|_)(dirpath|dir|directory|root|folder|path|file|filename|repo|ur[il]|host|server|endpoint|address|entity"
     r"|workspace|project|space_id)$"
 )
 
 
-def use_own_destinations(recorded: dict[str, Any], folder: Path, project: Project) -> dict[str, Any]:
+def use_own_destinations(
+    recorded: dict[str, Any], folder: Path, project: Project, *, continues: bool = False
+) -> dict[str, Any]:
     """Return the configuration of somebody else's run without the places that it writes to; a line for each of them.
 
     ``runs`` is that of the project, ``checkpoints`` that in the folder, each logger is as the project or the library
@@ -41,6 +47,7 @@ def use_own_destinations(recorded: dict[str, Any], folder: Path, project: Projec
         recorded: Configuration in the record, which is left as it is.
         folder: Folder of the run.
         project: The project, whose options are used.
+        continues: Whether the run goes on in its folder, so that loggers take its name for that of a run.
     """
     found, notes = dict(recorded), list[str]()
     if "runs" in found:
@@ -58,12 +65,21 @@ def use_own_destinations(recorded: dict[str, Any], folder: Path, project: Projec
             if own != loggers[name]
         ]
         found["logger"] = {name: own for name, own in found["logger"].items() if own}
+        for name, own in found["logger"].items() if continues else ():
+            if (target := str(own.get("_target_"))) in IDS:
+                found["logger"][name] = {IDS[target]: logged_id(folder), **own}
     for key, value in _outside(found, folder, compose(project)):
         notes.append(_note(key, value))
         found = _without(found, key.split("."))
     if is_rank_zero():
         print(*(f"note: {printable(one_line(note))}\n" for note in notes), sep="", end="", file=sys.stderr)
     return found
+
+
+def logged_id(folder: Path) -> str:
+    """Id of somebody else's run where this user logs it: by its name, it could continue a run of this user."""
+    place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
+    return f"{re.sub(r'[^A-Za-z0-9_-]', '-', folder.name)[:40]}-{place}"
 
 
 def outside_of_project(values: dict[str, Any], project: Project) -> str | None:
@@ -83,12 +99,24 @@ def outside_of_project(values: dict[str, Any], project: Project) -> str | None:
     return None
 
 
+def has_foreign_texts(values: dict[str, Any], project: Project) -> bool:
+    """Whether a configuration has a target, reference or address that no configuration file has under the same key.
+
+    What it was composed of is not asked: YAML writes each of them in many ways, also in a file elsewhere.
+    """
+    known = _configured(project)
+    texts = ((path.rpartition(".")[2], str(raw)) for path, raw in flatten(values) if isinstance(raw, str | list))
+    return any(
+        text not in known and (text[0].startswith("_") or any(sign in text[1] for sign in SIGNS)) for text in texts
+    )
+
+
 @cache
 def _configured(project: Project) -> frozenset[tuple[str, str]]:
-    """The texts in configuration files of the project and of the library, with their last keys."""
+    """The texts and lists in configuration files of the project and of the library, with their last keys."""
     texts = (file.read_text() for folder in project.config_dirs for file in folder.rglob("*.yaml"))
     found = (item for text in texts for item in flatten(yaml.safe_load(text) or {}))
-    return frozenset((path.rpartition(".")[2], value) for path, value in found if isinstance(value, str))
+    return frozenset((path.rpartition(".")[2], str(value)) for path, value in found if isinstance(value, str | list))
 
 
 def _note(key: str, value: Any) -> str:

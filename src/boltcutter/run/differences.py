@@ -52,7 +52,8 @@ def other_batch(first: Mapping[str, Any], second: Mapping[str, Any]) -> int | No
     here, there = (record.get("batches") for record in (first, second))
     if not (isinstance(here, dict) and isinstance(there, dict)):
         return None
-    numbers = [name for name in here.keys() & there.keys() if name.isdecimal() and here[name] != there[name]]
+    common = (name for name in here.keys() & there.keys() if re.fullmatch("[0-9]{1,18}", name))
+    numbers = [name for name in common if here[name] != there[name]]
     return min(map(int, numbers), default=None)
 
 

@@ -42,6 +42,8 @@ MAPPINGS = (
     *("config", "git", "library", "packages", "hardware", "environment", "files", "launch", "best_by", "metrics"),
     *("test", "measured_after"),
 )
+MAX_COUNT = 1e12  # seconds, or optimizer steps
+COUNTS = ("seconds", "devices", "resumed_at")  # entries of an attempt, which are computed with
 WRITTEN_NUMBERS = {str(number): text for text, number in NOT_FINITE.items()}
 ENTRIES = {**dict.fromkeys(("attempts", "tags"), list), **dict.fromkeys(MAPPINGS, dict)}
 
@@ -68,7 +70,7 @@ def read_run_config(
     if broken := [key for key, value in recorded.items() if isinstance(value, str) and "\0" in value]:
         raise ConfigError(f"{where}: its record.json has a NUL character in {broken[0]}; restore it from a copy")
     if not (shows or trust.is_own_record(recorded, signature, folder)):
-        recorded = use_own_destinations(recorded, folder, project)
+        recorded = use_own_destinations(recorded, folder, project, continues=setting == "resume")
     trust.check_record(
         recorded,
         where,
@@ -110,7 +112,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         found = _decoded(trust.read_json(folder / run_files.RECORD))
         found |= {name: kind() for name, kind in ENTRIES.items() if found.get(name, kind) is None}
         is_valid = all(isinstance(found.get(name, kind()), kind) for name, kind in ENTRIES.items())
-        if not is_valid or not all(isinstance(attempt, dict) for attempt in found.get("attempts") or ()):
+        if not is_valid or not all(map(_is_attempt, found.get("attempts") or ())):
             raise ValueError("an entry has another type")
         return found
     except (FileNotFoundError, NotADirectoryError):
@@ -119,6 +121,14 @@ def read_record(folder: Path) -> dict[str, Any]:
         ) from None
     except (ValueError, OSError) as error:
         raise ConfigError(f"{folder}/record.json is damaged ({error}); restore it from a copy") from None
+
+
+def _is_attempt(found: Any) -> bool:
+    """Whether an attempt in a record has numbers where it is written with numbers."""
+    if not isinstance(found, dict):
+        return False
+    numbers = [found[name] for name in COUNTS if found.get(name) is not None]
+    return all(isinstance(number, int | float) and 0 <= number < MAX_COUNT for number in numbers)
 
 
 def encoded(record: dict[str, Any]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def _variable(found: Mapping[str, Any], name: str) -> Any:
 
 
 def _file_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    for name, (ours, theirs) in _paired(_dict(first.get("each")), _dict(second.get("each"))).items():
+    for name, (ours, theirs) in _paired(*map(_each, (first, second))).items():
         if ours is None or theirs is None:
             yield "file", name, "not read" if ours is None else "read", "not read" if theirs is None else "read"
         elif ours.get("size") != theirs.get("size"):
@@ -113,14 +113,23 @@ def _file_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> It
         yield "file", "all", f"{first.get('count')} files", f"{second.get('count')} files of other names or sizes"
 
 
+def _each(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The files that a record has one by one; others may have written it."""
+    each = _dict(found.get("each")).items()
+    return {name: facts for name, facts in each if isinstance(facts, dict) and isinstance(facts.get("size"), int)}
+
+
 def _paired(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Files by path, and those that are elsewhere now by their names."""
     found = {name: (first.get(name), second.get(name)) for name in sorted(first.keys() | second.keys())}
-    for name, (ours, theirs) in list(found.items()):
-        same = [other for other in found if os.path.basename(other) == os.path.basename(name)]
-        moved = [other for other in same if found[other][0] is None]
-        if ours is not None and theirs is None and len(same) == 2 and len(moved) == 1:
-            found[name] = ours, found.pop(moved[0])[1]
+    named = dict[str, list[str]]()
+    for name in found:
+        named.setdefault(os.path.basename(name), []).append(name)
+    for same in named.values():
+        gone = [name for name in same if found[name][1] is None]
+        moved = [name for name in same if found[name][0] is None]
+        if len(same) == 2 and len(gone) == len(moved) == 1:
+            found[gone[0]] = found[gone[0]][0], found.pop(moved[0])[1]
     return found
 
 

@@ -106,7 +106,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
     """Read the step and the values of each row of ``metrics.csv``, except for rows that are not as they are written."""
     with (
         suppress(OSError, ValueError, csv.Error),
-        io.TextIOWrapper(files.open_file(path, sys.maxsize), errors="replace", newline="") as file,
+        io.TextIOWrapper(open_metrics(path, sys.maxsize), errors="replace", newline="") as file,
     ):
         for row in csv.DictReader(file):
             if (step := parse_count(row.pop("step", None))) is not None:  # not a line that a full disk cut off
@@ -118,14 +118,14 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
                 yield step, values
 
 
-def open_metrics(path: Path) -> IO[bytes]:
-    """Open ``metrics.csv``, whoever has written it.
+def open_metrics(path: Path, limit: int = MAX_OWN_TABLE) -> IO[bytes]:
+    """Open ``metrics.csv``, whoever has written it; of this user, it may have as many bytes as the limit.
 
     Raises:
         OSError: It cannot be read.
         ValueError: It is not an ordinary file, or too large for one of its owner.
     """
-    file = files.open_file(path, MAX_OWN_TABLE)
+    file = files.open_file(path, limit)
     status = os.fstat(file.fileno())
     if status.st_size > MAX_TABLE and not files.is_ours(status):
         file.close()

@@ -179,10 +179,10 @@ def check_arguments(overrides: Sequence[str], composed: Any, project: Project) -
     """
     if not (overrides and os.environ.get(AGENT)):
         return
-    if any(sign in override for override in overrides for sign in ("_", "${", "://")):
-        check_record(composed, "arguments", Path(os.devnull), project)
-    from boltcutter.run.destinations import outside_of_project
+    from boltcutter.run.destinations import has_foreign_texts, outside_of_project
 
+    if has_foreign_texts(composed, project):
+        check_record(composed, "arguments", Path(os.devnull), project)
     if setting := outside_of_project(composed, project):
         raise ConfigError(f"arguments: {setting} leads out of the project, to which an agent may write; leave it out")
 

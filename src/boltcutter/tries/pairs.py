@@ -344,6 +344,7 @@ class Pairs:
             seed = run.settings.get("seed")
             if (
                 run.status != "completed"
+                or not isinstance(seed, int)  # of somebody else's record
                 or seed not in wanted
                 or not all(name in run.metrics for name in (self.metric, *self.constraints))
             ):
