@@ -183,13 +183,19 @@ def as_list(given: Any) -> list[Any]:
 if RUNS:
     Treatment(Path(RUNS)).patch()
 
-    @pytest.fixture(autouse=True)
-    def _after_each() -> Iterator[None]:
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_call() -> Iterator[None]:
+        """End what a command does until its end, before Lightning's fixtures look for threads that a test has left."""
         from boltcutter.environment import announcement
-        from boltcutter.environment import stop_signals as signals
 
         yield
         announcement.withdraw()
+
+    @pytest.fixture(autouse=True)
+    def _after_each() -> Iterator[None]:
+        from boltcutter.environment import stop_signals as signals
+
+        yield
         signals.restore_handlers()
         for folder in Path(RUNS or "").glob("run-*"):
             shutil.rmtree(folder, ignore_errors=True)

@@ -369,28 +369,6 @@ def set_logger_connector(trainer: Any, connector: Any) -> None:
     trainer._logger_connector = connector
 
 
-class SynchronizedLog:
-    """Logs the values of steps with some names as with ``sync_dist=True``, as they are monitored within epochs."""
-
-    def __init__(self, log: Callable[..., None], names: set[str]) -> None:
-        self.log, self.names = log, names
-
-    def __call__(self, fx: str, name: str, value: Any, **options: Any) -> None:
-        """Log a value."""
-        if name in self.names and options.get("on_step") and isinstance(value, torch.Tensor):
-            options["sync_dist"] = True
-        self.log(fx, name, value, **options)
-
-
-def log_of_step(trainer: Any, names: set[str]) -> None:
-    """Reduce values with these names over ranks when a training step logs them."""
-    results = epoch_results(trainer)
-    if isinstance(vars(results).get("log"), SynchronizedLog):
-        results.log.names = names
-    elif names:
-        results.log = SynchronizedLog(results.log, names)
-
-
 def epoch_results(trainer: Any) -> Any:
     """What the module has logged in this epoch, which Lightning does not save."""
     return trainer.fit_loop.epoch_loop._results

@@ -45,6 +45,14 @@ class Module(L.LightningModule):
         x = batch[0]
         self.log("train/x", x.mean(), on_step=True, on_epoch=True)
         self.log("train/step", x.mean())
+        if case == "explicit":
+            for name in ("sum", "min", "max"):
+                self.log(f"train/{name}", x.sum(), reduce_fx=name, on_step=True, on_epoch=True, sync_dist=True)
+        if case == "hooks" and (self.current_epoch or self.global_rank == 0):
+            self.log("train/later", x.mean(), on_step=True, on_epoch=True)
+        if case == "names":
+            for name in sorted(("train/a", "train/b"), reverse=self.global_rank > 0):
+                self.log(name, x.mean(), sync_dist=True)
         return self.net(x).mean() * 0
 
     def on_train_epoch_end(self):
@@ -163,6 +171,9 @@ def test_results_of_ranks_with_uneven_batches_are_those_of_one_process(
             of_validation = {name: value for name, value in one.items() if name.startswith(("val/", "test/"))}
             assert {name: each.get(name) for name in of_validation} == pytest.approx(of_validation)
             assert each["train/x_epoch"] == pytest.approx((4 * ranks - 1) / 2)
+            if case == "explicit":  # of the last batch
+                steps = [each[f"train/{name}_step"] for name in ("sum", "min", "max")]
+                assert steps == [4 * ranks**2 + ranks, 5, 8 * ranks - 3]
         assert "val/rare" in printed  # no batch of rank 0 has logged it
         assert printed.count("warning") == 1 if case != "loaders" else 2
 
@@ -173,6 +184,7 @@ def test_values_that_each_rank_computes_from_its_samples_are_averaged_and_report
     found, printed = run(forks, tmp_path, "hooks", 3)
     assert [(each["val/own"], each["train/own"], each["best"]) for each in found] == [(1.0, 1.0, 1.0)] * 3
     assert found[0]["val/same"] == found[2]["val/same"]
+    assert [each["train/later_epoch"] for each in found] == [5.5] * 3  # in the first epoch only rank 0 has logged it
     assert printed.count("val/own: ") == printed.count("train/own: ") == 1
     assert "val/same" not in printed  # equal on all ranks
 
@@ -198,6 +210,13 @@ def test_a_synchronized_name_that_ranks_lack_is_an_error_at_once(
     (tmp_path / "code.py").write_text(CODE)
     done = run_forked(forks, [str(tmp_path / "code.py"), case, "2", str(tmp_path)], ranks=2, timeout=60)
     assert f"{name}: logged by rank 0, but not by rank 1" in done.stderr
+    assert done.returncode
+
+
+def test_names_that_ranks_log_in_another_order_are_an_error_at_once(forks: ForkServer, tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(CODE)
+    done = run_forked(forks, [str(tmp_path / "code.py"), "names", "2", str(tmp_path)], ranks=2, timeout=60)
+    assert "train/a: logged in training_step" in done.stderr
     assert done.returncode
 
 

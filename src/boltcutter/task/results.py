@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import lightning as L
 import torch
@@ -13,16 +14,17 @@ import torch.distributed as dist
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
 from torch import Tensor
 
-from boltcutter.internals import log_of_step, logger_connector, set_logger_connector
+from boltcutter.internals import logger_connector, set_logger_connector
 from boltcutter.protocols import data_parallel, gather_objects
 from boltcutter.task.after_hook import AfterHook
 
 REDUCTIONS: dict[str, Callable[..., float]] = {"sum": sum, "min": min, "max": max}
+MARKS = 1 << 19  # of names, between this and twice as much, which floats of 32 bits and sums of ranks tell apart
 ONCE = ("on_train_start", "on_validation_start", "on_test_start")  # hooks that are called once, besides those of epochs
 
 
 class LoggedNamesError(RuntimeError):
-    """Ranks log a synchronized value under different names, so that each would wait for others."""
+    """Ranks log a synchronized value under different names, so that each would wait for others, or get their value."""
 
     hide_traceback = True  # needs no traceback
 
@@ -43,6 +45,60 @@ class Logged(NamedTuple):
     reduction: str
     is_synchronized: bool
     options: dict[str, Any]
+
+
+class NamedReduction(NamedTuple):
+    """Reduces the value of a step over ranks, all of which must log it under the same name.
+
+    Ranks reduce what they log in the order in which they log it, so names that differ would be mixed.
+
+    Args:
+        reduce: ``reduce`` of the strategy.
+        hook: The hook that logs.
+        name: The name.
+    """
+
+    reduce: Callable[..., Any]
+    hook: str
+    name: str
+
+    def __call__(self, value: Tensor, group: Any = None, reduce_op: Any = None) -> Tensor:
+        """Reduce a value, a tensor without dimensions.
+
+        Raises:
+            LoggedNamesError: Another rank logs under another name.
+        """
+        if not value.is_floating_point():
+            return cast(Tensor, self.reduce(value, group=group, reduce_op=reduce_op))
+        mark = value.new_tensor(MARKS + zlib.crc32(f"{self.hook}.{self.name}".encode()) % MARKS)
+        # Both signs, so that minimum and maximum differ on all ranks.
+        found: Tensor = self.reduce(torch.stack((value, mark, -mark)), group=group, reduce_op=reduce_op)
+        expected = mark * (dist.get_world_size(group) if reduce_op == "sum" else 1)
+        if not torch.allclose(found[1:], torch.stack((expected, -expected))):
+            raise LoggedNamesError(
+                f"{self.name}: logged in {self.hook} with sync_dist=True on rank {dist.get_rank()}, while another rank "
+                "logs another name; log the same names in the same order on all ranks"
+            )
+        return found[0]
+
+
+class StepLog:
+    """Logs values of steps: monitored ones as with ``sync_dist=True``, and what is synchronized with its name.
+
+    Args:
+        log: ``log`` of the results.
+        names: What is monitored within epochs.
+    """
+
+    def __init__(self, log: Callable[..., None], names: set[str]) -> None:
+        self.log, self.names = log, names
+
+    def __call__(self, fx: str, name: str, value: Any, **options: Any) -> None:
+        """Log a value."""
+        if options.get("on_step") and isinstance(value, Tensor) and "sync_dist_fn" in options:
+            options["sync_dist"] = options.get("sync_dist") or name in self.names
+            options["sync_dist_fn"] = NamedReduction(options["sync_dist_fn"], fx, name)
+        self.log(fx, name, value, **options)
 
 
 class LoggerConnector(_LoggerConnector):
@@ -84,8 +140,12 @@ class LoggerConnector(_LoggerConnector):
 
     def on_batch_start(self, batch: Any, dataloader_idx: int | None = None) -> None:
         """Before the first batch of an epoch, find what is monitored within it."""
-        if self._first_loop_iter is None and self.trainer.training and self._is_distributed():
-            log_of_step(self.trainer, set(step_monitors(self.trainer)))
+        if self._first_loop_iter is None and self._is_distributed():
+            results, names = self.trainer._results, set(step_monitors(self.trainer) if self.trainer.training else ())
+            if isinstance(log := vars(results).get("log"), StepLog):
+                log.names = names
+            else:
+                vars(results)["log"] = StepLog(results.log, names)  # type: ignore[union-attr]
         super().on_batch_start(batch, dataloader_idx)
 
     def epoch_end_reached(self) -> None:
@@ -145,7 +205,7 @@ class LoggerConnector(_LoggerConnector):
             self._check_holders(key, ranks)
             if key not in local:
                 some = next(logged[key] for *_, logged in ranks if key in logged)
-                _log_missing(self.trainer, some)
+                _log_missing(self.trainer, key, some)
             item = results[key]
             if item.is_tensor:
                 # Ranks of tensor parallelism process the same samples.
@@ -233,6 +293,12 @@ def reduce_results(trainer: L.Trainer) -> None:
     set_logger_connector(trainer, connector)
 
 
+def reduction(trainer: L.Trainer, hook: str, name: str, *, on_step: bool) -> Callable[..., Any]:
+    """How a value that a hook logs is reduced over ranks."""
+    reduce: Callable[..., Any] = trainer.strategy.reduce
+    return NamedReduction(reduce, hook, name) if on_step and trainer.world_size > 1 else reduce
+
+
 def monitors(trainer: L.Trainer) -> Iterator[tuple[Any, str]]:
     """Callbacks and configurations of schedulers, each with the name of the metric that it monitors."""
     callbacks: Iterable[Any] = trainer.callbacks  # type: ignore[attr-defined]
@@ -274,13 +340,18 @@ def _local(item: Any) -> Tensor:
     return value
 
 
-def _log_missing(trainer: L.Trainer, logged: Logged) -> None:
+def _log_missing(trainer: L.Trainer, key: str, logged: Logged) -> None:
     """Log in this rank, which has no batch with it, what others have logged."""
     options, module = dict(logged.options), trainer.lightning_module
     is_metric = logged.value is None
     value = module.get_submodule(options["metric_attribute"]) if is_metric else torch.zeros((), device=module.device)
     results: Any = trainer._results
-    results.log(options.pop("fx"), options.pop("name"), value, batch_size=1, **options)
+    results.pop(key, None)  # of an earlier epoch
+    fx, name = options.pop("fx"), options.pop("name")
+    results.log(fx, name, value, batch_size=1, **options)  # without a reduction, as no other rank takes part
+    sync = results[key].meta.sync  # this rank may log it later, too
+    sync.fn = reduction(trainer, fx, name, on_step=options["on_step"] and not is_metric)
+    sync.should = sync.should  # which uses the function
 
 
 def _is_shared(item: Any) -> bool:

@@ -18,6 +18,7 @@ from torchmetrics import Metric, MetricCollection
 from boltcutter.internals import continue_results, epoch_results, is_last_batch, load_loader_states, log_epoch
 from boltcutter.protocols import NativeTask, data_parallel, gather_objects
 from boltcutter.task.metric_states import get_state, plain_tensor, set_state
+from boltcutter.task.results import reduction
 
 OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute")
 RESTORED = re.compile(r"torch.optim.\w+\.py:|callbacks.model_checkpoint\.py:")
@@ -164,7 +165,8 @@ def _restore(trainer: L.Trainer, module: L.LightningModule, saved: dict[str, Any
         is_metric = "value" not in item["tensors"]
         value = parts.get(item["options"]["metric_attribute"]) if is_metric else torch.zeros((), device=module.device)
         if value is not None:
-            results.log(hook, name, value, batch_size=1, sync_dist_fn=trainer.strategy.reduce, **item["options"])
+            reduce = reduction(trainer, hook, name, on_step=item["options"]["on_step"] and not is_metric)
+            results.log(hook, name, value, batch_size=1, sync_dist_fn=reduce, **item["options"])
             for attribute in item["tensors"].keys() & set(VALUES):
                 setattr(results[key], attribute, item["tensors"][attribute].reshape(()).to(module.device))
     continue_results(trainer)
