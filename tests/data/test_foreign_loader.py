@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import ROOT, Script, max_difference
 from lightning.fabric.utilities.data import _set_sampler_epoch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BatchSizeFinder, ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import (
     BatchSampler,
@@ -207,6 +207,32 @@ def test_a_sampler_is_told_the_epoch_as_often_as_by_lightning() -> None:
     assert epochs == [0, 1]
     list(sharded(DataLoader(range(8), 4, sampler=Told(range(8))), epoch=5, **place))  # type: ignore[arg-type]
     assert epochs == [0, 1, 5]  # which no one else has told it
+
+
+@pytest.mark.filterwarnings("ignore")  # of Lightning, about the small loader
+def test_each_trial_of_a_batch_size_begins_with_the_first_batch(tmp_path: Path) -> None:
+    class Module(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size, self.weight = 2, torch.nn.Parameter(torch.zeros(1))
+
+        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+            trained.append(batch.tolist())
+            return self.weight.sum()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+        def train_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(range(8), self.batch_size)  # type: ignore[arg-type]
+
+    trained: list[list[int]] = []
+    finder = BatchSizeFinder(max_trials=3, steps_per_trial=1)
+    options: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = L.Trainer(accelerator="cpu", max_epochs=1, callbacks=[finder], default_root_dir=tmp_path, **options)
+    shard_loaders(trainer, 0)
+    trainer.fit(Module())
+    assert trained == [[0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 5, 6, 7]]
 
 
 def changing(kind: str) -> tuple[Any, list[Any]]:

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from programs import Program
@@ -26,8 +27,34 @@ def test_a_schedule_of_a_resumed_run_is_computed_from_its_step(end: int, is_dead
     scheduler = LambdaLR(optimizer, lambda step: max(0.0, 1 - step / end))
     for _ in range(30):
         scheduler.step()
+    assert bool([*schedule_dead(evidence(scheduler, L.LightningModule()))]) == is_dead
+
+
+class Own:
+    """A scheduler that holds what it changes in attributes of any name."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, module: L.LightningModule) -> None:
+        self.optimizer, self.held, self.module, self.calls = optimizer, [optimizer], module, 0
+
+    def step(self) -> None:
+        self.calls += 1
+        self.held[0].param_groups[0]["lr"] *= 0.1
+        self.module.calls = self.calls  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("has_module", [False, True])
+def test_a_scheduler_of_somebody_else_is_not_stepped(has_module: bool) -> None:
+    module = L.LightningModule()
+    module.weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    scheduler = Own(optimizer, module if has_module else L.LightningModule())
+    found = [*schedule_dead(evidence(scheduler, module))]
+    assert bool(found) != has_module  # a copy is stepped, unless it would need the module
+    assert (scheduler.calls, optimizer.param_groups[0]["lr"], hasattr(module, "calls")) == (0, 1.0, False)
+
+
+def evidence(scheduler: Any, module: L.LightningModule) -> Any:
     config = SimpleNamespace(scheduler=scheduler, interval="step", frequency=1)
     trainer = SimpleNamespace(num_training_batches=10, max_epochs=10, lr_scheduler_configs=[config])
-    module = SimpleNamespace(automatic_optimization=True)
-    seen: Any = SimpleNamespace(trainer=trainer, total_steps=100, module=module)
-    assert bool([*schedule_dead(seen)]) == is_dead
+    trainer.optimizers = [scheduler.optimizer]
+    return SimpleNamespace(trainer=trainer, total_steps=100, module=module)

@@ -140,7 +140,8 @@ class LoaderPreparation:
 def epoch_position(trainer: L.Trainer) -> tuple[int, int]:
     """Return the epoch and the number of its finished batches, as restored or as in the checkpoint to be restored.
 
-    Of an epoch that is finished, it is the next one: workers read ahead before Lightning sets the epoch.
+    Of an epoch that is finished, it is the next one: workers read ahead before Lightning sets the epoch. What this
+    process has trained itself, such as a trial of BatchSizeFinder, is no position.
     """
     loop: Any = trainer.fit_loop
     saved = (trainer._checkpoint_connector._loaded_checkpoint or {}).get("loops", {}).get("fit_loop")
@@ -157,7 +158,9 @@ def epoch_position(trainer: L.Trainer) -> tuple[int, int]:
         done, last, epoch, begun = progress.current.processed, progress.is_last_batch, epochs.processed, epochs.ready
     limit = trainer.limit_train_batches
     finished = last or (isinstance(limit, int) and done >= limit)
-    return (begun, 0) if finished else (epoch, done)
+    if finished:
+        return begun, 0
+    return epoch, done if saved or loop.restarting else 0
 
 
 def saved_states(trainer: L.Trainer) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import warnings
@@ -68,7 +69,7 @@ def schedule_dead(seen: Evidence) -> Lines:
     """Computed ahead on a copy, the rate stays below 1/10,000 of its peak from before half of the training."""
     for scheduler, per_step, calls in schedules(seen):
         done = min(int(getattr(scheduler, "last_epoch", 0) or 0), calls)  # of a run that is resumed
-        rates = _rates(scheduler, calls - done) if calls <= MAX_CALLS else []
+        rates = _rates(seen, scheduler, calls - done) if calls <= MAX_CALLS else []
         last = max((i for i, rate in enumerate(rates) if rate >= GONE * max(rates)), default=0) + 1 + done
         if rates and max(rates) > 0 and last < 0.5 * calls:
             unit = "step" if per_step else "epoch"
@@ -148,12 +149,12 @@ def _lengths(scheduler: Any) -> list[int]:
     return [int(v) for v in found if isinstance(v, int | float) and math.isfinite(v) and v > 1]
 
 
-def _rates(scheduler: Any, calls: int) -> list[float]:
+def _rates(seen: Evidence, scheduler: Any, calls: int) -> list[float]:
     """The rate after each call, of a copy without weights; empty if it cannot be computed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the optimizer has made no step
-            twin = _twin(scheduler)
+            twin = _twin(seen, scheduler)
             rates = [max(float(group["lr"]) for group in twin.optimizer.param_groups)]
             for _ in range(calls - 1):
                 twin.step()
@@ -163,24 +164,20 @@ def _rates(scheduler: Any, calls: int) -> list[float]:
         return []
 
 
-def _twin(scheduler: Any, optimizer: Any = None) -> Any:
-    """A copy of a scheduler, for an optimizer without parameters."""
-    if optimizer is None:
-        original = scheduler.optimizer
-        groups = [
-            {key: list(value) if isinstance(value, list) else value for key, value in group.items()} | {"params": []}
-            for group in original.param_groups
-        ]
-        optimizer = SimpleNamespace(step=lambda: None, param_groups=groups, state={}, defaults=dict(original.defaults))
+def _twin(seen: Evidence, scheduler: Any) -> Any:
+    """A copy of a scheduler, for an optimizer without parameters; all else of the training it can neither read nor set.
+
+    Somebody else's scheduler may hold its optimizer, or the model, in any attribute.
+    """
+    original = scheduler.optimizer
+    groups = [
+        {key: list(value) if isinstance(value, list) else value for key, value in group.items()} | {"params": []}
+        for group in original.param_groups
+    ]
+    optimizer = SimpleNamespace(step=lambda: None, param_groups=groups, state={}, defaults=dict(original.defaults))
+    hidden = (seen.trainer, *seen.trainer.optimizers, *seen.module.modules(), *seen.module.parameters())
     twin = object.__new__(type(scheduler))
-    for key, value in vars(scheduler).items():
-        if key == "optimizer":
-            value = optimizer
-        elif key == "_schedulers":
-            value = [_twin(inner, optimizer) for inner in value]
-        elif isinstance(value, list | dict):
-            value = value.copy()
-        elif key == "step":
-            continue  # of the instance: a wrapper that holds the original
-        vars(twin)[key] = value
+    memo: dict[int, Any] = {id(each): object() for each in hidden} | {id(original): optimizer, id(scheduler): twin}
+    # A step of the instance is a wrapper that holds the original.
+    vars(twin).update(copy.deepcopy({key: value for key, value in vars(scheduler).items() if key != "step"}, memo))
     return twin

@@ -293,10 +293,11 @@ def reduce_results(trainer: L.Trainer) -> None:
     set_logger_connector(trainer, connector)
 
 
-def reduction(trainer: L.Trainer, hook: str, name: str, *, on_step: bool) -> Callable[..., Any]:
+def reduction(trainer: L.Trainer, hook: str, name: str, *, on_step: bool) -> Any:
     """How a value that a hook logs is reduced over ranks."""
-    reduce: Callable[..., Any] = trainer.strategy.reduce
-    return NamedReduction(reduce, hook, name) if on_step and trainer.world_size > 1 else reduce
+    if on_step and trainer.world_size > 1:
+        return NamedReduction(trainer.strategy.reduce, hook, name)
+    return trainer.strategy.reduce
 
 
 def monitors(trainer: L.Trainer) -> Iterator[tuple[Any, str]]:
