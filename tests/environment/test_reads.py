@@ -94,3 +94,16 @@ def test_only_rank_zero_notes_what_is_read(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("RANK", "1")
     with reads.observed():
         assert reads.current() is None
+
+
+def test_once_training_has_started_only_variables_are_noted(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("")
+    with reads.observed():
+        found = reads.current()
+        assert found is not None
+        found.notes_files = False
+        file.read_text()
+        assert os.getenv("PLANTED_SET") == "1"
+        assert not found.files
+        assert noted() == {"PLANTED_SET": "1"}

@@ -43,3 +43,15 @@ def test_code_packages_and_hardware_are_factors() -> None:
     assert [(kind, matters) for kind, _, matters in found] == [
         *(("code", True), ("packages", True), ("threads", True), ("data", True), ("hardware", False)),
     ]
+
+
+def test_each_variable_is_a_factor_and_what_python_path_finds_another() -> None:
+    one = {"variables": {"A": "1", "B": None}, "python": {"PYTHONPATH": None}}
+    other = {"variables": {"A": "2", "B": "x"}, "python": {"PYTHONPATH": "/a", "sitecustomize": "/a/sitecustomize.py"}}
+    found = factors({}, {}, environment=(one, other), python=("3.10", "3.11"))
+    assert sorted(found) == [
+        ("environment", ["A"], True),
+        ("environment", ["B"], True),
+        ("environment", ["PYTHONPATH"], True),
+        ("packages", [], True),
+    ]

@@ -7,7 +7,7 @@ import pytest
 from replay.conftest import Replayed
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.project import Project
+from boltcutter.project import SOURCE, Project
 from boltcutter.replay.job import (
     COPY,
     Done,
@@ -161,3 +161,18 @@ def test_a_copy_of_the_code_comes_before_what_is_there(tmp_path: Path, monkeypat
 def test_a_record_of_somebody_else_starts_no_million_of_threads() -> None:
     for threads, expected in ((4, 4), (10**9, None), (-1, None), ("x", None)):
         assert surroundings(PROJECT, {"hardware": {"threads": threads}}, own=False).threads == expected
+
+
+def test_modules_are_found_where_the_run_has_found_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/now")
+    record = {"environment": {"python": {"PYTHONPATH": "/then"}, "variables": {"A": "1", "B": "1"}}}
+    given = surroundings(PROJECT, record, own=True)
+    assert given.environment()["PYTHONPATH"] == "/then"
+    other = {"environment": {"python": {"PYTHONPATH": None}, "variables": {"A": "2"}}}
+    without = surroundings(PROJECT, other, own=True)
+    assert "PYTHONPATH" not in without.environment()
+    monkeypatch.setenv("PYTHONPATH", str(SOURCE))
+    assert without.environment()["PYTHONPATH"] == str(SOURCE), "where this library is"
+    assert given.with_environment(without, ["A"]).variables == (("A", "2"), ("B", "1"))
+    assert given.with_environment(without, ["PYTHONPATH"]) == replace(given, path="")
+    assert surroundings(PROJECT, record, own=False).environment()["PYTHONPATH"] == str(SOURCE)

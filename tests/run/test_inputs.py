@@ -1,5 +1,7 @@
 import os
+import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +95,18 @@ def test_files_in_a_record_of_somebody_else_are_compared_in_little_time() -> Non
     assert time.process_time() - begin < 5
     for odd in ({"a": 3}, {"a": {"size": "x"}}, {"a": {"size": None}}, [1], None):
         assert [*inputs.input_differences({"files": {"each": odd}}, {"files": {"each": {}}})] == []
+
+
+def test_modules_outside_of_the_repository_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project, outside = tmp_path / "project", tmp_path / "outside_module.py"
+    (project / ".git").mkdir(parents=True)
+    inside = project / "inside_module.py"
+    for file in (inside, outside):
+        file.write_text("")
+        monkeypatch.setitem(sys.modules, file.stem, module := types.ModuleType(file.stem))
+        module.__file__ = str(file)
+    monkeypatch.chdir(project)
+    named = [os.path.basename(name) for name in described(tmp_path / "run", {})["files"]["each"]]
+    assert "outside_module.py" in named
+    assert "inside_module.py" not in named
+    assert not {os.path.basename(pytest.__file__), "functional.py"} & {*named}, "of installed packages"

@@ -42,24 +42,30 @@ class Reads:
 
     def __init__(self) -> None:
         self.variables, self.files = dict[str, str | None](), dict[str, None]()
+        self.notes_files = True  # until training starts, which opens files of each batch
         self.copies = set[tuple[CodeType, int]]()  # instructions that read all variables
+        self.others = set[tuple[str, CodeType, int]]()  # variables, and instructions not of the user that read them
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the instructions, which cannot be pickled, for another process."""
-        return {**vars(self), "copies": set()}
+        return {**vars(self), "copies": set(), "others": set()}
 
     def note_variable(self, key: Any, value: Any) -> None:
         """Note that a variable was read, unless all of them are copied by one instruction."""
         name = os.fsdecode(key) if isinstance(key, str | bytes) else ""
         if name and name not in self.variables and len(self.variables) < MAX_READS:
             frame = _caller()
-            if frame is not None and _place(frame) not in self.copies and _is_of_user(frame):
+            if frame is None or _place(frame) in self.copies or (name, *_place(frame)) in self.others:
+                return
+            if _is_of_user(frame):
                 self.variables[name] = None if value is None else os.fsdecode(value)
+            elif len(self.others) < MAX_READS:
+                self.others.add((name, *_place(frame)))
 
     def note_file(self, path: Any, flags: Any) -> None:
         """Note that a file was opened, if for reading."""
-        if not isinstance(path, str | bytes | os.PathLike) or not isinstance(flags, int):
-            return  # a file descriptor
+        if not self.notes_files or not isinstance(path, str | bytes | os.PathLike) or not isinstance(flags, int):
+            return  # or it is a file descriptor
         name = os.fsdecode(path)
         is_read = flags & os.O_ACCMODE == os.O_RDONLY and not name.endswith(CODE)
         if is_read and len(self.files) < MAX_READS and (frame := _caller()) is not None and _is_of_user(frame):

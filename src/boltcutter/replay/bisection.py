@@ -142,6 +142,7 @@ class Bisection:
         self.found.factors = find_factors(self.cfgs, folders, self.records, project.root)
         self.before: list[tuple[dict[str, Any], list[str]]] = [({}, []), ({}, [])]  # settings that a run had at first
         self.shared = list[str]()  # keys of settings that A has from B in each replay
+        self.unknown_code = False  # of a run that was in no repository
         self._codes: dict[tuple[Any, ...], Project] = {}
 
     def answer(self) -> Answer:
@@ -313,10 +314,10 @@ class Bisection:
     def conclude_not_repeated(self, done: Sequence[Done], step: int) -> None:
         """Say what is left where both replays are equal."""
         found = self.found
-        found.lines.append("replayed here, both are equal: the difference is not in settings or code")
-        is_restored = self.given[0].variables != self.given[1].variables
+        known = "settings" if self.unknown_code else "settings or code"
+        found.lines.append(f"replayed here, both are equal: the difference is not in {known}")
         left = [each for each in found.factors if each.matters and each.kind in INHERENT]
-        left = [each for each in left if not (is_restored and each.kind == "environment")]
+        left = [each for each in left if each.kind != "environment" or self.with_factor(each) == self.given[0]]
         for factor in left:
             factor.removes = True
         found.causes = [str(each) for each in left if each.kind == "data"] or [str(each) for each in left]
@@ -380,6 +381,7 @@ class Bisection:
         if (commit, changes) == (now.get("commit"), now.get("changes")):
             return self.project
         if not commit:
+            self.unknown_code = True
             self.found.lines.append(
                 f"{label}: its code is not known, as it was in no git repository; replayed as it is now"
             )
@@ -480,21 +482,24 @@ class Bisection:
         found.causes = [str(factor) for factor in removing]
         found.factors.sort(key=lambda factor: (not factor.removes, not factor.matters))
 
+    def with_factor(self, factor: Factor) -> Surroundings:
+        """The surroundings of A with one difference from B; those of A, if it is none of them."""
+        own, theirs = self.given
+        if factor.kind == "code":
+            return replace(own, project=theirs.project)
+        if factor.kind == "threads":
+            return replace(own, threads=theirs.threads)
+        if factor.kind == "packages":
+            return replace(own, python=theirs.python)
+        return own.with_environment(theirs, factor.keys) if factor.kind == "environment" else own
+
     def attempt(self, factor: Factor, second: Done, checkpoint: str | None, step: int) -> None:
         """Replay A with one difference from B."""
-        given, (own, theirs) = self.given[0], self.given
-        if factor.kind == "code":
-            given = replace(own, project=theirs.project)
-        elif factor.kind == "threads":
-            given = replace(own, threads=theirs.threads)
-        elif factor.kind == "packages":
-            given = replace(own, python=theirs.python)
-        elif factor.kind == "environment":
-            given = replace(own, variables=theirs.variables)
-        if factor.kind != "setting" and given == own:  # it cannot be taken from B
+        given, is_setting = self.with_factor(factor), factor.kind == "setting"
+        if not is_setting and given == self.given[0]:  # it cannot be taken from B
             return
         try:
-            done = self.replay(0, checkpoint, step, [step], given, factor.keys)
+            done = self.replay(0, checkpoint, step, [step], given, factor.keys if is_setting else ())
         except ReplayError as error:
             factor.left = f"not tried: {one_line(error, 160)}"
             return

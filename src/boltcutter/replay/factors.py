@@ -10,6 +10,7 @@ from typing import Any
 from boltcutter.config.settings import Settings
 from boltcutter.run.compare import has_no_effect, setting_differences
 from boltcutter.run.differences import record_differences
+from boltcutter.run.inputs import PYTHON_PATH
 
 LABELS = {"code": "code", "library": "packages", "package": "packages", "python": "packages"}
 LABELS |= {"variable": "environment", "file": "data", "data": "data"}
@@ -26,7 +27,7 @@ class Factor:
     Args:
         kind: ``setting``, ``code``, ``packages``, ``threads``, ``hardware``, ``environment`` or ``data``.
         lines: The difference, as ``compare`` prints it.
-        keys: Of the settings.
+        keys: Of the settings, or names of the environment variables.
         matters: Whether it may change a step.
         removes: Whether the first difference is gone when A has it from B; None: it was not tried.
         left: The first difference that is left then; empty if A is equal to B.
@@ -64,13 +65,17 @@ def find_factors(
         label, _, text = line.partition(" ")
         name = text.split()[0]
         kind = LABELS.get(label, THREADS if name == THREADS else "hardware")
-        key = kind if kind != "hardware" else line
+        key, keys = kind if kind != "hardware" else line, list[str]()
+        if label == "python" and name != "version":  # a sitecustomize is found by PYTHONPATH
+            kind, key, keys = "environment", PYTHON_PATH, [PYTHON_PATH]
+        elif kind == "environment":
+            key, keys = line, [name]
         matters = not (kind == "hardware" and name in WITHOUT_EFFECT) and not (kind == "code" and _only_texts(line))
         if key in others:
             others[key].lines.append(line)
             others[key].matters |= matters
         else:
-            others[key] = Factor(kind, [line], matters=matters)
+            others[key] = Factor(kind, [line], keys, matters)
     found += others.values()
     data = [record.get("data") for record in records]
     if data[0] != data[1]:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ from boltcutter.project import Project
 from boltcutter.run.best import saved_places
 from boltcutter.run.differences import other_batch
 from boltcutter.run.folder import read_record
-from boltcutter.run.inputs import input_differences, recorded_variables
+from boltcutter.run.inputs import PYTHON_PATH, input_differences, recorded_path, recorded_variables
 from boltcutter.run.ledger import Ledger, read_ledgers
+from boltcutter.run.lineage import LIBRARY_FOLDER
 from boltcutter.run.trust import is_granted
 
 MODULE = "boltcutter.replay.worker"
@@ -132,6 +133,7 @@ class Surroundings:
         threads: Number of threads; None: as it is.
         python: Interpreter of the environment with the packages.
         variables: Environment variables that the run has read; None for one that was not set.
+        path: ``PYTHONPATH`` of the run, by which it has found modules and ``sitecustomize``; None: as it is now.
     """
 
     project: Project
@@ -139,6 +141,7 @@ class Surroundings:
     threads: int | None = None
     python: str = sys.executable
     variables: tuple[tuple[str, str | None], ...] = ()
+    path: str | None = None
 
     def environment(self) -> dict[str, str]:
         """The environment variables of the process."""
@@ -149,10 +152,20 @@ class Surroundings:
         found |= {**self.project.environment, PARENT_PID: str(os.getpid())}
         if self.threads:
             found["OMP_NUM_THREADS"] = str(self.threads)
+        now = [place for place in found.pop("PYTHONPATH", "").split(os.pathsep) if place]
+        places = now if self.path is None else [*filter(None, self.path.split(os.pathsep))]
+        places += [place for place in now if place not in places and LIBRARY_FOLDER.is_relative_to(place)]
         if self.project.root != self.root:  # a copy, before what is where the process starts
-            places = [self.project.root / "src", self.project.root, *found.get("PYTHONPATH", "").split(os.pathsep)]
-            found |= {"PYTHONPATH": os.pathsep.join(map(str, places)).rstrip(os.pathsep), COPY: "1"}
-        return found
+            places = [str(self.project.root / "src"), str(self.project.root), *places]
+            found[COPY] = "1"
+        return found | ({"PYTHONPATH": os.pathsep.join(places)} if places else {})
+
+    def with_environment(self, other: Surroundings, names: Sequence[str]) -> Surroundings:
+        """These surroundings, with some environment variables of others."""
+        variables = {name: value for name, value in self.variables if name not in names}
+        variables |= {name: value for name, value in other.variables if name in names}
+        path = other.path if PYTHON_PATH in names else self.path
+        return replace(self, variables=tuple(sorted(variables.items())), path=path)
 
 
 def surroundings(project: Project, record: Mapping[str, Any], *, own: bool) -> Surroundings:
@@ -167,7 +180,13 @@ def surroundings(project: Project, record: Mapping[str, Any], *, own: bool) -> S
     threads = (record.get("hardware") or {}).get("threads")
     is_number = isinstance(threads, int) and 0 < threads <= MAX_THREADS
     found = {name: value for name, value in _known(record, own=own).items() if not name.startswith(NOT_RESTORED)}
-    return Surroundings(project, project.root, threads if is_number else None, variables=tuple(sorted(found.items())))
+    return Surroundings(
+        project,
+        project.root,
+        threads if is_number else None,
+        variables=tuple(sorted(found.items())),
+        path=recorded_path(record) if own else None,
+    )
 
 
 def _known(record: Mapping[str, Any], *, own: bool) -> dict[str, str | None]:

@@ -15,14 +15,17 @@ from typing import Any
 
 from boltcutter.config.redaction import MASK, find_secrets, hide_passwords, is_secret_file, looks_secret
 from boltcutter.data.files import sampled_hash
+from boltcutter.environment.hang import Frame
 from boltcutter.environment.reads import Reads
 from boltcutter.project import private_variables
+from boltcutter.run.lineage import SNAPSHOT
 
 MAX_VALUE = 1000  # characters of a variable
 MAX_FILES = 200  # which are recorded one by one
 HASH_SECONDS = 0.02  # for the content of all files
 UNUSED = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib/")  # of the system
 KINDS = {"variable": "environment variable", "python": "Python's", "file": "file"}
+PYTHON_PATH = "PYTHONPATH"
 CUSTOM = ("sitecustomize", "usercustomize")  # modules that Python imports at each start
 
 
@@ -33,14 +36,21 @@ def describe_inputs(reads: Reads, folder: Path) -> dict[str, Any]:
         reads: What the user's code has read.
         folder: Of the run, whose own files are left out.
     """
+    root = Path.cwd()
+    found = dict.fromkeys([*reads.files, *_open_files(), *_modules(root)])
+    paths = [path for path in found if _is_input(path, folder)]
+    return {"environment": describe_environment(reads), "files": _describe_files(paths, root)}
+
+
+def describe_environment(reads: Reads) -> dict[str, Any]:
+    """Environment variables that were read, and by which Python finds modules."""
     variables = {name: describe_variable(name, value) for name, value in sorted(reads.variables.items())}
-    python = {"PYTHONPATH": describe_variable("PYTHONPATH", os.environ.get("PYTHONPATH"))}
+    python = {PYTHON_PATH: describe_variable(PYTHON_PATH, os.environ.get(PYTHON_PATH))}
     for name in CUSTOM:
         file = getattr(sys.modules.get(name), "__file__", None)
         if file is not None and (content := _content(Path(file))) is not None:
             python[name] = f"{file} {content}"
-    paths = [path for path in dict.fromkeys([*reads.files, *_open_files()]) if _is_input(path, folder)]
-    return {"environment": {"variables": variables, "python": python}, "files": _describe_files(paths, Path.cwd())}
+    return {"variables": variables, "python": python}
 
 
 def describe_variable(name: str, value: str | None) -> str | None:
@@ -54,11 +64,18 @@ def describe_variable(name: str, value: str | None) -> str | None:
 def recorded_variables(record: Mapping[str, Any]) -> dict[str, str | None]:
     """Variables of a record whose value it has: not those that are secrets, or too long."""
     found = _dict(_dict(record.get("environment")).get("variables"))
-    return {
-        name: value
-        for name, value in found.items()
-        if value is None or (isinstance(value, str) and MASK not in value and len(value) < MAX_VALUE)
-    }
+    return {name: value for name, value in found.items() if _is_whole(value)}
+
+
+def recorded_path(record: Mapping[str, Any]) -> str | None:
+    """``PYTHONPATH`` of a record, empty if it was not set; None if the record has no value of it."""
+    found = _dict(_dict(record.get("environment")).get("python"))
+    value = found.get(PYTHON_PATH)
+    return (value or "") if PYTHON_PATH in found and _is_whole(value) else None
+
+
+def _is_whole(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and MASK not in value and len(value) < MAX_VALUE)
 
 
 def input_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
@@ -165,6 +182,16 @@ def _time(seconds: float) -> str:
 
 def _is_input(path: str, folder: Path) -> bool:
     return not (is_secret_file(path) or path.startswith(UNUSED) or Path(path).is_relative_to(folder.absolute()))
+
+
+def _modules(root: Path) -> Iterator[str]:
+    """Files of the user's modules that are not in the project's repository, so that no commit has their content."""
+    places = [place for place in (root, *root.parents) if (place / ".git").exists() or (place / SNAPSHOT).exists()]
+    known = tuple(f"{place}{os.sep}" for place in (sys.prefix, *places))
+    for module in [*sys.modules.values()]:
+        file = (getattr(module, "__dict__", None) or {}).get("__file__")
+        if isinstance(file, str) and not file.startswith(known) and Frame(file, 0, "").is_of_user:
+            yield os.path.abspath(file)
 
 
 def _open_files() -> Iterator[str]:

@@ -15,7 +15,7 @@ from boltcutter.environment import reads
 from boltcutter.protocols import BuffersMetrics, NativeData
 from boltcutter.report import terminal as summary
 from boltcutter.run.folder import read_record, update_record
-from boltcutter.run.inputs import changed_inputs, describe_inputs
+from boltcutter.run.inputs import changed_inputs, describe_environment, describe_inputs
 from boltcutter.run.remote.store import run_store
 from boltcutter.training.resume import check_restored_paths
 
@@ -26,6 +26,7 @@ class Recorder(Callback):
     def __init__(self, cfg: Settings) -> None:
         self.cfg = cfg
         self.provenance: dict[str, Any] = {"save": 0}  # number of the save in this attempt
+        self._count: int | None = None  # of the variables that are recorded
 
     def __getstate__(self) -> dict[str, Any]:
         """Pass what was read until now to spawned processes."""
@@ -59,9 +60,11 @@ class Recorder(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record what the user's code has read until now, and report what has changed of it on resume."""
-        found = reads.end()
+        found = reads.current()
         if found is None or not trainer.is_global_zero:
+            reads.end()
             return
+        found.notes_files, self._count = False, len(found.variables)
         folder = self.cfg.place.folder
         inputs = describe_inputs(found, folder)
         earlier = read_record(Path(self.cfg.reproduce) if self.cfg.reproduce else folder)
@@ -72,9 +75,25 @@ class Recorder(Callback):
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the run's id and commit to the checkpoint, and flush metrics so that none logged before it is lost."""
         flush_loggers(trainer)
+        self._record_variables()
         self.provenance["save"] += 1
         checkpoint["boltcutter"] = dict(self.provenance)
         run_store().flush(self.cfg.place.folder)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Record what steps have read."""
+        self._record_variables()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Record what steps have read."""
+        self._record_variables()
+
+    def _record_variables(self) -> None:
+        """Record the environment variables that the user's code has read since training started, in rank 0."""
+        found = reads.current()
+        if self._count is not None and found is not None and len(found.variables) > self._count:
+            self._count = len(found.variables)
+            update_record(self.cfg.place.folder, environment=describe_environment(found))
 
 
 def flush_loggers(trainer: L.Trainer) -> None:
