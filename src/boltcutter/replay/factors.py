@@ -72,7 +72,7 @@ def find_factors(
             key, keys = line, [name]
         matters = not (kind == "hardware" and name in WITHOUT_EFFECT) and not (kind == "code" and _only_texts(line))
         if key in others:
-            others[key].lines.append(line)
+            others[key].lines.insert(0 if key == PYTHON_PATH else len(others[key].lines), line)
             others[key].matters |= matters
         else:
             others[key] = Factor(kind, [line], keys, matters)

@@ -188,9 +188,9 @@ def _modules(root: Path) -> Iterator[str]:
     """Files of the user's modules that are not in the project's repository, so that no commit has their content."""
     places = [place for place in (root, *root.parents) if (place / ".git").exists() or (place / SNAPSHOT).exists()]
     known = tuple(f"{place}{os.sep}" for place in (sys.prefix, *places))
-    for module in [*sys.modules.values()]:
+    for name, module in [*sys.modules.items()]:
         file = (getattr(module, "__dict__", None) or {}).get("__file__")
-        if isinstance(file, str) and not file.startswith(known) and Frame(file, 0, "").is_of_user:
+        if isinstance(file, str) and name not in CUSTOM and not file.startswith(known) and Frame(file, 0, "").is_of_user:
             yield os.path.abspath(file)
 
 
