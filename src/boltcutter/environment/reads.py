@@ -141,7 +141,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 def _caller() -> FrameType | None:
     """The frame that reads, without those of the mapping."""
     frame = inspect.currentframe()
-    while frame is not None and _kind(frame.f_code.co_filename) == "access":
+    while frame is not None and kind_of(frame.f_code.co_filename) == "access":
         frame = frame.f_back
     return frame
 
@@ -152,10 +152,10 @@ def _place(frame: FrameType) -> tuple[CodeType, int]:
 
 def _is_of_user(caller: FrameType) -> bool:
     """Whether the user's code reads, itself or through packages; not in an import of a package."""
-    if _kind(caller.f_code.co_filename) == "standard" and caller.f_code.co_name not in ON_BEHALF:
+    if kind_of(caller.f_code.co_filename) == "standard" and caller.f_code.co_name not in ON_BEHALF:
         return False
     frame: FrameType | None = caller
-    while frame is not None and (kind := _kind(frame.f_code.co_filename)) != "import":
+    while frame is not None and (kind := kind_of(frame.f_code.co_filename)) != "import":
         if kind in ("user", "library"):
             return kind == "user"
         frame = frame.f_back
@@ -163,7 +163,8 @@ def _is_of_user(caller: FrameType) -> bool:
 
 
 @lru_cache(maxsize=10_000)
-def _kind(file: str) -> str:
+def kind_of(file: str) -> str:
+    """Whose code a file has: ``user``, ``library``, ``installed``, ``standard``, ``import`` or ``access``."""
     if file in ACCESS:
         return "access"
     if file.startswith(LIBRARY):

@@ -15,8 +15,7 @@ from typing import Any
 
 from boltcutter.config.redaction import MASK, find_secrets, hide_passwords, is_secret_file, looks_secret
 from boltcutter.data.files import sampled_hash
-from boltcutter.environment.hang import Frame
-from boltcutter.environment.reads import Reads
+from boltcutter.environment.reads import Reads, kind_of
 from boltcutter.project import private_variables
 from boltcutter.run.lineage import SNAPSHOT
 
@@ -190,7 +189,7 @@ def _modules(root: Path) -> Iterator[str]:
     known = tuple(f"{place}{os.sep}" for place in (sys.prefix, *places))
     for name, module in [*sys.modules.items()]:
         file = (getattr(module, "__dict__", None) or {}).get("__file__")
-        if isinstance(file, str) and name not in CUSTOM and not file.startswith(known) and Frame(file, 0, "").is_of_user:
+        if isinstance(file, str) and not file.startswith(known) and name not in CUSTOM and kind_of(file) == "user":
             yield os.path.abspath(file)
 
 
