@@ -130,7 +130,7 @@ ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here
 OF_A_SCRIPT = {"docs/ray.md": "launch/test_ray_slurm.py"}  # blocks that begin with #!, as a whole
 PYTHON = {  # blocks that are parts of files: the test of the files
     "docs/bisect.md": "replay/test_golden.py::test_a_training_is_repeated_and_compared",
-    "docs/extending.md": "test_extend.py::test_the_documentation_shows_the_distribution",
+    "docs/extending.md": "test_extend.py::test_the_page_is_made_from_the_distribution_and_the_fields_of_a_part",
     "docs/export.md": "export/test_runner.py",
     "docs/from-my-script.md": "test_commands.py::test_the_sessions_of_a_page_print_what_it_shows",
 }

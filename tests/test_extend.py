@@ -1,5 +1,6 @@
 """Parts of other distributions: a small one is installed, and everything that it adds is used."""
 
+import inspect
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from conftest import ROOT
 from boltcutter.extend import Part
 
 ACME = ROOT / "tests" / "acme"
+PAGE = ROOT / "docs" / "extending.md"
 Boltcutter = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -131,18 +133,32 @@ def test_a_part_that_cannot_be_used_is_named(path: str, code: str, message: str,
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_documentation_lists_all_fields_of_a_part() -> None:
-    table = re.findall(r"^\| `(\w+)` \| (.+) \|$", (ROOT / "docs" / "extending.md").read_text(), re.M)
-    assert [name for name, _ in table] == [field.name for field in fields(Part)]
-    documented = " ".join(str(Part.__doc__).replace("``", "`").split())
-    for name, text in table:
-        assert f"{name}: {text}." in documented
-    assert len(table) <= 7
+def page(text: str) -> str:
+    """The page about parts with the files of the distribution, and the fields of ``Part``, as they are now.
+
+    A block is that of a file if it begins with its path in a comment.
+    """
+    for file in (file for file in ACME.rglob("*.*") if file.suffix in (".py", ".yaml", ".toml")):
+        head = f"# {file.relative_to(ACME)}\n"
+        replace = re.compile(rf"^(```\w+\n{re.escape(head)}).*?^```$", re.M | re.S)
+        text = replace.sub(lambda block, file=file: f"{block[1]}{file.read_text().strip()}\n```", text)  # type: ignore[misc]
+    described = inspect.cleandoc(str(Part.__doc__)).partition("Args:\n")[2].replace("``", "`")
+    fields_of_part = re.findall(r"^    (\w+): (.*?)\.?$(?=\n    \w|\Z)", described.rstrip(), re.M | re.S)
+    rows = [f"| `{name}` | {' '.join(meaning.split())} |" for name, meaning in fields_of_part]
+    return re.sub(
+        r"(?<=^\| field of `Part` \| is \|\n\|---\|---\|\n)(?:\|.*\n)*", "\n".join([*rows, ""]), text, flags=re.M
+    )
 
 
-def test_the_documentation_shows_the_distribution() -> None:
-    text = (ROOT / "docs" / "extending.md").read_text()
-    files = [file for file in (ACME / "acme").rglob("*.*") if file.suffix in (".py", ".yaml")]
-    shown = [file.name for file in files if file.read_text().strip() in text]
-    assert sorted({file.name for file in files} - set(shown)) == ["__init__.py"]
-    assert (ACME / "pyproject.toml").read_text().strip() in text
+def test_the_page_is_made_from_the_distribution_and_the_fields_of_a_part() -> None:
+    text = PAGE.read_text()
+    assert page(text) == text, f"PYTHONPATH=tests python {Path(__file__).relative_to(ROOT)} writes it"
+    assert re.findall(r"^\| `(\w+)` \| .+ \|$", text, re.M) == [field.name for field in fields(Part)]
+    assert len(fields(Part)) <= 7
+    shown = set(re.findall(r"^# ((?:acme/|pyproject)\S+)$", text, re.M))
+    files = {str(f.relative_to(ACME)) for f in ACME.rglob("*.*") if f.suffix in (".py", ".yaml", ".toml")}
+    assert files - shown == {"acme/__init__.py"}
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))

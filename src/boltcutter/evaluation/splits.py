@@ -91,7 +91,9 @@ def skip_reason(data: Any, task: L.LightningModule, split: str) -> str | None:
     if not is_overridden(step, task):
         return f"{type(task).__name__} has no {step}"
     if loader_owner(data, task, split) is None:
-        return f"there is no {split}_dataloader"
+        name = f"{split}_dataloader"
+        unused = f" (that of {type(task).__name__} is not used beside it)" if is_overridden(name, task) else ""
+        return f"{type(task if data is None else data).__name__} has no {name}{unused}"
     # Which splits are empty is known once the data is loaded.
     if isinstance(data, NativeData) and split in data.empty_splits and not has_own_loader(data, split):
         return f"{type(data).__name__} has no samples in its {split} split (data.split)"
@@ -116,9 +118,12 @@ def uses_validation_step(data: Any, split: str) -> bool:
 
 
 def loader_owner(data: Any, task: L.LightningModule, split: str) -> L.LightningDataModule | L.LightningModule | None:
-    """Return the data module or else the task, whichever defines the dataloader of a split; None if neither does."""
-    owners = (owner for owner in (data, task) if owner is not None)
-    return next((owner for owner in owners if is_overridden(f"{split}_dataloader", owner)), None)
+    """Return the data module, or the task without one, if it defines the dataloader of a split.
+
+    Lightning asks the data module for all loaders if there is one.
+    """
+    owner = task if data is None else data
+    return owner if is_overridden(f"{split}_dataloader", owner) else None
 
 
 def has_own_loader(data: Any, split: str) -> bool:

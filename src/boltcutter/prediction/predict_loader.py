@@ -46,7 +46,7 @@ def predict_loader(
         )
     if loader_owner(components.data, components.task, "predict") is None:
         raise ConfigError(
-            f"run={folder}: {type(components.task).__name__} and its data have no predict_dataloader; add one"
+            f"run={folder}: {type(components.data or components.task).__name__} has no predict_dataloader; add one"
         )
     if components.topology.world_size > 1:
         raise ConfigError(
