@@ -195,3 +195,22 @@ def test_a_main_file_without_groups_is_read(tmp_path: Path) -> None:
         "trainer": "imported",
     }
     assert made["task/imported.yaml"]["lr"] == 0.1
+
+
+def test_an_option_at_another_place_is_merged_there(source: Path) -> None:
+    (source / "conf" / "callbacks").mkdir()
+    (source / "conf" / "callbacks" / "some.yaml").write_text("ema: {_target_: p.Ema}\n")
+    (source / "conf" / "extra").mkdir()
+    (source / "conf" / "extra" / "slow.yaml").write_text("decay: 0.9\n")
+    one = source / "conf" / "experiment" / "one.yaml"
+    one.write_text(
+        one.read_text()
+        .replace("system:", "callbacks: {ema: {every: 2}}\nsystem:", 1)
+        .replace("defaults:\n", "defaults:\n  - /extra@callbacks.ema: slow\n")
+    )
+    main = source / "conf" / "main.yaml"
+    main.write_text(main.read_text().replace("  - cbs: null\n", "  - callbacks: some\n  - extra@system: slow\n"))
+    made, _ = converted(source)
+    assert made["experiment/one.yaml"]["callback"]["ema"] == {"decay": 0.9, "every": 2}
+    assert "extra" not in made["experiment/one.yaml"]["defaults"]
+    assert made["task/imported.yaml"]["decay"] == 0.9

@@ -117,6 +117,11 @@ def expand_file(configs: Path, file: Path, group: str, package: Package) -> list
     return out
 
 
+def place_of(entry: Entry) -> Package:
+    """Where a list at the root of the configuration places what an entry selects."""
+    return _at(entry.package, ()) if entry.package is not None else tuple(entry.group.split("/"))
+
+
 def _package(text: str, group: str) -> Package:
     return tuple(group.split("/")) if text == "_group_" else tuple(text.split("."))
 

@@ -12,7 +12,7 @@ from typing import Any
 from boltcutter.config.compose import OVERLAYS
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.foreign import with_targets
-from boltcutter.scaffold.hydra_defaults import entries, expand_file, is_plain, merge_all, merged
+from boltcutter.scaffold.hydra_defaults import entries, expand_file, is_plain, merge_all, merged, place_of
 from boltcutter.scaffold.source_code import SourceFile, source_files
 from boltcutter.scaffold.yaml_text import Rows, dump, parse, read_yaml, without, write_yaml
 
@@ -359,10 +359,10 @@ class Conversion:
                 parents += [entry.option]
             elif top in NOT_USED:
                 notes.append(f"{entry.group}: left out")
-            elif (
-                "/" in entry.group and (option := self.layout.configs / f"{entry.group}/{entry.option}.yaml").is_file()
-            ):
-                place = tuple(entry.group.split("/"))
+            elif (entry.package is not None or "/" in entry.group) and (
+                option := self.layout.configs / f"{entry.group}/{entry.option}.yaml"
+            ).is_file():
+                place = place_of(entry)
                 below = merge_all(below, merged(expand_file(self.layout.configs, option, entry.group, place)))
                 notes.append(f"with {entry.group}: {entry.option} merged in")
             else:
@@ -374,7 +374,8 @@ class Conversion:
         notes += [f"{key}: left out{', as nothing here refers to it' if key in self.own else ''}" for key in left_out]
         moved = {key: values[key] for key in self.constants if key in values}
         names = {ours: theirs for theirs, ours in self.layout.groups.items()}
-        trainer, made = names.get("trainer", "trainer"), values.get(names.get("callback", "callbacks"))
+        trainer, named = names.get("trainer", "trainer"), names.get("callback", "callbacks")
+        made = merge_all(below.pop(named, {}), values.get(named) or {}) if named in below else values.get(named)
         unset = [theirs for theirs in self.layout.groups if values.get(theirs, "") is None]
         text = without(text, "defaults", names.get("callback", "callbacks"), *left_out, *moved, *unset)
         if below or (isinstance(values.get(trainer), dict) and values[trainer].keys() & {*GIVEN_BY_RUN}):
@@ -404,9 +405,9 @@ class Conversion:
                 continue
             if top in NOT_USED or entry.group in OVERLAYS:
                 continue
-            if "/" in entry.group and entry.option is not None:
+            if (entry.package is not None or "/" in entry.group) and entry.option is not None:
                 option = layout.configs / entry.group / f"{entry.option}.yaml"
-                place = tuple(entry.group.split("/"))
+                place = place_of(entry)
                 inside = merge_all(inside, merged(expand_file(layout.configs, option, entry.group, place)))
             elif not entry.group:
                 base = layout.configs / f"{entry.option}.yaml"
