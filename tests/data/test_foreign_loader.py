@@ -1,5 +1,6 @@
 import collections
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
-from boltcutter.data.foreign_loader import RankBatches, shard_loader
+from boltcutter.data.foreign_loader import RankBatches, asks_for_rank, shard_loader
 from boltcutter.data.hooks import shard_loaders
 
 QUIET = ["logger=null", "report=false", "model=linear", "data=digits", "scheduler=constant", "trainer.accelerator=cpu"]
@@ -342,3 +344,27 @@ def test_a_third_party_loader_is_resumed_in_mid_epoch(
     done = script("train", f"resume={tmp_path / 'cut'}", ranks=ranks, env=env)
     assert done.returncode == 0, done.stderr
     assert max_difference(tmp_path / "whole", tmp_path / "cut") == 0
+
+
+class ByRank(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        import torch.distributed as dist
+
+        return iter(range(dist.get_rank(), 8, dist.get_world_size()))
+
+
+class ByVariable(SequentialSampler):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(int(os.environ["RANK"]), 8, 2))
+
+
+class Plain(RandomSampler):
+    def __iter__(self) -> Iterator[int]:
+        return iter([3, 1, 2])
+
+
+def test_samplers_that_may_shard_themselves_are_found_by_their_code() -> None:
+    assert asks_for_rank(ByRank())
+    assert asks_for_rank(ByVariable([1]))
+    for sampler in (Plain([1]), RandomSampler([1]), BatchSampler(RandomSampler([1]), 1, drop_last=False), None):
+        assert not asks_for_rank(sampler)

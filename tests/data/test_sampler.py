@@ -1,4 +1,5 @@
 import pickle
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from torch.utils.data import RandomSampler, Sampler
 
 from boltcutter.data import sampler
-from boltcutter.data.sampler import Batch, BatchSampler
+from boltcutter.data.sampler import Batch, BatchSampler, EpochState
 
 
 def batches(length: int, size: int, world: int = 1, epoch: int = 0, **settings: bool | int) -> list[list[list[int]]]:
@@ -77,6 +78,12 @@ def test_a_batch_is_a_sequence_of_indices() -> None:
     assert batch == [4, 7, 9]
     assert batch != [4, 7]
     assert batch != {4, 7, 9}
+
+
+def test_the_indices_of_a_batch_are_known_while_it_is_read() -> None:
+    state = EpochState()
+    state.recent = deque([(0, 1, 7), (1, 1, [3, 4]), (2, 2, [5, 6, 8, 9])])  # the first of a loader without batches
+    assert [state.indices_of(number) for number in range(5)] == [[7], [3, 4], [5, 6], [8, 9], None]
 
 
 def test_the_first_epoch_is_0_and_an_interrupted_epoch_is_completed_first() -> None:

@@ -42,6 +42,21 @@ def test_generators_that_objects_hold_are_seeded_too() -> None:
     assert copied.owners[0].generator.random() == first[0]
 
 
+@pytest.mark.parametrize("create", [lambda: np.random.default_rng(5), lambda: random.Random(5), torch.Generator])
+def test_a_generator_that_is_created_while_samples_are_read_is_named(create: Any) -> None:
+    holder = SimpleNamespace(generator=None)
+    seed = SampleSeeds(holder)
+    seed(1)
+    holder.generator = create()
+    with pytest.warns(UserWarning, match="is created when the first sample is read, .* create it in __init__"):
+        seed(2)
+    first = seeding.generator_state(holder.generator)
+    seed(3)
+    assert seeding.generator_state(holder.generator) != first
+    seed(2)
+    assert pickle.dumps(seeding.generator_state(holder.generator)) == pickle.dumps(first)
+
+
 def test_a_worker_is_seeded_when_it_starts_and_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     position, called = EpochState(), list[Any]()
     position.rank = 1  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import lightning as L
@@ -24,6 +25,8 @@ from boltcutter.data.stream import Stream
 from boltcutter.data.streams import Purpose, evaluated_split
 from boltcutter.internals import data_connector, data_fetcher
 from boltcutter.protocols import data_parallel, is_sharded
+
+RANK_NAMES = {"get_rank", "get_world_size", "global_rank", "RANK", "LOCAL_RANK"}  # in code that may shard
 
 
 class LoaderPreparation:
@@ -56,7 +59,7 @@ class LoaderPreparation:
             before.append(own if isinstance(own, EpochState) else EpochState())
             before[-1].loader_number = number
             return loader
-        samplers = (getattr(loader, name, None) for name in ("sampler", "batch_sampler"))
+        samplers = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
         if isinstance(loader, Stream | StatefulLoader) or any(isinstance(s, RankBatches) for s in samplers):
             return loader  # it was prepared before, as the user has kept the object
         world_size, rank = data_parallel(self.trainer.strategy)
@@ -74,6 +77,11 @@ class LoaderPreparation:
         is_stream = not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset)
         if not is_stream:
             prepared, position = shard_loader(loader, shared=self._shared(loader, stage, number), **place)
+            if world_size > 1 and (owner := next((s for s in samplers if asks_for_rank(s)), None)):
+                self._print_once(
+                    f"{name}: {type(owner).__name__} asks for the rank of its process, but its samples are divided "
+                    "over the ranks; if it has divided them already, set is_sharded=True on the loader"
+                )
         else:
             prepared = position = Stream(loader, **place)
             if is_stateful(loader) and world_size == 1:
@@ -135,6 +143,13 @@ class LoaderPreparation:
         if self.trainer.is_global_zero and text not in self._printed:
             self._printed.add(text)
             print(f"data: {text}")
+
+
+def asks_for_rank(sampler: Any) -> bool:
+    """Whether the code of a sampler that is not one of torch's refers to ranks."""
+    kinds = [kind for kind in type(sampler).__mro__ if not kind.__module__.startswith(("torch", "builtins", "typing"))]
+    codes = [value.__code__ for kind in kinds for value in vars(kind).values() if isinstance(value, FunctionType)]
+    return any(RANK_NAMES & {*code.co_names, *(text for text in code.co_consts if type(text) is str)} for code in codes)
 
 
 def epoch_position(trainer: L.Trainer) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import get_worker_info
 
 from boltcutter.data.generators import find_generators, generator_state, seed_each
@@ -46,11 +47,13 @@ class SampleSeeds:
 
     Args:
         owners: Such as the dataset and its collate function.
+        reports: Whether it warns of generators that are created while samples are read.
     """
 
-    def __init__(self, *owners: Any) -> None:
-        self.owners = owners
+    def __init__(self, *owners: Any, reports: bool = True) -> None:
+        self.owners, self.reports = owners, reports
         self._own: list[Any] | None = None
+        self._calls = 0
 
     @property
     def own(self) -> list[Any]:
@@ -61,9 +64,23 @@ class SampleSeeds:
 
     def __call__(self, stream: int) -> None:
         """Seed all of them."""
+        self._calls += 1
+        if self._calls == 2:
+            self._find_late_ones()
         seed_generators(stream)
         if self.own:
             seed_each(self.own, stream)
+
+    def _find_late_ones(self) -> None:
+        """Find generators that were created when the first sample was read, which was before they could be seeded."""
+        before = {id(generator) for generator in self.own}
+        self._own = find_generators(*self.owners)
+        late = [generator for generator in self._own if id(generator) not in before]
+        if late and self.reports:
+            rank_zero_warn(
+                f"data: a {type(late[0]).__name__} is created when the first sample is read, "
+                "which gets the numbers of its own seed, in each worker the same; create it in __init__"
+            )
 
     def state(self) -> bytes:
         """State of all of them, which is another one after any of them has drawn something."""
@@ -72,7 +89,7 @@ class SampleSeeds:
         return pickle.dumps((random.getstate(), np.random.get_state(), of_torch, own))
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_own": None}
+        return vars(self) | {"_own": None, "_calls": 0}
 
 
 class SeedWorker:
@@ -92,7 +109,7 @@ class SeedWorker:
     def __call__(self, worker: int) -> None:
         """Seed all generators of the worker."""
         # The same objects as those of the worker: one process is pickled as a whole, or forked.
-        SeedWorker.seeds = SampleSeeds(*self.owners)
+        SeedWorker.seeds = SampleSeeds(*self.owners, reports=not worker and not self.position.place.get("epoch"))
         seed_generators(self.position.stream(Purpose.WORKER, rank=self.position.rank, worker=1 + worker))
         if self.initialize is not None:
             self.initialize(worker)
