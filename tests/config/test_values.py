@@ -315,3 +315,12 @@ def test_aliases_that_multiply_are_refused(is_file: bool) -> None:
 def test_a_reference_in_a_list_is_to_be_quoted(text: str) -> None:
     with pytest.raises(ConfigError, match=r"quote the reference inside, as in 'x=\[\"\$\{[\w.]+\}\"\]'$"):
         parse("x", text)
+
+
+@pytest.mark.parametrize(
+    "text", ["a: " + "[" * 60 + "]" * 60, "a: " + "[" * 5000, "\n".join(" " * n + "a:" for n in range(60))]
+)
+def test_yaml_that_is_nested_deeply_is_an_error_of_yaml(text: str) -> None:
+    with pytest.raises(yaml.YAMLError):
+        read_yaml(text)
+    assert read_yaml("a: " + "[" * 40 + "]" * 40)

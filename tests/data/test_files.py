@@ -88,7 +88,7 @@ def test_no_memory_is_taken_for_what_a_parquet_file_claims(tmp_path: Path) -> No
     assert pa.default_memory_pool().max_memory() - before < 1 << 30
 
 
-@pytest.mark.parametrize("value", [np.array(3), np.array(["a", "b"]), np.zeros(2, "i4,f4")])
+@pytest.mark.parametrize("value", [np.array(3), np.array(["a", "b"]), np.zeros(2, "i4,f4"), np.zeros((9, 0))])
 def test_an_array_that_is_not_rows_of_numbers_is_one_line(value: Any, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", value)
     with pytest.raises(ValueError, match=r"a\.npy: not a valid .npy file \(.*, not rows of numbers\); replace it$"):

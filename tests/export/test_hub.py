@@ -17,7 +17,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.export import hub
+from boltcutter.export import hub, runner
 from boltcutter.export.exported import load_exported
 from boltcutter.export.settings import ExportError
 from boltcutter.model.convnet import ConvNet
@@ -211,9 +211,15 @@ def test_an_upload_is_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)
         file.touch()
-        paths[name.removeprefix("safetensors/")] = str(file)
+        listed = {} if file.name == hub.README else {file.name: {"sha256": runner.sha256(file)}}
+        if listed:
+            card = {"format": file.parent.name, "program": None, "files": listed, "inputs": [], "outputs": []}
+            (file.parent / runner.CARD).write_text(json.dumps(card))
+        for path in (file, file.parent / runner.CARD):
+            paths[str(path.relative_to(tmp_path)).removeprefix("safetensors/")] = str(path)
     assert hub.push(tmp_path, ["onnx", "safetensors"], "me/digits") == "https://hub/commit"
-    files = [(name, paths[name]) for name in ("onnx/model.onnx", "README.md", "model.safetensors")]
+    names = ("onnx/card.json", "onnx/model.onnx", "README.md", "card.json", "model.safetensors")
+    files = [(name, paths[name]) for name in names]
     assert api.calls == [("create", "me/digits", True), ("commit", "me/digits", files)]
     monkeypatch.setattr(api, "create_repo", lambda *_, **__: [][0])
     with pytest.raises(ExportError, match=r"^export\.push=me/digits: IndexError: list index out of range; try again$"):

@@ -1,5 +1,6 @@
 import json
 import os
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_a_record_that_would_fill_the_memory_is_not_parsed(tmp_path: Path, conte
 
 
 @pytest.mark.parametrize("kind", [dict, list])
-@pytest.mark.parametrize("depth", [150, 900])
+@pytest.mark.parametrize("depth", [60, 900])
 def test_a_record_that_is_nested_deeply_ends_in_one_line(tmp_path: Path, kind: type, depth: int) -> None:
     """Although Python can parse it, what reads the configuration would exceed the limit of recursion."""
     node: Any = 1
@@ -276,3 +277,12 @@ def test_a_table_of_somebody_else_that_would_fill_the_memory_is_refused(tmp_path
             trust.check_record({}, "resume=x", tmp_path, PROJECT, walks=True, writes=True)
         # It is not read for an evaluation.
         trust.check_record({}, "run=x", tmp_path, PROJECT, walks=True)
+
+
+def test_references_without_number_are_refused_before_they_are_resolved(tmp_path: Path) -> None:
+    config = {"name": "a", "checkpoints": "x", "x": {str(number): "${name}" for number in range(30_000)}}
+    (tmp_path / "record.json").write_text(json.dumps({"config": config}))
+    begin = time.process_time()
+    with pytest.raises(ConfigError, match="30000 texts with references, which multiply"):
+        folder.read_run_config(Project.find(__file__), tmp_path)
+    assert time.process_time() - begin < 5

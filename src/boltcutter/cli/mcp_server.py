@@ -162,7 +162,9 @@ class Tools:
         if not found["ok"] or not runs:
             return found if not found["ok"] else _failed("unknown_run", f"run={run}: no such run; list_runs has all")
         report = Path(runs[-1]["folder"], run_files.REPORT)
-        if not report.is_file() or files.foreign_link(report):  # somebody else's link may lead to any file
+        if (
+            not report.is_file() or report.is_symlink() or files.foreign_link(report)
+        ):  # somebody else's link may lead to any file
             return _failed("failed", f"run={run}: has no report yet; train with report=true")
         try:
             text = as_text(trust.read_bytes(report).decode(errors="replace"))

@@ -34,6 +34,7 @@ YAML_TRUTH = {"yes": True, "on": True, "no": False, "off": False}  # also boolea
 BASED = re.compile(r"[-+]?0[xbo]_?[0-9a-f][0-9a-f_]*", re.I)
 NOT_FINITE = {".inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
 WRITTEN = {str(value): text for text, value in (RESERVED | NOT_FINITE).items()}
+MAX_DEPTH = 50  # of a configuration: OmegaConf needs many calls for each level
 MAX_VALUES = 1 << 17  # of YAML, where aliases repeat some of them
 QUOTING = ("[", "{", "'", '"')
 OPENING, CLOSING = "[{(", "]})"
@@ -166,13 +167,28 @@ def read_yaml(text: str, *, is_file: bool = True) -> Any:
         OmegaConfBaseException: A reference in it cannot be read.
     """
     loader = _Loader if is_file else _ArgumentLoader
-    if "&" in text:
-        _check_aliases(yaml.compose(text, loader))
-    content = yaml.load(text, loader)  # noqa: S506 - a SafeLoader
-    if isinstance(content, str | Written):
-        return {texts_as_typed(content): None}
-    OmegaConf.create(content)  # which reads the references
+    try:
+        if "&" in text:
+            _check_aliases(yaml.compose(text, loader))
+        content = yaml.load(text, loader)  # noqa: S506 - a SafeLoader
+        if isinstance(content, str | Written):
+            return {texts_as_typed(content): None}
+        if is_deep(content, MAX_DEPTH):
+            raise RecursionError
+        OmegaConf.create(content)  # which reads the references
+    except RecursionError:
+        raise yaml.YAMLError(f"it is nested more than {MAX_DEPTH} levels deep") from None
     return {} if content is None else content
+
+
+def is_deep(content: Any, depth: int) -> bool:
+    """Whether lists and mappings are nested in more levels."""
+    level, containers = [content], (dict, list)
+    for _ in range(depth + 1):
+        inner = (node.values() if type(node) is dict else node for node in level if type(node) in containers)
+        if not (level := [value for values in inner for value in values if type(value) in containers]):
+            return False
+    return True
 
 
 def _check_aliases(root: yaml.Node | None) -> None:

@@ -95,7 +95,7 @@ def map_npy(path: Path, missing: str = "give an existing file") -> npt.NDArray[A
     ordinary(path, missing)
     try:
         found = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-        if not found.ndim or found.dtype.kind not in "biufc":
+        if not found.ndim or found.dtype.kind not in "biufc" or 0 in found.shape[1:]:
             raise ValueError(f"{found.dtype} of shape {list(found.shape)}, not rows of numbers")
         return found
     except Exception as error:  # NumPy parses the header as Python, and passes on what that raises

@@ -70,6 +70,9 @@ def read_run_config(
     if broken := [key for key, value in recorded.items() if isinstance(value, str) and "\0" in value]:
         raise ConfigError(f"{where}: its record.json has a NUL character in {broken[0]}; restore it from a copy")
     if not (shows or trust.is_own_record(recorded, signature, folder)):
+        from boltcutter.run.foreign_references import check_number  # only for records of others
+
+        check_number(recorded, where)  # before any of them is resolved
         recorded = use_own_destinations(recorded, folder, project, continues=setting == "resume")
     trust.check_record(
         recorded,

@@ -37,10 +37,8 @@ def check_references(node: Any, where: str, project: Project | None) -> None:
         ConfigError: They would multiply, compute values, read the environment where no file in configs does, or send it
             elsewhere.
     """
-    every = list(_texts(node))
-    texts = [(path, text) for path, text in every if "${" in text]
-    if texts and _expanded(every) > MAX_EXPANDED:
-        raise ConfigError(f"{where}: its record.json has {len(texts)} texts with references, which multiply; {REMEDY}")
+    check_number(node, where)
+    texts = [(path, text) for path, text in _texts(node) if "${" in text]
     if text := next((text for _, text in texts if _computes(text)), None):
         raise ConfigError(
             f"{where}: its record.json has {one_line(text[:200])}, which computes a value or reads a secret; {REMEDY}"
@@ -56,6 +54,17 @@ def check_references(node: Any, where: str, project: Project | None) -> None:
         raise ConfigError(
             f"{where}: its record.json has {one_line(text[:200])}, which holds a value of your environment; {REMEDY}"
         )
+
+
+def check_number(node: Any, where: str) -> None:
+    """Check that references are few enough to be resolved.
+
+    Raises:
+        ConfigError: They are not, or multiply.
+    """
+    every = list(_texts(node))
+    if (count := sum("${" in text for _, text in every)) and _expanded(every) > MAX_EXPANDED:
+        raise ConfigError(f"{where}: its record.json has {count} texts with references, which multiply; {REMEDY}")
 
 
 def _texts(node: Any, path: tuple[str, ...] = ()) -> Iterator[Text]:

@@ -17,6 +17,8 @@ from typing import Any
 
 from boltcutter import files
 from boltcutter.config.errors import ConfigError, Mistake, one_line
+from boltcutter.config.values import MAX_DEPTH as MAX_DEPTH
+from boltcutter.config.values import is_deep
 from boltcutter.environment import user_key
 from boltcutter.environment.this_process import this_process
 from boltcutter.files import REMEDY as REMEDY
@@ -25,7 +27,6 @@ from boltcutter.project import Project
 MAX_JSON, MAX_LISTS = 1 << 25, 1 << 20  # bytes, and lists and objects, of a record: each list takes 64 bytes of memory
 # Bytes of files in the run folder of somebody else that are read into memory; metrics.csv only to be continued.
 MAX_READ, MAX_HEADER = {".csv": 1 << 26, ".ledger": 1 << 30}, 1 << 17
-MAX_DEPTH = 100  # of a record; where it is used, many more levels would exceed Python's limit of recursion
 OWN_LINKS = ("code", "wandb")  # in a run folder; the snapshot of the code and W&B have links, and nothing reads them
 CHECKPOINTS = "checkpoints"  # in a run folder; it may be a link to a larger disk, from which checkpoints are only read
 AGENT = "BOLTCUTTER_AGENT"  # variable of processes whose arguments are of an agent, which any text may have persuaded
@@ -113,11 +114,8 @@ def parse_json(content: bytes) -> dict[str, Any]:
             raise ValueError("not a JSON object")
         if b"\\ud" in content or b"\\uD" in content:  # half of a character, which may stand for a byte of a path
             json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")
-        level, containers = [found], (dict, list)
-        for _ in range(MAX_DEPTH):
-            inner = (node.values() if type(node) is dict else node for node in level)
-            if not (level := [value for values in inner for value in values if type(value) in containers]):
-                return found
+        if not is_deep(found, MAX_DEPTH):
+            return found
     raise ValueError("nested too deeply")
 
 
