@@ -16,6 +16,8 @@ def test_a_test_that_passes_plain_only_needs_a_reason(capsys: pytest.CaptureFixt
     assert "a.py::two[1]" in capsys.readouterr().out
     assert report(PLAIN, TREATED, {"for a reason": ["a.py::two"]}, record=False) == 0
     assert report(PLAIN, TREATED, {"for a reason": ["a.py::two[1]"]}, record=False) == 0
+    assert report(PLAIN, TREATED, {}, quiet={"a.py::two[1]": "passed"}, record=False) == 0
+    assert report(PLAIN, TREATED, {}, quiet={"a.py::two[1]": "failed"}, record=False) == 1
     assert report({}, {}, {}, record=False) == 1
 
 
@@ -41,6 +43,9 @@ def test_two_callbacks(tmp_path):
                       enable_progress_bar=False, enable_model_summary=False, accelerator="cpu")
     trainer.fit(BoringModel())
     assert len(trainer.callbacks) <= 2
+def test_no_metrics_file(tmp_path):
+    trainer = Trainer(default_root_dir=tmp_path, logger=False, accelerator="cpu")
+    assert not trainer.loggers
 def test_steps(tmp_path):
     trainer = Trainer(default_root_dir=tmp_path, max_epochs=1, limit_train_batches=2, limit_val_batches=1,
                       enable_progress_bar=False, enable_model_summary=False, accelerator="cpu")
@@ -61,4 +66,4 @@ def test_a_trainer_has_what_a_training_adds(tmp_path: Path) -> None:
     log = (tmp_path / "treated.log").read_text()
     assert done.returncode == 1, done.stderr + log
     assert "passes plain only: tests_pytorch/own/test_own.py::test_two_callbacks" in done.stdout, log
-    assert "1 pass plain only" in done.stdout, log
+    assert "2 pass plain only: 1 by what a user sees" in done.stdout, log

@@ -1,7 +1,8 @@
 """Pytest plugin: each Trainer of a test becomes what a training makes of it; writes the outcome of each test.
 
-Environment variables: ``LIGHTNING_TESTS_RUNS``, the folder of run folders, without which tests run plain, and
-``LIGHTNING_TESTS_RESULTS``, the file to which outcomes are appended as JSON lines.
+Environment variables: ``LIGHTNING_TESTS_RUNS``, the folder of run folders, without which tests run plain;
+``LIGHTNING_TESTS_RESULTS``, the file to which outcomes are appended as JSON lines; with ``LIGHTNING_TESTS_QUIET``, what
+a user sees of the default configuration is left out: checkpoints, progress bar, rates, throughput and ``metrics.csv``.
 
 Callbacks, loggers and the checkpoint IO are built by the library's own functions from its default configuration. Left
 out are the explanation of errors, which changes the class of exceptions, the capture of output, the lease, filters of
@@ -23,6 +24,8 @@ from typing import Any
 import pytest
 
 RUNS, RESULTS = os.environ.get("LIGHTNING_TESTS_RUNS"), os.environ.get("LIGHTNING_TESTS_RESULTS")
+IS_QUIET = bool(os.environ.get("LIGHTNING_TESTS_QUIET"))
+SEEN = ("best", "last", "learning_rate", "throughput", "recompiles", "progress")  # callbacks
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -87,7 +90,8 @@ class Treatment:
         if arguments.get("barebones"):
             excluded += (ProgressBar, LearningRateMonitor)
         found = build_each(cfg, "callback", Callback)
-        return {name: one for name, one in found.items() if not isinstance(one, excluded)}
+        hidden = SEEN if IS_QUIET else ()
+        return {name: one for name, one in found.items() if name not in hidden and not isinstance(one, excluded)}
 
     def _init(self, original: Callable[..., None]) -> Callable[..., None]:
         from lightning.fabric.plugins import CheckpointIO
@@ -116,7 +120,7 @@ class Treatment:
             given = {f"given{index}": one for index, one in enumerate(as_list(arguments.get("callbacks")))}
             ordered = in_order(cfg, own | given, SettingChanges(cfg), EndOfTraining(cfg))
             arguments["callbacks"] = [one for one in ordered if not isinstance(one, LostRankReport)]
-            if not arguments.get("barebones"):
+            if not arguments.get("barebones") and not IS_QUIET:
                 loggers = arguments.get("logger")
                 if loggers is None or loggers is True:
                     loggers = kinds.CSVLogger(arguments.get("default_root_dir") or os.getcwd())

@@ -340,6 +340,11 @@ def set_launcher(strategy: Any, launcher: Callable[[Any, Any], Any]) -> None:
     strategy._launcher = launcher(strategy, strategy.launcher._start_method)
 
 
+def has_checkpoint_io(strategy: Any) -> bool:
+    """Whether a strategy, or its trainer, was given a ``CheckpointIO``; else it creates one when it is asked."""
+    return getattr(strategy, "_checkpoint_io", None) is not None
+
+
 def get_timeout(strategy: Any) -> timedelta | None:
     """The timeout of collectives, for further process groups."""
     return getattr(strategy, "_timeout", None)

@@ -10,11 +10,14 @@ import lightning as L
 import pytest
 import torch
 from conftest import ROOT, Script, assert_same_history, saved_weights
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins import TorchCheckpointIO
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import boltcutter
+from boltcutter.api import objects
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*srun", "ignore:.*does not have many workers", "ignore:.*have no `val_"
@@ -129,6 +132,22 @@ def test_a_mistake_is_one_line(given: dict[str, Any], expected: str, tmp_path: P
         train(f"folder={tmp_path}/run", **given)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+class OwnIO(TorchCheckpointIO):
+    """Somebody else's way to write checkpoints."""
+
+
+def test_a_trainer_keeps_what_it_was_given(tmp_path: Path) -> None:
+    saves, elsewhere, own = ModelCheckpoint(save_top_k=-1), CSVLogger(tmp_path / "logs"), OwnIO()
+    given = L.Trainer(accelerator="cpu", callbacks=[saves], logger=elsewhere, plugins=[own], default_root_dir=tmp_path)
+    default = L.Trainer(accelerator="cpu", default_root_dir=tmp_path)
+    for each, kept in ((given, True), (default, False)):
+        with objects.registered(Lit(), Data(), each, ()):
+            found = objects.trainer("lightning.pytorch.trainer.trainer.Trainer", OwnIO(), callbacks=[], logger=[])
+        assert (found.strategy.checkpoint_io is own, found.loggers == [elsewhere]) == (kept, kept)
+        assert found.checkpoint_callbacks == ([saves] if kept else [])
+        assert isinstance(found.strategy.checkpoint_io, OwnIO)
 
 
 def test_another_class_or_a_used_trainer_is_refused(tmp_path: Path) -> None:

@@ -53,6 +53,33 @@ def test_a_scheduler_of_somebody_else_is_not_stepped(has_module: bool) -> None:
     assert (scheduler.calls, optimizer.param_groups[0]["lr"], hasattr(module, "calls")) == (0, 1.0, False)
 
 
+@pytest.mark.parametrize("kind", ["nonlocal", "list", "method"])
+def test_a_function_that_keeps_a_state_is_not_called(kind: str) -> None:
+    count, calls = 0, list[int]()
+
+    class Holder:
+        def factor(self, step: int) -> float:
+            calls.append(step)
+            return 0.1 ** len(calls)
+
+    def counts(step: int) -> float:
+        nonlocal count
+        count += 1
+        return 0.1**count
+
+    holder = Holder()
+    functions = {
+        "nonlocal": counts,
+        "list": lambda step: calls.append(step) or 0.1 ** len(calls),
+        "method": holder.factor,
+    }
+    module = L.LightningModule()
+    scheduler = LambdaLR(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), functions[kind])
+    before = count, len(calls)
+    assert [*schedule_dead(evidence(scheduler, module))] == []
+    assert (count, len(calls)) == before
+
+
 def evidence(scheduler: Any, module: L.LightningModule) -> Any:
     config = SimpleNamespace(scheduler=scheduler, interval="step", frequency=1)
     trainer = SimpleNamespace(num_training_batches=10, max_epochs=10, lr_scheduler_configs=[config])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,9 +17,11 @@ from lightning.pytorch.callbacks import (
     ModelSummary,
     ProgressBar,
 )
+from torch import is_tensor
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import format_value
+from boltcutter.internals import has_checkpoint_io
 from boltcutter.project import BUILTIN_CONFIGS
 
 STEPS = ("max_epochs", "max_steps", "min_epochs", "min_steps", "accumulate_grad_batches", "log_every_n_steps")
@@ -46,12 +49,13 @@ def trainer(built_in_python: str, checkpoint_io: Any, **arguments: Any) -> L.Tra
     own = [
         callback
         for callback in found.callbacks  # type: ignore[attr-defined]
-        if not isinstance(callback, ProgressBar | ModelSummary)
-        and not (type(callback) is ModelCheckpoint and callback.monitor is callback.dirpath is None)  # the default
+        if not isinstance(callback, ProgressBar | ModelSummary) and not _is_default_checkpoint(callback)
     ]
     found.callbacks = sorted([*own, *arguments["callbacks"]], key=_order)  # type: ignore[attr-defined]
-    found.loggers = [*arguments["logger"], *(logger for logger in found.loggers if logger.name != "lightning_logs")]
-    found.strategy.checkpoint_io = checkpoint_io
+    given = [logger for logger in found.loggers if not _is_default_logger(logger, found)]
+    found.loggers = [*arguments["logger"], *given]
+    if not has_checkpoint_io(found.strategy):
+        found.strategy.checkpoint_io = checkpoint_io
     return found
 
 
@@ -115,6 +119,20 @@ def check_objects(task: Any, data: Any) -> None:
         raise ConfigError(
             f"data: expected a LightningDataModule, got {_name(data)}; try its from_datasets(…)", kind="wrong_type"
         )
+
+
+def _is_default_checkpoint(callback: Any) -> bool:
+    """Whether a callback is the one that Lightning creates where a trainer is given none that saves."""
+    if type(callback) is not ModelCheckpoint:
+        return False
+    given, default = ({k: v for k, v in vars(c).items() if not is_tensor(v)} for c in (callback, ModelCheckpoint()))
+    return given == default
+
+
+def _is_default_logger(logger: Any, trainer: L.Trainer) -> bool:
+    """Whether a logger is the one that Lightning creates where a trainer is given none."""
+    is_there = os.path.abspath(logger.save_dir or ".") == os.path.abspath(trainer.default_root_dir)
+    return bool(logger.name == "lightning_logs" and is_there)
 
 
 def _order(callback: Any) -> int:

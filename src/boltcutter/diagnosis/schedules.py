@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dis
+import inspect
 import math
 import re
 import warnings
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType, NoneType, SimpleNamespace
 from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -19,6 +21,7 @@ from boltcutter.diagnosis.source import codes_of
 
 MAX_CALLS = 20_000  # of a schedule, which are computed ahead
 GONE = 1e-4  # of the peak
+CONSTANTS = (int, float, str, NoneType, ModuleType, type)  # what a function may refer to and cannot change
 SCHEDULERS = {"lr_schedulers", "lr_scheduler_configs"}  # by which code reaches schedules
 BEFORE, AFTER = r"(^|[/_\-. ])(", r")($|[/_\-. 0-9@])"
 HIGHER = re.compile(
@@ -151,6 +154,8 @@ def _lengths(scheduler: Any) -> list[int]:
 
 def _rates(seen: Evidence, scheduler: Any, calls: int) -> list[float]:
     """The rate after each call, of a copy without weights; empty if it cannot be computed."""
+    if not all(_keeps_state(function) for function in _functions(scheduler)):
+        return []
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the optimizer has made no step
@@ -162,6 +167,30 @@ def _rates(seen: Evidence, scheduler: Any, calls: int) -> list[float]:
             return rates
     except Exception:  # of somebody else's scheduler, which may need anything
         return []
+
+
+def _functions(scheduler: Any) -> Iterator[Any]:
+    """The functions of a scheduler and of those in it, which its copy shares."""
+    yield from (each for each in vars(scheduler).get("lr_lambdas") or [] if inspect.isroutine(each))
+    for inner in vars(scheduler).get("_schedulers") or []:
+        yield from _functions(inner)
+
+
+def _keeps_state(function: Any) -> bool:
+    """Whether nothing that a function refers to can change when it is called."""
+    if inspect.isbuiltin(function):
+        return True
+    if not inspect.isfunction(function):  # a method
+        return False
+    names = {step.opname for step in dis.get_instructions(function)}
+    if names & {"STORE_GLOBAL", "STORE_DEREF"}:
+        return False
+    used = inspect.getclosurevars(function)
+    values = (*used.nonlocals.values(), *used.globals.values(), *(function.__defaults__ or ()))
+    return all(
+        isinstance(value, CONSTANTS) or (value is not function and inspect.isroutine(value) and _keeps_state(value))
+        for value in values
+    )
 
 
 def _twin(seen: Evidence, scheduler: Any) -> Any:
