@@ -182,7 +182,7 @@ def _samples(one: list[Any], other: list[Any]) -> str:
         return f"the batch has {len(one)} samples in A, {len(other)} in B"
     at = next(place for place, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
     same = ", the same samples in another order" if sorted(map(str, one)) == sorted(map(str, other)) else ""
-    return f"sample {at + 1} of the batch has index {one[at]} in A, {other[at]} in B{same}"
+    return f"sample {at} of the batch has index {one[at]} in A, {other[at]} in B{same}"
 
 
 def _input(here: Entry, there: Entry) -> tuple[Any, str]:
@@ -198,7 +198,7 @@ def _input(here: Entry, there: Entry) -> tuple[Any, str]:
     values = [each.reshape(size, -1)[row, at].item() for each in (one, other)]
     indices = here.get("indices") or []
     index = indices[row] if row < len(indices) else None
-    sample = f"sample {index}" if index is not None else f"sample {row + 1} of the batch"
+    sample = f"sample {index}" if index is not None else f"sample {row} of the batch"
     more = f"; {len(rows)} of {size} samples differ" if len(rows) > 1 else ""
     equal = ", although the indices are equal" if indices else ""
     return (
