@@ -35,6 +35,20 @@ def test_calls_in_a_copy_of_the_library_are_none_of_the_user() -> None:
     assert str(here).startswith(f"{copy}strategy/mpi.py:3 in wait")
 
 
+@pytest.mark.parametrize("packages", ["/venv/lib/site-packages/", f"{hang.STANDARD[0]}site-packages/"])
+def test_the_place_of_a_rank_that_waits_is_what_calls_the_operation(packages: str) -> None:
+    waiting = hang.Frame(f"{packages}torch/distributed/distributed_c10d.py", 9, "all_reduce")
+    caller = hang.Frame(f"{hang.LIBRARY}callback/preemption.py", 8, "_reduce")
+    outer = hang.Frame(f"{hang.LIBRARY}training/train.py", 7, "train")
+    mine = hang.Frame("/mine/task.py", 6, "training_step")
+    standard = hang.Frame(f"{hang.STANDARD[0]}threading.py", 5, "wait")
+    other = hang.Frame(f"{packages}other/hook.py", 4, "flush")
+    assert hang.place_of([waiting, caller, outer]) == caller
+    assert hang.place_of([waiting, mine, caller, outer]) == mine
+    assert hang.place_of([standard, other, caller, outer]) == other
+    assert hang.place_of([standard]) == standard
+
+
 @pytest.mark.parametrize(
     "kinds",
     [["hold_the_lock_of_python", "fork"], pytest.param(["wait_for_lock", "compute", "stop"], marks=pytest.mark.slow)],

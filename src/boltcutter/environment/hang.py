@@ -78,7 +78,12 @@ class Frame(NamedTuple):
     def is_of_user(self) -> bool:
         """Whether it is neither of an installed package nor of the standard library or this one."""
         known = self.known
-        return not (known.startswith((LIBRARY, *INSTALLED[2:], *STANDARD)) or any(at in known for at in INSTALLED[:2]))
+        return not (known.startswith((LIBRARY, *INSTALLED[2:], *STANDARD)) or self.is_installed)
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether it is of an installed package, which may be in a folder of the standard library."""
+        return any(at in self.known for at in INSTALLED[:2])
 
     def __str__(self) -> str:
         text = linecache.getline(self.file, self.line).strip()[:100]
@@ -220,13 +225,8 @@ class Process:
 
     @property
     def place(self) -> Frame | None:
-        """The innermost call of the user's code, or else of this library, or of any package."""
-        last = max((at for at, frame in enumerate(self.frames) if frame.known.startswith(LIBRARY)), default=-1)
-        inner = self.frames[:last] if last >= 0 else self.frames  # without the script that has called the library
-        own = [frame for frame in inner if frame.is_of_user]
-        library = [frame for frame in inner if frame.known.startswith(INNER)]
-        others = [frame for frame in inner if not frame.known.startswith(STANDARD)]
-        return next(iter(own or library or others or self.frames), None)
+        """Where it is."""
+        return place_of(self.frames)
 
     @property
     def collective(self) -> str:
@@ -278,6 +278,17 @@ def main_stack(text: str, main: int, places: Sequence[str] = PLACES) -> list[Fra
             same = next((ours + found[1][len(theirs) :] for theirs, ours in moved if found[1].startswith(theirs)), "")
             current.append(Frame(found[1], int(found[2]), found[3], same))
     return stacks.get(main) or (list(stacks.values())[-1] if stacks else [])
+
+
+def place_of(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost call of the user's code, or else of this library, or of any package that waits for other ranks."""
+    last = max((at for at, frame in enumerate(frames) if frame.known.startswith(LIBRARY)), default=-1)
+    inner = frames[:last] if last >= 0 else frames  # without the script that has called the library
+    own = [frame for frame in inner if frame.is_of_user]
+    library = [frame for frame in inner if frame.known.startswith(INNER)]
+    others = [frame for frame in inner if frame.is_installed or not frame.known.startswith(STANDARD)]
+    callers = [frame for frame in others if not any(at in frame.known for at in COLLECTIVES)]
+    return next(iter(own or library or callers or others or frames), None)
 
 
 def find(folder: str, known: Sequence[int] = ()) -> list[Process]:
