@@ -305,15 +305,16 @@ def created(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("page", [page for page in ALL if any(map(is_run, commands(page)))], ids=name)
-def test_the_commands_of_a_page_run(page: Path, request: pytest.FixtureRequest) -> None:
+def test_the_commands_of_a_page_run(page: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     project = request.getfixturevalue("created" if TEMPLATE in page.parents else "clone")
-    before = {*project.glob("runs/[!.]*/*")}
+    before, runs = tmp_path / "runs", project / "runs"
+    shutil.copytree(runs, before)
     try:
         for command in (*BEFORE.get(name(page), ()), *filter(is_run, commands(page))):
             call(project, command)
-    finally:  # runs of one page are not compared with those of another
-        for folder in {*project.glob("runs/[!.]*/*")} - before:
-            shutil.rmtree(folder)
+    finally:  # runs of one page, also those that it resumes, are not compared with those of another
+        shutil.rmtree(runs)
+        shutil.copytree(before, runs)
 
 
 @pytest.fixture(scope="module")
