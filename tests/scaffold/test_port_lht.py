@@ -214,3 +214,11 @@ def test_an_option_at_another_place_is_merged_there(source: Path) -> None:
     assert made["experiment/one.yaml"]["callback"]["ema"] == {"decay": 0.9, "every": 2}
     assert "extra" not in made["experiment/one.yaml"]["defaults"]
     assert made["task/imported.yaml"]["decay"] == 0.9
+
+
+def test_a_main_file_that_is_given_on_the_command_line_is_the_first(source: Path) -> None:
+    script = source / "src" / "train.py"
+    script.write_text(script.read_text().replace("main.yaml", "absent"))
+    layout = find_layout(source)
+    assert layout is not None
+    assert layout.main.name == "main.yaml"

@@ -4,7 +4,9 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from urllib.error import URLError
 
 import pandas as pd
 import pytest
@@ -12,6 +14,9 @@ import torch
 from conftest import QUICK, Script, environment
 from forkserver import Forked, ForkServer
 from third_party.gallery import overrides
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.training import train
 
 PLAIN = [*QUICK, "model=mlp"]  # no dropout or BatchNorm, which depend on the batch of each rank
 TESTS = {"PYTHONPATH": str(Path(__file__).parents[1])}
@@ -331,3 +336,18 @@ def test_a_module_that_needs_gradients_in_validation_is_one_line(
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "+trainer.inference_mode=false" in done.stderr
+
+
+class Downloads:
+    def fetch(self, *_: Any) -> None:
+        raise URLError("Name or service not known")
+
+
+def test_a_download_that_fails_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    data: Any = Downloads()
+    monkeypatch.setattr(train, "run_hooks_early", data.fetch)
+    components: Any = SimpleNamespace(trainer=SimpleNamespace(local_rank=0), task=None, data=data)
+    with pytest.raises(
+        ConfigError, match=r"^data: <urlopen error .*> \(URLError at .*test_train.py:[0-9]+\); correct it"
+    ):
+        train.load_data(components)

@@ -102,7 +102,12 @@ def _scripts(sources: list[SourceFile]) -> list[tuple[SourceFile, Path, Path]]:
             stem = str(texts.get("config_name", "config")).removesuffix(".yaml")
             for base in (script.file.parent, script.root):
                 configs = (base / str(texts.get("config_path") or ".")).resolve()
-                if (main := configs / f"{stem}.yaml").is_file() and configs.is_relative_to(script.root.resolve()):
+                main = configs / f"{stem}.yaml"
+                if not main.is_file():  # it is given as --config-name
+                    main = next(
+                        (file for file in sorted(configs.glob("*.yaml")) if "defaults" in read_yaml(file)), main
+                    )
+                if main.is_file() and configs.is_relative_to(script.root.resolve()):
                     found.append((script, script.root / configs.relative_to(script.root.resolve()), main))
                     break
     return [(script, configs, configs / main.name) for script, configs, main in found]

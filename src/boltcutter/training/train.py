@@ -14,6 +14,7 @@ from boltcutter import run_files
 from boltcutter.assembly.assemble import Components, assemble, read_config
 from boltcutter.checkpoint.load import read_steps
 from boltcutter.config.errors import ConfigError, as_config_error, one_line
+from boltcutter.config.locate import origin, package
 from boltcutter.config.settings import Settings
 from boltcutter.config.values import name_missing_files
 from boltcutter.data.hooks import run_hooks_early
@@ -268,7 +269,13 @@ def load_data(components: Components) -> None:
     if components.trainer.local_rank or components.data is None:  # a task prepares its data in fit
         return
     with as_config_error():
-        run_hooks_early(components.trainer, components.task, components.data)
+        try:
+            run_hooks_early(components.trainer, components.task, components.data)
+        except OSError as error:
+            if error.filename:
+                raise
+            place = origin(error, package(type(components.data)))  # such as of a download, whose error names nothing
+            raise ConfigError(f"data: {one_line(error, 200)} ({place}); correct it, or provide the files") from error
 
 
 @contextmanager
