@@ -97,7 +97,8 @@ def module_folder(name: str, error: BaseException | None = None) -> Path | None:
     for folder in (*folders, *here):
         if not name.isidentifier() or "site-packages" in folder.parts:
             continue
-        if (folder / f"{name}.py").is_file() or any((folder / name).glob("*.py")):
+        file = folder / f"{name}.py"
+        if (file.is_file() and file not in own) or any((folder / name).glob("*.py")):  # timm.py may import timm
             return folder
     return None
 
