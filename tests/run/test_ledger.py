@@ -1,4 +1,5 @@
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,3 +114,20 @@ def test_what_is_no_ordinary_file_is_no_ledger(tmp_path: Path, make: Callable[[P
     make(ledger_path(tmp_path))
     with pytest.raises(ConfigError, match=r"steps\.ledger: not an ordinary file"):
         read_ledger(ledger_path(tmp_path))
+
+
+def test_millions_of_steps_are_compared_some_at_a_time() -> None:
+    rows = np.zeros(3_000_000, ROW)
+    rows["step"], rows["loss"] = np.arange(1, len(rows) + 1), 1.0
+    other = rows[1000:].copy()
+    other["loss"][[2_000_000, 2_500_000]] = 2.0
+    tracemalloc.start()
+    try:
+        found = first_difference(Ledger("cpu", rows), Ledger("cpu", other))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
+    assert found
+    assert (found.step, found.columns) == (2_001_001, ("loss",))
+    assert first_difference(Ledger("cpu", rows[:1000]), Ledger("cpu", other)) is None
+    assert first_difference(Ledger("cpu", rows[:0]), Ledger("cpu", other)) is None

@@ -269,7 +269,7 @@ def test_code_is_put_only_in_a_folder_of_this_user(tmp_path: Path, hand_over: Ca
 def test_a_table_of_somebody_else_that_would_fill_the_memory_is_refused(tmp_path: Path, name: str) -> None:
     with (tmp_path / name).open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(ConfigError, match=rf"{name} is larger than (64|1024) MiB; set trust=true"):
+    with pytest.raises(ConfigError, match=rf"{name} is larger than (64|256) MiB; set trust=true"):
         trust.check_record({}, "resume=x", tmp_path, PROJECT, walks=True, writes=True)
     if name == "metrics.csv":
         (tmp_path / name).write_bytes(b"a," * (1 << 17) + b"\n")

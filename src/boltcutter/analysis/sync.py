@@ -9,7 +9,7 @@ from typing import Any
 import wandb
 
 from boltcutter import run_files
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, one_line, printable
 from boltcutter.logger.wandb import base_url, is_reachable, logged_in
 from boltcutter.project import Project
 from boltcutter.run.destinations import logged_id
@@ -65,7 +65,8 @@ def sync(folder: Path, config: dict[str, Any]) -> str:
     settings = loggers.get("wandb") if isinstance(loggers, dict) else None
     settings = settings if isinstance(settings, dict) else {}  # of a record of somebody else
     with tempfile.TemporaryDirectory() as scratch:
-        uploaded = wandb.init(
+        uploaded = _begin(
+            folder,
             id=str(record.get("id") or folder.name) if is_own(folder) else logged_id(folder),
             name="/".join(folder.resolve().parts[-2:]),
             project=settings.get("project") or config["name"],
@@ -86,3 +87,17 @@ def sync(folder: Path, config: dict[str, Any]) -> str:
         reason = (record.get("attempts") or [{}])[-1].get("reason")
         uploaded.finish(exit_code=0 if str(reason).startswith("completed") else 1)
     return str(uploaded.url)
+
+
+def _begin(folder: Path, **options: Any) -> Any:
+    """Begin a run of W&B.
+
+    Raises:
+        SyncError: W&B refuses it, as of a name that it does not allow.
+    """
+    try:
+        return wandb.init(**options)
+    except wandb.errors.Error as error:
+        raise SyncError(
+            printable(f"{folder}: W&B refuses it ({one_line(error, 200)}); set logger.wandb.project")
+        ) from None

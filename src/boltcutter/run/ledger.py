@@ -149,20 +149,31 @@ def first_difference(
         rank: Whose they are.
         tolerance: By how much numbers of a column may differ, relative to the larger one.
     """
-    _, at, there = np.intersect1d(first.rows["step"], second.rows["step"], return_indices=True)
-    one, other = first.rows[at], second.rows[there]
     skipped = {"gradient"} if first.device != second.device else set()
     allowed = tolerance or {}
-    differs = {
-        name: _differs(name, one[name], other[name], allowed.get(name, 0.0)) for name in COLUMNS if name not in skipped
-    }
-    somewhere = np.flatnonzero(np.logical_or.reduce(list(differs.values())))
-    if not len(somewhere):
-        return None
-    number = int(somewhere[0])
-    columns = tuple(name for name, where in differs.items() if where[number])
-    values = tuple((one[name][number].item(), other[name][number].item()) for name in columns)
-    return Difference(int(one["step"][number]), int(one["epoch"][number]), columns, values, rank)
+    for one, other in _common(first.rows, second.rows):
+        differs = {
+            name: _differs(name, one[name], other[name], allowed.get(name, 0.0))
+            for name in COLUMNS
+            if name not in skipped
+        }
+        somewhere = np.flatnonzero(np.logical_or.reduce(list(differs.values())))
+        if len(somewhere):
+            number = int(somewhere[0])
+            columns = tuple(name for name, where in differs.items() if where[number])
+            values = tuple((one[name][number].item(), other[name][number].item()) for name in columns)
+            return Difference(int(one["step"][number]), int(one["epoch"][number]), columns, values, rank)
+    return None
+
+
+def _common(first: Rows, second: Rows) -> Iterator[tuple[Rows, Rows]]:
+    """The rows of the steps that both have, some at a time: ledgers may have millions."""
+    steps = np.ascontiguousarray(second["step"])
+    for begin in range(0, len(first), BLOCK):
+        block = first[begin : begin + BLOCK]
+        low, high = np.searchsorted(steps, block["step"][0]), np.searchsorted(steps, block["step"][-1], "right")
+        _, at, there = np.intersect1d(block["step"], steps[low:high], assume_unique=True, return_indices=True)
+        yield block[at], second[low + there]
 
 
 def mean_over_ranks(ledgers: Sequence[Ledger]) -> Ledger:

@@ -26,7 +26,7 @@ from boltcutter.project import Project
 
 MAX_JSON, MAX_LISTS = 1 << 25, 1 << 20  # bytes, and lists and objects, of a record: each list takes 64 bytes of memory
 # Bytes of files in the run folder of somebody else that are read into memory; metrics.csv only to be continued.
-MAX_READ, MAX_HEADER = {".csv": 1 << 26, ".ledger": 1 << 30}, 1 << 17
+MAX_READ, MAX_HEADER = {".csv": 1 << 26, ".ledger": 1 << 28}, 1 << 17
 OWN_LINKS = ("code", "wandb")  # in a run folder; the snapshot of the code and W&B have links, and nothing reads them
 CHECKPOINTS = "checkpoints"  # in a run folder; it may be a link to a larger disk, from which checkpoints are only read
 AGENT = "BOLTCUTTER_AGENT"  # variable of processes whose arguments are of an agent, which any text may have persuaded
