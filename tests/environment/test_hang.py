@@ -4,6 +4,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hanging import hanging, places
@@ -47,6 +49,18 @@ def test_the_place_of_a_rank_that_waits_is_what_calls_the_operation(packages: st
     assert hang.place_of([waiting, mine, caller, outer]) == mine
     assert hang.place_of([standard, other, caller, outer]) == other
     assert hang.place_of([standard]) == standard
+
+
+def test_a_worker_that_a_signal_has_stopped_is_named() -> None:
+    facts = {"rank": 0, "pid": 1, "host": "a", "step": 2, "epoch": 0, "batch": 2, "joined": False, "attempt": ["train"]}
+    rank: Any = SimpleNamespace(pid=1, is_rank=True, facts=facts, collective="", place=None, note="", frames=[])
+    stopped, idle, busy = (SimpleNamespace(**vars(rank) | {"pid": pid, "is_rank": False}) for pid in (2, 3, 4))
+    stopped.note, busy.place = hang.STATES["T"], hang.Frame("/mine/data.py", 5, "collate")
+    (found,) = hang.describe([rank, stopped, idle, busy])
+    assert found["workers"] == [
+        {"pid": 2, "place": "stopped by a signal"},
+        {"pid": 4, "place": "/mine/data.py:5 in collate"},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -377,7 +377,8 @@ def describe(processes: Sequence[Process]) -> list[dict[str, Any]]:
         fact |= {"note": one.note, "file": place and place.file, "line": place and place.line}
         fact |= {"function": place and place.function, "place": str(place) if place else ""}
         fact["stack"] = [f'File "{frame.file}", line {frame.line} in {frame.function}' for frame in one.frames]
-        fact["workers"] = [{"pid": other.pid, "place": str(other.place)} for other in workers if other.place]
+        stated = [(other.pid, [other.note, str(other.place or "")]) for other in workers]  # one may be stopped
+        fact["workers"] = [{"pid": pid, "place": "; ".join(filter(None, each))} for pid, each in stated if any(each)]
         found.append(fact)
     return found
 
