@@ -1,7 +1,9 @@
 """Modules as they are published, which log pictures in the way of W&B or of TensorBoard, with each logger."""
 
+import copy
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import ROOT, Script
+from lightning.pytorch.loggers import CSVLogger as LightningCSVLogger
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.loggers import WandbLogger as LightningWandbLogger
 from PIL import Image
@@ -18,7 +21,7 @@ from torch import Tensor, nn
 
 from boltcutter.logger.csv_logger import CSVLogger
 from boltcutter.logger.wandb import WandbLogger
-from boltcutter.report.media_logging import MediaLogging
+from boltcutter.report.media_logging import MediaLogger, MediaLogging
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*smaller than the logging")
 
@@ -157,6 +160,17 @@ class Minimal(Logger):
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         self.seen += metrics
+
+
+def test_an_extended_logger_is_pickled_as_what_it_was(tmp_path: Path) -> None:
+    for logger in (LightningCSVLogger(tmp_path, "plain"), TensorBoardLogger(tmp_path, "board")):
+        kind, trainer = type(logger), L.Trainer(accelerator="cpu", logger=logger)
+        MediaLogging(tmp_path).setup(trainer, L.LightningModule(), "fit")
+        assert isinstance(logger, MediaLogger)
+        logger.log_metrics({"x": 1.0}, 0)  # which creates the experiment
+        for copied in (pickle.loads(pickle.dumps(logger)), copy.deepcopy(logger)):
+            assert type(copied) is kind
+            assert (copied.name, copied.save_dir) == (logger.name, logger.save_dir)
 
 
 def test_a_logger_without_an_experiment_takes_the_calls_of_others(

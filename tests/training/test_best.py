@@ -1,12 +1,15 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import lightning as L
 import pandas as pd
 import pytest
 import torch
 from conftest import QUICK, Script
+
+from boltcutter.training.best import CheckpointRecorder
 
 LAST = """
 last:
@@ -54,6 +57,21 @@ def accuracies(folder: Path) -> dict[int, float]:
     """Validation accuracy by number of steps."""
     values = pd.read_csv(folder / "metrics.csv").set_index("step")["val/accuracy"].dropna()
     return {int(step) + 1: value for step, value in values.items()}
+
+
+def test_what_somebody_has_set_in_place_of_saving_is_called_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded, saved = list[L.Trainer](), list[str]()
+    monkeypatch.setattr(CheckpointRecorder, "_record", lambda self, trainer: recorded.append(trainer))
+    trainer, module = L.Trainer(accelerator="cpu", logger=False), L.LightningModule()
+    own = saved.append
+    trainer.save_checkpoint = own  # type: ignore[assignment,method-assign]
+    recorder = CheckpointRecorder(cast(Any, None))
+    for _ in range(2):
+        recorder.setup(trainer, module, "fit")
+        trainer.save_checkpoint("folder/a.ckpt")
+    recorder.teardown(trainer, module, "fit")
+    assert vars(trainer)["save_checkpoint"] is own
+    assert (saved, recorded) == (["folder/a.ckpt"] * 2, [trainer] * 2)
 
 
 def test_the_best_checkpoint_of_a_plain_callback_is_tested(plain: Path) -> None:

@@ -25,6 +25,7 @@ from boltcutter.report.pixels import arrange, to_pixels
 LOGGER_CALLS = re.compile(r"log_\w+|(un)?watch")  # of some loggers, and ignored by others
 MEDIA_CALLS = ("add_image", "add_images", "add_figure", "log")  # of experiments
 WRITER_KINDS = "scalar scalars text histogram audio video graph hparams embedding pr_curve mesh"
+OWN = ("_media", "_warned_of", "_extended", "_nested")  # attributes of an extended logger
 OTHER_CALLS = (*(f"add_{kind}" for kind in WRITER_KINDS.split()), "config", "summary", "watch")
 
 
@@ -39,13 +40,17 @@ class MediaLogging(Callback):
         for logger in trainer.loggers:
             kind: Any = type(logger)
             if not isinstance(logger, MediaLogger) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-                vars(logger).update(_media=(self.folder, trainer), _warned_of=set(), _extended=None, _nested=False)
+                vars(logger).update(zip(OWN, ((self.folder, trainer), set(), None, False), strict=True))
                 logger.__class__ = type(kind.__name__, (MediaLogger, kind), {"__module__": kind.__module__})
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Delete what a killed attempt logged after the step from which the run is resumed."""
         if trainer.is_global_zero:
             media.discard_after(self.folder, trainer.global_step)
+
+
+def _create(kind: type) -> Any:
+    return kind.__new__(kind)
 
 
 class MediaLogger(Logger):
@@ -59,6 +64,15 @@ class MediaLogger(Logger):
     _warned_of: set[str]
     _extended: Any  # the experiment that has the calls of others
     _nested: bool  # whether a call of this class is active, which either writes a picture or passes it on
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the logger that was extended: the class that extends it has no place from which it could be loaded."""
+        kind = type(self).__bases__[1]
+        logger = kind.__new__(kind)
+        vars(logger).update({name: value for name, value in vars(self).items() if name not in OWN})
+        found: Any = logger.__reduce_ex__(protocol)
+        # pickle refuses the function that creates an object of the object's own class
+        return (_create, (kind,), *found[2:]) if isinstance(found, tuple) and found[1] == (kind,) else found
 
     def __getattr__(self, name: str) -> Any:
         if not LOGGER_CALLS.fullmatch(name):

@@ -29,23 +29,18 @@ class CheckpointRecorder(Callback):
         self.cfg = cfg
         self._places: set[str] = set()  # folders or URLs that were saved to
         self._recorded: dict[str, Any] = {}
+        self._ours: Any = None  # what saves in place of a function of the trainer
+        self._theirs: Any = None  # that function, if somebody has set it
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Save the last checkpoint after the others, so that it contains their state; record what is saved."""
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         # A new list, as Lightning is iterating over this one.
         trainer.callbacks = sorted(callbacks, key=lambda callback: isinstance(callback, LastCheckpoint))  # type: ignore[attr-defined]
-        vars(trainer).pop("save_checkpoint", None)
-        if stage != "fit":
-            return
-        save = trainer.save_checkpoint
-
-        def save_and_record(filepath: Any, *arguments: Any, **options: Any) -> None:
-            save(filepath, *arguments, **options)
-            self._places.add(str(filepath).rpartition("/")[0] or ".")
-            self._record(trainer)
-
-        trainer.save_checkpoint = save_and_record  # type: ignore[method-assign]
+        self._restore(trainer)
+        if stage == "fit":
+            self._theirs, self._ours = vars(trainer).get("save_checkpoint"), partial(self._save, trainer)
+            vars(trainer)["save_checkpoint"] = self._ours
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Record what training has saved."""
@@ -61,7 +56,20 @@ class CheckpointRecorder(Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Restore the trainer."""
-        vars(trainer).pop("save_checkpoint", None)
+        self._restore(trainer)
+
+    def _save(self, trainer: L.Trainer, filepath: Any, *arguments: Any, **options: Any) -> None:
+        save = self._theirs or partial(type(trainer).save_checkpoint, trainer)
+        save(filepath, *arguments, **options)
+        self._places.add(str(filepath).rpartition("/")[0] or ".")
+        self._record(trainer)
+
+    def _restore(self, trainer: L.Trainer) -> None:
+        state = vars(trainer)
+        if self._ours is not None and state.get("save_checkpoint") is self._ours:
+            del state["save_checkpoint"]
+            state.update({"save_checkpoint": self._theirs} if self._theirs else {})
+        self._ours = self._theirs = None
 
     def _record(self, trainer: L.Trainer) -> None:
         if not trainer.is_global_zero:
