@@ -49,7 +49,7 @@ class MediaLogging(Callback):
             media.discard_after(self.folder, trainer.global_step)
 
 
-def _create(kind: type) -> Any:
+def _create(kind: Any) -> Any:
     return kind.__new__(kind)
 
 
@@ -67,7 +67,7 @@ class MediaLogger(Logger):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the logger that was extended: the class that extends it has no place from which it could be loaded."""
-        kind = type(self).__bases__[1]
+        kind: Any = type(self).__bases__[1]
         logger = kind.__new__(kind)
         vars(logger).update({name: value for name, value in vars(self).items() if name not in OWN})
         found: Any = logger.__reduce_ex__(protocol)

@@ -37,7 +37,7 @@ class CheckpointRecorder(Callback):
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         # A new list, as Lightning is iterating over this one.
         trainer.callbacks = sorted(callbacks, key=lambda callback: isinstance(callback, LastCheckpoint))  # type: ignore[attr-defined]
-        self._restore(trainer)
+        self.teardown(trainer, pl_module, stage)
         if stage == "fit":
             self._theirs, self._ours = vars(trainer).get("save_checkpoint"), partial(self._save, trainer)
             vars(trainer)["save_checkpoint"] = self._ours
@@ -56,20 +56,17 @@ class CheckpointRecorder(Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Restore the trainer."""
-        self._restore(trainer)
+        state = vars(trainer)
+        if self._ours is not None and state.get("save_checkpoint") is self._ours:
+            del state["save_checkpoint"]
+            state.update({"save_checkpoint": self._theirs} if self._theirs else {})
+        self._ours = self._theirs = None
 
     def _save(self, trainer: L.Trainer, filepath: Any, *arguments: Any, **options: Any) -> None:
         save = self._theirs or partial(type(trainer).save_checkpoint, trainer)
         save(filepath, *arguments, **options)
         self._places.add(str(filepath).rpartition("/")[0] or ".")
         self._record(trainer)
-
-    def _restore(self, trainer: L.Trainer) -> None:
-        state = vars(trainer)
-        if self._ours is not None and state.get("save_checkpoint") is self._ours:
-            del state["save_checkpoint"]
-            state.update({"save_checkpoint": self._theirs} if self._theirs else {})
-        self._ours = self._theirs = None
 
     def _record(self, trainer: L.Trainer) -> None:
         if not trainer.is_global_zero:
