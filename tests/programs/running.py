@@ -25,6 +25,18 @@ PROBED = NOTED | {
     *("penalty_without_its_graph", "risk_sets_not_sorted", "sampled_without_reparameterization"),
     *("seeded_in_each_step", "series_read_in_both_directions", "targets_as_integers"),
     *("attention_weights_over_the_batch", "last_sample_for_last_time", "target_is_never_copied"),
+    *("mask_not_assigned", "auxiliary_loss_not_added", "plus_and_equal_exchanged"),
+    *("normalization_dropped", "mask_never_passed", "noise_not_used", "hook_of_another_name"),
+    *("loss_negated", "optimizer_maximizes", "likelihood_without_minus", "kl_of_wrong_sign"),
+    *("weight_penalty_of_wrong_sign", "variance_for_deviation", "mask_inverted", "mask_not_read"),
+    *("no_positions", "hidden_state_kept_between_batches", "mask_of_the_past", "classes_are_time"),
+    *("self_similarity_kept", "labels_of_pairs_are_zero", "temperature_multiplied"),
+    *("target_has_a_gradient", "end_of_episode_ignored", "decay_of_average_inverted"),
+    *("smoothing_is_the_share_kept", "target_before_prediction", "label_is_a_column"),
+    *("windows_split_at_random", "target_is_constant", "divided_by_255_twice", "validation_is_augmented"),
+    *("metric_of_both_splits", "threshold_of_logits", "labels_sorted_in_collate"),
+    *("same_order_in_each_epoch", "weights_of_samples_ignored", "siamese_without_detach"),
+    *("target_network_never_copied"),
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.

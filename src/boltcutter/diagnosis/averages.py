@@ -9,9 +9,20 @@ from torch import nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, sampled
-from boltcutter.diagnosis.source import depends_on_time
+from boltcutter.diagnosis.gradients import callbacks
+from boltcutter.diagnosis.source import codes, codes_of, depends_on_time
 
 AVERAGE = re.compile(r"(^|\.|_)(ema|momentum|average|averaged|key_encoder|encoder_k|slow)(_|\.|$)", re.IGNORECASE)
+
+TARGET = re.compile(r"(^|\.|_)target(_|\.|$)", re.IGNORECASE)
+# By which code changes weights.
+CHANGES = frozenset(
+    (
+        *("load_state_dict", "copy_", "lerp_", "lerp", "mul_", "add_", "data", "update_parameters", "deepcopy"),
+        *("_foreach_lerp_", "_foreach_mul_", "_foreach_copy_", "swap_tensors", "set_", "Parameter", "update"),
+    )
+)
+REPLACED = 0.02  # of what the original has moved, within which an average follows it at once
 
 ROUNDING = 1e-5  # of what the original has moved, which an average moves by its computation
 
@@ -28,11 +39,13 @@ def average_unchanged(seen: Evidence) -> Lines:
         is_only_held = any(n == name or n.startswith(f"{name}.") for n in held) and not any(
             n == name or n.startswith(f"{name}.") for n in used
         )
-        if not (is_only_held or AVERAGE.search(name)):
+        is_target = bool(TARGET.search(name)) and not can_change(seen)  # it may be copied later
+        if not (is_only_held or AVERAGE.search(name) or is_target):
             continue
         twin = next((n for n, m in parts.items() if n != name and _is_left_behind(seen, name, part, n, m)), None)
         if twin is not None:
-            what = "is what validation uses, but" if is_only_held else "is named as an average, but"
+            kind = "a target" if is_target else "an average"
+            what = "is what validation uses, but" if is_only_held else f"is named as {kind}, but"
             yield Line(
                 f"{name}, a copy of {twin}, {what} nothing changes it while {twin} is trained; update it after each "
                 "step, or use the trained part",
@@ -53,3 +66,43 @@ def _is_left_behind(seen: Evidence, name: str, part: nn.Module, other: str, twin
         for each, parameters in ((other, two), (name, one))
     )
     return moved > 0 and any(id(p) in seen.owned for p in two.values()) and followed <= ROUNDING * moved
+
+
+def can_change(seen: Evidence) -> bool:
+    """Whether code of the module or of a callback can change weights other than by an optimizer."""
+    kinds: list[type] = [type(c) for c in callbacks(seen)]
+    of_users = [kind for kind in kinds if not kind.__module__.startswith(("boltcutter", "lightning"))]
+    found = {*codes_of(seen.module), *(code for each in of_users for code in codes(each))}
+    return any(CHANGES & {*code.co_names} for code in found)
+
+
+@check("average-copies", "likely", at="trial")
+def average_copies(seen: Evidence) -> Lines:
+    """After eight steps, an average, by its name, has followed its original to 98% or more, but not wholly."""
+    if seen.probe is None:
+        return
+    parts = {n: m for n, m in seen.module.named_modules() if n and any(True for _ in m.parameters())}
+    for name, part in parts.items():
+        if not AVERAGE.search(name):
+            continue
+        for other, twin in parts.items():
+            if other == name or AVERAGE.search(other):
+                continue
+            gap, moved = _gap(seen, name, part, other, twin)
+            if moved > 0 and ROUNDING * moved < gap <= REPLACED * moved:
+                yield (
+                    f"{name}, which is named as an average, is almost equal to {other} after each step, so it averages "
+                    "nothing; are the weights of old and new exchanged (average * decay + new * (1 - decay))?"
+                )
+                return
+
+
+def _gap(seen: Evidence, name: str, part: nn.Module, other: str, twin: nn.Module) -> tuple[float, float]:
+    """How far a part is from its original, and how far that has moved; zeros if it is no copy of it."""
+    one, two = dict(part.named_parameters()), dict(twin.named_parameters())
+    if one.keys() != two.keys() or any(one[n].shape != two[n].shape for n in one):
+        return 0.0, 0.0
+    if any(f"{other}.{n}" not in seen.start for n in two) or not any(id(p) in seen.owned for p in two.values()):
+        return 0.0, 0.0
+    gap = sum(float((sampled(one[n]) - sampled(two[n])).double().norm()) for n in one)
+    return gap, sum(float((sampled(p) - seen.start[f"{other}.{n}"]).double().norm()) for n, p in two.items())

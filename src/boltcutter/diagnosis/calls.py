@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from boltcutter.diagnosis.checks import Lines
-from boltcutter.diagnosis.graph import MOVES, REGRESSIONS, Loss, name_of, operation_behind
+from boltcutter.diagnosis.graph import MOVES, REGRESSIONS, Loss, name_of, operation_behind, saved
 
 if TYPE_CHECKING:
     from boltcutter.diagnosis.evidence import Evidence
@@ -23,13 +23,22 @@ LOSSES = frozenset(
         *("poisson_nll_loss", "gaussian_nll_loss", "soft_margin_loss", "hinge_embedding_loss"),
     )
 )
-OPTIONS = {"ignore_index": -100, "log_target": False, "log_input": True}  # those that checks read, and their defaults
+# Those that checks read, and their defaults.
+OPTIONS = {"ignore_index": -100, "log_target": False, "log_input": True, "label_smoothing": 0.0}
 RESHAPES = frozenset(("view", "reshape", "flatten", "unflatten"))
 DIFFERENCES = frozenset(("sub", "__sub__", "rsub", "__rsub__"))
 EQUALITIES = frozenset(("eq", "__eq__", "ne", "__ne__"))
 CASTS = frozenset(("float", "double", "to", "type", "int", "long"))
 MEANS = frozenset(("mean", "sum"))
 CUMULATIVE = frozenset(("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"))
+COMPARISONS = frozenset(("gt", "__gt__", "ge", "__ge__", "lt", "__lt__", "le", "__le__"))
+ARITHMETIC = frozenset(("Add", "Sub", "Mul", "Div", "Rsub", "Neg"))
+CHOICES = frozenset(("Max", "Amax", "Gather"))
+UNMOVED = frozenset(
+    ("View", "UnsafeView", "Addmm", "Add", "Mm")
+)  # a linear layer, whose classes are the last dimension
+SHAPES = frozenset(("__get__", "size", "dim", "numel", "__len__"))
+MOST_STEPS = 16  # of the arithmetic behind a target
 
 
 def rows_of(call: Loss) -> tuple[Tensor, Tensor] | None:
@@ -74,6 +83,10 @@ class LossCalls(TorchFunctionMode):
         self.flattened: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
         self.has_generator = self.has_stepped = False
         self.cumulative = ""  # name of a cumulative operation over the samples
+        # Of each loss function, whether both of its sides have a gradient, and its mean.
+        self.pairs: list[tuple[bool, float]] = []
+        self.read = set[int]()  # identities of tensors that an operation got; those of the batch live as long
+        self.halved: list[Tensor] = []  # what was compared with 0.5, or rounded
         self.compared: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # results of (N, 1) == (N,), and what they compare
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -81,8 +94,15 @@ class LossCalls(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
         self.has_generator |= kwargs.get("generator") is not None
+        if name not in SHAPES:
+            self.read.update(id(t) for t in (*args, *kwargs.values()) if isinstance(t, Tensor))
+            self.read.update(
+                id(t) for part in args if isinstance(part, list | tuple) for t in part if isinstance(t, Tensor)
+            )
         if name in LOSSES:
             self._loss(name, args, kwargs)
+        elif (name in COMPARISONS and len(args) > 1 and args[1] == 0.5) or name == "round":
+            self.halved.append(args[0].detach())
         elif name in DIFFERENCES and len(args) > 1:
             self._difference(*args[:2])
         elif name in MEANS and len(args) == 1 and not kwargs and id(args[0]) in self.compared:
@@ -92,6 +112,9 @@ class LossCalls(TorchFunctionMode):
             first = next((t for t in self.batch if t.ndim), None)
             self.cumulative = name if first is not None and args[0].shape[:1] == first.shape[:1] else self.cumulative
         result = function(*args, **kwargs)
+        if (name in LOSSES or name == "cosine_similarity") and torch.is_grad_enabled() and len(args) > 1:
+            both = all(isinstance(t, Tensor) and t.requires_grad for t in args[:2])
+            self.pairs.append((both, float(result.detach().mean())))
         if not isinstance(result, Tensor) or not args or not isinstance(args[0], Tensor):
             return result
         if name in RESHAPES:
@@ -115,6 +138,10 @@ class LossCalls(TorchFunctionMode):
         prediction, target = values[:2]
         source = operation_behind_result(prediction)
         options = {key: kwargs.get(key, default) for key, default in OPTIONS.items()}
+        if torch.is_grad_enabled():
+            self._gradients(name, prediction, target)
+        if name == "cross_entropy" and prediction.ndim == 2:
+            options |= factors_of(prediction)
         if not self.has_stepped and [p._version for p in self.parameters] == self.versions:
             call = Loss(name, prediction.detach(), target.detach(), name_of(source), None, "", options)
             self.calls.append(call)
@@ -126,6 +153,42 @@ class LossCalls(TorchFunctionMode):
                 "1, are moved to the end, so each row mixes pixels; use movedim(1, -1) first, or cross_entropy "
                 "without flattening",
             )
+
+    def _gradients(self, name: str, prediction: Tensor, target: Tensor) -> None:
+        """What the graphs of both sides of a loss function say."""
+        if name.startswith("binary_cross_entropy") and target.requires_grad and not prediction.requires_grad:
+            self._remark(
+                "swapped-arguments",
+                f"the first argument of {name} has no gradient, and the target has one; write {name}(prediction, "
+                "target)",
+            )
+        is_choice = name in REGRESSIONS and prediction.requires_grad and target.requires_grad
+        if is_choice and has_choice(target.grad_fn):
+            self._remark(
+                "target-gradient",
+                f"the target of {name} is a value that the network itself chooses, with its gradient, so the target is "
+                "changed to fit the prediction; compute it within torch.no_grad(), by a copy of the network",
+            )
+        is_square = name == "cross_entropy" and prediction.ndim == 3 and prediction.shape[1] == prediction.shape[2]
+        if is_square and target.ndim == 2 and name_of(prediction.grad_fn) in UNMOVED:
+            self._remark(
+                "class-dimension",
+                f"cross_entropy takes dimension 1 of logits {tuple(prediction.shape)} for the classes, but these "
+                "are the "
+                "last dimension, as a linear layer returns them; pass logits.transpose(1, 2)",
+            )
+
+    def conclude(self) -> None:
+        """Compare logits with what was compared with 0.5."""
+        for call in self.calls:
+            p = call.prediction.flatten()
+            for t in self.halved if call.kind == "binary_cross_entropy_with_logits" else ():
+                if t.numel() == len(p) and torch.equal(t.flatten(), p) and bool((p.abs() > 1e-6).any()):
+                    self._remark(
+                        "threshold-of-logits",
+                        "logits are compared with 0.5, as if they were probabilities; compare them with 0, or apply "
+                        "sigmoid() first",
+                    )
 
     def _difference(self, a: Any, b: Any) -> None:
         pair = column_and_line(a, b)
@@ -175,3 +238,45 @@ def operation_behind_result(tensor: Tensor) -> Any:
     """The operation that computed a tensor, behind those that only move values."""
     node = tensor.grad_fn
     return operation_behind(node) if node is not None and node.name() in MOVES else node
+
+
+def has_choice(node: Any) -> bool:
+    """Whether a value is, but for arithmetic, a maximum or a chosen entry."""
+    stack, count = [node], 0
+    while stack and count < MOST_STEPS:
+        node, count = stack.pop(), count + 1
+        if name_of(node) in CHOICES:
+            return True
+        if node is not None and (name_of(node) in ARITHMETIC or node.name() in MOVES):
+            stack += [parent for parent, _ in node.next_functions]
+    return False
+
+
+def factors_of(logits: Tensor) -> dict[str, Any]:
+    """Of logits that are a scaled matrix product, whether both factors have samples; and, of cosines, the scale.
+
+    Returns:
+        ``product``: whether it is one. ``cosine``: the scale, only if all rows and columns have length 1.
+    """
+    node = operation_behind_result(logits)
+    while name_of(node) in ("Mul", "Div"):
+        node = operation_behind(node)
+    if name_of(node) != "Mm":
+        return {}
+    one, two = saved(node, "self"), saved(node, "mat2")
+    if one is None or two is None or any(parent is None for parent, _ in node.next_functions):
+        return {}
+    found: dict[str, Any] = {"product": True}
+    if all(bool(((norm - 1).abs() < 1e-3).all()) for norm in (one.norm(dim=1), two.norm(dim=0))):
+        cosines = one @ two
+        if cosines.shape == logits.shape:
+            found["cosine"] = float(logits.detach().abs().sum() / (cosines.abs().sum() + 1e-12))
+    return found
+
+
+def unread_parts(batch: Any, read: set[int]) -> list[str]:
+    """Names of the tensors of a mapping, or of a tuple with names, that no operation got."""
+    named = batch._asdict() if hasattr(batch, "_asdict") else batch
+    if not isinstance(named, Mapping):
+        return []
+    return [str(name) for name, t in named.items() if isinstance(t, Tensor) and id(t) not in read]

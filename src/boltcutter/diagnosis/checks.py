@@ -74,7 +74,12 @@ class Check:
 # Checks of probes and data, which no training imports: it only lets users ignore them.
 ON_DEMAND = frozenset(
     (
-        *("at-chance", "average-unchanged", "baseline", "batch-order", "broadcasting", "bytes-wrap"),
+        *("at-chance", "augmented-validation", "average-copies", "average-unchanged", "baseline", "batch-order"),
+        *("broadcasting", "bytes-wrap", "class-dimension", "constant-target", "deviation", "flat-logits"),
+        *("label-smoothing", "loss-maximized", "mask-inverted", "masked-matters", "metric-shared", "misaligned-batch"),
+        *("misspelled-hook", "no-effect", "no-stop-gradient", "order-ignored", "pair-target", "penalty-sign"),
+        *("same-order", "scaled-twice", "self-similarity", "state-carried", "swapped-arguments", "target-gradient"),
+        *("threshold-of-logits", "unused-part", "unused-value", "window-overlap"),
         *("channels-flattened", "constant-column", "constant-term"),
         *("constant-input", "dropout-in-validation", "duplicates", "future-leak", "global-seed", "group-overlap"),
         *("in-place", "label-leak", "label-range", "margin-target", "misaligned", "mixing", "nonfinite-data"),

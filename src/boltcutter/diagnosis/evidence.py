@@ -43,6 +43,7 @@ class Update:
         stuck: Share of the elements with a gradient that did not change; only of half precision.
         cleared: Whether all gradients were 0 at some backward pass since the last step.
         had_gradient: Whether a gradient was not 0 after the last backward pass.
+        of_others: Name of the optimizer whose backward pass the gradients are from, too, and which has made its step.
     """
 
     optimizer: Optimizer
@@ -56,6 +57,7 @@ class Update:
     stuck: float
     cleared: bool
     had_gradient: bool
+    of_others: str = ""
 
 
 @dataclass
@@ -66,6 +68,7 @@ class Steps:
     rated: bool = False  # whether the learning rate was above 0
     uncleared: int = 0
     emptied: int = 0
+    mixed: int = 0  # of which gradients were those of another optimizer's loss, too
     ratios: list[tuple[float, float]] = field(default_factory=list)  # relative change, learning rate
     jumps: list[float] = field(default_factory=list)  # changes larger than the weights, of the median matrix
     stuck: list[float] = field(default_factory=list)
@@ -127,6 +130,7 @@ class Evidence:
         self.versions: dict[str, int] = {}
         self.got_gradient: set[str] = set()
         self.got_nonzero: set[str] = set()
+        self.largest: dict[str, float] = {}  # change of each matrix in a step, relative to its size
         self.rounding: set[str] = set()  # operations of the graph whose derivative is 0
         self.looks_with_hooks = 0
         self.hooks: list[int] = []  # of layers, when a look begins

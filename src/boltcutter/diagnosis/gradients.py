@@ -52,6 +52,22 @@ def not_cleared(seen: Evidence) -> Lines:
             )
 
 
+@check("foreign-gradient", "likely", at="step")
+def foreign_gradient(seen: Evidence) -> Lines:
+    """At three looks, gradients of a step are also those of a loss by which another optimizer has stepped."""
+    assert seen.update is not None
+    update, steps = seen.update, seen.steps[id(seen.update.optimizer)]
+    if update.of_others:
+        steps.mixed += 1
+        if steps.mixed >= 3:
+            yield (
+                f"{_name(update)} (optimizer {seen.optimizers.index(update.optimizer)}) also follows the gradient "
+                "of the "
+                f"loss of {update.of_others}, as of a discriminator; detach() what that loss gets, or call zero_grad() "
+                "before the own backward pass"
+            )
+
+
 @check("frozen-changes", "certain", at="step")
 def frozen_changes(seen: Evidence) -> Lines:
     """An optimizer changes a parameter that does not require a gradient."""
@@ -121,6 +137,29 @@ def tiny_update(seen: Evidence) -> Lines:
                 f"nothing in the whole training; raise the learning rate ({ratios[-1][1]:g}), or the limit of the "
                 "gradient norm"
             )
+
+
+@check("barely-trained", "likely", at="summary")
+def barely_trained(seen: Evidence) -> Lines:
+    """A matrix changes by under 1/10,000 of its size in the whole training, others at the same rate by more."""
+    if seen.looks < 4 or len(seen.largest) < 3 or seen.sharded:
+        return
+    total = min(max(seen.total_steps, 1000), 1e9)
+    ratios = sorted(seen.largest.values())
+    rates = {id(p): float(g.get("lr", 0)) for o in seen.optimizers for g in o.param_groups for p in g["params"]}
+    most = max(rates.values(), default=0.0)
+    slow = [
+        name
+        for name, ratio in seen.largest.items()
+        if ratio * total < NO_EFFECT and name in seen.got_nonzero
+        and rates.get(id(seen.parameters[name]), 0.0) >= 0.1 * most > 0
+    ]  # fmt: skip
+    if slow and len(slow) < len(ratios) and ratios[-1] * total > 100 * NO_EFFECT:
+        yield (
+            f"{some(slow)} changes by at most {max(seen.largest[n] for n in slow):.0e} of its size in a step, which is "
+            "nothing in the whole training: its gradient vanishes; use ReLU or residual connections, normalization, or "
+            "Adam"
+        )
 
 
 @check("rounded-away", "likely", at="summary")

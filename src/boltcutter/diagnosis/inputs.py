@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from boltcutter.diagnosis.calls import remarks
 from boltcutter.diagnosis.checks import Line, Lines, check
-from boltcutter.diagnosis.evidence import Evidence, tensors_of
+from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
 from boltcutter.diagnosis.loaders import digests, items
 from boltcutter.diagnosis.probe import seeded
+from boltcutter.diagnosis.source import codes_of
 from boltcutter.diagnosis.targets import replaced
 from boltcutter.structure import flatten, tensors
 
 MANY = 64  # values of a tensor, fewer of which may be equal by chance
 UNUSED = 0.25  # share of an input without influence
+ENDS = re.compile(r"(^|_)(not_)?(dones?|terminals?|terminated|is_last)($|_)")
+NEEDED = re.compile(rf"{ENDS.pattern}|(^|_)(sample_|loss_|importance_|is_)?weights?$", re.IGNORECASE)
 
 
 @check("channels-flattened", "certain", at="probe")
@@ -139,3 +143,63 @@ def unused_input(seen: Evidence) -> Lines:
                 f"{share:.0%} of part {j} of the batch, of shape {tuple(value.shape[1:])}, has no influence on the "
                 f"loss: [{', '.join(f'{low}–{high}' for low, high in ends)}]; is that meant?"
             )
+
+
+@check("scaled-twice", "likely", at="probe")
+def scaled_twice(seen: Evidence) -> Lines:
+    """Pictures have values of 0 to 1/255, which are whole numbers of 0 to 255 divided by 255 twice."""
+    for j, t in enumerate(flatten(seen.probe.batches.get("training_step", ())) if seen.probe else ()):
+        if not isinstance(t, Tensor) or not t.is_floating_point() or t.ndim != 4 or t.numel() < MANY:
+            continue
+        whole = t.double() * 255 * 255
+        high = float(t.max())
+        if 0 < high <= 1.01 / 255 and float(t.min()) >= 0 and float((whole - whole.round()).abs().max()) < 0.05:
+            yield (
+                f"part {j} of the batch, {tuple(t.shape)}, has values of 0 to {high:.2g}: it was divided by 255 "
+                "twice, as "
+                "by ToTensor() and once more; divide once"
+            )
+
+
+@check("unused-part", "likely", at="probe")
+def unused_part(seen: Evidence) -> Lines:
+    """Neither step reads a part of the batch whose name says that the loss needs it: ends of episodes, or weights."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches:
+        return
+    for name in probe.base("training_step").unread:
+        if NEEDED.search(name):
+            yield Line(
+                f"training_step does not read {name!r} of its batch; "
+                + (
+                    "the value after the end of an episode is 0: reward + gamma * (1 - done) * value"
+                    if ENDS.search(name)
+                    else "multiply the loss of each sample by it, or leave it out of the data"
+                ),
+                subject=name,
+            )
+
+
+@check("metric-shared", "likely", at="probe")
+def metric_shared(seen: Evidence) -> Lines:
+    """A metric that is logged or computed is updated in training and in validation."""
+    probe = seen.probe
+    if probe is None or not {"training_step", "validation_step"} <= probe.batches.keys():
+        return
+    both = [probe.base(kind) for kind in ("training_step", "validation_step")]
+    logged = {id(value) for trace in both for value in trace.logged.values() if is_metric_object(value)}
+    computes = any("compute" in code.co_names for code in codes_of(seen.module))
+    metrics = dict(seen.module.named_modules())
+    for name in sorted(both[0].metrics & both[1].metrics):
+        if computes or id(metrics[name]) in logged:
+            yield (
+                f"{name} is updated in training and in validation, so each of its values mixes both; create a "
+                "metric for "
+                "each"
+            )
+            return
+
+
+def is_metric_object(value: object) -> bool:
+    """Whether a value that is logged is a metric."""
+    return isinstance(value, nn.Module) and is_metric(value)

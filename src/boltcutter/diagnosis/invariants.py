@@ -276,7 +276,7 @@ class Invariants(Callback):
                 data.remember_validation(seen)
             if seen.validation_batches == 1 and not seen.compiled:
                 seen.active_dropout = []
-                Around(trainer.strategy, "validation_step", ActiveDropout(seen.active_dropout))
+                Around(trainer.strategy, "validation_step", ActiveDropout(seen.active_dropout, pl_module.modules()))
 
     def on_validation_batch_end(
         self,
@@ -423,6 +423,9 @@ class Watch:
         self.added: dict[int, bool] = {}  # whether a backward pass has changed gradients that were not 0
         self.had_gradient: dict[int, bool] = {}
         self.backward_passes = self.forward_passes = 0
+        # In one training step: backward passes that added to the gradients of each optimizer, and its steps, by pass.
+        self.sources: dict[int, set[int]] = {}
+        self.stepped: dict[int, set[int]] = {}
         self.ran: set[str] = set()
         self.reached: set[str] = set()  # parameters of optimizers that made a step, with a gradient
         self.unreached: set[str] = set()
@@ -458,6 +461,7 @@ class Watch:
             data.remember(seen)
             callback._ask("batch")
         self.is_within_step = True
+        self.sources, self.stepped = {}, {}
         output = step(*args, **options)
         self.is_within_step = False
         with Guarded(callback):
@@ -490,6 +494,7 @@ class Watch:
             return backward(*args, **options)
         parameters = {id(o): [p for g in o.param_groups for p in g["params"]] for o in seen.optimizers}
         before: dict[int, list[tuple[int, int]]] = {}
+        known: dict[int, list[tuple[int, int]]] = {}  # as before, but of all optimizers
         with Guarded(self.callback):
             if not seen.module.automatic_optimization and args:
                 seen.loss = args[0]
@@ -500,11 +505,18 @@ class Watch:
                     [p.grad for p in group if p.grad is not None]
                 )
             before = {key: versions(group) for key, group in parameters.items() if not self.cleared[key]}
+            for key, group in parameters.items() if not seen.module.automatic_optimization else ():
+                if not any_nonzero([p.grad for p in group if p.grad is not None]):
+                    self.sources[key] = set()
+                known[key] = versions(group)
         result = backward(*args, **options)
         with Guarded(self.callback):
             self.backward_passes += 1
-            for key, known in before.items():  # else somebody assigns the gradients
-                self.added[key] = self.added.get(key, False) or known != versions(parameters[key])
+            for key, earlier in before.items():  # else somebody assigns the gradients
+                self.added[key] = self.added.get(key, False) or earlier != versions(parameters[key])
+            for key, earlier in known.items():
+                if earlier != versions(parameters[key]):
+                    self.sources.setdefault(key, set()).add(self.backward_passes)
             for optimizer in seen.optimizers:
                 key = id(optimizer)
                 self.had_gradient[key] = any_nonzero([p.grad for p in parameters[key] if p.grad is not None])
@@ -545,17 +557,29 @@ class Watch:
         self.found_gradient |= bool(live)
         self.found_zero |= 0 < len(live) < len(with_gradient)
         known = self.backward_passes > 0
+        of_others = self.other_loss(key)
+        self.stepped.setdefault(key, set()).add(self.backward_passes)
         cleared = self.cleared.pop(key, not known) if known else True
         cleared = not self.added.pop(key, False) or cleared
         update = Update(
             optimizer, number, named, set(with_gradient), live, None, {}, learning_rate(optimizer), 0.0, cleared,
-            self.had_gradient.pop(key, False),
+            self.had_gradient.pop(key, False), of_others,
         )  # fmt: skip
         seen.steps[key].rated |= update.rate != 0
         self.compare(update)
         seen.update = update
         self.callback._ask("step")
         seen.update = None
+
+    def other_loss(self, key: int) -> str:
+        """The optimizer that has made a step by one of several backward passes of which this one has the gradients."""
+        mine = self.sources.get(key, set())
+        for optimizer in self.seen.optimizers if len(mine) > 1 and key not in self.stepped else ():
+            theirs, steps = self.sources.get(id(optimizer), set()), self.stepped.get(id(optimizer), set())
+            between = any(first <= number < max(mine) for first in mine & theirs for number in steps)
+            if id(optimizer) != key and between:
+                return f"optimizer {self.seen.optimizers.index(optimizer)}"
+        return ""
 
     def conclude(self) -> bool:
         """Count layers that were computed, but whose parameters got no gradient.
@@ -587,6 +611,9 @@ class Watch:
             {n: each for n, each in zip(views, part, strict=True) if views[n].numel() and n in update.parameters}
             for part in (moved, size)
         )
+        for name, moved_by in update.moved.items():
+            if update.parameters[name].ndim > 1 and update.size[name] and update.rate > 0:
+                self.seen.largest[name] = max(self.seen.largest.get(name, 0.0), moved_by / update.size[name])
         names = [*update.moved]
         frozen = {n for n in names if not update.parameters[n].requires_grad}
         steps = self.seen.steps[id(update.optimizer)]

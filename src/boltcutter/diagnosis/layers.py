@@ -22,6 +22,16 @@ SHARING = re.compile(
     r"(one|same|single)[ _](set[ _]of[ _]weights|layer|block|weights|parameters)|cross[ _-]layer",
     re.IGNORECASE,
 )
+COPY = re.compile(r"(^|_)(target|teacher|ema|average|averaged|momentum|reference|old|slow)(_|$)", re.IGNORECASE)
+# Operations of the graph of a linear network and its loss.
+LINEAR = frozenset(
+    (
+        *("Addmm", "Mm", "T", "Transpose", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select"),
+        *("Slice", "Clone", "Permute", "Add", "Mul", "Div", "Neg", "Mean", "Sum", "NativeDropout", "LogSoftmax"),
+        *("NllLoss", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropyWithLogits", "Expand"),
+        *("torch::autograd::AccumulateGrad", "Sub", "Pow", "Flatten"),
+    )
+)
 LARGEST = 10_000_000  # elements of a matrix whose rows are compared
 
 
@@ -177,9 +187,139 @@ def train_in_validation(seen: Evidence) -> Lines:
         )
 
 
+@check("train-in-validation", "likely", at="validation")
+def part_trains_in_validation(seen: Evidence) -> Lines:
+    """BatchNorm of a part is in training mode after a validation step, and the module is not."""
+    module = seen.module
+    if module.training or not is_overridden("validation_step", module):
+        return
+    norms = [n for n, m in module.named_modules() if isinstance(m, BatchNorm) and m.training and m.track_running_stats]
+    if norms:
+        yield (
+            f"{some(norms)} is in training mode in validation, and learns from its data; remove the call of "
+            "train(), or "
+            "call eval()"
+        )
+
+
+def is_unchanged(seen: Evidence, part: nn.Module, name: str) -> bool:
+    """Whether a part has weights, all of which are frozen, and as at the start."""
+    found = [(f"{name}.{n}" if name else n, p) for n, p in part.named_parameters()]
+    return bool(found) and all(
+        not p.requires_grad and n in seen.start and torch.equal(seen.start[n], sampled(p)) for n, p in found
+    )
+
+
+MODES = ": Lightning keeps the mode of each part, and calls no train()"
+
+
+@check("frozen-statistics", "likely", at="summary")
+def frozen_statistics(seen: Evidence) -> Lines:
+    """BatchNorm of a frozen part, whose weights nothing else changes, updates its statistics in training."""
+    if seen.step < 3 or seen.sharded:
+        return
+    moving = [
+        (n, m) for n, m in seen.module.named_modules()
+        if isinstance(m, BatchNorm) and m.training and m.track_running_stats and m.momentum != 0
+        and int(m.num_batches_tracked or 0) > 0
+    ]  # fmt: skip
+    names = [n for n, m in moving if is_unchanged(seen, m, n) and is_unchanged(seen, *owner_of(seen, n))]
+    if names:
+        yield (
+            f"{some(names)} is part of a frozen network, but its running statistics follow the new data; call "
+            "eval() on "
+            f"the network in __init__{MODES}"
+        )
+
+
+def owner_of(seen: Evidence, name: str) -> tuple[nn.Module, str]:
+    """The largest part of which all weights are frozen and that has a layer."""
+    parts = name.split(".")
+    for i in range(1, len(parts) + 1):
+        path = ".".join(parts[:i])
+        part = seen.module.get_submodule(path)
+        if any(True for _ in part.parameters()) and not any(p.requires_grad for p in part.parameters()):
+            return part, path
+    return seen.module.get_submodule(name), name
+
+
+TEACHER = re.compile(r"(^|\.)_?(teacher|reference|ref|frozen|pretrained)(_\w+)?$")
+
+
+@check("teacher-in-training", "likely", at="summary")
+def teacher_in_training(seen: Evidence) -> Lines:
+    """A frozen part that is named teacher or alike, and whose weights nothing changes, has active dropout."""
+    if seen.step < 3 or seen.sharded:
+        return
+    for name, part in seen.module.named_modules():
+        drops = [n for n, m in part.named_modules() if isinstance(m, DROPOUTS) and m.p > 0 and m.training]
+        if drops and TEACHER.search(name) and is_unchanged(seen, part, name):
+            yield (
+                f"{name} is frozen, but in training mode, so {some(drops)} drops values of what it teaches; call its "
+                f"eval() in __init__{MODES}"
+            )
+            return
+
+
+@check("hidden-unused", "likely", at="summary")
+def hidden_unused(seen: Evidence) -> Lines:
+    """The gradient of the weights that a recurrent layer has for its state was exactly 0 at all looks."""
+    if seen.step < 3 or any(steps.emptied for steps in seen.steps.values()):
+        return
+    live = seen.got_nonzero
+    found = [n for n in seen.trained if ".weight_hh" in n and n in seen.got_gradient and n not in live]
+    found = [n for n in found if n.replace("weight_hh", "weight_ih") in live]
+    if found:
+        yield (
+            f"{some(found)} gets no gradient: the state before is always 0, so the layer remembers nothing; pass its "
+            "state on from time to time, and of two directions use the last state of each, not the last output"
+        )
+
+
+@check("same-network", "likely", at="start")
+def same_network(seen: Evidence) -> Lines:
+    """A part that is named target, teacher, average or alike is another part of the module, not a copy of it."""
+    for owner, part in seen.module.named_modules():
+        names: dict[int, list[str]] = {}
+        for name, child in part._modules.items():
+            if child is not None and any(True for _ in child.parameters()):
+                names.setdefault(id(child), []).append(name)
+        for group in names.values():
+            copies = [n for n in group if COPY.search(n)]
+            if copies and len(copies) < len(group):
+                other = next(n for n in group if n not in copies)
+                yield Line(
+                    f"{copies[0]} is {other} itself, not a copy, so it changes with each step; use copy.deepcopy()",
+                    subject=f"{owner}.{copies[0]}",
+                )
+
+
+@check("no-activation", "likely", at="graph")
+def no_activation(seen: Evidence) -> Lines:
+    """The whole network is linear, though it has two or more layers that are as wide as their inputs or outputs."""
+    graph = seen.graph
+    if graph is None or seen.step or any(kind_of(name) not in LINEAR for name in graph.counts):
+        return
+    reached = {id(leaf) for leaf in graph.leaves}
+    found = [(n, m) for n, m in seen.module.named_modules() if isinstance(m, nn.Linear) and id(m.weight) in reached]
+    for (a, first), (b, second) in pairwise(found):
+        wide = first.out_features == second.in_features >= min(first.in_features, second.out_features)
+        if wide and not says(seen.module, re.compile("linear[ _]?(net|model|auto)|deep[ _]?linear", re.IGNORECASE)):
+            yield (
+                f"there is no activation between {a} and {b}, nor anywhere else, so the network is a linear model; put "
+                "nn.ReLU() or alike between the layers"
+            )
+            return
+
+
+def kind_of(name: str) -> str:
+    """The name of an operation of the graph, without its number."""
+    return name.partition("Backward")[0]
+
+
 @check("dropout-in-validation", "likely", at="validation")
 def dropout_in_validation(seen: Evidence) -> Lines:
-    """A functional dropout is active in validation, once in each step."""
+    """A functional dropout, or one that forward creates, is active in validation, once in each step."""
     if seen.active_dropout:
         yield f"dropout is active in validation ({some(seen.active_dropout)}); pass training=self.training to F.dropout"
 

@@ -32,6 +32,7 @@ RANGES = {
     "Softmax": (0.0, 1.0),
 }
 FLAT = frozenset(("round", "sign", "floor", "ceil", "trunc", "heaviside"))  # operations whose derivative is 0
+MANY = 1_000_000  # values that are summed
 SURPRISING = 8.0  # nats above those of equal probabilities: logits with a deviation above 4
 
 
@@ -127,6 +128,12 @@ def not_log(seen: Evidence) -> Lines:
         if high > 1e-4:
             remedy = "cross_entropy, or log_softmax before it" if kind == "nll_loss" else "log_softmax before it"
             yield f"{kind} gets values up to {high:.3g}, but log-probabilities are never above 0; use {remedy}"
+        elif kind == "nll_loss" and p is not None and share_unnormalized(p) > 0.5:
+            yield Line(
+                f"nll_loss gets {tuple(p.shape)}, whose exponentials do not sum to 1 over the classes, dimension "
+                f"{min(1, p.ndim - 1)}; use log_softmax over this dimension before it",
+                "likely",
+            )
         elif kind == "kl_div" and low < -1e-4 and not loss.options["log_target"]:
             yield f"kl_div gets targets down to {low:.3g}, which are no probabilities; pass log_target=True"
         elif kind == "ctc_loss" and p is not None and bool((p.float().logsumexp(-1).abs() > 1e-2).any()):
@@ -138,6 +145,33 @@ def not_log(seen: Evidence) -> Lines:
                 "log_input=False",
                 "likely",
             )
+
+
+def share_unnormalized(log_p: Tensor) -> float:
+    """The share of samples of which the probabilities of all classes do not sum to 1."""
+    if log_p.ndim == 0 or not log_p.numel() or log_p.numel() > MANY:
+        return 0.0
+    total = log_p.detach().float().logsumexp(min(1, log_p.ndim - 1))
+    return float((total.abs() > 0.05).float().mean())
+
+
+@check("softmax-of-batch", "likely", at="graph")
+def softmax_of_samples(seen: Evidence) -> Lines:
+    """The softmax before a loss function, or any of a matrix that is not square, is over the samples."""
+    graph, count = seen.graph, seen.batch_size
+    if graph is None or count < 8:
+        return
+    named = {loss.source_node for loss in graph.losses}
+    for node in (*graph.softmaxes, *graph.logarithms):
+        result = saved(node, "result") if node not in named else None
+        if not isinstance(result, Tensor) or result.ndim != 2:
+            continue
+        if count == len(result) != result.shape[1] > 1 and saved(node, "dim") in (0, (1 << 64) - 2):
+            yield (
+                f"a softmax is over the {count} samples of the batch, dimension 0 of {tuple(result.shape)}, so each "
+                "result depends on the other samples; pass dim=1"
+            )
+            return
 
 
 @check("softmax-of-batch", "certain", at="graph")

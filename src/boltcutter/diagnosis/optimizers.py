@@ -87,7 +87,7 @@ def shared_memory(seen: Evidence) -> Lines:
 
 @check("decay", "likely", at="start")
 def decay(seen: Evidence) -> Lines:
-    """Learning rate times decoupled weight decay is 5% or more."""
+    """Learning rate times decoupled weight decay is 5% or more; a coupled weight decay is 1 or more."""
     for optimizer in seen.optimizers:
         for group in optimizer.param_groups:
             kind = type(optimizer).__name__
@@ -97,6 +97,38 @@ def decay(seen: Evidence) -> Lines:
                 yield (
                     f"{kind} with lr={rate:g} and weight_decay={amount:g} takes {rate * amount:.0%} of the weights "
                     "away in each step, so they keep nothing of what was learned a few steps before; lower weight_decay"
+                )
+
+
+@check("decay", "likely", at="start")
+def coupled_decay(seen: Evidence) -> Lines:
+    """Learning rate times decoupled weight decay is 5% or more; a coupled weight decay is 1 or more."""
+    for optimizer in seen.optimizers:
+        for group in optimizer.param_groups:
+            amount = float(group.get("weight_decay") or 0.0)
+            if (
+                "betas" in group
+                and amount >= 1
+                and not (group.get("decoupled_weight_decay") or "W" in type(optimizer).__name__)
+            ):
+                yield (
+                    f"weight_decay={amount:g} of {type(optimizer).__name__} is added to the gradient, where it is "
+                    "larger "
+                    "than the gradient of the loss, so weights only shrink; try 1e-4, or AdamW"
+                )
+
+
+@check("momentum", "likely", at="start")
+def momentum(seen: Evidence) -> Lines:
+    """The momentum of an optimizer is 1 or more, so it never forgets a gradient."""
+    for optimizer in seen.optimizers:
+        found = {float(group["momentum"]) for group in optimizer.param_groups if group.get("momentum")}
+        for amount in sorted(found):
+            if amount >= 1:
+                yield (
+                    f"{type(optimizer).__name__} with momentum={amount:g} adds up all gradients, none of which "
+                    "fades, so "
+                    "steps grow without end; write momentum=0.9"
                 )
 
 

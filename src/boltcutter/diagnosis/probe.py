@@ -25,9 +25,9 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchmetrics import Metric
 
-from boltcutter.diagnosis.calls import LossCalls, Remark
+from boltcutter.diagnosis.calls import LossCalls, Remark, unread_parts
 from boltcutter.diagnosis.cuts import Cuts
-from boltcutter.diagnosis.evidence import num_rows, tensors_of
+from boltcutter.diagnosis.evidence import is_metric, num_rows, tensors_of
 from boltcutter.diagnosis.graph import Loss
 from boltcutter.structure import map_tensors, take_rows
 
@@ -55,6 +55,9 @@ class Trace:
         logged: Values that were logged.
         buffers: Names of the buffers that it changed.
         cumulative: Name of a cumulative operation over the samples.
+        pairs: Of each loss function, whether both of its sides have a gradient, and its mean.
+        metrics: Names of metrics that it updated.
+        unread: Names of the parts of the batch that no operation got.
         random: State of the generator of torch at its end.
         has_generator: Whether it draws numbers from a generator of its own.
     """
@@ -70,6 +73,9 @@ class Trace:
         self.logged: dict[str, Any] = {}
         self.buffers: set[str] = set()
         self.cumulative, self.has_generator = "", False
+        self.pairs: list[tuple[bool, float]] = []
+        self.metrics: set[str] = set()
+        self.unread: list[str] = []
         self.random: Tensor | None = None
 
 
@@ -94,6 +100,7 @@ class Probe:
             kind: data for kind, data in batches.items() if data is not None and is_overridden(kind, module)
         }
         self.passes, self.most, self.end = 0, MOST_PASSES, monotonic() + seconds
+        self.terms: Any = None  # of the loss, as ``signs`` reads them
         self._base: dict[tuple[str, bool], Trace] = {}
         self._repeated: dict[int, Trace] = {}
 
@@ -116,6 +123,7 @@ class Probe:
     def forget(self) -> None:
         """Release what layers computed; the calls of loss functions are kept."""
         self._repeated.clear()
+        self.terms = None
         for trace in self._base.values():
             trace.tensors.clear()
 
@@ -161,6 +169,8 @@ class Probe:
         indices += [0] if indices and is_param_in_hook_signature(step, "dataloader_idx", explicit=True) else []
         context = "train_step_context" if kind == "training_step" else "val_step_context"
         cuts = Cuts(batch)
+        metrics = {n: m for n, m in module.named_modules() if is_metric(m)}
+        counts = {n: m._update_count for n, m in metrics.items()}
         buffers = {n: b.detach().clone() for n, b in module.named_buffers()} if record else {}
         calls = LossCalls(tensors_of(batch), [p for p in module.parameters() if p.requires_grad])
         with ExitStack() as stack:
@@ -180,9 +190,13 @@ class Probe:
             now = dict(module.named_buffers())
             trace.buffers = {n for n, b in buffers.items() if n in now and not torch.equal(b, now[n])}
             trace.random = torch.get_rng_state()
+            trace.metrics = {n for n, m in metrics.items() if m._update_count > counts[n]}
             if then is not None:
                 then(trace.output.get("loss") if isinstance(trace.output, dict) else trace.output)
         cuts.conclude()
+        calls.conclude()
+        trace.pairs = calls.pairs
+        trace.unread = unread_parts(batch, calls.read)
         trace.cumulative, trace.has_generator = calls.cumulative, calls.has_generator
         trace.calls, trace.remarks = calls.calls, [*calls.remarks, *cuts.remarks]
         return trace

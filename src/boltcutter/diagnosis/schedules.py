@@ -13,7 +13,7 @@ from types import ModuleType, NoneType, SimpleNamespace
 from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
@@ -80,6 +80,40 @@ def schedule_dead(seen: Evidence) -> Lines:
                 f"{type(scheduler).__name__} lowers the learning rate to below 1/10,000 of its peak after "
                 f"{last / calls:.0%} of the training ({last} {unit}s), for good; is it meant per "
                 f"{'epoch' if per_step else 'step'}?"
+            )
+
+
+@check("schedule-restarts", "likely", at="start")
+def schedule_restarts(seen: Evidence) -> Lines:
+    """CosineAnnealingLR is shorter than the training, so that the rate is again over half of its peak at the end."""
+    for scheduler, per_step, calls in schedules(seen):
+        if type(scheduler) is not CosineAnnealingLR or scheduler.T_max >= calls or calls > MAX_CALLS:
+            continue
+        rates = _rates(scheduler, calls)
+        lowest = rates.index(min(rates)) if rates else 0
+        if rates and min(rates) < 0.1 * max(rates) and max(rates[lowest:]) > 0.5 * max(rates):
+            unit = "step" if per_step else "epoch"
+            yield (
+                f"CosineAnnealingLR has T_max={scheduler.T_max}, but is called for {calls} {unit}s, so the learning "
+                "rate "
+                f"rises again to {max(rates[lowest:]):.2g}; set T_max={calls}, or use CosineAnnealingWarmRestarts"
+            )
+
+
+@check("schedule-dropped", "likely", at="start")
+def schedule_dropped(seen: Evidence) -> Lines:
+    """A schedule was made for an optimizer, but configure_optimizers does not return it, and no code calls it."""
+    module = seen.module
+    known = {id(getattr(config.scheduler, "optimizer", None)) for config in seen.trainer.lr_scheduler_configs}
+    if seen.trainer.global_step or any("step" in code.co_names for code in codes_of(module)):
+        return
+    for optimizer in seen.optimizers:
+        is_wrapped = getattr(optimizer.step, "_wrapped_by_lr_sched", False)
+        if is_wrapped and id(optimizer) not in known and all("initial_lr" in g for g in optimizer.param_groups):
+            yield (
+                f"a schedule of {type(optimizer).__name__} was created, but configure_optimizers does not return "
+                "it, so "
+                "the rate never changes; return [optimizer], [scheduler]"
             )
 
 

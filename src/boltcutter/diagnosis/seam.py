@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
@@ -23,14 +23,15 @@ class ActiveDropout:
 
     Args:
         places: Where they are appended, as ``Class.method:line``.
+        layers: Of the module; others were created by the step itself.
     """
 
-    def __init__(self, places: list[str]) -> None:
-        self.places = places
+    def __init__(self, places: list[str], layers: Iterable[nn.Module] = ()) -> None:
+        self.places, self.layers = places, {id(layer) for layer in layers}
 
     def __call__(self, step: Callable[..., Any], args: Any, options: Any) -> Any:
         """Call the step."""
-        mode = _DropoutMode()
+        mode = _DropoutMode(self.layers)
         with mode:
             output = step(*args, **options)
         self.places += sorted({place for (place, _), count in mode.places.items() if count == 1})
@@ -38,8 +39,9 @@ class ActiveDropout:
 
 
 class _DropoutMode(TorchFunctionMode):
-    def __init__(self) -> None:
+    def __init__(self, layers: set[int]) -> None:
         super().__init__()
+        self.layers = layers
         self.places: Counter[tuple[str, int]] = Counter()  # by the object that calls it
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -52,7 +54,8 @@ class _DropoutMode(TorchFunctionMode):
             assert frame is not None
             frame = frame.f_back or frame
             while frame.f_back is not None and "/torch/" in frame.f_code.co_filename:
-                by_layer |= isinstance(frame.f_locals.get("self"), nn.Module)
+                layer = frame.f_locals.get("self")
+                by_layer |= isinstance(layer, nn.Module) and (id(layer) in self.layers or not self.layers)
                 frame = frame.f_back
             owner = frame.f_locals.get("self")
             if active and share and not by_layer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from boltcutter.diagnosis.probe import seeded
 from boltcutter.structure import flatten, inputs_of
 
 WIDE = 32  # values of a sample, fewer of which may be equal by chance
+FEWEST_WINDOWS = 8
+MOST_INDICES = 256  # of a sampler
 PAIRS = (("train", "validation"), ("train", "test"), ("validation", "test"))
 SAME = 0.999999  # correlation
 
@@ -149,18 +152,26 @@ def worker_generator(seen: Evidence) -> Lines:
 
 @check("target-column", "likely", at="data")
 def target_column(seen: Evidence) -> Lines:
-    """The correlation of an input with a continuous target is 1."""
+    """The correlation of an input with the target, or with one of its classes, is 1."""
     table = seen.splits.table("train") if seen.splits else None
     if table is None:
         return
     x, y = table
-    if x.shape[1] > 2000 or len(y) < 100 or not y.is_floating_point() or len(torch.unique(y)) < 10:
+    kinds = torch.unique(y)
+    if x.shape[1] > 2000 or len(y) < 100 or not (len(kinds) >= 10 or (not y.is_floating_point() and len(kinds) > 1)):
         return
-    x, y = x - x.mean(0), y.double() - y.double().mean()
-    correlation = ((x * y[:, None]).sum(0) / (x.norm(dim=0) * y.norm() + 1e-12)).abs()
-    best = int(correlation.nan_to_num().argmax())
-    if float(correlation[best]) > SAME:
-        yield f"column {best} of the inputs is the target (correlation 1.000000); leave it out"
+    # Of classes, a column may also tell one of them, as of labels that are one-hot.
+    columns = [y.double()] + (
+        [(y == k).double() for k in kinds] if not y.is_floating_point() and len(kinds) <= 50 else []
+    )
+    x = x - x.mean(0)
+    for column in columns:
+        column = column - column.mean()
+        correlation = ((x * column[:, None]).sum(0) / (x.norm(dim=0) * column.norm() + 1e-12)).abs()
+        best = int(correlation.nan_to_num().argmax())
+        if float(correlation[best]) > SAME:
+            yield f"column {best} of the inputs is the target (correlation 1.000000); leave it out"
+            return
 
 
 @check("nonfinite-data", "likely", at="data")
@@ -292,4 +303,127 @@ def global_seed(seen: Evidence) -> Lines:
         yield (
             "the dataset seeds torch for each sample, so dropout and augmentation draw the same numbers again and "
             "again; use a torch.Generator of its own"
+        )
+
+
+@check("window-overlap", "likely", at="data")
+def window_overlap(seen: Evidence) -> Lines:
+    """Over 30% of the windows of another split are, shifted by one, windows of training on both sides."""
+    splits = seen.splits
+    for name in ("validation", "test") if splits else ():
+        train, held = (_windows(splits, each) for each in ("train", name))  # type: ignore[arg-type]
+        if len(train) < WIDE or len(held) < FEWEST_WINDOWS:
+            continue
+        starts, ends = {digest(w[:-1]) for w in train}, {digest(w[1:]) for w in train}
+        share = sum(digest(w[1:]) in starts and digest(w[:-1]) in ends for w in held) / len(held)
+        if share > 0.3:
+            yield Line(
+                f"{share:.0%} of the {name} samples are windows between two of training, which overlap them but for "
+                "one "
+                "value; split by time before windows are made, not windows at random",
+                subject=name,
+                sample=held[0],
+            )
+
+
+def _windows(splits: Splits, name: str) -> list[Tensor]:
+    """Inputs of a split that may be windows of a series, shape (T,) or (T, F)."""
+    found = [first_leaf(sample) for sample in splits.samples(name)]
+    kept = [w for w in found if w is not None and w.ndim in (1, 2) and len(w) >= 4 and w.is_floating_point()]
+    return [w for w in kept if bool((w[1:] != w[:-1]).any())]
+
+
+@check("constant-target", "likely", at="data")
+def constant_target(seen: Evidence) -> Lines:
+    """All training samples have the same target, which a loss function gets."""
+    table = seen.splits.table("train") if seen.splits else None
+    if table is None or seen.probe is None or "training_step" not in seen.probe.batches or len(table[1]) < 100:
+        return
+    y = table[1]
+    calls = seen.probe.base("training_step").calls
+    is_used = any(
+        c.target.numel() == len(c.prediction) and bool((c.target == y[0]).all()) for c in calls if c.prediction.ndim
+    )
+    if is_used and bool((y == y[0]).all()):
+        yield f"all {len(y)} training samples have the target {float(y[0]):g}; is it read from the right place?"
+
+
+@check("augmented-validation", "likely", at="data")
+def augmented_validation(seen: Evidence) -> Lines:
+    """A picture of validation differs each time it is read, and its class does not."""
+    dataset = seen.splits.dataset("validation") if seen.splits else None
+    if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or not len(dataset):
+        return
+    read = []
+    for seed in (1, 2, 3):
+        with seeded(seed):
+            read += [*items(dataset, range(1))]
+    pairs = [
+        s for s in read if isinstance(s, list | tuple) and len(s) == 2 and isinstance(s[0], Tensor) and s[0].ndim == 3
+    ]
+    labels = {int(s[1]) for s in pairs if _is_class(s[1])}
+    are_classes = len(pairs) == 3 and len(labels) == 1 and all(_is_class(s[1]) for s in pairs)
+    if are_classes and any(s[0].shape != pairs[0][0].shape or not torch.equal(s[0], pairs[0][0]) for s in pairs):
+        yield (
+            "pictures of validation are random, as if they were augmented as in training, so its metrics are those of "
+            "other pictures each time; give validation a dataset without random transforms"
+        )
+
+
+def _is_class(value: Any) -> bool:
+    return (isinstance(value, Tensor) and value.numel() == 1 and not value.is_floating_point()) or type(value) is int
+
+
+@check("misaligned-batch", "certain", at="data")
+def misaligned_batch(seen: Evidence) -> Lines:
+    """Inputs in a batch of the loader have other labels than in the dataset."""
+    loader = seen.splits.train if seen.splits else None
+    samples = seen.splits.samples("train") if seen.splits else []
+    pairs = [
+        s
+        for s in samples
+        if isinstance(s, list | tuple) and len(s) == 2 and _is_class(s[1]) and first_leaf(s) is not None
+    ]
+    dataset = getattr(loader, "dataset", None)
+    if not hasattr(dataset, "__len__") or not pairs or not len(pairs) == len(samples) == len(dataset):  # type: ignore[arg-type]
+        return
+    with seeded(0):
+        batch = next(iter(loader))
+    if not isinstance(batch, list | tuple) or len(batch) != 2 or not all(isinstance(t, Tensor) for t in batch):
+        return
+    known: dict[bytes, set[int]] = {}
+    for x, y in pairs:
+        known.setdefault(digest(x), set()).add(int(y))
+    rows = [(known.get(digest(x)), int(y)) for x, y in zip(*batch, strict=False) if y.numel() == 1]
+    found = [(labels, y) for labels, y in rows if labels is not None]
+    wrong = sum(y not in labels for labels, y in found)
+    if len(found) > 0.8 * len(batch[1]) and wrong > 0.2 * len(found):
+        yield (
+            f"{wrong / len(found):.0%} of the samples of a batch have another label than in the dataset; correct "
+            "collate_fn, which must order both alike"
+        )
+
+
+SHUFFLES = frozenset(("randperm", "permutation", "shuffle", "choice", "multinomial"))
+SEEDS = frozenset(("manual_seed", "RandomState", "default_rng", "seed", "Random"))
+
+
+@check("same-order", "likely", at="data")
+def same_order(seen: Evidence) -> Lines:
+    """A sampler that seeds its own generator yields the same random order again."""
+    sampler = getattr(seen.splits.train if seen.splits else None, "sampler", None)
+    kind = type(sampler)
+    code = getattr(kind.__dict__.get("__iter__"), "__code__", None)
+    names = {*code.co_names} if code is not None else set()
+    if hasattr(sampler, "set_epoch") or not (names & SHUFFLES and names & SEEDS):
+        return
+    orders = []
+    for seed in (1, 2):
+        with seeded(seed):
+            orders.append([*islice(iter(sampler), MOST_INDICES)])  # type: ignore[arg-type]
+    if orders[0] == orders[1] and orders[0] != sorted(orders[0]):
+        yield (
+            f"{kind.__name__} seeds its generator each time, so all epochs have the same order; seed it once, or by "
+            "the "
+            "epoch (set_epoch)"
         )

@@ -11,7 +11,18 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from boltcutter.diagnosis import averages, baselines, inputs, samples, splits, targets  # noqa: F401  registers their checks
+from boltcutter.diagnosis import (  # noqa: F401  registers their checks
+    averages,
+    baselines,
+    code,
+    inputs,
+    pairs,
+    samples,
+    sequences,
+    signs,
+    splits,
+    targets,
+)
 from boltcutter.diagnosis.invariants import FIRST, Guarded, Invariants
 from boltcutter.diagnosis.loaders import MOST, Splits
 from boltcutter.diagnosis.probe import Probe, seeded

@@ -1,0 +1,180 @@
+"""What the source of the user's classes says: values that are dropped, and hooks of another name. For probes only."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import lightning as L
+from torch import nn
+
+from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.source import _classes, codes_of
+
+# Methods of tensors that change nothing: their results are all that they do.
+PURE = frozenset(
+    (
+        *("masked_fill", "masked_scatter", "detach", "clone", "clamp", "clip", "unsqueeze", "squeeze", "view"),
+        *("reshape", "permute", "transpose", "flatten", "movedim", "softmax", "log_softmax", "sigmoid", "relu", "tanh"),
+        *("exp", "sqrt", "abs", "pow", "mean", "sum", "contiguous", "expand", "scatter", "index_fill", "where"),
+        *("normalize", "tril", "triu", "nan_to_num", "clamp_min", "clamp_max", "roll", "flip"),
+    )
+)
+FUNCTIONS = PURE | {"cat", "stack", "log", "dropout", "pad", "relu", "gelu", "layer_norm", "add", "mul", "sub", "div"}
+ACTIONS = frozenset(("eval", "train", "backward", "step", "zero_grad", "reset", "freeze", "unfreeze"))
+STATELESS = (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid),
+    *(nn.Softmax, nn.LogSoftmax, nn.LayerNorm, nn.GroupNorm, nn.LeakyReLU, nn.ELU, nn.Softplus),
+)
+MATTERS = re.compile(r"(^|_)(masks?|masked|pads?|padding|noisy|noised|positions?|pos|pe|penalty|kl|kld|augmented)($|_)")
+READS = frozenset(("size", "dim", "len", "numel", "item", "get", "pop", "int", "float", "str", "list", "dict", "range"))
+SCOPES = frozenset(("locals", "eval", "exec", "vars"))
+HOOKS = re.compile(r"(on_|train(ing)?_|valid(ation)?_|val_|test_|predict_|configure_|optimizer_|lr_scheduler_)")
+ALIKE = 0.88  # of two names
+
+
+class Place(NamedTuple):
+    """A function of the user's code.
+
+    Args:
+        name: As ``Class.method``.
+        tree: Its definition.
+        owner: The layer whose class has it.
+        line: Of its file, where it begins.
+    """
+
+    name: str
+    tree: ast.FunctionDef
+    owner: nn.Module
+    line: int
+
+
+def functions_of(module: nn.Module) -> Iterator[Place]:
+    """The methods of the classes of a module and its parts, without those of installed packages."""
+    seen = set[types.CodeType]()
+    for part in module.modules():
+        for cls in _classes(type(part)):
+            for value in vars(cls).values():
+                function = getattr(value, "__func__", value)
+                if not isinstance(function, types.FunctionType) or function.__code__ in seen:
+                    continue
+                seen.add(function.__code__)
+                tree = _tree(function)
+                if tree is not None:
+                    yield Place(f"{cls.__name__}.{function.__name__}", tree, part, function.__code__.co_firstlineno)
+
+
+def _tree(function: types.FunctionType) -> ast.FunctionDef | None:
+    if "-packages" in function.__code__.co_filename:
+        return None
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, TypeError, SyntaxError, ValueError):  # typed in, or generated
+        return None
+    return body[0] if body and isinstance(body[0], ast.FunctionDef) else None
+
+
+@check("no-effect", "certain", at="probe")
+def no_effect(seen: Evidence) -> Lines:
+    """A statement of the module's code computes a value, and does nothing else."""
+    for place in functions_of(seen.module):
+        for node in ast.walk(place.tree):
+            problem = ""
+            if isinstance(node, ast.Expr):
+                problem = _dropped(node.value, place.owner)
+            elif isinstance(node, ast.Assign) and _is_plus(node.value):
+                problem = "assigns, and adds nothing; write +="
+            if problem:
+                text = " ".join(ast.unparse(node).split())[:80]
+                line = place.line + node.lineno - 1  # type: ignore[attr-defined]
+                yield Line(f"`{text}` ({place.name}, line {line}) {problem}", subject=f"{place.name}:{line}")
+
+
+def _is_plus(value: ast.expr) -> bool:
+    while isinstance(value, ast.BinOp):  # the leftmost term
+        value = value.left
+    return isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.UAdd)
+
+
+def _dropped(value: ast.expr, owner: nn.Module) -> str:
+    """What is wrong with a statement that is an expression."""
+    if isinstance(value, ast.BinOp) and not isinstance(value.op, ast.LShift | ast.RShift | ast.BitOr):
+        return "computes a value that is dropped; assign it"
+    if isinstance(value, ast.Compare | ast.UnaryOp):
+        return "computes a value that is dropped; assign it"
+    if isinstance(value, ast.Attribute) and value.attr in ACTIONS:
+        return f"names {value.attr}, and does not call it; add ()"
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return ""
+    name, receiver = value.func.attr, ast.unparse(value.func.value)
+    if any(k.arg in ("inplace", "out") for k in value.keywords):
+        return ""
+    if receiver in ("F", "torch", "nn.functional", "torch.nn.functional", "functional"):
+        is_dropped = name in FUNCTIONS
+    elif receiver == "self":
+        layer = owner._modules.get(name)
+        is_dropped = isinstance(layer, STATELESS) and not getattr(layer, "inplace", False) and not layer._forward_hooks
+    else:
+        is_dropped = name in PURE and not isinstance(value.func.value, ast.Constant)
+    return "returns a new tensor, which is dropped; assign it" if is_dropped else ""
+
+
+@check("unused-value", "likely", at="probe")
+def unused_value(seen: Evidence) -> Lines:
+    """A mask, noise or term of the loss, or a layer made by __init__, is assigned to a name that nothing reads."""
+    for place in functions_of(seen.module):
+        nodes = [*ast.walk(place.tree)]
+        read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        if read & SCOPES:
+            continue
+        read |= {n.target.id for n in nodes if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
+        read |= {name for n in nodes if isinstance(n, ast.Global | ast.Nonlocal) for name in n.names}
+        for node in nodes:
+            if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name):
+                continue
+            name = node.targets[0].id
+            if name not in read and _matters(name, node.value, place):
+                line = place.line + node.lineno - 1
+                yield Line(
+                    f"{name} is computed by {place.name} (line {line}), and never used; pass it on, or remove it",
+                    subject=f"{place.name}:{name}",
+                )
+
+
+def _matters(name: str, value: ast.expr, place: Place) -> bool:
+    called = value.func if isinstance(value, ast.Call) else None
+    if place.name.endswith("__init__"):
+        text = ast.unparse(called) if called is not None else ""
+        return text.startswith(("nn.", "torch.nn.")) and text.rpartition(".")[2][:1].isupper()
+    last = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    is_computed = isinstance(value, ast.Compare | ast.BinOp | ast.UnaryOp) or (called is not None and last not in READS)
+    return is_computed and not name.startswith("_") and bool(MATTERS.search(name))
+
+
+@check("misspelled-hook", "likely", at="probe")
+def misspelled_hook(seen: Evidence) -> Lines:
+    """A method that nothing calls has almost the name of a hook of Lightning."""
+    hooks = {name for name in dir(L.LightningModule) if HOOKS.match(name)}
+    for cls in _classes(type(seen.module)):
+        beside = vars(sys.modules.get(cls.__module__, types)).values()
+        functions = [v.__code__ for v in beside if isinstance(v, types.FunctionType)]
+        used = {name for code in (*codes_of(seen.module), *functions) for name in (*code.co_names, *code.co_consts)}
+        for name, value in vars(cls).items():
+            if not isinstance(value, types.FunctionType) or name in hooks or name in used or not HOOKS.match(name):
+                continue
+            plain = re.sub("valid_|val_", "validation_", name).replace("training_epoch", "train_epoch")
+            plain = plain.replace("training_batch", "train_batch").replace("on_training_", "on_train_")
+            plain = re.sub("^train_step$", "training_step", plain)
+            close = [plain] if plain in hooks else difflib.get_close_matches(plain, hooks, 1, ALIKE)
+            if close and not any(name in vars(base) for base in cls.__mro__[1:]):
+                yield Line(
+                    f"nothing calls {cls.__name__}.{name}: Lightning's hook is {close[0]}; rename it", subject=name
+                )

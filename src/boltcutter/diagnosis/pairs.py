@@ -1,0 +1,139 @@
+"""Probes of losses of pairs: contrastive ones, and those whose target has a gradient itself."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from boltcutter.diagnosis.calls import remarks
+from boltcutter.diagnosis.checks import Lines, check
+from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.graph import Loss
+from boltcutter.diagnosis.probe import Trace
+
+FEWEST = 8  # pairs
+
+
+def similarities(seen: Evidence) -> list[Loss]:
+    """The calls of cross-entropy with a similarity for each pair of samples."""
+    return [
+        c for c in seen.calls
+        if c.kind == "cross_entropy" and c.prediction.ndim == 2 and len(c.prediction) == c.prediction.shape[1] >= FEWEST
+        and c.target.shape == c.prediction.shape[:1] and not c.target.is_floating_point()
+    ]  # fmt: skip
+
+
+@check("self-similarity", "likely", at="probe")
+def self_similarity(seen: Evidence) -> Lines:
+    """Each sample is most similar to itself, equally so, which is among the logits, but is no target."""
+    for call in similarities(seen):
+        p = call.prediction.float()
+        own = p.diagonal()
+        is_largest = bool((own >= p.max(1).values - 1e-4 * own.abs()).all())
+        is_equal = float(own.max() - own.min()) <= 1e-3 * float(own.abs().max())
+        if is_largest and is_equal and not bool((call.target == torch.arange(len(p), device=p.device)).any()):
+            yield (
+                f"the {len(p)} × {len(p)} similarities have those of each sample to itself, which are the largest, "
+                "beside its pair, so the loss cannot fall; mask the diagonal with -inf"
+            )
+            return
+
+
+@check("pair-target", "likely", at="probe")
+def pair_target(seen: Evidence) -> Lines:
+    """All targets of a product of two sets of embeddings, a similarity for each pair, are the same sample."""
+    for call in similarities(seen):
+        n = len(call.target)
+        if call.options.get("product") and len(call.target.unique()) == 1:
+            yield (
+                f"all targets of the {n} × {n} similarities are {int(call.target[0])}, so all samples are drawn to the "
+                "same one; the pairs are on the diagonal: torch.arange(len(logits))"
+            )
+            return
+
+
+@check("flat-logits", "likely", at="probe")
+def flat_logits(seen: Evidence) -> Lines:
+    """Logits are cosines, times 1 or less, so that all classes keep almost the same probability."""
+    for call in seen.calls:
+        scale = call.options.get("cosine")
+        if (
+            call.kind == "cross_entropy"
+            and scale is not None
+            and abs(scale) < 1.01
+            and call.prediction.shape[1] >= FEWEST
+        ):
+            n = call.prediction.shape[1]
+            least = math.log(1 + (n - 1) * math.exp(-2 * abs(scale)))
+            yield (
+                f"logits are cosines times {scale:.2g}, so cross-entropy of {n} classes cannot fall below {least:.2f} "
+                f"(equal probabilities have {math.log(n):.2f}); divide by a temperature, such as 0.07"
+            )
+            return
+
+
+@check("no-stop-gradient", "likely", at="probe")
+def no_stop_gradient(seen: Evidence) -> Lines:
+    """The loss is nothing but the distance of outputs that both have a gradient, which is least if all are the same."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches or not probe.module.automatic_optimization:
+        return
+    base = probe.base("training_step")
+    value, means = _value(base), [mean for _, mean in base.pairs]
+    if value is None or not means or not all(both for both, _ in base.pairs):
+        return
+    total = sum(means)
+    average = total / len(means)
+    # Distances, or similarities with a minus, and no other term.
+    if any(
+        math.isclose(value, v, rel_tol=1e-4) for v in (total, average, -total, -average, 1 - average, 2 - 2 * average)
+    ):
+        yield (
+            "both sides of the only loss have a gradient, and nothing keeps samples apart, so all outputs become the "
+            "same; detach() the target, as SimSiam and BYOL do"
+        )
+
+
+def _value(trace: Trace) -> float | None:
+    loss = trace.output.get("loss") if isinstance(trace.output, dict) else trace.output
+    return float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 else None
+
+
+@check("target-gradient", "likely", at="probe")
+def target_gradient(seen: Evidence) -> Lines:
+    """The target of a regression is a maximum over the outputs of the network, as in Q-learning, with a gradient."""
+    yield from remarks(seen, "target-gradient")
+
+
+@check("swapped-arguments", "likely", at="probe")
+def swapped_arguments(seen: Evidence) -> Lines:
+    """The target of binary cross-entropy has a gradient, and its first argument has none."""
+    yield from remarks(seen, "swapped-arguments")
+
+
+@check("label-smoothing", "likely", at="probe")
+def label_smoothing(seen: Evidence) -> Lines:
+    """The label smoothing of cross-entropy is 0.5 or more."""
+    for call in seen.calls:
+        share: Any = call.options.get("label_smoothing", 0.0)
+        if call.kind == "cross_entropy" and share >= 0.5:
+            yield (
+                f"label_smoothing={share:g} is the share that is taken from the label, not that which it keeps; write "
+                f"label_smoothing={1 - share:.2g}"
+            )
+            return
+
+
+@check("threshold-of-logits", "likely", at="probe")
+def threshold_of_logits(seen: Evidence) -> Lines:
+    """Logits that a loss function gets are compared with 0.5, or rounded."""
+    yield from remarks(seen, "threshold-of-logits")
+
+
+@check("class-dimension", "likely", at="probe")
+def class_dimension(seen: Evidence) -> Lines:
+    """Logits (N, T, C) of a linear layer go to cross-entropy as they are, which takes dimension 1 for the classes."""
+    yield from remarks(seen, "class-dimension")

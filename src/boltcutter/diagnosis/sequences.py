@@ -1,0 +1,251 @@
+"""Probes of sequences: what padding and its mask do, whether order matters, and states that are carried over."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.data import is_shuffled
+from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.graph import Loss
+from boltcutter.diagnosis.probe import Probe, Trace, is_close
+from boltcutter.diagnosis.samples import is_comparable
+from boltcutter.diagnosis.targets import replaced
+from boltcutter.structure import flatten
+
+FEWEST = 4  # samples, and times
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+ATTENTION = re.compile("attention|transformer|bert|gpt", re.IGNORECASE)
+TRANSFORMERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+CELLS = (nn.RNNBase, nn.RNNCellBase)
+
+
+class Padding(NamedTuple):
+    """A part of the batch that is padded, and the one that says where.
+
+    Args:
+        part: Index of the padded part.
+        values: It, shape (N, T, …).
+        valid: Where it is no padding, shape (N, T).
+    """
+
+    part: int
+    values: Tensor
+    valid: Tensor
+
+
+def paddings(leaves: list[Any], count: int) -> Iterator[Padding]:
+    """Parts that have one value behind the end of each sample, by a mask or lengths in the same batch."""
+    tensors = [(j, t) for j, t in enumerate(leaves) if isinstance(t, Tensor) and t.ndim and len(t) == count]
+    for j, values in tensors:
+        if values.ndim < 2 or values.shape[1] < FEWEST:
+            continue
+        length = values.shape[1]
+
+        for k, mask in tensors:
+            valid = _valid(mask, length) if k != j else None
+            if valid is None or bool(valid.all()) or not bool(valid[:, 0].all()):
+                continue
+            padded = values[~valid]
+            is_padded = padded.numel() and bool((padded == padded.flatten()[0]).all())
+            if is_padded and not _is_mask(values):
+                yield Padding(j, values, valid)
+                break
+
+
+def _is_mask(t: Tensor) -> bool:
+    return bool(((t == 0) | (t == 1)).all())
+
+
+def _valid(t: Tensor, length: int) -> Tensor | None:
+    """Where a mask, or lengths, say that there is no padding; None if it is neither."""
+    if t.ndim == 2 and t.shape[1] == length and _is_mask(t):
+        valid = t.bool()
+        valid = valid if bool(valid[:, 0].all()) else ~valid  # of torch's masks, True is padding
+        is_prefix = torch.equal(valid, valid.long().cummin(1).values.bool())
+        return valid if is_prefix else None
+    if t.ndim == 1 and t.dtype in INTEGERS and int(t.min()) > 0 and int(t.max()) <= length and int(t.max()) > 1:
+        return torch.arange(length, device=t.device) < t[:, None]
+    return None
+
+
+def first_results(call: Loss, count: int, length: int) -> Tensor | None:
+    """Predictions of each sample, or, of one for each time, those of the first time, shape (N, …); None for others."""
+    p: Tensor = call.prediction
+    t: Tensor = call.target
+    if p.ndim and len(p) == count and (t.ndim == 0 or t.numel() == count or p.ndim < 3):
+        return p.reshape(count, -1)
+    if p.ndim >= 2 and len(p) == count * length:
+        return p.reshape(count, length, -1)[:, 0]
+    if p.ndim == 3 and len(p) == count and length in p.shape[1:]:
+        return (p if p.shape[1] == length else p.transpose(1, 2))[:, 0]
+    return None
+
+
+def moved(one: Trace, other: Trace, count: int, length: int) -> bool | None:
+    """Whether the predictions of two passes differ; None if there are none that can be compared."""
+    found = []
+    for a, b in zip(one.calls, other.calls, strict=False):
+        p, q = first_results(a, count, length), first_results(b, count, length)
+        if p is not None and q is not None and p.shape == q.shape and p.is_floating_point():
+            found.append(not is_close(p, q))
+    return any(found) if found else None
+
+
+def permuted_within(values: Tensor, places: Tensor) -> Tensor:
+    """The values at some places (N, T), each replaced by one of another place that is not padding."""
+    new = values.clone()
+    rows = places.nonzero()
+    donors = values[:, 0].roll(1, 0)  # the first time of another sample, which is never padding
+    new[rows[:, 0], rows[:, 1]] = donors[rows[:, 0]]
+    return new
+
+
+@check("masked-matters", "likely", at="probe")
+def masked_matters(seen: Evidence) -> Lines:
+    """Predictions of a recurrent or attention model depend on what its batch's mask, or lengths, say is padding."""
+    for inverted, text in mask_findings(seen):
+        if not inverted:
+            yield text
+
+
+@check("mask-inverted", "certain", at="probe")
+def mask_inverted(seen: Evidence) -> Lines:
+    """Predictions depend on what the batch's mask says is padding, and not on what it says is none."""
+    for inverted, text in mask_findings(seen):
+        if inverted:
+            yield text
+
+
+def mask_findings(seen: Evidence) -> Iterator[tuple[bool, str | Line]]:
+    """Whether a mask is inverted, and the line."""
+    probe = seen.probe
+    if probe is None or (count := probe.size(probe.evaluated)) < FEWEST or not is_comparable(probe):
+        return
+    kind = probe.evaluated
+    base = probe.base(kind, training=False)
+    for j, values, valid in paddings(flatten(probe.batches[kind]), count):
+        by_padding = _after(probe, base, kind, j, permuted_within(values, ~valid))
+        if not by_padding:
+            continue
+        inner = valid.clone()
+        inner[:, 0] = False
+        by_content = _after(probe, base, kind, j, permuted_within(values, inner))
+        if by_content is False:
+            yield (
+                True,
+                (
+                    f"predictions depend on what is padding in part {j} of the batch, {tuple(values.shape)}, and "
+                    "not on "
+                    "what is none: the mask is inverted; in torch's key_padding_mask, True is padding"
+                ),
+            )
+            return
+        is_sequential = has_attention(probe.module) or any(isinstance(m, CELLS) for m in probe.module.modules())
+        yield (
+            False,
+            Line(
+                f"predictions depend on what is padding in part {j} of the batch, {tuple(values.shape)}, although a "
+                "mask "
+                "or lengths are beside it; pass them to the model, and leave padding out of attention, means and last "
+                "states",
+                None if is_sequential else "note",
+            ),
+        )
+        return
+
+
+def _after(probe: Probe, base: Trace, kind: str, j: int, new: Tensor) -> bool | None:
+    other = probe.run(kind, replaced(probe, kind, {j: new}), training=False, record=False)
+    return moved(base, other, len(new), new.shape[1])
+
+
+def has_attention(module: nn.Module) -> bool:
+    """Whether a layer attends."""
+    return any(isinstance(m, TRANSFORMERS) or ATTENTION.search(type(m).__name__) for m in module.modules())
+
+
+@check("order-ignored", "likely", at="probe")
+def order_ignored(seen: Evidence) -> Lines:
+    """Predictions of a transformer are the same if the tokens between the first and the last are reversed."""
+    probe = seen.probe
+    if probe is None or (count := probe.size(probe.evaluated)) < FEWEST or not has_attention(probe.module):
+        return
+    kind = probe.evaluated
+    leaves = flatten(probe.batches[kind])
+    tokens = [
+        j for j, t in enumerate(leaves)
+        if isinstance(t, Tensor) and t.ndim == 2 and len(t) == count and t.shape[1] >= 6 and not _is_mask(t)
+        and t.dtype in INTEGERS
+    ]  # fmt: skip
+    if not tokens or not is_comparable(probe):
+        return
+    base = probe.base(kind, training=False)
+    length = leaves[tokens[0]].shape[1]
+    new = {j: leaves[j].clone() for j in tokens if leaves[j].shape[1] == length}
+    if len(new) > 1:  # one may be the target of another one
+        return
+    (first,) = new.values()
+    short = ends_of(first)
+    for i, end in enumerate(short.tolist()):
+        first[i, 1 : end - 1] = first[i, 1 : end - 1].flip(0)
+    other = probe.run(kind, replaced(probe, kind, new), training=False, record=False)
+    sampled = [c for c in base.calls if c.target.numel() == count]
+    if sampled and moved(base, other, count, length) is False and not torch.equal(first, leaves[tokens[0]]):
+        sure = any(isinstance(m, TRANSFORMERS) for m in probe.module.modules())
+        yield Line(
+            "predictions do not depend on the order of the tokens: attention knows no positions; add positional "
+            "embeddings or encodings to what the first layer gets",
+            None if sure else "note",
+        )
+
+
+def ends_of(tokens: Tensor) -> Tensor:
+    """The number of tokens of each row before the value that fills its end, shape (N,)."""
+    is_fill = tokens == tokens[:, -1:]
+    run = is_fill.flip(1).long().cummin(1).values.sum(1)
+    return torch.where(run > 1, tokens.shape[1] - run, tokens.shape[1])
+
+
+@check("state-carried", "likely", at="trial")
+def state_carried(seen: Evidence) -> Lines:
+    """A recurrent layer begins with a state of an earlier batch, though samples are shuffled."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches or not is_shuffled(seen):
+        return
+    held = {
+        t.data_ptr()
+        for part in probe.module.modules()
+        for key, value in vars(part).items()
+        if key not in ("_parameters", "_buffers", "_modules")
+        for t in flatten(value if isinstance(value, list | tuple | dict | Tensor) else [])
+        if isinstance(t, Tensor) and t.numel() and t.is_floating_point() and bool(t.any())
+    }
+    found: list[str] = []
+
+    def look(name: str) -> Any:
+        def hook(part: nn.Module, args: Any, kwargs: Any) -> None:
+            state = args[1] if len(args) > 1 else kwargs.get("hx")
+            if any(isinstance(t, Tensor) and t.data_ptr() in held for t in flatten(state)):
+                found.append(name)
+
+        return hook
+
+    layers = [(n, m) for n, m in probe.module.named_modules() if isinstance(m, CELLS)] if held else []
+    handles = [m.register_forward_pre_hook(look(n), with_kwargs=True) for n, m in layers]
+    try:
+        if handles:
+            probe.run("training_step", probe.batches["training_step"], training=True, record=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if found:
+        yield (
+            f"{found[0]} begins with the state at the end of the batch before, but samples are shuffled, so it is that "
+            "of another sequence; begin with zeros in each batch"
+        )

@@ -1,0 +1,183 @@
+"""Probes of the terms of the loss: whether each is minimized that should be, and how noise is scaled."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from boltcutter.diagnosis.checks import Lines, check
+from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.graph import LOSSES, MAX_NODES, name_of, operation_behind, saved
+
+NORMS = ("Pow", "Norm", "LinalgVectorNorm")
+SUMS = ("Add", "Sub", "Rsub")
+OUTPUTS = ("Addmm", "Mm", "Convolution", "torch::autograd::AccumulateGrad")
+
+
+class Term(NamedTuple):
+    """An operation of the graph behind the loss.
+
+    Args:
+        node: Of the graph.
+        gradient: Of the loss, by its result.
+    """
+
+    node: Any
+    gradient: Tensor
+
+
+class Terms(NamedTuple):
+    """What a backward pass of the user's own loss shows.
+
+    Args:
+        nodes: All operations.
+        losses: Loss functions.
+        logs: Those of log_softmax.
+        norms: Squares and norms.
+    """
+
+    nodes: list[Any]
+    losses: list[Term]
+    logs: list[Term]
+    norms: list[Term]
+
+
+def terms_of(seen: Evidence) -> Terms | None:
+    """Differentiate the loss of the batch; None if the module does so itself, or there is none."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches or not probe.module.automatic_optimization:
+        return None
+    if probe.terms is None:
+        probe.terms = terms = Terms([], [], [], [])
+        batch = probe.batches["training_step"]
+        probe.run("training_step", batch, training=True, record=False, then=partial(_differentiate, seen, terms))
+    return probe.terms  # type: ignore[no-any-return]
+
+
+def _differentiate(seen: Evidence, terms: Terms, loss: Any) -> None:
+    if not isinstance(loss, Tensor) or loss.grad_fn is None or loss.numel() != 1:
+        return
+    terms.nodes.extend(nodes_behind(loss.grad_fn))
+    for node in terms.nodes:
+        kind = name_of(node)
+        kept = terms.losses if node.name() in LOSSES else terms.logs if kind == "LogSoftmax" else None
+        kept = terms.norms if kind in NORMS else kept
+        if kept is not None:
+            node.register_prehook(partial(_keep, kept, node))
+    parameters = [p for p in seen.module.parameters() if p.requires_grad]
+    torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+
+
+def _keep(kept: list[Term], node: Any, gradients: Any) -> None:
+    if gradients and isinstance(gradients[0], Tensor):
+        kept.append(Term(node, gradients[0].detach()))
+
+
+def nodes_behind(root: Any) -> list[Any]:
+    """The operations behind a loss."""
+    seen, stack, found = set[Any](), [root], list[Any]()
+    while stack and len(found) < MAX_NODES:
+        node = stack.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found.append(node)
+            stack.extend(parent for parent, _ in node.next_functions)
+    return found
+
+
+def sign_of(seen: Evidence) -> float:
+    """-1 if optimizers climb, otherwise 1."""
+    return -1.0 if any(g.get("maximize") for o in seen.optimizers for g in o.param_groups) else 1.0
+
+
+@check("loss-maximized", "likely", at="probe")
+def loss_maximized(seen: Evidence) -> Lines:
+    """The only loss functions, or the log-probabilities of labels, are climbed, and no parameter is frozen."""
+    terms = terms_of(seen)
+    if terms is None or any(not p.requires_grad for p in seen.module.parameters()):
+        return  # an attack on a frozen network maximizes its loss
+    sign = sign_of(seen)
+    if terms.losses and all(sign * float(t.gradient.sum()) < 0 for t in terms.losses):
+        kind = LOSSES[terms.losses[0].node.name()].replace("nll_loss", "cross-entropy")
+        reason = "the optimizer has maximize=True" if sign < 0 else "it enters with a minus"
+        yield f"{kind} is maximized, as {reason}, so the model unlearns; correct the sign"
+    elif not terms.losses and len(terms.logs) == 1:
+        gradient = sign * terms.logs[0].gradient
+        chosen = gradient != 0
+        if bool((chosen.sum(-1) == 1).all()) and bool((gradient[chosen] > 0).all()):
+            yield (
+                "log-probabilities of one class of each sample are minimized, so the model unlearns; return the "
+                "negative of their mean"
+            )
+
+
+@check("penalty-sign", "likely", at="probe")
+def penalty_sign(seen: Evidence) -> Lines:
+    """The loss falls, at the same rate everywhere, as squares of weights, or of a layer's output, grow."""
+    terms, sign = terms_of(seen), sign_of(seen)
+    for node, gradient in terms.norms if terms else ():
+        source = operation_behind(node)
+        if name_of(source) not in OUTPUTS or not gradient.numel():
+            continue
+        gradient = sign * gradient
+        if float(gradient.max()) < 0 and bool(torch.isclose(gradient, gradient.flatten()[:1], rtol=1e-4).all()):
+            is_weight = name_of(source).endswith("AccumulateGrad")
+            what = _weight(seen, source) if is_weight else f"the output of a layer, of {tuple(gradient.shape)},"
+            yield (
+                f"a penalty on the squares of {what} has the wrong sign: the loss falls as they grow, without end; "
+                "add it, as in a weight decay, or in the divergence of a normal distribution"
+            )
+            return
+
+
+def _weight(seen: Evidence, node: Any) -> str:
+    return seen.names.get(id(node.variable), "a parameter")
+
+
+@check("deviation", "likely", at="probe")
+def deviation(seen: Evidence) -> Lines:
+    """The same exponential multiplies noise, as a deviation, and is a variance in a divergence from a normal one."""
+    terms = terms_of(seen)
+    if terms is None:
+        return
+    consumers: dict[int, list[Any]] = defaultdict(list)
+    for node in terms.nodes:
+        for parent in inputs_of(node):
+            consumers[id(parent)].append(node)
+    by_input: dict[Any, list[Any]] = defaultdict(list)
+    for node in terms.nodes:
+        if name_of(node) == "Exp":
+            by_input[node.next_functions[0]].append(node)
+    for (source, _), exponentials in by_input.items():
+        users = [user for node in exponentials for user in consumers[id(node)]]
+        scales_noise = any(name_of(user) == "Mul" and _is_noise(user) for user in users)
+        if (
+            scales_noise
+            and any(name_of(u) in SUMS for u in users)
+            and any(name_of(u) in SUMS for u in consumers[id(source)])
+        ):
+            yield (
+                "noise is multiplied by exp(log_var), which the divergence takes for the variance; multiply it by the "
+                "deviation, exp(0.5 * log_var)"
+            )
+            return
+
+
+def inputs_of(node: Any) -> Iterator[Any]:
+    """The operations that computed the inputs of one."""
+    for parent, _ in node.next_functions:
+        if parent is not None:
+            yield parent
+
+
+def _is_noise(node: Any) -> bool:
+    """Whether a product has a factor of both signs that needs no gradient."""
+    if all(parent is not None for parent, _ in node.next_functions):
+        return False
+    factors = [saved(node, name) for name in ("self", "other")]
+    return any(isinstance(t, Tensor) and t.ndim > 1 and bool((t > 0).any()) and bool((t < 0).any()) for t in factors)
