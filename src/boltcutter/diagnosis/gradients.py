@@ -151,7 +151,7 @@ def barely_trained(seen: Evidence) -> Lines:
     slow = [
         name
         for name, ratio in seen.largest.items()
-        if ratio * total < NO_EFFECT and name in seen.got_nonzero
+        if 0 < ratio * total < NO_EFFECT and name in seen.got_nonzero
         and rates.get(id(seen.parameters[name]), 0.0) >= 0.1 * most > 0
     ]  # fmt: skip
     if slow and len(slow) < len(ratios) and ratios[-1] * total > 100 * NO_EFFECT:

@@ -305,9 +305,10 @@ def no_activation(seen: Evidence) -> Lines:
     for (a, first), (b, second) in pairwise(found):
         wide = first.out_features == second.in_features >= min(first.in_features, second.out_features)
         if wide and not says(seen.module, re.compile("linear[ _]?(net|model|auto)|deep[ _]?linear", re.IGNORECASE)):
-            yield (
+            yield Line(
                 f"there is no activation between {a} and {b}, nor anywhere else, so the network is a linear model; put "
-                "nn.ReLU() or alike between the layers"
+                "nn.ReLU() or alike between the layers",
+                None if len(found) > 2 else "note",
             )
             return
 

@@ -14,13 +14,13 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     averages,
     baselines,
-    code,
     inputs,
     pairs,
     samples,
     sequences,
     signs,
     splits,
+    statements,
     targets,
 )
 from boltcutter.diagnosis.invariants import FIRST, Guarded, Invariants

@@ -10,6 +10,6 @@ from boltcutter.diagnosis.trial import Trial
 
 
 @pytest.mark.filterwarnings("ignore")  # of Lightning and torch, about the small programs
-@pytest.mark.parametrize("program", bugs_of("code", probed=True))
+@pytest.mark.parametrize("program", bugs_of("statements", probed=True))
 def test_a_planted_bug_is_named(program: Program, tmp_path: Path) -> None:
     assert_named(program, tmp_path, Trial(with_data=True))
