@@ -37,6 +37,10 @@ PROBED = NOTED | {
     *("metric_of_both_splits", "threshold_of_logits", "labels_sorted_in_collate"),
     *("same_order_in_each_epoch", "weights_of_samples_ignored", "siamese_without_detach"),
     *("target_network_never_copied"),
+    *("index_is_ignored", "statistics_in_an_attribute", "rare_classes_drawn_less", "weights_are_the_counts"),
+    *("padding_index_is_a_token", "loss_of_padding", "bytes_not_scaled", "income_beside_age"),
+    *("validation_hook_of_another_name", "detach_without_assignment", "bidirectional_tagger_without_lengths"),
+    *("one_hot_in_the_inputs", "rounded_logits"),
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.

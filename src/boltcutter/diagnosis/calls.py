@@ -24,7 +24,14 @@ LOSSES = frozenset(
     )
 )
 # Those that checks read, and their defaults.
-OPTIONS = {"ignore_index": -100, "log_target": False, "log_input": True, "label_smoothing": 0.0}
+OPTIONS = {
+    "ignore_index": -100,
+    "log_target": False,
+    "log_input": True,
+    "label_smoothing": 0.0,
+    "weight": None,
+    "reduction": "mean",
+}
 RESHAPES = frozenset(("view", "reshape", "flatten", "unflatten"))
 DIFFERENCES = frozenset(("sub", "__sub__", "rsub", "__rsub__"))
 EQUALITIES = frozenset(("eq", "__eq__", "ne", "__ne__"))

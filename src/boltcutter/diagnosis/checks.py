@@ -79,6 +79,7 @@ ON_DEMAND = frozenset(
         *("label-smoothing", "loss-maximized", "mask-inverted", "masked-matters", "metric-shared", "misaligned-batch"),
         *("misspelled-hook", "no-effect", "no-stop-gradient", "order-ignored", "pair-target", "penalty-sign"),
         *("same-order", "scaled-twice", "self-similarity", "state-carried", "swapped-arguments", "target-gradient"),
+        *("class-weights", "padding-is-token", "same-sample", "sampler-weights", "unsaved-state", "unscaled-input"),
         *("threshold-of-logits", "unused-part", "unused-value", "window-overlap"),
         *("channels-flattened", "constant-column", "constant-term"),
         *("constant-input", "dropout-in-validation", "duplicates", "future-leak", "global-seed", "group-overlap"),

@@ -169,6 +169,44 @@ def depends_on(node: Any, other: Any) -> bool:
     return False
 
 
+def leaves_behind(loss: Any, chosen: set[int]) -> dict[int, set[int]]:
+    """Of each chosen leaf, the leaves that the other inputs of the operation depend on, which gets its values."""
+    found: dict[int, set[int]] = {}
+    seen, stack = set[Any](), [loss.grad_fn]
+    while stack and len(seen) < MAX_NODES:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        parents = [parent for parent, _ in node.next_functions if parent is not None]
+        own = [leaf for parent in parents for leaf in _weights(parent) if leaf in chosen]
+        if own and len(parents) > 1:
+            others = {leaf for parent in parents if not set(_weights(parent)) & chosen for leaf in _leaves(parent)}
+            for leaf in own:
+                found.setdefault(leaf, set()).update(others)
+        stack.extend(parents)
+    return found
+
+
+def _weights(node: Any) -> list[int]:
+    """The leaf that a node holds, or that it only transposes."""
+    while node is not None and node.name() in MOVES and node.next_functions:
+        node = node.next_functions[0][0]
+    return [id(node.variable)] if node is not None and node.name().endswith("AccumulateGrad") else []
+
+
+def _leaves(node: Any) -> set[int]:
+    seen, stack, found = set[Any](), [node], set[int]()
+    while stack and len(seen) < MAX_NODES:
+        node = stack.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            if node.name().endswith("AccumulateGrad"):
+                found.add(id(node.variable))
+            stack.extend(parent for parent, _ in node.next_functions)
+    return found
+
+
 def operation_behind(node: Any) -> Any:
     """The operation that computed the first input of a node, behind those that only move values."""
     while node is not None and node.next_functions:

@@ -13,12 +13,13 @@ from boltcutter.diagnosis.calls import remarks
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
 from boltcutter.diagnosis.loaders import digests, items
-from boltcutter.diagnosis.probe import seeded
+from boltcutter.diagnosis.probe import is_close, seeded
 from boltcutter.diagnosis.source import codes_of
 from boltcutter.diagnosis.targets import replaced
 from boltcutter.structure import flatten, tensors
 
 MANY = 64  # values of a tensor, fewer of which may be equal by chance
+LARGE = 1000.0  # size of a column, and its ratio to that of the others
 UNUSED = 0.25  # share of an input without influence
 ENDS = re.compile(r"(^|_)(not_)?(dones?|terminals?|terminated|is_last)($|_)")
 NEEDED = re.compile(rf"{ENDS.pattern}|(^|_)(sample_|loss_|importance_|is_)?weights?$", re.IGNORECASE)
@@ -203,3 +204,84 @@ def metric_shared(seen: Evidence) -> Lines:
 def is_metric_object(value: object) -> bool:
     """Whether a value that is logged is a metric."""
     return isinstance(value, nn.Module) and is_metric(value)
+
+
+@check("unscaled-input", "likely", at="probe")
+def unscaled_input(seen: Evidence) -> Lines:
+    """A first linear or convolutional layer gets pictures of 0 to 255, or a table with a column in the thousands."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches:
+        return
+    layers = dict(seen.module.named_modules())
+    for name, t in probe.base("training_step").tensors:
+        layer = layers.get(name.removeprefix("the input of "))
+        if not name.startswith("the input of ") or not isinstance(layer, nn.Linear | nn.Conv2d) or not t.numel():
+            continue
+        if not t.is_floating_point() or not any(_has(t, leaf) for leaf in flatten(probe.batches["training_step"])):
+            return  # of the batch, after something else
+        sizes = t.float().square().mean(0).sqrt() if t.ndim == 2 else t.float().square().mean().sqrt()
+        is_bytes = t.ndim == 4 and t.shape[1] in (1, 3) and 100 < float(t.max()) <= 255 and bool((t == t.round()).all())
+        is_uneven = t.ndim == 2 and float(sizes.max()) > LARGE and float(sizes.max()) > LARGE * float(sizes.median())
+        if is_bytes or is_uneven:
+            what = (
+                "pixels of 0 to 255" if is_bytes else f"column {int(sizes.argmax())} of size {float(sizes.max()):.0f}"
+            )
+            yield (
+                f"{name} has {what}, as the data have it, beside initial weights for inputs of about 1; standardize "
+                "the "
+                "inputs, or begin with a BatchNorm"
+            )
+        return
+
+
+def _has(t: Tensor, leaf: Any) -> bool:
+    """Whether a tensor has the values of a part of the batch."""
+    return isinstance(leaf, Tensor) and leaf.numel() == t.numel() and torch.equal(leaf.flatten().to(t), t.flatten())
+
+
+@check("unsaved-state", "likely", at="probe")
+def unsaved_state(seen: Evidence) -> Lines:
+    """Training changes a tensor in an attribute that is no buffer, on which predictions of validation depend."""
+    probe = seen.probe
+    if probe is None or not {"training_step", "validation_step"} <= probe.batches.keys():
+        return
+    before = plain_tensors(seen.module)
+    after: dict[tuple[str, str], Tensor] = {}
+
+    def read(loss: Any) -> None:
+        after.update({key: t.detach().clone() for key, t in plain_tensors(seen.module).items()})
+
+    if before:
+        probe.run("training_step", probe.batches["training_step"], training=True, record=False, then=read)
+    batch, parts = probe.batches["validation_step"], dict(seen.module.named_modules())
+    for (name, key), value in after.items():
+        old = before.get((name, key))
+        if (
+            old is None
+            or old.shape != value.shape
+            or torch.equal(old, value)
+            or probe.size("training_step") in value.shape
+        ):
+            continue
+        base = probe.run("validation_step", batch, training=False, record=False)
+        setattr(parts[name], key, value + value.abs().mean() + 1)
+        other = probe.run("validation_step", batch, training=False, record=False)
+        setattr(parts[name], key, old)
+        pairs = zip(base.calls, other.calls, strict=False)
+        if any(a.prediction.shape == b.prediction.shape and not is_close(a.prediction, b.prediction) for a, b in pairs):
+            yield (
+                f"{name + '.' if name else ''}{key} changes in training and is used in validation, but it is a plain "
+                "attribute, so it is in no checkpoint and stays on its device; use register_buffer"
+            )
+            return
+
+
+def plain_tensors(module: nn.Module) -> dict[tuple[str, str], Tensor]:
+    """Floating-point tensors in attributes of layers, by layer and attribute."""
+    return {
+        (name, key): value
+        for name, part in module.named_modules()
+        if not is_metric(part)
+        for key, value in vars(part).items()
+        if isinstance(value, Tensor) and value.is_floating_point() and not value.requires_grad
+    }

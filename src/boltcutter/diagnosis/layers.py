@@ -263,16 +263,27 @@ def teacher_in_training(seen: Evidence) -> Lines:
 
 @check("hidden-unused", "likely", at="summary")
 def hidden_unused(seen: Evidence) -> Lines:
-    """The gradient of the weights that a recurrent layer has for its state was exactly 0 at all looks."""
+    """The weights of a recurrent layer, or those for its state only, got no gradient, while others of it did."""
     if seen.step < 3 or any(steps.emptied for steps in seen.steps.values()):
         return
     live = seen.got_nonzero
     found = [n for n in seen.trained if ".weight_hh" in n and n in seen.got_gradient and n not in live]
     found = [n for n in found if n.replace("weight_hh", "weight_ih") in live]
+    dead = [n for n in seen.trained if ".weight_ih_l" in n and n not in live]
+    dead = [n for n in dead if any(o in live for o in seen.trained if o.startswith(n.rpartition("_l")[0]))]
+    if dead:
+        of_reverse = all(n.endswith("_reverse") for n in dead)  # of an encoder that has read all before the last time
+        yield Line(
+            f"{some(dead)} never gets a gradient, while other layers of the recurrent network do: the state of another "
+            "layer or direction is read; use the last layer's, h[-1], or of two directions both",
+            "note" if of_reverse else None,
+            subject="layer",
+        )
     if found:
-        yield (
+        yield Line(
             f"{some(found)} gets no gradient: the state before is always 0, so the layer remembers nothing; pass its "
-            "state on from time to time, and of two directions use the last state of each, not the last output"
+            "state on from time to time, and of two directions use the last state of each, not the last output",
+            "note" if all(n.endswith("_reverse") for n in found) else None,
         )
 
 

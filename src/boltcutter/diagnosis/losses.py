@@ -17,6 +17,7 @@ from boltcutter.diagnosis.graph import (
     attributes,
     extremes,
     find_holder,
+    leaves_behind,
     name_of,
     operation_behind,
     saved,
@@ -371,6 +372,45 @@ def late_parameter(seen: Evidence) -> Lines:
         yield (
             f"{some(late)} was created after configure_optimizers, so no optimizer trains it; create it in __init__, "
             "setup or configure_model"
+        )
+
+
+@check("dropout-of-output", "likely", at="graph")
+def dropout_of_output(seen: Evidence) -> Lines:
+    """What a loss function gets was multiplied by zeros and one other value, as by a dropout."""
+    for loss in losses(seen, "nll_loss", *REGRESSIONS, "binary_cross_entropy_with_logits"):
+        node = operation_behind(loss.source_node) if loss.kind == "nll_loss" and loss.before else loss.source_node
+        factor = saved(node, "other") if name_of(node) == "Mul" else None
+        if not isinstance(factor, Tensor) or factor.numel() < 64 or factor.ndim < 1:
+            continue
+        high = float(factor.max())
+        is_dropout = high > 1.001 and bool(((factor == 0) | (factor == high)).all()) and bool((factor == 0).any())
+        if is_dropout:
+            yield (
+                f"a dropout of {1 - 1 / high:.0%} is applied to the output that {loss.kind} gets, "
+                f"{tuple(factor.shape)}, "
+                "so predictions are set to 0 at random; put it before the last layer"
+            )
+            return
+
+
+@check("in-no-optimizer", "likely", at="graph")
+def untrained_head(seen: Evidence) -> Lines:
+    """A layer that is in no optimizer gets the output of trained ones, and is smaller than all of these."""
+    if seen.graph is None or seen.step or seen.sharded or not seen.module.automatic_optimization:
+        return
+    lacking = [n for n, p in seen.parameters.items() if p.requires_grad and id(p) not in seen.owned]
+    trained = [n for n, p in seen.parameters.items() if p.requires_grad and id(p) in seen.owned]
+    size, rest = (sum(seen.parameters[n].numel() for n in names) for names in (lacking, trained))
+    if not lacking or size >= rest or any(id(leaf) not in seen.names for leaf in seen.graph.leaves):
+        return  # a prompt, or an adapter, of a body that is left as it is
+    behind = leaves_behind(seen.loss, {id(seen.parameters[n]) for n in lacking})
+    heads = [n for n in lacking if behind.get(id(seen.parameters[n]), set()) & seen.owned]
+    if heads:
+        yield Line(
+            f"{some(heads)} is in no optimizer, but its layer gets the output of trained ones, so it stays at its "
+            "initial values; pass self.parameters() to the optimizer",
+            subject="head",
         )
 
 

@@ -11,6 +11,8 @@ from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, sampled
 from boltcutter.diagnosis.graph import attributes
 
+BASES = frozenset(f"{name}weight" for name in ("", "base.", "base_layer.", "linear.", "original.", "layer.", "fc."))
+
 
 def missing(seen: Evidence) -> list[str]:
     """Names of parameters that require a gradient, and are in no optimizer."""
@@ -116,6 +118,19 @@ def coupled_decay(seen: Evidence) -> Lines:
                     "larger "
                     "than the gradient of the loss, so weights only shrink; try 1e-4, or AdamW"
                 )
+
+
+@check("adapter-base", "likely", at="start")
+def adapter_base(seen: Evidence) -> Lines:
+    """The matrix beside the factors of a low-rank adapter (lora_…) is trained, too."""
+    owners = {n[: n.index("lora_")] for n in seen.parameters if "lora_" in n}
+    trained = [n for n in seen.trained if "lora_" not in n and seen.parameters[n].ndim > 1]
+    bases = [n for n in trained if any(n.startswith(owner) and n[len(owner) :] in BASES for owner in owners)]
+    if bases and not seen.sharded:
+        yield (
+            f"{some(bases)} is trained together with its low-rank adapter, so nothing is saved by it; freeze it with "
+            "requires_grad_(False)"
+        )
 
 
 @check("momentum", "likely", at="start")

@@ -249,3 +249,56 @@ def state_carried(seen: Evidence) -> Lines:
             f"{found[0]} begins with the state at the end of the batch before, but samples are shuffled, so it is that "
             "of another sequence; begin with zeros in each batch"
         )
+
+
+@check("padding-in-loss", "likely", at="probe")
+def padding_in_loss(seen: Evidence) -> Lines:
+    """Over 5% of the targets of cross-entropy, which ignores none, are padding by the mask of the batch."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches or (count := probe.size("training_step")) < FEWEST:
+        return
+    for padding in paddings(flatten(probe.batches["training_step"]), count):
+        for call in probe.base("training_step").calls:
+            t, valid = call.target, padding.valid
+            shifted = valid[:, 1:] if t.numel() == count * (valid.shape[1] - 1) else valid
+            is_of_tokens = call.kind == "cross_entropy" and not t.is_floating_point() and t.numel() == shifted.numel()
+            if not is_of_tokens or call.options["reduction"] == "none":
+                continue
+            share = float((~shifted).float().mean())
+            if share > 0.05 and not bool((t == call.options["ignore_index"]).any()):
+                yield (
+                    f"{share:.0%} of the targets of cross_entropy are padding by the mask or lengths of the batch, "
+                    "and count "
+                    "as others; set them to -100, which it ignores"
+                )
+                return
+
+
+@check("padding-is-token", "likely", at="probe")
+def padding_is_token(seen: Evidence) -> Lines:
+    """Most tokens that are the padding_idx of an embedding, and 1% of all, have other tokens behind them."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches:
+        return
+    inputs = dict(reversed([(n, t) for n, t in probe.base("training_step").tensors if n.startswith("the input of ")]))
+    for name, layer in seen.module.named_modules():
+        t = inputs.get(f"the input of {name}")
+        if (
+            not isinstance(layer, nn.Embedding)
+            or layer.padding_idx is None
+            or t is None
+            or t.ndim != 2
+            or t.shape[1] < 6
+        ):
+            continue
+        is_pad = t == layer.padding_idx
+        at_end = is_pad.flip(1).long().cummin(1).values.flip(1).bool()
+        at_begin = is_pad.long().cummin(1).values.bool()
+        inner = is_pad & ~at_end & ~at_begin
+        if float(inner.float().mean()) > 0.01 and float(inner.sum()) > 0.5 * float(is_pad.sum()):
+            yield (
+                f"{int(layer.padding_idx)}, the padding_idx of {name}, is a token within sequences, so its "
+                "embedding stays 0 "
+                "and is never trained; leave padding_idx out, or shift the tokens by one"
+            )
+            return

@@ -70,7 +70,10 @@ def _differentiate(seen: Evidence, terms: Terms, loss: Any) -> None:
         if kept is not None:
             node.register_prehook(partial(_keep, kept, node))
     parameters = [p for p in seen.module.parameters() if p.requires_grad]
-    torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+    try:
+        torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+    except RuntimeError:  # of reentrant checkpoints
+        terms.nodes.clear()
 
 
 def _keep(kept: list[Term], node: Any, gradients: Any) -> None:

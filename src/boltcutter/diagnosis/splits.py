@@ -411,7 +411,7 @@ SEEDS = frozenset(("manual_seed", "RandomState", "default_rng", "seed", "Random"
 @check("same-order", "likely", at="data")
 def same_order(seen: Evidence) -> Lines:
     """A sampler that seeds its own generator yields the same random order again."""
-    sampler = getattr(seen.splits.train if seen.splits else None, "sampler", None)
+    sampler: Any = getattr(seen.splits.train if seen.splits else None, "sampler", None)
     kind = type(sampler)
     code = getattr(kind.__dict__.get("__iter__"), "__code__", None)
     names = {*code.co_names} if code is not None else set()
@@ -420,10 +420,61 @@ def same_order(seen: Evidence) -> Lines:
     orders = []
     for seed in (1, 2):
         with seeded(seed):
-            orders.append([*islice(iter(sampler), MOST_INDICES)])  # type: ignore[arg-type]
+            orders.append([*islice(iter(sampler), MOST_INDICES)])
     if orders[0] == orders[1] and orders[0] != sorted(orders[0]):
         yield (
             f"{kind.__name__} seeds its generator each time, so all epochs have the same order; seed it once, or by "
             "the "
             "epoch (set_epoch)"
         )
+
+
+@check("same-sample", "likely", at="data")
+def same_sample(seen: Evidence) -> Lines:
+    """All training samples, 16 or more, are the same one."""
+    found = keys_of(seen.splits, "train") if seen.splits else []
+    if len(found) >= 16 and len({key for key, *_ in found}) == 1:
+        yield Line(
+            f"all {len(found)} training samples that were read are the same one; does __getitem__ use its index?",
+            sample=found[0][2],
+        )
+
+
+@check("sampler-weights", "likely", at="data")
+def sampler_weights(seen: Evidence) -> Lines:
+    """WeightedRandomSampler draws samples in proportion to the size of their class, which differs threefold or more."""
+    weights = getattr(getattr(seen.splits.train if seen.splits else None, "sampler", None), "weights", None)
+    labels = labels_of(seen).get("train")
+    if isinstance(weights, Tensor) and labels is not None and len(weights) == len(labels):
+        counts = labels.bincount().double()
+        if is_proportional(weights.double(), counts[labels]):
+            yield (
+                "samples are drawn in proportion to the size of their class, so rare classes become rarer; give each "
+                "sample the inverse: 1 / counts[labels]"
+            )
+
+
+@check("class-weights", "likely", at="data")
+def class_weights(seen: Evidence) -> Lines:
+    """Weights of cross-entropy are proportional to the sizes of the classes, which differ threefold or more."""
+    labels, probe = labels_of(seen).get("train"), seen.probe
+    if labels is None or probe is None or "training_step" not in probe.batches or int(labels.min()) < 0:
+        return
+    for call in probe.base("training_step").calls:
+        weights: Any = call.options.get("weight")
+        counts = labels.bincount().double()
+        given = call.kind == "cross_entropy" and isinstance(weights, Tensor) and len(weights) == len(counts)
+        if given and is_proportional(weights.double().cpu(), counts):
+            yield (
+                "the class weights of cross_entropy are the sizes of the classes, so frequent ones count most; use "
+                "their inverse: 1 / counts"
+            )
+            return
+
+
+def is_proportional(one: Tensor, other: Tensor) -> bool:
+    """Whether two positive vectors differ by a factor only, and vary threefold or more."""
+    if not bool((one > 0).all()) or not bool((other > 0).all()) or float(other.max()) < 3 * float(other.min()):
+        return False
+    ratio = one / other
+    return float(ratio.max()) < 1.01 * float(ratio.min())
