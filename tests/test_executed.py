@@ -19,7 +19,7 @@ MAX_FUNCTIONS = {
     "checks": 33,
     "config": 115,
     "data": 105,
-    "diagnosis": 197,
+    "diagnosis": 230,
     "environment": 145,
     "evaluation": 45,
     "report": 100,

@@ -388,7 +388,7 @@ def misaligned_batch(seen: Evidence) -> Lines:
     if not hasattr(dataset, "__len__") or not pairs or not len(pairs) == len(samples) == len(dataset):  # type: ignore[arg-type]
         return
     with seeded(0):
-        batch = next(iter(loader))
+        batch = next(iter(loader))  # type: ignore[arg-type]
     if not isinstance(batch, list | tuple) or len(batch) != 2 or not all(isinstance(t, Tensor) for t in batch):
         return
     known: dict[bytes, set[int]] = {}
