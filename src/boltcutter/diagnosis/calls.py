@@ -108,7 +108,7 @@ class LossCalls(TorchFunctionMode):
             )
         if name in LOSSES:
             self._loss(name, args, kwargs)
-        elif (name in COMPARISONS and len(args) > 1 and args[1] == 0.5) or name == "round":
+        elif (name in COMPARISONS and isinstance(args[-1], float) and args[-1] == 0.5) or name == "round":
             self.halved.append(args[0].detach())
         elif name in DIFFERENCES and len(args) > 1:
             self._difference(*args[:2])

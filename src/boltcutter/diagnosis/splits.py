@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from itertools import islice
 from typing import Any
 
@@ -350,24 +351,34 @@ def constant_target(seen: Evidence) -> Lines:
 
 @check("augmented-validation", "likely", at="data")
 def augmented_validation(seen: Evidence) -> Lines:
-    """A picture of validation differs each time it is read, and its class does not."""
+    """Pictures of validation differ by over half of their deviation each time they are read, and classes do not."""
     dataset = seen.splits.dataset("validation") if seen.splits else None
     if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or not len(dataset):
         return
     read = []
-    for seed in (1, 2, 3):
+    for seed in range(4):  # the first may be kept by the dataset
         with seeded(seed):
-            read += [*items(dataset, range(1))]
-    pairs = [
-        s for s in read if isinstance(s, list | tuple) and len(s) == 2 and isinstance(s[0], Tensor) and s[0].ndim == 3
-    ]
-    labels = {int(s[1]) for s in pairs if _is_class(s[1])}
-    are_classes = len(pairs) == 3 and len(labels) == 1 and all(_is_class(s[1]) for s in pairs)
-    if are_classes and any(s[0].shape != pairs[0][0].shape or not torch.equal(s[0], pairs[0][0]) for s in pairs):
+            read.append([*items(dataset, range(min(4, len(dataset))))])
+    pairs = [s for group in read for s in group if isinstance(s, list | tuple) and len(s) == 2]
+    are_pictures = all(isinstance(s[0], Tensor) and s[0].ndim == 3 and _is_class(s[1]) for s in pairs)
+    if len(pairs) != sum(map(len, read)) or not are_pictures:
+        return
+    if any(int(a[1]) != int(b[1]) for group in read[1:] for a, b in zip(read[0], group, strict=True)):
+        return
+    changes = [relative_change(a[0], b[0]) for group in read[2:] for a, b in zip(read[1], group, strict=True)]
+    if max(changes) > 0.5:
         yield (
             "pictures of validation are random, as if they were augmented as in training, so its metrics are those of "
             "other pictures each time; give validation a dataset without random transforms"
         )
+
+
+def relative_change(one: Tensor, other: Tensor) -> float:
+    """How far two pictures differ, relative to the deviation of their pixels."""
+    if one.shape != other.shape:
+        return math.inf
+    one, other = one.double(), other.double()
+    return float((one - other).square().mean().sqrt() / (one.std() + 1e-12))
 
 
 def _is_class(value: Any) -> bool:
@@ -445,9 +456,9 @@ def sampler_weights(seen: Evidence) -> Lines:
     """WeightedRandomSampler draws samples in proportion to the size of their class, which differs threefold or more."""
     weights = getattr(getattr(seen.splits.train if seen.splits else None, "sampler", None), "weights", None)
     labels = labels_of(seen).get("train")
-    if isinstance(weights, Tensor) and labels is not None and len(weights) == len(labels):
-        counts = labels.bincount().double()
-        if is_proportional(weights.double(), counts[labels]):
+    if isinstance(weights, Tensor) and labels is not None and len(weights) == len(labels) and int(labels.min()) >= 0:
+        counts = labels.long().bincount().double()
+        if is_proportional(weights.double(), counts[labels.long()]):
             yield (
                 "samples are drawn in proportion to the size of their class, so rare classes become rarer; give each "
                 "sample the inverse: 1 / counts[labels]"
@@ -462,7 +473,7 @@ def class_weights(seen: Evidence) -> Lines:
         return
     for call in probe.base("training_step").calls:
         weights: Any = call.options.get("weight")
-        counts = labels.bincount().double()
+        counts = labels.long().bincount().double()
         given = call.kind == "cross_entropy" and isinstance(weights, Tensor) and len(weights) == len(counts)
         if given and is_proportional(weights.double().cpu(), counts):
             yield (

@@ -260,6 +260,7 @@ def frozen_normalization():
             self.back = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1))
             self.back.requires_grad_(False)
             self.net = nn.Linear(8 * 36, 10)
+            self.train()  # which Lightning does not call
 
         def train(self, mode=True):
             super().train(mode)
