@@ -120,7 +120,7 @@ class LossCalls(TorchFunctionMode):
             self.cumulative = name if first is not None and args[0].shape[:1] == first.shape[:1] else self.cumulative
         result = function(*args, **kwargs)
         if (name in LOSSES or name == "cosine_similarity") and torch.is_grad_enabled() and len(args) > 1:
-            both = all(isinstance(t, Tensor) and t.requires_grad for t in args[:2])
+            both = all(isinstance(t, Tensor) and t.requires_grad and not has_data(t.grad_fn) for t in args[:2])
             self.pairs.append((both, float(result.detach().mean())))
         if not isinstance(result, Tensor) or not args or not isinstance(args[0], Tensor):
             return result
@@ -287,3 +287,8 @@ def unread_parts(batch: Any, read: set[int]) -> list[str]:
     if not isinstance(named, Mapping):
         return []
     return [str(name) for name, t in named.items() if isinstance(t, Tensor) and id(t) not in read]
+
+
+def has_data(node: Any) -> bool:
+    """Whether a value that needs no gradient was added last, as a reward."""
+    return name_of(node) in ("Add", "Sub", "Rsub") and any(parent is None for parent, _ in node.next_functions)

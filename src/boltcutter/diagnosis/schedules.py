@@ -89,7 +89,7 @@ def schedule_restarts(seen: Evidence) -> Lines:
     for scheduler, per_step, calls in schedules(seen):
         if type(scheduler) is not CosineAnnealingLR or scheduler.T_max >= calls or calls > MAX_CALLS:
             continue
-        rates = _rates(scheduler, calls)
+        rates = _rates(seen, scheduler, calls)
         lowest = rates.index(min(rates)) if rates else 0
         if rates and min(rates) < 0.1 * max(rates) and max(rates[lowest:]) > 0.5 * max(rates):
             unit = "step" if per_step else "epoch"
