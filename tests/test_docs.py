@@ -30,6 +30,7 @@ from boltcutter.tries.question import parse_request
 ROOT = Path(__file__).parents[1]
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
 TEMPLATE_PAGES = [TEMPLATE / "README.md", TEMPLATE / "AGENTS.md"]
+FIRST_PAGES = {"README.md", "index.md", "first-project.md", "configuration.md", "runs.md"}
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")),
     *sorted(ROOT.glob("docs/**/*.md")),
@@ -150,7 +151,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.slow if page.name == "search.md" else [])  # twenty searches
+        pytest.param(page, marks=[] if page.name in FIRST_PAGES else pytest.mark.slow)  # minutes together
         for page in PAGES
     ],
     ids=lambda page: str(page.relative_to(ROOT)),
@@ -181,6 +182,7 @@ def test_commands_that_write_files_work_as_documented(project: Project) -> None:
     vendor.vendor_command(project, ["--undo"])
 
 
+@pytest.mark.slow
 def test_commands_of_a_new_project_are_valid(project: Project) -> None:
     found = {command for page in TEMPLATE_PAGES for command in commands(project.root / page.name)}
     assert ("train", ()) in found

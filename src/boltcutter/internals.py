@@ -80,6 +80,10 @@ IN_PLACE = {
         "_utils": "worker: has _worker_info",
         "_worker_info": "set while a worker's samples are counted in this process",
     },
+    "diagnosis/averages": {
+        "_foreach_copy_": "a name in code that averages weights",
+        "_foreach_lerp_": "the same",
+    },
     "diagnosis/calls": {
         "_version": "whether a parameter was changed in place",
     },
@@ -93,6 +97,12 @@ IN_PLACE = {
     "diagnosis/nothing": {
         "_MockOptimizer": "what Lightning trains with if configure_optimizers returned None",
         "_version": "whether a parameter was changed in place",
+    },
+    "diagnosis/probe": {
+        "_update_count": "how often a metric was updated",
+    },
+    "diagnosis/statements": {
+        "_forward_hooks": "a layer with hooks may be called for them",
     },
     "diagnosis/ranks": {
         "_get_default_store": "facts of ranks, for which none waits",

@@ -68,6 +68,7 @@ def test_without_transformers_nothing_stands_for_it(tmp_path: Path) -> None:
     assert python(f"{without} import torchmetrics", folder) == "False"
 
 
+@pytest.mark.slow
 def test_scipy_signal_is_imported_by_who_needs_it(tmp_path: Path) -> None:
     used = "import torchmetrics; print('scipy.signal' in sys.modules); from scipy import signal; "
     assert python(f"{used} print(*signal.convolve([1, 2], [1, 1]))", tmp_path).split() == ["False", "1", "3", "2"]

@@ -333,17 +333,9 @@ def test_the_summary_shows_the_best_value(runs: Runs) -> None:
     assert best == {"val/loss": (True, False), "val/accuracy": (False, True)}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "forbids",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("black hole", "refused", "no name", "broken", "silent")
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", ["forbids", "black hole", "refused", "no name", "broken", "silent"])
 def test_a_failing_server_neither_stops_nor_delays_a_run(runs: Runs, name: str) -> None:
     result = runs.result(name)
     assert result["offline"]

@@ -61,7 +61,7 @@ QUICK = {
         "wgan_gp",
         "warm_up_long",
     ),
-    *("sharpness_aware", "lora", "compiled", "bf16_true", "small_rate", "metrics"),
+    *("sharpness_aware", "lora", "bf16_true", "small_rate", "metrics"),
     *("labels_permuted", "no_causal_mask", "pooled_over_batch", "scaled_in_place", "shuffled_before_split"),
     *("average_never_updated", "first_class_ignored", "generator_detached", "padding_attended", "rounded_activations"),
     *("one_block_four_times", "schedule_called_twice", "blank_is_a_label", "hook_in_each_step", "tied_by_data"),

@@ -82,6 +82,7 @@ def test_a_signal_leaves_no_folder_and_no_process(replayed: Replayed) -> None:
     assert not folders[0].exists()
 
 
+@pytest.mark.slow
 def test_a_replay_that_takes_too_long_is_ended(replayed: Replayed, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexec sleep 60\n")

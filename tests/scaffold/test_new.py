@@ -50,6 +50,7 @@ def files(project: Path) -> dict[str, str]:
     return {name: (project / name).read_text(errors="surrogateescape") for name in names if name != ".cruft.json"}
 
 
+@pytest.mark.slow
 def test_project_passes_its_tests(tmp_path: Path) -> None:
     project = create(["my-project", f"folder={tmp_path}", "author=Ada"])
     assert "Ada" in (project / "LICENSE").read_text()

@@ -99,6 +99,7 @@ def test_a_space_in_the_terms_of_wandb(tmp_path: Path) -> None:
     assert f"# create it: wandb sweep {path}" in path.read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_the_command_of_the_agent_trains(script: Script, tmp_path: Path) -> None:
     overrides = [f"folder={tmp_path / 'run'}", "trainer.max_epochs=1", "report=false", "logger.wandb.mode=offline"]
     sweep = as_sweep(plan(SPACE, overrides))

@@ -71,6 +71,7 @@ def test_an_effect_may_be_relative(ask) -> None:
     assert result["effect_size"] == pytest.approx(result["all_pairs"][0]["baseline"]["value"] / 100)
 
 
+@pytest.mark.slow
 def test_failed_and_non_finite_runs_lose_their_pairs(ask) -> None:
     status, result = ask("optimizer.lr=0.05", "tags=[fail:1,nan:2,fail:5,nan:6]", "budget=7")
     assert (status, result["verdict"]) == (UNDECIDED, "undecided")
@@ -95,6 +96,7 @@ def test_the_arguments_of_a_run_are_a_mistake_not_an_outcome(ask, tmp_path: Path
         ask("optimizer.lr=0.05", "metric=val/accuracies")
 
 
+@pytest.mark.slow
 def test_runs_of_the_baseline_are_used_by_several_tries(ask, project: Project, tmp_path: Path) -> None:
     """Outside of a repository code is not identified, so no run of another try is."""
     ask("optimizer.lr=0.05")

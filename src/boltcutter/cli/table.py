@@ -37,6 +37,8 @@ boltcutter predict run=runs/… input='Once upon' tokens=100 temperature=0.8 top
         "boltcutter.run.compare:compare_command",
         """Compare two runs bit by bit: boltcutter compare <run> <run> [ckpt=last|best|<name>]
 
+boltcutter compare run=<folder> with=<folder>       # the same
+
 boltcutter compare --metric test/accuracy model=mlp model=resnet    # is the second group better, or was it luck?
     group            a filter of boltcutter runs, the name or folder of a run, or the folder of runs or of a search
     --mode=min|max   which values are better; by default by the metric's name
@@ -79,6 +81,7 @@ boltcutter why run=latest --hang     # where each rank of a run that does not go
         "boltcutter.replay.bisection:bisect_command",
         """Say where and why two runs begin to differ: boltcutter bisect <run> <run> [--python-a=…] [--python-b=…]
 
+boltcutter bisect run=<folder> with=<folder>         # the same
 boltcutter bisect runs/… latest      # replays both up to the first step that differs: sample, module, gradient, update
     --python-a= --python-b=   interpreters of the environments with which they are replayed
     timeout=<seconds>         after which a replay is ended""",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -274,6 +275,12 @@ def padding_in_loss(seen: Evidence) -> Lines:
                 return
 
 
+def is_installed(module: nn.Module) -> bool:
+    """Whether the class of a module is that of an installed package."""
+    file = getattr(sys.modules.get(type(module).__module__), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
+
+
 @check("padding-is-token", "likely", at="probe")
 def padding_is_token(seen: Evidence) -> Lines:
     """Most tokens that are the padding_idx of an embedding, and 1% of all, have other tokens behind them."""
@@ -289,6 +296,7 @@ def padding_is_token(seen: Evidence) -> Lines:
             or t is None
             or t.ndim != 2
             or t.shape[1] < 6
+            or is_installed(seen.module.get_submodule(name.rpartition(".")[0]))  # whose tokenizer has a token for it
         ):
             continue
         is_pad = t == layer.padding_idx

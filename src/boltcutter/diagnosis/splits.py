@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sized
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -442,13 +444,22 @@ def same_order(seen: Evidence) -> Lines:
 
 @check("same-sample", "likely", at="data")
 def same_sample(seen: Evidence) -> Lines:
-    """All training samples, 16 or more, are the same one."""
-    found = keys_of(seen.splits, "train") if seen.splits else []
-    if len(found) >= 16 and len({key for key, *_ in found}) == 1:
+    """All training samples, 16 or more, are the same one, of a data set that holds as many as it has."""
+    splits = seen.splits
+    found = keys_of(splits, "train") if splits else []
+    if splits and len(found) >= 16 and len({key for key, *_ in found}) == 1 and holds_samples(splits.train.dataset):
         yield Line(
             f"all {len(found)} training samples that were read are the same one; does __getitem__ use its index?",
             sample=found[0][2],
         )
+
+
+def holds_samples(dataset: Any) -> bool:
+    """Whether an attribute has one entry for each sample; a data set of one graph, read many times, has none."""
+    held = (value for value in getattr(dataset, "__dict__", {}).values() if isinstance(value, Sized))
+    with suppress(TypeError, NotImplementedError):
+        return any(len(value) == len(dataset) for value in held)
+    return False
 
 
 @check("sampler-weights", "likely", at="data")
