@@ -52,6 +52,7 @@ def compare(*arguments: str) -> None:
     commands.main(["compare", *METRIC, *arguments])
 
 
+@pytest.mark.slow
 def test_samples_that_changed_sides_have_their_pictures(browse: Browse, tmp_path: Path, digits: Any) -> None:
     write(tmp_path / "a", digits, range(3, 6))
     write(tmp_path / "b", digits, range(5, 7), seed=1)

@@ -352,6 +352,7 @@ def test_a_failing_server_neither_stops_nor_delays_a_run(runs: Runs, name: str) 
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_a_run_with_a_login_is_online(runs: Runs, servers: dict[str, Server]) -> None:
     result = runs.result("wandb")
     assert not result["offline"]

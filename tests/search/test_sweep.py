@@ -129,6 +129,7 @@ def test_grids_only_become_a_grid() -> None:
     assert (sweep["method"], sweep["parameters"], "run_cap" in sweep) == ("grid", {"seed": {"values": [0, 1]}}, False)
 
 
+@pytest.mark.slow
 def test_a_project_without_scripts_trains_by_the_package(tmp_path: Path) -> None:
     project = Project.at(tmp_path, "boltcutter")
     sweep = as_sweep(plan({"seed": "int(0, 9)"}, project=project, metrics=[("val/loss", "min")]))

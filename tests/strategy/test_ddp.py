@@ -16,6 +16,7 @@ OVERRIDES = [*QUICK, "model=mlp", "test=false", "optimizer=sgd"]
 NON_FINITE = ["optimizer.lr=1e38", "trainer.gradient_clip_val=null"]
 
 
+@pytest.mark.slow
 def test_a_static_graph_trains_as_one_process(script: Script, reference: Path, tmp_path: Path) -> None:
     done = script("train", *OVERRIDES, *TWO, "+trainer.strategy.static_graph=true", f"folder={tmp_path}", ranks=2)
     assert done.returncode == 0, done.stderr

@@ -161,6 +161,7 @@ print("trained", found.tolist())
 """
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_bound_to_the_group(tmp_path: Path) -> None:
     (tmp_path / "gpu.py").write_text(BEGIN.replace("export_torchrun_env()\n", "", 1) + ON_A_GPU)
     done = run_command([sys.executable, str(tmp_path / "gpu.py")])

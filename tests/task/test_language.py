@@ -216,6 +216,7 @@ def test_two_processes_equal_one(script: Script, tmp_path: Path) -> None:
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_generation_by_predict(script: Script, completed: Path) -> None:
     def generate(*more: str) -> str:
         done = script("predict", f"run={completed}/run", "input=the number", "tokens=40", *more)

@@ -158,6 +158,7 @@ def test_the_account_of_the_environment_is_that_of_the_nodes(job: Job, monkeypat
     assert variables == {"AZURE_STORAGE_ACCOUNT_NAME": "account"}
 
 
+@pytest.mark.slow
 def test_the_folder_of_an_input_is_set_in_the_job(
     servers: tuple[ResourceManager, BlobStorage], launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
