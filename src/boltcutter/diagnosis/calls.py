@@ -180,9 +180,8 @@ class LossCalls(TorchFunctionMode):
         if is_square and target.ndim == 2 and name_of(prediction.grad_fn) in UNMOVED:
             self._remark(
                 "class-dimension",
-                f"cross_entropy takes dimension 1 of logits {tuple(prediction.shape)} for the classes, but these "
-                "are the "
-                "last dimension, as a linear layer returns them; pass logits.transpose(1, 2)",
+                f"cross_entropy takes dimension 1 of logits {tuple(prediction.shape)} for the classes, but these are "
+                "the last dimension, as a linear layer returns them; pass logits.transpose(1, 2)",
             )
 
     def conclude(self) -> None:

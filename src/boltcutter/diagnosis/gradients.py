@@ -61,10 +61,9 @@ def foreign_gradient(seen: Evidence) -> Lines:
         steps.mixed += 1
         if steps.mixed >= 3:
             yield (
-                f"{_name(update)} (optimizer {seen.optimizers.index(update.optimizer)}) also follows the gradient "
-                "of the "
-                f"loss of {update.of_others}, as of a discriminator; detach() what that loss gets, or call zero_grad() "
-                "before the own backward pass"
+                f"{_name(update)} (optimizer {seen.optimizers.index(update.optimizer)}) also follows the gradient of "
+                f"the loss of {update.of_others}, as of a discriminator; detach() what that loss gets, or call "
+                "zero_grad() before the own backward pass"
             )
 
 

@@ -156,9 +156,8 @@ def scaled_twice(seen: Evidence) -> Lines:
         high = float(t.max())
         if 0 < high <= 1.01 / 255 and float(t.min()) >= 0 and float((whole - whole.round()).abs().max()) < 0.05:
             yield (
-                f"part {j} of the batch, {tuple(t.shape)}, has values of 0 to {high:.2g}: it was divided by 255 "
-                "twice, as "
-                "by ToTensor() and once more; divide once"
+                f"part {j} of the batch, {tuple(t.shape)}, has values of 0 to {high:.2g}: it was divided by 255 twice, "
+                "as by ToTensor() and once more; divide once"
             )
 
 
@@ -194,9 +193,8 @@ def metric_shared(seen: Evidence) -> Lines:
     for name in sorted(both[0].metrics & both[1].metrics):
         if computes or id(metrics[name]) in logged:
             yield (
-                f"{name} is updated in training and in validation, so each of its values mixes both; create a "
-                "metric for "
-                "each"
+                f"{name} is updated in training and in validation, so each of its values mixes both; create a metric "
+                "for each"
             )
             return
 
@@ -228,8 +226,7 @@ def unscaled_input(seen: Evidence) -> Lines:
             )
             yield (
                 f"{name} has {what}, as the data have it, beside initial weights for inputs of about 1; standardize "
-                "the "
-                "inputs, or begin with a BatchNorm"
+                "the inputs, or begin with a BatchNorm"
             )
         return
 

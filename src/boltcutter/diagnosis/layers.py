@@ -196,9 +196,8 @@ def part_trains_in_validation(seen: Evidence) -> Lines:
     norms = [n for n, m in module.named_modules() if isinstance(m, BatchNorm) and m.training and m.track_running_stats]
     if norms:
         yield (
-            f"{some(norms)} is in training mode in validation, and learns from its data; remove the call of "
-            "train(), or "
-            "call eval()"
+            f"{some(norms)} is in training mode in validation, and learns from its data; remove the call of train(), "
+            "or call eval()"
         )
 
 
@@ -226,9 +225,8 @@ def frozen_statistics(seen: Evidence) -> Lines:
     names = [n for n, m in moving if is_unchanged(seen, m, n) and is_unchanged(seen, *owner_of(seen, n))]
     if names:
         yield (
-            f"{some(names)} is part of a frozen network, but its running statistics follow the new data; call "
-            "eval() on "
-            f"the network in __init__{MODES}"
+            f"{some(names)} is part of a frozen network, but its running statistics follow the new data; call eval() "
+            f"on the network in __init__{MODES}"
         )
 
 

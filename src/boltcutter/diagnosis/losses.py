@@ -388,8 +388,7 @@ def dropout_of_output(seen: Evidence) -> Lines:
         if is_dropout:
             yield (
                 f"a dropout of {1 - 1 / high:.0%} is applied to the output that {loss.kind} gets, "
-                f"{tuple(factor.shape)}, "
-                "so predictions are set to 0 at random; put it before the last layer"
+                f"{tuple(factor.shape)}, so predictions are set to 0 at random; put it before the last layer"
             )
             return
 

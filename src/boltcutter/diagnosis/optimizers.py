@@ -115,8 +115,7 @@ def coupled_decay(seen: Evidence) -> Lines:
             ):
                 yield (
                     f"weight_decay={amount:g} of {type(optimizer).__name__} is added to the gradient, where it is "
-                    "larger "
-                    "than the gradient of the loss, so weights only shrink; try 1e-4, or AdamW"
+                    "larger than the gradient of the loss, so weights only shrink; try 1e-4, or AdamW"
                 )
 
 
@@ -141,9 +140,8 @@ def momentum(seen: Evidence) -> Lines:
         for amount in sorted(found):
             if amount >= 1:
                 yield (
-                    f"{type(optimizer).__name__} with momentum={amount:g} adds up all gradients, none of which "
-                    "fades, so "
-                    "steps grow without end; write momentum=0.9"
+                    f"{type(optimizer).__name__} with momentum={amount:g} adds up all gradients, none of which fades, "
+                    "so steps grow without end; write momentum=0.9"
                 )
 
 

@@ -95,8 +95,7 @@ def schedule_restarts(seen: Evidence) -> Lines:
             unit = "step" if per_step else "epoch"
             yield (
                 f"CosineAnnealingLR has T_max={scheduler.T_max}, but is called for {calls} {unit}s, so the learning "
-                "rate "
-                f"rises again to {max(rates[lowest:]):.2g}; set T_max={calls}, or use CosineAnnealingWarmRestarts"
+                f"rate rises again to {max(rates[lowest:]):.2g}; set T_max={calls}, or use CosineAnnealingWarmRestarts"
             )
 
 
@@ -111,9 +110,8 @@ def schedule_dropped(seen: Evidence) -> Lines:
         is_wrapped = getattr(optimizer.step, "_wrapped_by_lr_sched", False)
         if is_wrapped and id(optimizer) not in known and all("initial_lr" in g for g in optimizer.param_groups):
             yield (
-                f"a schedule of {type(optimizer).__name__} was created, but configure_optimizers does not return "
-                "it, so "
-                "the rate never changes; return [optimizer], [scheduler]"
+                f"a schedule of {type(optimizer).__name__} was created, but configure_optimizers does not return it, "
+                "so the rate never changes; return [optimizer], [scheduler]"
             )
 
 
@@ -188,7 +186,7 @@ def _lengths(scheduler: Any) -> list[int]:
 
 def _rates(seen: Evidence, scheduler: Any, calls: int) -> list[float]:
     """The rate after each call, of a copy without weights; empty if it cannot be computed."""
-    if not all(_keeps_state(function) for function in _functions(scheduler)):
+    if not all(_is_pure(function) for function in _functions(scheduler)):
         return []
     try:
         with warnings.catch_warnings():
@@ -210,7 +208,7 @@ def _functions(scheduler: Any) -> Iterator[Any]:
         yield from _functions(inner)
 
 
-def _keeps_state(function: Any) -> bool:
+def _is_pure(function: Any) -> bool:
     """Whether nothing that a function refers to can change when it is called."""
     if inspect.isbuiltin(function):
         return True
@@ -222,7 +220,7 @@ def _keeps_state(function: Any) -> bool:
     used = inspect.getclosurevars(function)
     values = (*used.nonlocals.values(), *used.globals.values(), *(function.__defaults__ or ()))
     return all(
-        isinstance(value, CONSTANTS) or (value is not function and inspect.isroutine(value) and _keeps_state(value))
+        isinstance(value, CONSTANTS) or (value is not function and inspect.isroutine(value) and _is_pure(value))
         for value in values
     )
 

@@ -141,9 +141,8 @@ def mask_findings(seen: Evidence) -> Iterator[tuple[bool, str | Line]]:
             yield (
                 True,
                 (
-                    f"predictions depend on what is padding in part {j} of the batch, {tuple(values.shape)}, and "
-                    "not on "
-                    "what is none: the mask is inverted; in torch's key_padding_mask, True is padding"
+                    f"predictions depend on what is padding in part {j} of the batch, {tuple(values.shape)}, and not "
+                    "on what is none: the mask is inverted; in torch's key_padding_mask, True is padding"
                 ),
             )
             return
@@ -152,9 +151,8 @@ def mask_findings(seen: Evidence) -> Iterator[tuple[bool, str | Line]]:
             False,
             Line(
                 f"predictions depend on what is padding in part {j} of the batch, {tuple(values.shape)}, although a "
-                "mask "
-                "or lengths are beside it; pass them to the model, and leave padding out of attention, means and last "
-                "states",
+                "mask or lengths are beside it; pass them to the model, and leave padding out of attention, means and "
+                "last states",
                 None if is_sequential else "note",
             ),
         )
@@ -268,9 +266,8 @@ def padding_in_loss(seen: Evidence) -> Lines:
             share = float((~shifted).float().mean())
             if share > 0.05 and not bool((t == call.options["ignore_index"]).any()):
                 yield (
-                    f"{share:.0%} of the targets of cross_entropy are padding by the mask or lengths of the batch, "
-                    "and count "
-                    "as others; set them to -100, which it ignores"
+                    f"{share:.0%} of the targets of cross_entropy are padding by the mask or lengths of the batch, and "
+                    "count as others; set them to -100, which it ignores"
                 )
                 return
 
@@ -305,8 +302,7 @@ def padding_is_token(seen: Evidence) -> Lines:
         inner = is_pad & ~at_end & ~at_begin
         if float(inner.float().mean()) > 0.01 and float(inner.sum()) > 0.5 * float(is_pad.sum()):
             yield (
-                f"{int(layer.padding_idx)}, the padding_idx of {name}, is a token within sequences, so its "
-                "embedding stays 0 "
-                "and is never trained; leave padding_idx out, or shift the tokens by one"
+                f"{int(layer.padding_idx)}, the padding_idx of {name}, is a token within sequences, so its embedding "
+                "stays 0 and is never trained; leave padding_idx out, or shift the tokens by one"
             )
             return

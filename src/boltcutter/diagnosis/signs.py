@@ -100,23 +100,30 @@ def sign_of(seen: Evidence) -> float:
 
 @check("loss-maximized", "likely", at="probe")
 def loss_maximized(seen: Evidence) -> Lines:
-    """The only loss functions, or the log-probabilities of labels, are climbed, and no parameter is frozen."""
+    """The only loss functions, or the log-probabilities of labels, are climbed alike, and no parameter is frozen."""
     terms = terms_of(seen)
     if terms is None or any(not p.requires_grad for p in seen.module.parameters()):
         return  # an attack on a frozen network maximizes its loss
     sign = sign_of(seen)
-    if terms.losses and all(sign * float(t.gradient.sum()) < 0 for t in terms.losses):
+    if terms.losses and all(_is_uniform(t.gradient) and sign * float(t.gradient.sum()) < 0 for t in terms.losses):
         kind = LOSSES[terms.losses[0].node.name()].replace("nll_loss", "cross-entropy")
         reason = "the optimizer has maximize=True" if sign < 0 else "it enters with a minus"
         yield f"{kind} is maximized, as {reason}, so the model unlearns; correct the sign"
     elif not terms.losses and len(terms.logs) == 1:
         gradient = sign * terms.logs[0].gradient
         chosen = gradient != 0
-        if bool((chosen.sum(-1) == 1).all()) and bool((gradient[chosen] > 0).all()):
+        is_one_each = bool((chosen.sum(-1) == 1).all())
+        if is_one_each and bool((gradient[chosen] > 0).all()) and _is_uniform(gradient[chosen]):
             yield (
                 "log-probabilities of one class of each sample are minimized, so the model unlearns; return the "
                 "negative of their mean"
             )
+
+
+def _is_uniform(gradient: Tensor) -> bool:
+    """Whether all samples count alike, or not at all; returns of actions, which may be negative, differ."""
+    found = gradient[gradient != 0]
+    return bool(torch.isclose(found, found[:1], rtol=1e-4).all())
 
 
 @check("penalty-sign", "likely", at="probe")
@@ -128,7 +135,7 @@ def penalty_sign(seen: Evidence) -> Lines:
         if name_of(source) not in OUTPUTS or not gradient.numel():
             continue
         gradient = sign * gradient
-        if float(gradient.max()) < 0 and bool(torch.isclose(gradient, gradient.flatten()[:1], rtol=1e-4).all()):
+        if float(gradient.max()) < 0 and _is_uniform(gradient):
             is_weight = name_of(source).endswith("AccumulateGrad")
             what = _weight(seen, source) if is_weight else f"the output of a layer, of {tuple(gradient.shape)},"
             yield (

@@ -37,10 +37,10 @@ def is_mentioned(module: L.LightningModule, parameter: str, trainer: L.Trainer |
     """
     parts, owner = parameter.split("."), module
     of_users = [c for c in getattr(trainer, "callbacks", []) if not type(c).__module__.startswith("boltcutter")]
-    others = [*_classes(type(module)), *(cls for each in of_users for cls in _classes(type(each)))]
+    others = [*own_classes(type(module)), *(cls for each in of_users for cls in own_classes(type(each)))]
     shared = {code for cls in others for code in (*codes(cls), *_functions_beside(cls))}
     for name in parts:
-        classes = _classes(type(owner))
+        classes = own_classes(type(owner))
         is_index = re.fullmatch("[0-9]+", name)  # in a list of modules
         if not classes and not is_index:
             return True
@@ -62,7 +62,7 @@ def depends_on_time(module: L.LightningModule) -> bool:
 
 def says(module: nn.Module, pattern: re.Pattern[str]) -> bool:
     """Whether a name or a text in the classes of a module and its parts matches, those of ``__init__`` included."""
-    classes = {cls for part in module.modules() for cls in _classes(type(part))}
+    classes = {cls for part in module.modules() for cls in own_classes(type(part))}
     found = [cls.__name__ for cls in classes] + [cls.__doc__ or "" for cls in classes]
     for code in (code for cls in classes for value in vars(cls).values() for code in _codes(value)):
         found += [
@@ -76,10 +76,10 @@ def says(module: nn.Module, pattern: re.Pattern[str]) -> bool:
 
 def codes_of(module: nn.Module) -> set[types.CodeType]:
     """The code of all methods of a module and its parts, but of those that create modules and optimizers."""
-    return {code for part in module.modules() for cls in _classes(type(part)) for code in codes(cls)}
+    return {code for part in module.modules() for cls in own_classes(type(part)) for code in codes(cls)}
 
 
-def _classes(cls: type) -> list[type]:
+def own_classes(cls: type) -> list[type]:
     """A class and its bases, without those of torch and Lightning."""
     return [c for c in cls.__mro__ if not f"{c.__module__}.".startswith(LIBRARIES)]
 

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import lightning as L
+import torch
 from torch import nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
-from boltcutter.diagnosis.source import _classes, codes_of
+from boltcutter.diagnosis.source import codes_of, own_classes
 
 # Methods of tensors that change nothing: their results are all that they do.
 PURE = frozenset(
@@ -25,10 +26,24 @@ PURE = frozenset(
         *("masked_fill", "masked_scatter", "detach", "clone", "clamp", "clip", "unsqueeze", "squeeze", "view"),
         *("reshape", "permute", "transpose", "flatten", "movedim", "softmax", "log_softmax", "sigmoid", "relu", "tanh"),
         *("exp", "sqrt", "abs", "pow", "mean", "sum", "contiguous", "expand", "scatter", "index_fill", "where"),
-        *("normalize", "tril", "triu", "nan_to_num", "clamp_min", "clamp_max", "roll", "flip"),
+        *("tril", "triu", "nan_to_num", "clamp_min", "clamp_max", "roll", "flip"),
     )
 )
-FUNCTIONS = PURE | {"cat", "stack", "log", "dropout", "pad", "relu", "gelu", "layer_norm", "add", "mul", "sub", "div"}
+FUNCTIONS = PURE | {
+    "normalize",
+    "cat",
+    "stack",
+    "log",
+    "dropout",
+    "pad",
+    "relu",
+    "gelu",
+    "layer_norm",
+    "add",
+    "mul",
+    "sub",
+    "div",
+}
 ACTIONS = frozenset(("eval", "train", "backward", "step", "zero_grad", "reset", "freeze", "unfreeze"))
 STATELESS = (
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid),
@@ -61,7 +76,7 @@ def functions_of(module: nn.Module) -> Iterator[Place]:
     """The methods of the classes of a module and its parts, without those of installed packages."""
     seen = set[types.CodeType]()
     for part in module.modules():
-        for cls in _classes(type(part)):
+        for cls in own_classes(type(part)):
             for value in vars(cls).values():
                 function = getattr(value, "__func__", value)
                 if not isinstance(function, types.FunctionType) or function.__code__ in seen:
@@ -90,7 +105,7 @@ def no_effect(seen: Evidence) -> Lines:
             problem = ""
             if isinstance(node, ast.Expr):
                 problem = _dropped(node.value, place.owner)
-            elif isinstance(node, ast.Assign) and _is_plus(node.value):
+            elif isinstance(node, ast.Assign) and _is_plus(node.value) and _is_set_before(node, place.tree):
                 problem = "assigns, and adds nothing; write +="
             if problem:
                 text = " ".join(ast.unparse(node).split())[:80]
@@ -102,6 +117,24 @@ def _is_plus(value: ast.expr) -> bool:
     while isinstance(value, ast.BinOp):  # the leftmost term
         value = value.left
     return isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.UAdd)
+
+
+def _is_set_before(node: ast.Assign, tree: ast.FunctionDef) -> bool:
+    """Whether a statement before it assigns the same name, to which a term could be added; a sign may be written."""
+    (target,) = node.targets if len(node.targets) == 1 else (None,)
+    if isinstance(target, ast.Attribute):
+        return not isinstance(node.value, ast.UnaryOp) or not isinstance(node.value.operand, ast.Constant)
+    earlier = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    return isinstance(target, ast.Name) and any(n.id == target.id and n.lineno < node.lineno for n in earlier)
+
+
+def _is_other_object(receiver: str, owner: nn.Module) -> bool:
+    """Whether self.…, of which a method is called, is no tensor: its method may do more than return a value."""
+    first, *names = receiver.split(".")
+    found: object = owner
+    for name in names:
+        found = getattr(found, name, None)
+    return first == "self" and found is not None and not isinstance(found, torch.Tensor)
 
 
 def _dropped(value: ast.expr, owner: nn.Module) -> str:
@@ -123,7 +156,8 @@ def _dropped(value: ast.expr, owner: nn.Module) -> str:
         layer = owner._modules.get(name)
         is_dropped = isinstance(layer, STATELESS) and not getattr(layer, "inplace", False) and not layer._forward_hooks
     else:
-        is_dropped = name in PURE and not isinstance(value.func.value, ast.Constant)
+        is_tensor = not isinstance(value.func.value, ast.Constant) and not _is_other_object(receiver, owner)
+        is_dropped = name in PURE and is_tensor
     return "returns a new tensor, which is dropped; assign it" if is_dropped else ""
 
 
@@ -163,7 +197,7 @@ def _matters(name: str, value: ast.expr, place: Place) -> bool:
 def misspelled_hook(seen: Evidence) -> Lines:
     """A method that nothing calls has almost the name of a hook of Lightning."""
     hooks = {name for name in dir(L.LightningModule) if HOOKS.match(name)}
-    for cls in _classes(type(seen.module)):
+    for cls in own_classes(type(seen.module)):
         beside = vars(sys.modules.get(cls.__module__, types)).values()
         functions = [v.__code__ for v in beside if isinstance(v, types.FunctionType)]
         used = {name for code in (*codes_of(seen.module), *functions) for name in (*code.co_names, *code.co_consts)}

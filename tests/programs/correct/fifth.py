@@ -1308,3 +1308,75 @@ def curriculum():
             return loss.topk(count, largest=False).values.mean()
 
     return M(), *digits()
+
+
+@no_bug()
+def written_with_a_plus():
+    """Terms that are written with their sign, and parts with methods that tensors have, too, but that act in place."""
+
+    class Codebook(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(10, 16)
+
+        @torch.no_grad()
+        def normalize(self):
+            self.table.weight.copy_(F.normalize(self.table.weight, dim=1))
+
+        @torch.no_grad()
+        def clip(self):
+            self.table.weight.clamp_(-1, 1)
+
+    class M(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.codebook, self.net = Codebook(), nn.Sequential(nn.Flatten(), nn.Linear(64, 16))
+
+        def loss(self, x, y):
+            self.codebook.normalize()
+            self.codebook.clip()
+            sign = +1.0
+            z = self.net(x)
+            own = z.square().mean()
+            total = +F.cross_entropy(z @ self.codebook.table.weight.T * 4 * sign, y) - 0.001 * own
+            return total + 0.002 * own
+
+    return M(), *digits()
+
+
+@no_bug()
+def costs_of_steps():
+    """REINFORCE whose returns are all negative, as where each step costs something, by both ways to write it."""
+
+    class M(LossOnly):
+        def loss(self, x, y):
+            logits = self(x)
+            action = Categorical(logits=logits.detach()).sample()
+            returns = -1.0 - (action != y).float() * torch.rand(len(y))
+            log_p = logits.log_softmax(1).gather(1, action[:, None])[:, 0]
+            if self.by_cross_entropy:
+                return (F.cross_entropy(logits, action, reduction="none") * returns).mean()
+            return -(log_p * returns).mean()
+
+    one = M()
+    one.by_cross_entropy = False
+    return one, *digits()
+
+
+@no_bug()
+def costs_by_cross_entropy():
+    """The same by F.cross_entropy, whose values are multiplied by negative returns."""
+    module, *data = costs_of_steps()
+    module.by_cross_entropy = True
+    return module, *data
+
+
+@no_bug()
+def labels_of_two_kinds():
+    """collate_fn makes two classes of ten."""
+
+    def collate(rows):
+        return torch.stack([r[0] for r in rows]), torch.stack([(r[1] > 4).long() for r in rows])
+
+    train, val = digits(loaded=False)
+    return Base(), DataLoader(train, 64, shuffle=True, collate_fn=collate), DataLoader(val, 64, collate_fn=collate)
