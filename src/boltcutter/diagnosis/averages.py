@@ -9,8 +9,7 @@ from torch import nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, sampled
-from boltcutter.diagnosis.gradients import callbacks
-from boltcutter.diagnosis.source import codes, codes_of, depends_on_time
+from boltcutter.diagnosis.source import codes_of_users, depends_on_time
 
 AVERAGE = re.compile(r"(^|\.|_)(ema|momentum|average|averaged|key_encoder|encoder_k|slow)(_|\.|$)", re.IGNORECASE)
 
@@ -70,10 +69,7 @@ def _is_left_behind(seen: Evidence, name: str, part: nn.Module, other: str, twin
 
 def can_change(seen: Evidence) -> bool:
     """Whether code of the module or of a callback can change weights other than by an optimizer."""
-    kinds: list[type] = [type(c) for c in callbacks(seen)]
-    of_users = [kind for kind in kinds if not kind.__module__.startswith(("boltcutter", "lightning"))]
-    found = {*codes_of(seen.module), *(code for each in of_users for code in codes(each))}
-    return any(CHANGES & {*code.co_names} for code in found)
+    return any(CHANGES & {*code.co_names} for code in codes_of_users(seen.module, seen.trainer))
 
 
 @check("average-copies", "likely", at="trial")

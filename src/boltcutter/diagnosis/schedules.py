@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
-from boltcutter.diagnosis.source import codes_of
+from boltcutter.diagnosis.source import codes_of_users
 
 MAX_CALLS = 20_000  # of a schedule, which are computed ahead
 GONE = 1e-4  # of the peak
@@ -104,7 +104,7 @@ def schedule_dropped(seen: Evidence) -> Lines:
     """A schedule was made for an optimizer, but configure_optimizers does not return it, and no code calls it."""
     module = seen.module
     known = {id(getattr(config.scheduler, "optimizer", None)) for config in seen.trainer.lr_scheduler_configs}
-    if seen.trainer.global_step or any("step" in code.co_names for code in codes_of(module)):
+    if seen.trainer.global_step or any("step" in code.co_names for code in codes_of_users(module, seen.trainer)):
         return
     for optimizer in seen.optimizers:
         is_wrapped = getattr(optimizer.step, "_wrapped_by_lr_sched", False)
@@ -117,12 +117,12 @@ def schedule_dropped(seen: Evidence) -> Lines:
 
 @check("schedule-unused", "likely", at="summary")
 def schedule_unused(seen: Evidence) -> Lines:
-    """With manual optimization, where Lightning calls no schedule, neither does the module."""
+    """With manual optimization, where Lightning calls no schedule, neither does the module nor a callback."""
     module = seen.module
     if (
         module.automatic_optimization
         or not seen.ended
-        or any(SCHEDULERS & {*code.co_names} for code in codes_of(module))
+        or any(SCHEDULERS & {*code.co_names} for code in codes_of_users(module, seen.trainer))
     ):
         return
     for config in seen.trainer.lr_scheduler_configs:

@@ -36,8 +36,7 @@ def is_mentioned(module: L.LightningModule, parameter: str, trainer: L.Trainer |
     and of callbacks, and functions beside them. A layer of torch uses its parameters.
     """
     parts, owner = parameter.split("."), module
-    of_users = [c for c in getattr(trainer, "callbacks", []) if not type(c).__module__.startswith("boltcutter")]
-    others = [*own_classes(type(module)), *(cls for each in of_users for cls in own_classes(type(each)))]
+    others = [*own_classes(type(module)), *_callback_classes(trainer)]
     shared = {code for cls in others for code in (*codes(cls), *_functions_beside(cls))}
     for name in parts:
         classes = own_classes(type(owner))
@@ -77,6 +76,16 @@ def says(module: nn.Module, pattern: re.Pattern[str]) -> bool:
 def codes_of(module: nn.Module) -> set[types.CodeType]:
     """The code of all methods of a module and its parts, but of those that create modules and optimizers."""
     return {code for part in module.modules() for cls in own_classes(type(part)) for code in codes(cls)}
+
+
+def codes_of_users(module: nn.Module, trainer: L.Trainer) -> set[types.CodeType]:
+    """The code of a module, as of ``codes_of``, and of the user's callbacks."""
+    return codes_of(module).union(*(codes(cls) for cls in _callback_classes(trainer)))
+
+
+def _callback_classes(trainer: L.Trainer | None) -> list[type]:
+    kinds = [type(callback) for callback in getattr(trainer, "callbacks", [])]
+    return [cls for kind in kinds if not kind.__module__.startswith("boltcutter") for cls in own_classes(kind)]
 
 
 def own_classes(cls: type) -> list[type]:

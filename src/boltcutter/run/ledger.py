@@ -28,7 +28,7 @@ ROW = np.dtype(
         ("gradient_norm", "<f8"),  # before clipping; NaN if it is unknown
         ("lr", "<f8"),  # with which the step was done, of the first parameter group
         ("samples", "<u8"),  # digest of the indices of the samples; of the batch where a loader has no indices
-        ("gradient", "<u8"),  # digest of the gradients with which the step was done
+        ("gradient", "<u8"),  # digest of the norms of all gradients and, on the CPU, of all bits of two small ones
         ("weights", "<u8"),  # digests after the step, at each 100th and at each checkpoint
         ("optimizer", "<u4"),  # of its state
         ("buffers", "<u4"),  # of buffers, as of BatchNorm, of rank 0, and of averages of the weights, as of EMA
@@ -52,7 +52,7 @@ def header(device: str) -> bytes:
     """The beginning of a ledger.
 
     Args:
-        device: Type of the device: digests of gradients are those of all bits on the CPU, else of their norms.
+        device: Type of the device: digests of gradients are those of their norms and, on the CPU, of two gradients.
     """
     return f"{FORMAT} {device}\n".encode().ljust(SIZE, b"\0")
 

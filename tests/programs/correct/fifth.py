@@ -3,6 +3,7 @@
 import copy
 import math
 
+import lightning as L
 import torch
 from programs import (
     Base,
@@ -1380,3 +1381,23 @@ def labels_of_two_kinds():
 
     train, val = digits(loaded=False)
     return Base(), DataLoader(train, 64, shuffle=True, collate_fn=collate), DataLoader(val, 64, collate_fn=collate)
+
+
+class CallsSchedule(L.Callback):
+    """Calls the schedule of the module."""
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        pl_module.schedule.step()
+
+
+@no_bug(callbacks=lambda: [CallsSchedule()])
+def schedule_of_a_callback():
+    """A callback calls the schedule, which configure_optimizers therefore does not return."""
+
+    class M(Base):
+        def configure_optimizers(self):
+            optimizer = torch.optim.Adam(self.parameters(), 1e-3)
+            self.schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+            return optimizer
+
+    return M(), *digits()
