@@ -82,8 +82,9 @@ def test_a_batch_is_a_sequence_of_indices() -> None:
 
 def test_the_indices_of_a_batch_are_known_while_it_is_read() -> None:
     state = EpochState()
-    state.recent = deque([(0, 1, 7), (1, 1, [3, 4]), (2, 2, [5, 6, 8, 9])])  # the first of a loader without batches
-    assert [state.indices_of(number) for number in range(5)] == [[7], [3, 4], [5, 6], [8, 9], None]
+    state.recent = deque([(0, 1, [7]), (1, 1, np.array([3, 4])), (2, 2, np.array([5, 6, 8, 9]))])
+    found = [state.indices_of(number) for number in range(5)]
+    assert [None if each is None else list(each) for each in found] == [[7], [3, 4], [5, 6], [8, 9], None]
 
 
 def test_the_first_epoch_is_0_and_an_interrupted_epoch_is_completed_first() -> None:

@@ -1,8 +1,10 @@
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from conftest import QUICK, Script
 from planted_pairs import EQUAL, PAIRS, PairProject, overrides
 
 from boltcutter.config.errors import ConfigError
@@ -11,7 +13,7 @@ from boltcutter.extend import NegativeResult
 from boltcutter.project import Project
 from boltcutter.replay.bisection import Answer, Bisection, bisect_command, text
 from boltcutter.replay.factors import Factor
-from boltcutter.replay.job import Job, ReplayError
+from boltcutter.replay.job import Done, Job, ReplayError
 from boltcutter.replay.traces import Place
 
 PROJECT = Project.at(Path(__file__).parents[2])
@@ -114,3 +116,27 @@ def test_a_text_of_somebody_else_refers_to_no_value_of_this_user(tmp_path: Path)
         case.own, job = own, Job("run", "", 1, values={"data.path": path})
         with pytest.raises(ReplayError, match="environment") if is_refused else nullcontext():
             case.check_mixed(0, job)
+
+
+def test_a_replay_that_fails_before_the_step_is_no_equal_one(tmp_path: Path) -> None:
+    done = Done([{"ended": 4}], [], "TypeError: of the replay")
+    found = Bisection.__new__(Bisection)
+    found.cfgs = (Settings({}), Settings({}))
+    found.folders, found.devices, found.own = (tmp_path, tmp_path), [1, 1], [True, True]
+    found.before, found.shared, found.records = [({}, []), ({}, [])], [], ({}, {})
+    found.given = (None, None)  # type: ignore[assignment]
+    found.workers = SimpleNamespace(find=lambda *args: SimpleNamespace(run=lambda job: done))  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"A \(.*\) cannot be replayed: TypeError: of the replay"):
+        found.replay(0, None, 5, [5])
+    assert found.replay(0, None, 4, [4]) is done  # as the run itself
+
+
+@pytest.mark.slow
+def test_runs_on_built_in_data(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, rate in (("one", 0.002), ("two", 0.01)):
+        done = script("train", *QUICK, "model=linear", f"optimizer.lr={rate}", f"folder={tmp_path / name}")
+        assert done.returncode == 0, done.stderr
+    with pytest.raises(NegativeResult) as raised:
+        bisect_command(PROJECT, [f"run={tmp_path / 'one'}", f"with={tmp_path / 'two'}"])
+    assert raised.value.result.step == 1
+    assert raised.value.result.causes == ["setting optimizer.lr=0.002 → 0.01"]

@@ -388,7 +388,7 @@ class RankBatches(EpochState, Sampler[Any]):
                 return
             batch = entries if self.batches is not None else entries[0]
             if self.recent is not None:
-                self.recent.append((number, 1, batch))
+                self.recent.append((number, 1, entries if batch is entries else entries[:1]))
             key = self.stream(Purpose.SAMPLES, position=number, rank=rank)
             if self.in_process:
                 self.seed_samples(key)

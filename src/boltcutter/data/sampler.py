@@ -93,10 +93,8 @@ class EpochState:
         while self.recent:
             first, count, indices = self.recent[0]
             if first <= number < first + count:
-                if count == 1:
-                    return indices if isinstance(indices, Sequence) else [indices]  # of a loader without batches
                 size, at = len(indices) // count, number - first
-                return indices[at * size : (at + 1) * size]
+                return indices if count == 1 else indices[at * size : (at + 1) * size]
             self.recent.popleft()
         return None
 

@@ -428,7 +428,10 @@ class Bisection:
         job.unset = [*(key for key in own_unset if key not in values), *unset]
         try:
             self.check_mixed(side, job)
-            return self.workers.find(given or self.given[side], self.records[side]).run(job)
+            done = self.workers.find(given or self.given[side], self.records[side]).run(job)
+            if done.error and not (given or keys) and done.ranks[0]["ended"] < last:  # the run has done this step
+                raise ReplayError(one_line(done.error, 160))
+            return done
         except ReplayError as error:
             if given or keys:
                 raise
