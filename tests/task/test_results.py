@@ -1,6 +1,7 @@
 """What modules of users log without ``sync_dist`` is, on every rank, that of one process over the same samples."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import lightning as L
 import pytest
 import torch
 from conftest import run_forked
+from fake_gpu import DEVICE, fake_gpu
 from forkserver import ForkServer
 
-from boltcutter.task.results import reduce_results
+from boltcutter.task.results import LoggedNamesError, NameChecks, NamedReduction, reduce_results
 
 CODE = """
 import json
@@ -237,3 +239,25 @@ def test_logged_values_are_plain_tensors(tmp_path: Path) -> None:
     assert {name: type(value) for name, value in trainer.callback_metrics.items()} == dict.fromkeys(
         ["val/x", "set"], torch.Tensor
     )
+
+
+def test_a_synchronized_value_of_a_step_is_reduced_without_a_wait_for_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    marks = [0, 0, 5000]  # of another name in the third step
+
+    def all_reduce(found: torch.Tensor, op: Any, group: Any) -> None:
+        other = torch.stack((found[0] + 2, found[1] + (mark := marks.pop(0)), found[2] - mark))
+        found += other
+
+    with monkeypatch.context() as patch, fake_gpu(patch) as gpu:
+        for name, value in {"all_reduce": all_reduce, "get_world_size": lambda _: 2, "get_rank": lambda: 0}.items():
+            patch.setattr(torch.distributed, name, value)
+        reduction = NamedReduction(lambda *_, **__: None, "training_step", "a", checks := NameChecks())
+        reduced = [reduction(torch.ones(()).to(DEVICE), reduce_op=how) for how in ("mean", "sum", "mean")]
+        assert gpu.waits == []
+        assert [float(each) for each in reduced[:2]] == [2.0, 4.0]
+        assert not pickle.loads(pickle.dumps(checks)).read()
+        gpu.step = 1
+        with pytest.raises(LoggedNamesError, match="a: logged in training_step"):
+            checks.read(waits=False)

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from boltcutter import files
-from boltcutter.callback.host_copy import HostCopy, copy_to_host
 from boltcutter.callback.nonfinite import find_origin
 from boltcutter.internals import foreach_norm
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
 from boltcutter.task.after_hook import AfterHook
+from boltcutter.task.host_copy import HostCopy, copy_to_host
 
 GRADIENT, IS_SPARSE = attrgetter("grad"), attrgetter("is_sparse")  # of all parameters, in each step
 SMALLEST_SCALE = 2.0**-16  # of a loss in float16; a scaler that begins with 2^16 is there after 32 overflows in a row

@@ -11,10 +11,10 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 
-from boltcutter.callback.host_copy import Shown
 from boltcutter.callback.status_line import Field, StatusLine
 from boltcutter.callback.throughput import ThroughputMonitor
 from boltcutter.formatting import format_duration, format_number, is_terminal
+from boltcutter.task.host_copy import Shown
 
 # Why not one of Lightning's bars: its rich bar takes 1 ms of each step, this one 0.03 ms (docs/benchmarks.md), because
 # it computes nothing between redraws. It also shows the progress and remaining time of the whole training.

@@ -23,7 +23,6 @@ from xxhash import xxh3_64_intdigest
 
 from boltcutter import files
 from boltcutter.callback.guard import Guard
-from boltcutter.callback.host_copy import HostCopy, copy_to_host
 from boltcutter.data.sampler import EpochState, find_sampler
 from boltcutter.internals import averaged_weights, foreach_norm, local_shard, saved_buffers
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
@@ -31,6 +30,7 @@ from boltcutter.run.folder import update_record
 from boltcutter.run.ledger import SIZE, header, ledger_path, read_ledger
 from boltcutter.run_files import RECORD
 from boltcutter.structure import tensors
+from boltcutter.task.host_copy import HostCopy, copy_to_host
 
 PACK = struct.Struct("<IIdddQQQII").pack  # ROW of run/ledger.py
 BLOCK = 64  # rows that are written together

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from boltcutter.internals import logger_connector, set_logger_connector
 from boltcutter.protocols import data_parallel, gather_objects
 from boltcutter.task.after_hook import AfterHook
+from boltcutter.task.host_copy import HostCopy, copy_to_host
 
 REDUCTIONS: dict[str, Callable[..., float]] = {"sum": sum, "min": min, "max": max}
 MARKS = 1 << 19  # of names, between this and twice as much, which floats of 32 bits and sums of ranks tell apart
@@ -47,20 +49,53 @@ class Logged(NamedTuple):
     options: dict[str, Any]
 
 
+class NameChecks:
+    """Whether ranks log the same names in steps; what a device has found is read later, when it has arrived."""
+
+    def __init__(self) -> None:
+        self._pending: deque[tuple[HostCopy, str]] = deque()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return NameChecks, ()  # a trainer may be pickled
+
+    def add(self, differs: Tensor, line: str) -> None:
+        """Read what has arrived, and begin to copy whether names differ, which is an error of this line.
+
+        Raises:
+            LoggedNamesError: Names differ.
+        """
+        self._pending.append((copy_to_host(differs), line))
+        self.read(waits=False)
+
+    def read(self, *, waits: bool = True) -> None:
+        """Read all, or what has arrived.
+
+        Raises:
+            LoggedNamesError: Names differ.
+        """
+        while self._pending and (waits or self._pending[0][0].is_ready()):
+            copy, line = self._pending.popleft()
+            if copy.wait():
+                raise LoggedNamesError(line)
+
+
 class NamedReduction(NamedTuple):
     """Reduces the value of a step over ranks, all of which must log it under the same name.
 
-    Ranks reduce what they log in the order in which they log it, so names that differ would be mixed.
+    Ranks reduce what they log in the order in which they log it, so names that differ would be mixed. Nothing waits for
+    a device, as the barrier of Lightning's ``reduce`` does: its error is that of a later step.
 
     Args:
-        reduce: ``reduce`` of the strategy.
+        reduce: ``reduce`` of the strategy, for integers.
         hook: The hook that logs.
         name: The name.
+        checks: Those of the training.
     """
 
     reduce: Callable[..., Any]
     hook: str
     name: str
+    checks: NameChecks
 
     def __call__(self, value: Tensor, group: Any = None, reduce_op: Any = None) -> Tensor:
         """Reduce a value, a tensor without dimensions.
@@ -70,15 +105,19 @@ class NamedReduction(NamedTuple):
         """
         if not value.is_floating_point():
             return cast(Tensor, self.reduce(value, group=group, reduce_op=reduce_op))
-        mark = value.new_tensor(MARKS + zlib.crc32(f"{self.hook}.{self.name}".encode()) % MARKS)
+        mark = value.new_full((), MARKS + zlib.crc32(f"{self.hook}.{self.name}".encode()) % MARKS)
         # Both signs, so that minimum and maximum differ on all ranks.
-        found: Tensor = self.reduce(torch.stack((value, mark, -mark)), group=group, reduce_op=reduce_op)
-        expected = mark * (dist.get_world_size(group) if reduce_op == "sum" else 1)
-        if not torch.allclose(found[1:], torch.stack((expected, -expected))):
-            raise LoggedNamesError(
-                f"{self.name}: logged in {self.hook} with sync_dist=True on rank {dist.get_rank()}, while another rank "
-                "logs another name; log the same names in the same order on all ranks"
-            )
+        found, is_mean = torch.stack((value, mark, -mark)), reduce_op in ("mean", "avg")
+        dist.all_reduce(found, getattr(dist.ReduceOp, "SUM" if is_mean else reduce_op.upper()), group)
+        size = dist.get_world_size(group)
+        if is_mean:
+            found /= size
+        expected = mark * (size if reduce_op == "sum" else 1)
+        self.checks.add(
+            torch.isclose(found[1:], torch.stack((expected, -expected))).logical_not().any(),
+            f"{self.name}: logged in {self.hook} with sync_dist=True on rank {dist.get_rank()}, while another rank "
+            "logs another name; log the same names in the same order on all ranks",
+        )
         return found[0]
 
 
@@ -88,16 +127,17 @@ class StepLog:
     Args:
         log: ``log`` of the results.
         names: What is monitored within epochs.
+        checks: Of names.
     """
 
-    def __init__(self, log: Callable[..., None], names: set[str]) -> None:
-        self.log, self.names = log, names
+    def __init__(self, log: Callable[..., None], names: set[str], checks: NameChecks) -> None:
+        self.log, self.names, self.checks = log, names, checks
 
     def __call__(self, fx: str, name: str, value: Any, **options: Any) -> None:
         """Log a value."""
         if options.get("on_step") and isinstance(value, Tensor) and "sync_dist_fn" in options:
             options["sync_dist"] = options.get("sync_dist") or name in self.names
-            options["sync_dist_fn"] = NamedReduction(options["sync_dist_fn"], fx, name)
+            options["sync_dist_fn"] = NamedReduction(options["sync_dist_fn"], fx, name, self.checks)
         self.log(fx, name, value, **options)
 
 
@@ -108,10 +148,14 @@ class LoggerConnector(_LoggerConnector):
     own; with it, the number of samples of ranks is rounded in the weighted mean. Here the mean of an epoch is that over
     all samples; sum, minimum and maximum are those of all ranks. Values of a single step stay those of rank 0, except
     those that a callback or scheduler monitors within epochs.
+
+    Attributes:
+        name_checks: Of values that are synchronized in steps.
     """
 
     def __init__(self, trainer: L.Trainer) -> None:
         super().__init__(trainer)
+        self.name_checks = NameChecks()
         self._reported: set[str] = set()
         self._has_ended = False  # whether the hooks at the end of the epoch were called
 
@@ -145,7 +189,7 @@ class LoggerConnector(_LoggerConnector):
             if isinstance(log := vars(results).get("log"), StepLog):
                 log.names = names
             else:
-                vars(results)["log"] = StepLog(results.log, names)  # type: ignore[union-attr]
+                vars(results)["log"] = StepLog(results.log, names, self.name_checks)  # type: ignore[union-attr]
         super().on_batch_start(batch, dataloader_idx)
 
     def epoch_end_reached(self) -> None:
@@ -191,6 +235,7 @@ class LoggerConnector(_LoggerConnector):
         Raises:
             LoggedNamesError: A value that is synchronized is not logged by all ranks.
         """
+        self.name_checks.read()
         results: Any = self.trainer._results
         local = {key: _logged(item) for key, item in results.valid_items() if _is_shared(item)}
         for _, item in results.valid_items():
@@ -296,7 +341,7 @@ def reduce_results(trainer: L.Trainer) -> None:
 def reduction(trainer: L.Trainer, hook: str, name: str, *, on_step: bool) -> Any:
     """How a value that a hook logs is reduced over ranks."""
     if on_step and trainer.world_size > 1:
-        return NamedReduction(trainer.strategy.reduce, hook, name)
+        return NamedReduction(trainer.strategy.reduce, hook, name, logger_connector(trainer).name_checks)
     return trainer.strategy.reduce
 
 

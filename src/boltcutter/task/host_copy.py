@@ -14,6 +14,11 @@ class HostCopy(NamedTuple):
     values: Tensor
     ready: torch.cuda.Event | None  # None: already
 
+    def is_ready(self) -> bool:
+        """Whether nothing has to wait for it."""
+        event: Any = self.ready
+        return event is None or bool(event.query())
+
     def wait(self) -> Tensor:
         """Return the values; a step later, they are there."""
         if self.ready is not None:
@@ -49,8 +54,7 @@ class Shown:
             source: A number or a tensor of one; None: there is no newer value.
             waits: Whether to wait for it, as at the end of an epoch.
         """
-        ready: Any = self._copy and self._copy.ready
-        if self._copy is not None and ready is not None and ready.query():
+        if self._copy is not None and self._copy.is_ready():
             self.value, self._copy = float(self._copy.values), None
         if source is None or (source is self._source and not waits):
             return

@@ -9,8 +9,8 @@ from fake_gpu import DEVICE, CountSteps, FakeGPU, fake_gpu  # noqa: F401  named 
 
 import boltcutter
 from boltcutter.callback import progress
-from boltcutter.callback.host_copy import Shown, copy_to_host
 from boltcutter.task.base import CountOnDevice
+from boltcutter.task.host_copy import Shown, copy_to_host
 
 LOGGED = {4, 9, 14}  # every five steps
 LOOKED_AT = {0, 1, 3, 7, 17}  # by callback.invariants: steps 1, 2, 4, 8, and the last one
