@@ -36,6 +36,9 @@ def write(folder: Path, name: str, text: str) -> None:
     path.write_text(text + "\n")
 
 
+MULTIPLYING = "".join(f"k{level}: ${{m.k{level + 1}}}${{m.k{level + 1}}}\n" for level in range(70)) + "k70: a\n"
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     for name, text in FILES.items():
@@ -267,6 +270,9 @@ def test_mistakes_in_overrides(project: Project, override: str, setting: str, re
         ("m/a", "k: 1\nk: 2", "x=1", "m/a.yaml:2: not valid YAML: found duplicate key"),
         ("m/a", "- 1", "x=1", "m/a.yaml: expected keys with values, found a list"),
         ("m/a", "k: ${", "x=1", "m/a.yaml: "),
+        pytest.param("m/a", "k: " + "${" * 9000 + "a" + "}" * 9000, "x=1", "a.yaml: it is nested more than", id="deep"),
+        pytest.param("m/a", "k: " + "x" * (1 << 20), "x=1", "m/a.yaml: it has more than 1048576 char", id="large"),
+        pytest.param("m/a", "k: ${m.k0}\n" + MULTIPLYING, "x=1", "its references multiply to", id="multiplying"),
         ("m/a", "defaults: a", "x=1", "m/a.yaml: inherits from itself"),
         ("m/a", "defaults: nope", "x=1", "m=nope: no such option"),
         ("m/a", "defaults: {o: sgd}", "x=1", "m=a: only an experiment's defaults can pick o"),

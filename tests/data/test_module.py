@@ -426,6 +426,8 @@ def test_fingerprint_depends_on_the_contents() -> None:
 def test_invalid_settings_are_one_line_errors() -> None:
     with pytest.raises(ValueError, match=r"data.num_workers=-1"):
         Numbers(num_workers=-1)
+    with pytest.raises(ValueError, match=r"data.num_workers=1000000000 is not in \[0, 1024\]; try 0"):
+        Numbers(num_workers=1_000_000_000)  # processes, which would end the machine
     with pytest.raises(ValueError, match=r"data.batch_size=0"):
         Numbers(batch_size=0)
     with pytest.raises(ValueError, match="data: in the train split, 3 samples are too few for batch_size=4"):

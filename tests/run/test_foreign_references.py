@@ -50,6 +50,7 @@ def test_references_that_compute_read_or_multiply_are_refused(node: Any, fault: 
 
 def test_the_environment_is_read_where_the_project_does_and_nowhere_else(tmp_path: Path) -> None:
     own = project(tmp_path, "uri: ${oc.env:TRACKING}\n")
+    (own.root / "configs" / "logger" / "half_written.yaml").write_text("a: [${oc.env:HOME}\n")  # nothing selects it
     check_references({"logger": {"mine": {"uri": "${oc.env:TRACKING}"}}}, "run=x", own)
     for node in ({"other": "${oc.env:TRACKING}"}, {"uri": "http://theirs/${oc.env:TRACKING}"}):
         with pytest.raises(ConfigError, match="reads your environment"):

@@ -23,6 +23,7 @@ from boltcutter import extend
 from boltcutter.config import foreign, redaction, remedies
 from boltcutter.config.errors import ConfigError, Mistake, one_line
 from boltcutter.config.locate import keeps_arguments
+from boltcutter.config.references import multiplies
 from boltcutter.config.settings import Settings
 from boltcutter.config.values import (
     leaves,
@@ -40,6 +41,7 @@ KEY = r"[^\s=+~.-][^\s=.]*(?:\.[^\s=.]+)*"
 OVERRIDE = re.compile(rf"(\+{{0,2}})({KEY})=(.*)|(~)({KEY})", re.S)
 PATH_KEY = re.compile(r"^runs$|^paths\.|^data\.(.*[_.])?(dir|file|folder|path|root)s?$")
 # Groups that training or a launch instantiates; others are instantiated where they are referred to.
+FEW_REFERENCES = 40  # which cannot multiply to many, besides the 25 of the built-in options
 OVERLAYS = ("experiment", "debug")  # merged over all other groups, in this order
 ALWAYS_BUILT = ("data", "task", "trainer", "callback", "logger")
 
@@ -90,7 +92,10 @@ def compose(project: Project, overrides: Iterable[str] = (), base: Settings | No
         if key.lstrip("+~").partition(".")[0] == "choices":
             raise ConfigError(remedies.choice_is_no_setting(key, text))
         _set(project, cfg, key, text)
-    _refuse_secrets(cfg)
+    written = plain(cfg)
+    if str(written).count("${") > FEW_REFERENCES and (key := multiplies(written, is_own=True)):
+        raise ConfigError(f"{key}: its references multiply to more than can be resolved; leave out some of them")
+    _refuse_secrets(written)
     _anchor_paths(project, cfg, [key.lstrip("+~") for key, _ in settings])
     if "task" in picks:  # in place of the experiment's, which may refer to other groups
         named, chosen = {}, {}
@@ -317,9 +322,9 @@ def refuse_duplicates(overrides: Sequence[str]) -> None:
             )
 
 
-def _refuse_secrets(cfg: DictConfig) -> None:
+def _refuse_secrets(written: dict[str, Any]) -> None:
     """Refuse literal secrets, as the configuration is stored in the run's folder and in W&B; references are fine."""
-    for path, what in redaction.find_secrets(plain(cfg)):
+    for path, what in redaction.find_secrets(written):
         raise ConfigError(remedies.stored_secret(path, what))
 
 

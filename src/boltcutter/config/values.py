@@ -36,6 +36,8 @@ NOT_FINITE = {".inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")
 WRITTEN = {str(value): text for text, value in (RESERVED | NOT_FINITE).items()}
 MAX_DEPTH = 50  # of a configuration: OmegaConf needs many calls for each level
 MAX_VALUES = 1 << 17  # of YAML, where aliases repeat some of them
+MAX_YAML = 1 << 20  # characters of YAML, which take minutes to read
+NESTED = re.compile(rf"(\$\{{[^{{}}]*){{{MAX_DEPTH + 1}}}")  # a reference in a reference in …
 QUOTING = ("[", "{", "'", '"')
 OPENING, CLOSING = "[{(", "]})"
 RESOLVER = re.compile(r"\$\{(\w+:[^{}]*)\}")
@@ -167,7 +169,11 @@ def read_yaml(text: str, *, is_file: bool = True) -> Any:
         OmegaConfBaseException: A reference in it cannot be read.
     """
     loader = _Loader if is_file else _ArgumentLoader
+    if len(text) > MAX_YAML:
+        raise yaml.YAMLError(f"it has more than {MAX_YAML} characters; put what are data into a file of data")
     try:
+        if NESTED.search(text):
+            raise RecursionError
         if "&" in text:
             _check_aliases(yaml.compose(text, loader))
         content = yaml.load(text, loader)  # noqa: S506 - a SafeLoader

@@ -85,6 +85,9 @@ class Splits(NamedTuple):
     test: AnyDataset | None = None
 
 
+MAX_WORKERS = 1024  # of one rank: processes, of which more would end the machine, not the run
+
+
 class DataModule(L.LightningDataModule, ABC):
     """A ``LightningDataModule`` whose order of samples is a pure function of seed and epoch.
 
@@ -126,8 +129,8 @@ class DataModule(L.LightningDataModule, ABC):
             check_folds(num_folds, fold)
         if not 0 <= seed < 2**32:
             raise ValueError(f"data.seed={seed} is not in [0, {2**32 - 1}]; try 0")
-        if num_workers < 0:
-            raise ValueError(f"data.num_workers={num_workers} must be 0 or more; try 0")
+        if not 0 <= num_workers <= MAX_WORKERS:
+            raise ValueError(f"data.num_workers={num_workers} is not in [0, {MAX_WORKERS}]; try 0")
         self.batch_size, self.seed, self.num_workers = batch_size, seed, num_workers
         self.num_folds, self.fold = num_folds, fold
         self.classes: list[str] = []
