@@ -93,8 +93,8 @@ def compose(project: Project, overrides: Iterable[str] = (), base: Settings | No
             raise ConfigError(remedies.choice_is_no_setting(key, text))
         _set(project, cfg, key, text)
     written = plain(cfg)
-    if str(written).count("${") > FEW_REFERENCES and (key := multiplies(written, is_own=True)):
-        raise ConfigError(f"{key}: its references multiply to more than can be resolved; leave out some of them")
+    if str(written).count("${") > FEW_REFERENCES and (place := multiplies(written, is_own=True)):
+        raise ConfigError(f"{place}: its references multiply to more than can be resolved; leave out some of them")
     _refuse_secrets(written)
     _anchor_paths(project, cfg, [key.lstrip("+~") for key, _ in settings])
     if "task" in picks:  # in place of the experiment's, which may refer to other groups

@@ -56,7 +56,8 @@ def multiplies(node: Any, *, is_own: bool = False) -> str | None:
     if sum(sizes.values()) <= MAX_EXPANDED:
         return None
     too_large = {path: size for path, size in sizes.items() if size > MAX_EXPANDED} or sizes
-    return ".".join(min(too_large, key=too_large.__getitem__))  # which others refer to
+    smallest, _ = min(too_large.items(), key=lambda item: item[1])  # to which others refer
+    return ".".join(smallest)
 
 
 def _cost(text: str) -> int:
