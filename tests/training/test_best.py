@@ -1,6 +1,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import lightning as L
@@ -8,8 +9,10 @@ import pandas as pd
 import pytest
 import torch
 from conftest import QUICK, Script
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-from boltcutter.training.best import CheckpointRecorder
+from boltcutter.callback.checkpoint import LastCheckpoint
+from boltcutter.training.best import CheckpointRecorder, why_no_best
 
 LAST = """
 last:
@@ -65,7 +68,7 @@ def test_what_somebody_has_set_in_place_of_saving_is_called_and_kept(monkeypatch
     trainer, module = L.Trainer(accelerator="cpu", logger=False), L.LightningModule()
     own = saved.append
     trainer.save_checkpoint = own  # type: ignore[assignment,method-assign]
-    recorder = CheckpointRecorder(cast(Any, None))
+    recorder = CheckpointRecorder(cast(Any, None), {})
     for _ in range(2):
         recorder.setup(trainer, module, "fit")
         trainer.save_checkpoint("folder/a.ckpt")
@@ -222,3 +225,38 @@ def test_callbacks_of_the_user_alone_are_enough(
     done = script("train", f"resume={folder}", "trainer.max_epochs=5", env=env)
     assert done.returncode == 0, done.stderr
     assert record(folder)["attempts"][-1]["resumed_from"] == str(folder / last)
+
+
+LATE = " was never due; lower its every_n_epochs, or train longer"
+
+
+def checkpoint_callback(**options: Any) -> ModelCheckpoint:
+    return ModelCheckpoint(**{"monitor": "val/loss", **options})
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "before", "after"),
+    [
+        ([checkpoint_callback()], None, "c0" + LATE),
+        ([checkpoint_callback(save_top_k=0), LastCheckpoint()], "callback.c0.save_top_k=0; set it to 1", None),
+        ([LastCheckpoint(), checkpoint_callback(monitor=None)], "callback.c1.monitor=null; set it", None),
+        ([checkpoint_callback(save_top_k=0, save_last=True)], "callback.c0.save_top_k=0; set it to 1", None),
+        ([checkpoint_callback(save_top_k=0), checkpoint_callback(save_top_k=-1)], None, "c1" + LATE),
+        ([checkpoint_callback(every_n_epochs=9)], None, "c0" + LATE),
+        ([checkpoint_callback(monitor="epoch", mode="max"), LastCheckpoint()], None, None),  # of which it is the last
+        ([LastCheckpoint()], "none has a monitor; add callback.best", None),
+        ([], None, None),  # nothing is saved, which is said elsewhere
+    ],
+)
+def test_it_is_said_why_no_checkpoint_is_the_best(
+    callbacks: list[Callback], before: str | None, after: str | None
+) -> None:
+    trainer: Any = SimpleNamespace(callbacks=callbacks, fast_dev_run=False, callback_metrics={"val/loss": 1.0})
+    configured = {f"c{number}": callback for number, callback in enumerate(callbacks)}
+    for ended, expected in ((False, before), (True, after)):
+        note = why_no_best(trainer, configured, ended=ended) or ""
+        assert note.endswith(expected or "")
+        assert bool(note) == bool(expected)
+    for callback in callbacks:
+        vars(callback)["best_model_path"] = "some.ckpt"
+    assert why_no_best(trainer, configured, ended=True) is None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, Checkpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 
 from boltcutter.callback.checkpoint import BestCheckpoint, LastCheckpoint
 from boltcutter.checkpoint.find import list_names
@@ -23,10 +24,11 @@ class CheckpointRecorder(Callback):
 
     Args:
         cfg: The configuration of the run.
+        configured: Callbacks of the configuration by name.
     """
 
-    def __init__(self, cfg: Settings) -> None:
-        self.cfg = cfg
+    def __init__(self, cfg: Settings, configured: Mapping[str, Callback]) -> None:
+        self.cfg, self.configured = cfg, configured
         self._places: set[str] = set()  # folders or URLs that were saved to
         self._recorded: dict[str, Any] = {}
         self._ours: Any = None  # what saves in place of a function of the trainer
@@ -41,6 +43,10 @@ class CheckpointRecorder(Callback):
         if stage == "fit":
             self._theirs, self._ours = vars(trainer).get("save_checkpoint"), partial(self._save, trainer)
             vars(trainer)["save_checkpoint"] = self._ours
+            savers = (c for c in callbacks if isinstance(c, Checkpoint))
+            ranks = any(getattr(c, "monitor", None) and getattr(c, "save_top_k", 1) for c in savers)
+            if not ranks and trainer.is_global_zero and (note := why_no_best(trainer, self.configured)):
+                print(note)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Record what training has saved."""
@@ -53,6 +59,8 @@ class CheckpointRecorder(Callback):
         if len(found) > 1 and trainer.is_global_zero:
             rest = ", ".join(map(_label, found[1:]))
             print(f"best checkpoint: {found[0].best_model_path}, by {_label(found[0])}; not that by {rest}")
+        if not found and trainer.is_global_zero and (note := why_no_best(trainer, self.configured, ended=True)):
+            print(note)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Restore the trainer."""
@@ -107,6 +115,36 @@ def monitored_checkpoints(trainer: L.Trainer) -> list[Any]:
         return saved[:1]
     scored = [c for c in found if (score := describe(c)["score"]) is None or math.isfinite(score)]
     return sorted(scored, key=lambda c: (not isinstance(c, BestCheckpoint), c.monitor not in monitored))
+
+
+def why_no_best(trainer: L.Trainer, configured: Mapping[str, Callback], *, ended: bool = False) -> str | None:
+    """Say why no callback saves a best checkpoint; None if one does, or if that is said elsewhere.
+
+    Args:
+        trainer: With all callbacks.
+        configured: Callbacks of the configuration by name.
+        ended: Whether training has ended, so that a callback may have saved nothing; else it begins.
+    """
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    savers: list[Any] = [c for c in callbacks if isinstance(c, Checkpoint) and not trainer.fast_dev_run]  # type: ignore[attr-defined]
+    ranked = [c for c in savers if getattr(c, "monitor", None) and getattr(c, "save_top_k", 1)]
+    if not savers or bool(ranked) != ended:
+        return None
+    is_due = [c.monitor in trainer.callback_metrics and not getattr(c, "best_model_path", "?") for c in ranked]
+    if ended and not all(is_due):
+        return None
+    chosen: list[Any] = ranked or [
+        c for c in savers if isinstance(c, ModelCheckpoint) and not isinstance(c, LastCheckpoint)
+    ]
+    names = {id(callback): f"callback.{name}" for name, callback in configured.items()}
+    name = names.get(id(chosen[0]), type(chosen[0]).__name__) if chosen else ""
+    if ended:
+        reason = f"{name} was never due; lower its every_n_epochs, or train longer"
+    elif chosen:
+        reason = f"{name}.monitor=null; set it" if chosen[0].save_top_k else f"{name}.save_top_k=0; set it to 1"
+    else:
+        reason = "none has a monitor; add callback.best"
+    return f"note: no callback saves a best checkpoint, so ckpt=best and the test take the last one: {reason}"
 
 
 def describe(callback: Any) -> dict[str, Any]:

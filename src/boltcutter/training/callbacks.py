@@ -56,7 +56,7 @@ def in_order(
         ending,  # before checkpoints are saved, as it validates once more
         changes,  # after the state of optimizers and schedulers was restored
         ExactnessCheck(cfg),  # compares what all callbacks above have restored
-        CheckpointRecorder(cfg),
+        CheckpointRecorder(cfg, configured),
         PlanCheck(),
         MonitoredValues(),
         SameWeights(),
