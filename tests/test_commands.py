@@ -7,11 +7,13 @@ own runs and files stand for a run and files of this project.
 import re
 import shutil
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, patience
 from new_project import in_shell
 from PIL import Image
 from test_docs import PAGES, TEMPLATE, TEMPLATE_PAGES
@@ -188,7 +190,8 @@ PROGRAMS = {  # what readers have before and after the blocks of a page, which r
 def sessions(page: Path) -> list[tuple[str, list[str]]]:
     """The commands of the blocks ``console``, which begin with ``$``, each with the lines that it prints."""
     found: list[tuple[str, list[str]]] = []
-    for line in (line for text in blocks(page, "console") for line in text.splitlines()):
+    text = "\n".join(blocks(page, "console"))
+    for line in re.sub(r"^(\$ .*)\\\n", r"\1", text, flags=re.M).splitlines():
         if line.startswith("$ "):
             found.append((line[2:], []))
         elif line.strip() not in ("", "…"):
@@ -274,6 +277,21 @@ def call(project: Path, command: str) -> None:
     in_shell(command, project)
 
 
+@contextmanager
+def same_runs(project: Path, folder: Path) -> Iterator[None]:
+    """Restore the runs of a project: those of one page, also that it resumes, are not those of the next."""
+    before, runs = folder / "runs", project / "runs"
+    if not runs.exists():
+        yield
+        return
+    shutil.copytree(runs, before)
+    try:
+        yield
+    finally:
+        shutil.rmtree(runs)
+        shutil.copytree(before, runs)
+
+
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with the built-in options, like a clone of the repository, a trained run and a few files."""
@@ -307,14 +325,9 @@ def created(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("page", [page for page in ALL if any(map(is_run, commands(page)))], ids=name)
 def test_the_commands_of_a_page_run(page: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     project = request.getfixturevalue("created" if TEMPLATE in page.parents else "clone")
-    before, runs = tmp_path / "runs", project / "runs"
-    shutil.copytree(runs, before)
-    try:
+    with same_runs(project, tmp_path):
         for command in (*BEFORE.get(name(page), ()), *filter(is_run, commands(page))):
             call(project, command)
-    finally:  # runs of one page, also those that it resumes, are not compared with those of another
-        shutil.rmtree(runs)
-        shutil.copytree(before, runs)
 
 
 @pytest.fixture(scope="module")
@@ -334,7 +347,12 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-SESSIONS = {"docs/first-project.md": "fresh", "docs/from-my-script.md": "own"}  # else in the clone
+SESSIONS = {  # else in the clone
+    "docs/first-project.md": "fresh",
+    "docs/from-my-script.md": "own",
+    "docs/cloud.md": "fresh",  # which is a repository
+}
+UNTIL_STOPPED = "boltcutter serve "  # commands that are stopped after a while
 
 
 def test_lines_that_a_page_shows_are_compared() -> None:
@@ -346,10 +364,13 @@ def test_lines_that_a_page_shows_are_compared() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("page", [page for page in ALL if sessions(page)], ids=name)
-def test_the_sessions_of_a_page_print_what_it_shows(page: Path, request: pytest.FixtureRequest) -> None:
+def test_the_sessions_of_a_page_print_what_it_shows(page: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     project = request.getfixturevalue(SESSIONS.get(name(page), "clone"))
-    for command, expected in sessions(page):
-        assert missing_lines(in_shell(f"({command}) 2>&1 || true", project), expected) == [], command
+    with same_runs(project, tmp_path):
+        for command, expected in sessions(page):
+            limit = f"timeout -s INT {patience(30):.0f} " if command.startswith(UNTIL_STOPPED) else ""
+            printed = in_shell(f"({limit}{command}) 2>&1 || true", project)
+            assert missing_lines(printed, expected) == [], command
 
 
 @pytest.mark.slow

@@ -301,3 +301,17 @@ def test_variables_of_the_project_are_set_and_never_recorded(tmp_path: Path, mon
     assert os.environ["PLACE_OF_DATA"] == "/mnt/secret place"
     raw = {"path": "${oc.env:PLACE_OF_DATA}/x"}
     assert redaction.redact({"path": "/mnt/secret place/x"}, raw) == {"path": "***/x"}
+
+
+def test_options_that_are_not_text_or_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+    """As opening the run of somebody else reads all of them, and ``--help`` their first lines."""
+    folder = tmp_path / "configs" / "model"
+    folder.mkdir(parents=True)
+    (folder / "a.yaml").write_text("# Mine.\n_target_: mine.A\n")
+    (folder / "latin.yaml").write_bytes(b"# M\xfcller.\n")
+    os.mkfifo(folder / "fifo.yaml")
+    project = Project.at(tmp_path)
+    texts = list(project.option_texts())
+    assert "# Mine.\n_target_: mine.A\n" in texts
+    assert not [text for text in texts if "M\xfcller" in text or "Mller" in text]
+    assert project.describe_options("model")["latin"].startswith("M�ller.")

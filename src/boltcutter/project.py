@@ -11,7 +11,7 @@ import re
 import shlex
 import stat
 import sys
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from configparser import ConfigParser
 from contextlib import suppress
 from dataclasses import dataclass
@@ -192,6 +192,12 @@ class Project:
                 found.setdefault(group.name, {}).update({file.stem: file for file in group.glob("*.yaml")})
         return {name: dict(sorted(options.items())) for name, options in sorted(found.items())}
 
+    def option_texts(self) -> Iterator[str]:
+        """The texts of all files of options; none of a file that cannot be read, or is not in UTF-8."""
+        for file in (file for folder in self.config_dirs for file in folder.rglob("*.yaml")):
+            with suppress(UnicodeDecodeError):
+                yield _read(file).decode()
+
     def origin(self, file: Path) -> str:
         """``project``, ``built-in`` for an option of the library, or the package of the part that brings it."""
         folder = next(folder for folder in self.config_dirs if file.is_relative_to(folder))
@@ -239,7 +245,7 @@ def restart(**variables: str) -> None:
 
 def summary(file: Path) -> str:
     """The comment in the first line of an option."""
-    first = file.read_text().split("\n", 1)[0]
+    first = _read(file).decode(errors="replace").partition("\n")[0]
     return first.lstrip("# ") if first.startswith("#") else ""
 
 

@@ -137,11 +137,19 @@ def test_a_group_of_the_project_is_not_renamed(tmp_path: Path) -> None:
     assert translate(Project.at(tmp_path), "train", ["callbacks=x"]) == ("train", ["callbacks=x"])
 
 
-@pytest.mark.parametrize(("name", "ours"), [("fit", "train"), ("validate", "evaluate")])
-def test_subcommands_of_others(name: str, ours: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ("fit", "train"),
+        ("validate", "evaluate"),
+        ("-m seed=1,2", "boltcutter train -m seed=1,2"),
+        ("model=mlp data=x", "boltcutter train model=mlp data=x"),
+    ],
+)
+def test_subcommands_of_others(given: str, ours: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main([name])
-    assert f"{name}: no such command; use {ours}" in capsys.readouterr().err
+        main(given.split())
+    assert f"{given.split()[0]}: no such command; use {ours} (" in capsys.readouterr().err
 
 
 def test_a_multirun_is_checked_as_a_search(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

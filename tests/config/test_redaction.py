@@ -10,6 +10,7 @@ from boltcutter.config.redaction import (
     is_secret_file,
     looks_secret,
     redact,
+    redact_arguments,
     without_credentials,
 )
 
@@ -33,7 +34,8 @@ KEYS = [
         "credentials refresh_token AWS_SECRET_ACCESS_KEY GITHUB_TOKEN WANDB_API_KEY dsn database_url "
         "signing_key account_key sas_token openai_key db_pass gh_pat vault_token databricks_token "
         "KAGGLE_KEY PGPASSWORD VAULT_TOKEN DATABRICKS_TOKEN OPENAI_KEY GH_PAT MY_SERVICE_KEY SMTP_PASS MYSQL_PWD "
-        "SSHPASS PGPASS API_KEY_2 TOKEN1 CI_JOB_JWT_V2"
+        "SSHPASS PGPASS API_KEY_2 TOKEN1 CI_JOB_JWT_V2 --token MY_CREDS MYAPIKEY SIGNING_KEY_BASE64 KUBE_CONFIG_DATA "
+        "GOOGLE_APPLICATION_CREDENTIALS_JSON"
     ),
 )
 def test_names_of_secrets(name: str) -> None:
@@ -45,7 +47,7 @@ def test_names_of_secrets(name: str) -> None:
     words(
         "pad_token eos_token tokens max_tokens tokenizer key keys monkey key_size num_key_value_heads url "
         "image_key label_key bypass pass_through num_passes PassengerId pattern EOS_TOKEN PAD_TOKEN MAX_TOKENS PATH "
-        "PWD OLDPWD KEYMAP COMPASS BYPASS NUM_PASSES KEYS_1 GIT_CONFIG_KEY_0"
+        "GOOGLE_APPLICATION_CREDENTIALS_PATH PWD OLDPWD KEYMAP COMPASS BYPASS NUM_PASSES KEYS_1 GIT_CONFIG_KEY_0"
     ),
 )
 def test_names_of_other_values(name: str) -> None:
@@ -65,7 +67,10 @@ def test_files_of_secrets(name: str) -> None:
     assert is_secret_file(name)
 
 
-@pytest.mark.parametrize("name", words(".env.example env.py keys.py model.py secret_sharing.py environment.yml"))
+@pytest.mark.parametrize(
+    "name",
+    words(".env.example env.py token.py tokens.json loss_history keys.py model.py secret_sharing.py environment.yml"),
+)
 def test_other_files(name: str) -> None:
     assert not is_secret_file(name)
 
@@ -199,7 +204,13 @@ def test_names_of_services_and_of_keys_are_secret(name: str) -> None:
     assert looks_secret(name)
 
 
-@pytest.mark.parametrize("name", [".vault-token", "auth.json", ".my.cnf", "id_rsa_work", "id_ed25519.old"])
+@pytest.mark.parametrize(
+    "name",
+    words(
+        ".vault-token auth.json .my.cnf id_rsa_work id_ed25519.old _netrc pgpass.conf .pypirc.bak kubeconfig.yaml "
+        "token api_key.txt .token passwords.txt cookies.txt .vault_pass .bash_history credentials.db"
+    ),
+)
 def test_files_of_services_and_renamed_keys_are_secret(name: str) -> None:
     assert is_secret_file(f"a/{name}")
     assert not is_secret_file("id_rsa_work.pub")
@@ -226,6 +237,15 @@ def test_values_of_the_project_variables_are_masked_in_errors(monkeypatch: pytes
     [
         f"sk_live_{'a1B2' * 6}",
         f"npm_{'a1B2' * 9}",
+        f"pypi-AgEI{'a1B2' * 12}",
+        f"gsk_{'a1B2' * 13}",
+        f"nvapi-{'a1B2' * 16}",
+        f"wandb_v1_{'a1B2' * 10}",
+        f"//registry.npmjs.org/:_authToken={'a1B2' * 3}",
+        f"https://{'a1B2' * 5}@example.com/a.git",
+        f"https://hooks.slack.com/services/T0/B0/{'a1B2' * 6}",
+        f"machine example.com login me password {'a1B2' * 3}",
+        f"aws_secret_access_key = {'a1B2' * 10}",
         f"SG.{'a' * 22}.{'b' * 43}",
         f"AccountName=a;AccountKey={'aB3d' * 21}Eg==;EndpointSuffix=core.windows.net",
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIiwibiI6MX0.dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk",
@@ -234,3 +254,11 @@ def test_values_of_the_project_variables_are_masked_in_errors(monkeypatch: pytes
 def test_keys_of_services_are_found_by_their_form(text: str) -> None:
     assert next(find_secrets({"note": f"see {text}"}))
     assert not next(find_secrets({"note": f"sha256:{'0123456789abcdef' * 4} eyJ.eyJ.a sk_live npm_ SG.a.b"}), None)
+
+
+def test_secrets_among_arguments_are_masked() -> None:
+    words = ["train.py", "--token=abc", "--api-key", "def", "--password", "-v", "x.api_key=ghi", "lr=0.1", "--out", "x"]
+    masked = ["--token=***", "--api-key", "***", "--password", "-v", "x.api_key=***", "lr=0.1", "--out", "x"]
+    assert redact_arguments(words) == ["train.py", *masked]
+    assert redact_arguments(["client.api_key=${oc.env:KEY}", "--token"]) == ["client.api_key=${oc.env:KEY}", "--token"]
+    assert redact_arguments(["https://user:secret1@a.com/b"]) == ["https://***@a.com/b"]

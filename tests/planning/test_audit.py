@@ -11,7 +11,7 @@ from conftest import QUICK, Script, run_command
 from boltcutter.config.errors import ConfigError
 from boltcutter.diagnosis import Finding
 from boltcutter.planning import audit
-from boltcutter.planning.audit import make
+from boltcutter.planning.audit import is_converged, make
 from boltcutter.project import Project
 
 SCRIPT = """
@@ -126,3 +126,24 @@ def test_the_model_of_a_run_is_compared_with_baselines(script: Script, tmp_path:
     assert "baseline (" in done.stderr
     assert "your model" in done.stderr
     assert "points of accuracy" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, True),
+        ({"best_after": 20}, False),  # its last validation was its best
+        ({"best_after": None}, False),
+        ({"best_by": None}, False),
+        ({"attempts": [{"reason": "interrupted"}]}, False),
+        ({"attempts": []}, False),
+    ],
+)
+def test_a_run_whose_best_validation_is_before_its_end_has_converged(changed: dict[str, Any], expected: bool) -> None:
+    record = {
+        "attempts": [{"reason": "completed"}],
+        "best_by": {"monitor": "val/loss"},
+        "best_after": 10,
+        "measured_after": {"val/loss": 20},
+    }
+    assert is_converged(record | changed) == expected

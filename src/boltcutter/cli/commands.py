@@ -15,10 +15,10 @@ from typing import Any
 from boltcutter import extend
 from boltcutter.cli import main as cli
 from boltcutter.cli.table import commands
-from boltcutter.cli.translate import translate
+from boltcutter.cli.translate import MULTIRUN, translate
 from boltcutter.config import foreign
 from boltcutter.config.compose import refuse_duplicates
-from boltcutter.config.errors import ConfigError, hint
+from boltcutter.config.errors import ConfigError, hint, printable
 from boltcutter.config.redaction import hide_variables
 from boltcutter.environment.output import Terminal, ignore_lost_readers
 from boltcutter.extend import load_object
@@ -108,7 +108,10 @@ def _run(name: str, arguments: list[str], start: str | None, program: str | None
     with cli.one_line_errors():
         known = commands()
         if name not in known:
-            near = f"; use {ours}" if (ours := foreign.COMMANDS.get(name)) else hint(name, known)
+            ours = foreign.COMMANDS.get(name)
+            if "=" in name or name in MULTIRUN:  # arguments of a training
+                ours = printable(shlex.join(["boltcutter", "train", name, *arguments]))
+            near = f"; use {ours}" if ours else hint(name, known)
             raise ConfigError(f"{name}: no such command{near} (there are: {', '.join(known)})", kind="unknown_command")
         command, project = known[name], Project.find(start)
     project.use_vendored_library()

@@ -31,8 +31,8 @@ SECRET_KEY = re.compile(
 # Environment variables: any name that ends so, such as MY_SERVICE_KEY and PGPASSWORD.
 SECRET_VARIABLE = re.compile(
     r"(^|_)(TOKEN|KEY|PAT|SECRET|CREDENTIALS?|JWT|DSN)(_?V?[0-9]+)?$|(?<!COM)(?<!BY)PASS(_?[0-9]+)?$|PASSW(OR)?D|PASSPHRASE|PASSFILE"
-    r"|(^|_)(API_?KEY|TOKEN|SECRET|PRIVATE_KEY|ACCESS_KEY)_(?!(.*_)?(FILE|PATH|DIR|NAME|ID|ARN|UR[IL]|TYPE|SIZE|LENGTH|COUNT|LIMIT|HOST|PORT|VERSION)$)[A-Z0-9_]+$"
-    r"|(^|_)(SECRETS|BEARER|PASSCODE|SAS|COOKIES?|AUTH|AUTH_CONFIG|PW)$"
+    r"|(^|_)(API_?KEY|TOKEN|SECRET|PRIVATE_KEY|ACCESS_KEY|SIGNING_KEY|CREDENTIALS|KUBE_?CONFIG)_(?!(.*_)?(FILE|PATH|DIR|NAME|ID|ARN|UR[IL]|TYPE|SIZE|LENGTH|COUNT|LIMIT|HOST|PORT|VERSION)$)[A-Z0-9_]+$"
+    r"|(^|_)(SECRETS|BEARER|PASSCODE|SAS|COOKIES?|AUTH|AUTH_CONFIG|PW|CREDS)$|APIKEY$"
     r"|(^|_)(REDIS|MONGO(DB)?|AMQP|POSTGRES(QL)?|MYSQL|DATABASE|DB|BROKER|SENTRY|RABBITMQ|CLICKHOUSE)_(URL|URI)$|(^|_)ACCESS_KEY_ID$"
 )
 ORDINARY_VARIABLE = re.compile(
@@ -40,23 +40,33 @@ ORDINARY_VARIABLE = re.compile(
     r"|^GIT_CONFIG_KEY_[0-9]+$"  # a name, such as safe.directory
 )
 SECRET_FILE = re.compile(
-    r"\.env(\.(?!example$|sample$|template$|dist$).*)?|.*\.env|\.envrc|\.netrc|\.pgpass|\.npmrc|\.pypirc|\.htpasswd"
-    r"|\.git-credentials|\.dockercfg|kubeconfig|id_(rsa|dsa|ecdsa|ed25519).*(?<!\.pub)|\.?vault-token|auth\.json|\.my\.cnf|\.mylogin\.cnf|\.pg_service\.conf|credentials(\.(json|ya?ml|toml|ini|csv))?"
+    r"\.env(\.(?!example$|sample$|template$|dist$).*)?|.*\.env|\.envrc|[._]netrc|\.?pgpass(\.conf)?|\.npmrc|\.pypirc.*|\.htpasswd"
+    r"|\.git-credentials|\.dockercfg|\.dockerconfigjson|kubeconfig(\.ya?ml)?|id_(rsa|dsa|ecdsa|ed25519).*(?<!\.pub)|\.?vault-token|auth\.json|\.my\.cnf|\.mylogin\.cnf|\.pg_service\.conf|credentials(\.(json|ya?ml|toml|ini|csv))?"
     r"|kaggle\.json|hf_token|client_secrets?.*\.json|.*-key\.json|terraform\.tfstate(\.backup)?|.*\.tfvars|rclone\.conf"
+    r"|\.?(api[-_]?key|access[-_]?token|token|passwords?|cookies)(\.(txt|json|sqlite))?|\.vault[-_]pass(word)?|\..*_history"
+    r"|(credentials|access_tokens)\.db|accessTokens\.json|msal_token_cache\..*|.*-sa\.json"
     r"|\.s3cfg|\.boto|\.databrickscfg|secrets?\.(json|ya?ml|toml|ini|env|txt)|.*service[-_]?account.*\.json|application_default_credentials\.json"
     r"|.*\.(pem|key|p12|pfx|p8|jks|keystore|crt|cer|der|ppk|kdbx|asc|gpg|ovpn)",
     re.I,
 )
 # Keys by their form: PEM, Hugging Face, OpenAI and Anthropic, AWS, GitHub, GitLab, HashiCorp Vault, Google, Slack,
-# Databricks, Stripe, npm, SendGrid, Azure, JSON Web Tokens. Source: the documentation of each.
+# Databricks, Stripe, npm, SendGrid, Azure, JSON Web Tokens, PyPI, Replicate, Groq, xAI, Perplexity, NVIDIA, W&B,
+# DigitalOcean, Sentry, Notion, Linear, Shopify, age, Telegram, Discord; in files of npm, netrc, AWS and Kubernetes; and
+# tokens in place of the user of a URL. Source: the documentation of each.
 # detect-secrets was tried instead: its import takes 0.9 s of each start, it has no rules for Hugging Face, OpenAI,
 # Anthropic, Google, Databricks and Vault, and those for entropy, which find these, take each digest for a key.
 SECRET_TEXT = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY|\b(hf_[A-Za-z0-9]{30,}|sk-[\w-]{20,}|A[KS]IA[0-9A-Z]{16}"
-    r"|gh[opsu]_[A-Za-z0-9]{36}|github_pat_\w{22,}|glpat-[\w-]{20,}|hv[bs]\.[\w-]{20,}|AIza[\w-]{35}"
+    r"|gh[oprsu]_[A-Za-z0-9]{36}|github_pat_\w{22,}|gl(pat|cbt|rt|ptt|dt|oas|ft|soat)-[\w-]{20,}|hv[bs]\.[\w-]{20,}|AIza[\w-]{35}"
     r"|xox[abprs]-[\w-]{10,}|dapi[0-9a-f]{32}|[rs]k_live_[A-Za-z0-9]{24,}|npm_[A-Za-z0-9]{36}"
+    r"|pypi-AgE[\w-]{40,}|ya29\.[\w-]{30,}|GOCSPX-[\w-]{28}|r8_[A-Za-z0-9]{37}|gsk_[A-Za-z0-9]{40,}|xai-\w{60,}|pplx-\w{40,}"
+    r"|nvapi-[\w-]{50,}|wandb_v1_\w{40,}|do[op]_v1_[0-9a-f]{64}|sntr[yu]s_[\w=+/-]{40,}|ntn_[A-Za-z0-9]{40,}|lin_api_\w{40}"
+    r"|shp(at|ca|pa|ss)_[0-9a-fA-F]{32}|[0-9]{8,10}:AA[\w-]{33}|AGE-SECRET-KEY-1[A-Z0-9]{58}"
     r"|SG\.[\w-]{22}\.[\w-]{43}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,})(?![\w-])|\bAccountKey=[A-Za-z0-9+/]{86}=="
     r"|\bwandb login(?: +-\S+)* +[0-9a-f]{40}\b|\b(?i:authorization: *(?:bearer|basic)) +[\w.~+/=-]{8,}"
+    r"|(?<=hooks\.slack\.com/services/)[\w/]{20,}|(?<=/api/webhooks/)[0-9]{17,20}/[\w-]{60,}|(?<=://)[\w.~+-]{20,}(?=@)"
+    r"|(?<=_authToken=)[\w.~+/=-]{8,}|(?<=client-key-data: )[\w+/=]{20,}|\b(?i:aws_secret_access_key *= *)[\w+/]{40}\b"
+    r"|(?<=machine )\S+ +login +\S+ +password +\S+"
 )
 MASK = "***"
 MAX_COMMAND = 1 << 15  # characters of a recorded command that are split, which takes quadratic time
@@ -76,7 +86,8 @@ def looks_secret(name: str) -> bool:
         return False
     if name.isupper() and SECRET_VARIABLE.search(name):
         return True
-    return bool(SECRET_KEY.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_")))
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").strip("_")  # also of an option, as --token
+    return bool(SECRET_KEY.search(words))
 
 
 def hide_variables(text: str) -> str:
@@ -171,6 +182,20 @@ def find_secrets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 def _is_signature(name: str) -> bool:
     return name.lower() in SIGNATURE_PARAMETERS or looks_secret(name)
+
+
+def redact_arguments(words: Iterable[str]) -> list[str]:
+    """Redact secrets in the words of a command: in ``key=value``, in ``--token=value``, and after ``--token``."""
+    found, follows = list[str](), False
+    for word in words:
+        key, sign, value = word.partition("=")
+        is_secret = looks_secret(key.rpartition(".")[2])
+        if follows and not word.startswith("-"):
+            found.append(MASK)
+        else:  # a reference is none
+            found.append(f"{key}={MASK}" if is_secret and value and "${" not in value else hide_passwords(word))
+        follows = is_secret and not sign and word.startswith("-")
+    return found
 
 
 def redact(resolved: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:

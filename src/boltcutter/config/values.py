@@ -187,6 +187,16 @@ def read_yaml(text: str, *, is_file: bool = True) -> Any:
     return {} if content is None else content
 
 
+def read_plain_yaml(text: str) -> Any:
+    """Read YAML of an option that may be half written: scalars as by PyYAML, and None for what cannot be read."""
+    try:
+        if "&" in text or len(text) > MAX_YAML:  # which takes longer
+            return without_texts(read_yaml(text))
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError):
+        return None
+
+
 def is_deep(content: Any, depth: int) -> bool:
     """Whether lists and mappings are nested in more levels."""
     level, containers = [content], (dict, list)

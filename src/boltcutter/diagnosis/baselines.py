@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from boltcutter.diagnosis.calls import CLASSES
-from boltcutter.diagnosis.checks import Lines, check
+from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import REGRESSIONS, Loss
 from boltcutter.diagnosis.loaders import Splits
@@ -126,9 +126,13 @@ def baseline(seen: Evidence) -> Lines:
         unit = " of the squared error"
     verb = "beats" if gain > 0 else "is behind" if gain < 0 else "differs from"
     sure = "" if abs(gain) > error else ", which may be chance"
-    yield (
+    is_behind = gain < -error
+    if is_behind and not seen.is_converged:
+        sure = ", but its validation was still improving: train longer"
+    yield Line(
         f"your model {verb} {best.name} by {abs(gain):.3g} ± {error:.2g}{unit}{sure} ({_score(own, classes)}; {text}; "
-        f"{budget})"
+        f"{budget})",
+        level="likely" if is_behind and seen.is_converged else None,
     )
 
 

@@ -153,6 +153,7 @@ class Evidence:
         self.calls: list[Loss] = []  # of loss functions, in one pass of the steps
         self.remarks: list[Remark] = []  # on shapes, in the same passes
         self.predictions: list[Loss] = []  # of a trained model in validation
+        self.is_converged = False  # its validation had been best before training ended
         # of validation
         self.validations = 0
         self.validation_batch: Any = None

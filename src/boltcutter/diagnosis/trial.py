@@ -36,7 +36,8 @@ class Trial(Invariants):
 
     Args:
         with_data: Whether it also asks about the data, and shows notes.
-        weights: Called after the last step with the module: loads trained weights, which are compared with baselines.
+        weights: Called after the last step with the module: loads trained weights, which are compared with baselines,
+            and returns whether their validation had been best before their training ended.
         seconds: Time for the steps, and for the probes.
         **options: Of ``Invariants``.
     """
@@ -47,7 +48,7 @@ class Trial(Invariants):
         self,
         *,
         with_data: bool = False,
-        weights: Callable[[L.LightningModule], None] | None = None,
+        weights: Callable[[L.LightningModule], bool] | None = None,
         seconds: float = SECONDS,
         **options: Any,
     ) -> None:
@@ -102,7 +103,7 @@ class Trial(Invariants):
                 if test := _test_loader(trainer):
                     seen.splits = Splits({**seen.splits.loaders, "test": test})
                 if self.weights is not None and seen.probe is not None:
-                    self.weights(pl_module)
+                    seen.is_converged = self.weights(pl_module)
                     seen.predictions = _predictions(seen.probe, seen.splits)
                 self._ask("data")
         super().on_train_end(trainer, pl_module)

@@ -25,6 +25,7 @@ from boltcutter.environment.warning_filters import filter_warnings
 from boltcutter.planning.check import run_trial
 from boltcutter.project import Project
 from boltcutter.run.best import find_checkpoint
+from boltcutter.run.folder import read_record
 from boltcutter.training.failure import explain_errors
 
 OBJECT = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
@@ -62,7 +63,7 @@ def audit_configuration(project: Project, arguments: list[str]) -> list[Finding]
     if run:
         cfg = complete_config(load_run_config(project, Path(run), rest))
         checkpoint = find_checkpoint(cfg.place, special.get("ckpt", "best"))
-        weights = partial(load_trained, path=checkpoint)
+        weights = partial(load_trained, path=checkpoint, record=read_record(cfg.place.folder))
     else:
         cfg = read_config(project, rest)
     with TemporaryDirectory() as folder:
@@ -76,9 +77,19 @@ def audit_configuration(project: Project, arguments: list[str]) -> list[Finding]
             raise
 
 
-def load_trained(task: L.LightningModule, path: str) -> None:
-    """Load the weights of a checkpoint."""
+def load_trained(task: L.LightningModule, path: str, record: Mapping[str, Any]) -> bool:
+    """Load the weights of a checkpoint, and return whether validation had been best before its run was completed."""
     load_weights(task, path)
+    return is_converged(record)
+
+
+def is_converged(record: Mapping[str, Any]) -> bool:
+    """Whether validation was best before the end of a run that is completed: training longer did not help it."""
+    try:
+        last = record["measured_after"][record["best_by"]["monitor"]]
+        return bool(record["attempts"][-1]["reason"] == "completed" and record["best_after"] < last)
+    except (KeyError, TypeError, IndexError):  # of a run without a best checkpoint, or of an earlier version
+        return False
 
 
 def audit_objects(objects: Sequence[str], settings: Sequence[str]) -> list[Finding]:

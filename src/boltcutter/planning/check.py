@@ -121,7 +121,7 @@ def run_trial(
     num_ranks: int,
     *,
     with_data: bool = False,
-    weights: Callable[[L.LightningModule], None] | None = None,
+    weights: Callable[[L.LightningModule], bool] | None = None,
 ) -> list[Finding]:
     """Train some batches, validate and test one, on one device, without loggers, checkpoints and progress bar.
 
@@ -129,7 +129,7 @@ def run_trial(
         cfg: Configuration.
         num_ranks: Over which training divides a batch.
         with_data: Whether the data are checked, too.
-        weights: Loads trained weights, with which predictions are compared with baselines.
+        weights: Loads trained weights, with which predictions are compared with baselines; see ``Trial``.
 
     Returns:
         What ``callback.invariants`` and its probes found; nothing without that callback.

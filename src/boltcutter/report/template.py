@@ -12,7 +12,7 @@ import jinja2
 import markupsafe
 import numpy as np
 
-from boltcutter.config.redaction import MASK, MAX_COMMAND, hide_passwords, looks_secret
+from boltcutter.config.redaction import MAX_COMMAND, redact_arguments
 
 
 @cache
@@ -37,11 +37,7 @@ def redact_command(command: str) -> str:
     """Redact secrets in the command; of one that is too long to be split, only the length is shown."""
     if len(command) > MAX_COMMAND:
         return f"<{len(command):,} characters>"
-    arguments = (argument.partition("=") for argument in shlex.split(command))
-    return shlex.join(
-        f"{key}{sign}{MASK if looks_secret(key.rpartition('.')[2]) and value else hide_passwords(value)}"
-        for key, sign, value in arguments
-    )
+    return shlex.join(redact_arguments(shlex.split(command)))
 
 
 def format_number(value: Any) -> str:

@@ -10,13 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from boltcutter.checkpoint.storage import is_within
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError, one_line, printable
 from boltcutter.config.settings import Settings
-from boltcutter.config.values import OmegaConfBaseException, flatten, format_value
+from boltcutter.config.values import OmegaConfBaseException, flatten, format_value, read_plain_yaml
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.project import Project
 
@@ -114,8 +112,7 @@ def has_foreign_texts(values: dict[str, Any], project: Project) -> bool:
 @cache
 def _configured(project: Project) -> frozenset[tuple[str, str]]:
     """The texts and lists in configuration files of the project and of the library, with their last keys."""
-    texts = (file.read_text() for folder in project.config_dirs for file in folder.rglob("*.yaml"))
-    found = (item for text in texts for item in flatten(yaml.safe_load(text) or {}))
+    found = (item for text in project.option_texts() for item in flatten(read_plain_yaml(text) or {}))
     return frozenset((path.rpartition(".")[2], str(value)) for path, value in found if isinstance(value, str | list))
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from boltcutter import run_files
 from boltcutter.checkpoint.atomic import write_atomically, write_text
 from boltcutter.config.errors import ConfigError, prefix_errors, printable
-from boltcutter.config.redaction import hide_variables
+from boltcutter.config.redaction import hide_variables, redact_arguments
 from boltcutter.config.settings import Settings
 from boltcutter.config.values import NOT_FINITE, as_yaml
 from boltcutter.environment import lease, user_key
@@ -191,7 +191,8 @@ def save_config(cfg: Settings, **facts: Any) -> None:
     ):
         facts["signature"] = user_key.sign(facts["config"])
     if "attempts" not in earlier:
-        facts |= {"id": folder.name, "name": cfg.name, "command": shlex.join(sys.argv), "seed": cfg.seed}
+        command = shlex.join(redact_arguments(sys.argv))
+        facts |= {"id": folder.name, "name": cfg.name, "command": command, "seed": cfg.seed}
         facts |= {"reproduces": facts["config"]["reproduce"], "attempts": []}
     update_record(folder, **facts)
 

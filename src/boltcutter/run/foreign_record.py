@@ -247,5 +247,5 @@ def _import_target(target: str) -> Any:
 @cache
 def _configured(project: Project | None, pattern: re.Pattern[str]) -> frozenset[str]:
     """Return all matches of a pattern in the project's configuration files, which include those of the library."""
-    files = (file for place in (project.config_dirs if project else ()) for file in place.rglob("*.yaml"))
-    return frozenset(canonical(match["value"]) for file in files for match in pattern.finditer(file.read_text()))
+    texts = project.option_texts() if project else ()
+    return frozenset(canonical(match["value"]) for text in texts for match in pattern.finditer(text))

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.config.redaction import VARIABLE, looks_secret
 from boltcutter.config.references import MAX_NESTED, Text, multiplies, named, texts_of
-from boltcutter.config.values import OmegaConfBaseException, read_yaml, without_texts
+from boltcutter.config.values import read_plain_yaml
 from boltcutter.files import REMEDY
 from boltcutter.project import BUILTIN_CONFIGS, Project, private_variables
 
@@ -100,11 +96,6 @@ def known_texts(project: Project | None) -> frozenset[tuple[tuple[str, ...], str
 
     A file that cannot be read allows nothing: it may be an option that the user is writing, and that nothing selects.
     """
-    folders = {*(project.config_dirs if project else ()), BUILTIN_CONFIGS}
-    found = set()
-    for file in (file for folder in folders for file in Path(folder).rglob("*.yaml")):
-        with suppress(yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError):
-            if "${" in (text := file.read_text("utf-8")):
-                content = without_texts(read_yaml(text)) if "&" in text else yaml.safe_load(text)  # which is faster
-                found |= {(path[-1:], value) for path, value in texts_of(content) if "${" in value}
-    return frozenset(found)
+    texts = (text for text in (project or Project(BUILTIN_CONFIGS)).option_texts() if "${" in text)
+    found = (item for text in texts for item in texts_of(read_plain_yaml(text)))
+    return frozenset((path[-1:], value) for path, value in found if "${" in value)
