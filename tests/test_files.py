@@ -87,3 +87,23 @@ def test_the_first_link_of_another_user_on_the_way_is_found(tmp_path: Path, hand
         files.foreign_link(tmp_path / "circle")
     hand_over(tmp_path / "theirs")
     assert files.foreign_link(tmp_path / "theirs" / "a") == str(tmp_path / "theirs")
+
+
+def test_a_folder_in_place_of_a_link_of_somebody_else_is_not_emptied(
+    run: Path, hand_over: Callable[[Path], None]
+) -> None:
+    """Also if the link is made after it was looked for."""
+    kept = run.parent / "elsewhere" / "onnx"
+    kept.mkdir(parents=True)
+    (kept / "model.onnx").write_text("precious")
+    files.make_empty(run, run / "export" / "onnx")
+    (run / "export" / "onnx" / "model.onnx").write_text("old")
+    files.make_empty(run, run / "export" / "onnx")
+    assert list((run / "export" / "onnx").iterdir()) == []
+    (run / "export" / "onnx").rmdir()
+    (run / "export").rmdir()
+    (run / "export").symlink_to(kept.parent)
+    hand_over(run / "export")
+    with pytest.raises(OSError, match="export"):
+        files.make_empty(run, run / "export" / "onnx")
+    assert (kept / "model.onnx").read_text() == "precious"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -147,6 +149,25 @@ def open_within(folder: str | Path, path: str | Path, flags: int) -> int:
     if flags & os.O_TRUNC:
         os.ftruncate(number, 0)
     return number
+
+
+def make_empty(folder: str | Path, path: Path) -> None:
+    """Make an empty folder below the folder of a run, in place of what is there, whoever has made the folder.
+
+    Raises:
+        OSError: It cannot be made, or a link of somebody else leads to it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    *inner, name = path.relative_to(folder).parts
+    place = _open_folders(folder, inner)
+    try:
+        if sys.version_info >= (3, 11):
+            shutil.rmtree(name, ignore_errors=True, dir_fd=place)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+        os.mkdir(name, dir_fd=place)
+    finally:
+        os.close(place)
 
 
 def open_parent(path: Path) -> int:

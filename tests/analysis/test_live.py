@@ -257,6 +257,13 @@ def test_other_hosts_and_requests_without_the_token_are_refused(serve: Serve, tm
     assert httpx.get(local, headers={"Host": "evil.example"}).status_code == 421
     assert httpx.post(local).status_code == 501
     assert httpx.request("GET", local, content=b"GET / HTTP/1.1\r\n\r\n").status_code == 400
+    for header in ("Content-Length: 0\r\nContent-Length", "Content-Length ", "Transfer-Encoding "):  # read as none
+        with socket.create_connection(("127.0.0.1", int(local.rpartition(":")[2]))) as connection:
+            connection.sendall(
+                f"GET / HTTP/1.1\r\nHost: localhost\r\n{header}: 40\r\n\r\nGET /2 HTTP/1.1\r\n\r\n".encode()
+            )
+            with connection.makefile("rb") as answers:
+                assert re.findall(rb"HTTP/1\.1 ([0-9]+)", answers.read()) == [b"400"]
     url = serve(host="0.0.0.0", token=TOKEN)
     in_url = TOKEN.replace("+", "%2B")
     for path in ("/", "/data.json", "/0000/report.html", "/?token=wrong", f"/data.json?token={in_url}"):

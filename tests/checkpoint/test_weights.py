@@ -193,6 +193,13 @@ def test_a_pickled_model_in_a_checkpoint_is_ignored(tmp_path: Path) -> None:
     assert torch.equal(model.weight, given.weight)
 
 
+def test_a_file_of_any_size_that_is_none_of_safetensors_takes_no_memory(tmp_path: Path) -> None:
+    with (path := tmp_path / "a.safetensors").open("wb") as file:
+        file.truncate(1 << 42)
+    with pytest.raises(CheckpointError, match=r"a\.safetensors: not a safetensors file"):
+        load_weights(nn.Linear(2, 3), path)
+
+
 def test_a_file_of_safetensors_is_loaded(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 

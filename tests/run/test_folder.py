@@ -19,6 +19,7 @@ from boltcutter.run.folder import (
     read_run_config,
     record_attempt,
     update_record,
+    writable_place,
 )
 
 PROJECT = Project.find(__file__)
@@ -140,3 +141,13 @@ def test_a_record_is_json_and_its_numbers_are_read_as_they_were(tmp_path: Path) 
     assert math.isnan(found["test"]["test/a"])
     assert found["best_by"]["score"] is None
     assert user_key.signed_content(found["config"]) == user_key.signed_content(config)
+
+
+def test_results_of_a_run_that_cannot_be_written_are_below_own_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert writable_place(tmp_path / "a", str(tmp_path / "runs")) == tmp_path / "runs" / "elsewhere" / "a"
+    (tmp_path / "a").mkdir()
+    assert writable_place(tmp_path / "a", "runs") == tmp_path / "a"
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # as of a colleague
+    assert writable_place(tmp_path / "a", "runs") == Path("runs/elsewhere/a")

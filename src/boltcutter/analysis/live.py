@@ -42,6 +42,7 @@ SHARE = 0.02  # of a core that this takes at most, and as much for a report: lon
 REPORT = run_files.REPORT
 # Scripts of a stored report reach neither the other pages of the server nor other hosts.
 SANDBOX = "sandbox allow-scripts; default-src data: 'unsafe-inline'"
+SIZES = ("content-length", "transfer-encoding")  # headers of a request that has a body
 TESTED = "evaluation/test/metrics.json"
 
 
@@ -185,7 +186,8 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30  # seconds for a request, after which its thread ends
 
     def do_GET(self) -> None:
-        if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
+        sizes = [value for name, value in self.headers.items() if name.lower() in SIZES]
+        if self.headers.defects or sizes not in ([], ["0"]):  # also of two, or of one with a space before the colon
             self.close_connection = True  # else the body would be read as another request
             self._send(400, "a request for a page has no body", {"Connection": "close"})
         else:

@@ -23,6 +23,7 @@ from boltcutter.protocols import NativeTask
 LATE_HOOKS = ("setup", "configure_model", "on_load_checkpoint")  # may change the parameters of a user's module
 TRAINING_STATE = ("state_dict", "optimizer_states", "lr_schedulers", "loops")  # needed to resume training
 MATRIX = torch.Size((2, 3))  # of a parameter with which an optimizer is tried
+MAX_HEADER = 100_000_000  # bytes of the header of a file of safetensors, as its library limits it
 NUMBER = (int, float, Tensor, type(None))  # which versions of torch exchange
 # Components that torch.compile, FSDP and activation checkpointing insert into parameter names.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -98,7 +99,12 @@ def _read_safetensors(path: str | Path) -> dict[str, Any]:
     with store_errors(path), open_file(path) as file:
         if file is None:
             raise CheckpointError(f"init_from={path}: no such file; use another checkpoint")
-        content = file.read()
+        try:
+            begin = file.read(9)  # the length of the header, and its first letter: the file may be of any size
+            is_other = not begin.endswith(b"{") or int.from_bytes(begin[:8], "little") > MAX_HEADER
+            content = begin if is_other else begin + file.read()
+        except MemoryError:
+            raise CheckpointError(f"init_from={path}: larger than the memory; use another file") from None
     try:
         return dict(safetensors.load(content))
     except Exception as error:  # of the library's own kind

@@ -156,7 +156,9 @@ def _failure_lines(error: Exception) -> Iterator[str]:
     if not getattr(error, "is_reported", False):
         rank = distributed_rank()
         place = "" if rank is None else f" on rank {rank}"
-        remedy = "; move away what is there, or choose another place" if _is_obstructed(error) else ""
+        denied = isinstance(error, PermissionError) and error.errno == errno.EACCES
+        remedy = f"; {'change its permissions' if denied else 'move away what is there'}, or choose another place"
+        remedy = remedy if _is_obstructed(error) else ""
         yield f"error{place}: {' '.join(_shown(error))}{remedy}\n"
 
 

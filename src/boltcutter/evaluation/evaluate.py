@@ -56,7 +56,7 @@ from boltcutter.report import terminal as summary
 from boltcutter.report.media_logging import MediaLogging
 from boltcutter.run import evaluations, lineage, trust
 from boltcutter.run.best import find_checkpoint
-from boltcutter.run.folder import read_record
+from boltcutter.run.folder import read_record, writable_place
 from boltcutter.run.inputs import changed_inputs, describe_inputs
 from boltcutter.run.remote.store import run_store
 
@@ -100,14 +100,15 @@ def evaluate_command(project: Project, overrides: list[str]) -> dict[str, float]
         settings = describe_evaluation(components, checkpoint, split, rest, code=code)
         named = [split, *([Path(which).stem] if which != "best" else []), *sorted(rest)]
         name = re.sub(r"[^\w.=,-]+", "-", "-".join(named))[:MAX_NAME].rstrip("-.")
-        output = Path(special.get("output") or find_folder(folder / "evaluation" / name, settings))
+        given, place = special.get("output"), writable_place(folder, cfg.runs)
+        output = Path(given or find_folder(place / "evaluation" / name, settings))
         components.trainer.callbacks.append(MediaLogging(output))  # type: ignore[attr-defined]
         scores = score(components, checkpoint, output, settings)
         if components.trainer.is_global_zero:
             if (found := reads.end()) is not None:
                 for difference in changed_inputs(read_record(folder), describe_inputs(found, folder)):
                     print(f"warning: {printable(difference)}")
-            evaluations.append(folder, settings)
+            evaluations.append(place, settings)
             for name, state in (("code.patch", source), ("library.patch", library)):
                 if state.get("patch"):
                     write_atomically(output / name, methodcaller("write", state["patch"]))
@@ -116,7 +117,7 @@ def evaluate_command(project: Project, overrides: list[str]) -> dict[str, float]
             summary.print_evaluation(output, scores, evaluations.describe(tests) if len(tests) > 1 else None, count)
             if split == "test" and (text := describe_reads(Path(cfg.runs), folder, scores, components.data)):
                 print(f"note: {text}", file=sys.stderr)
-            if "output" not in special and (folder / run_files.REPORT).is_file():
+            if place == folder and not given and (folder / run_files.REPORT).is_file():
                 report.write_or_warn(folder)
             run_store().push(folder)
     return scores

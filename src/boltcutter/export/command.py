@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -41,6 +40,7 @@ from boltcutter.protocols import NativeData, NativeTask
 from boltcutter.report import page as html
 from boltcutter.run import trust
 from boltcutter.run.best import find_checkpoint
+from boltcutter.run.folder import writable_place
 
 RESULTS = "export.json"
 RESTORED = ("statistics", "input_structure")  # of the state of a data module, without its position
@@ -81,7 +81,7 @@ def export_command(project: Project, overrides: list[str]) -> dict[str, Result]:
     checkpoint = find_checkpoint(cfg.place, special.get("ckpt", "best"))
     results = export(project, settings, cfg, folder, checkpoint)
     if settings.push is not None:
-        print(hub.push(folder / "export", list(settings.formats), settings.push))
+        print(hub.push(writable_place(folder, cfg.runs) / "export", list(settings.formats), settings.push))
     return results
 
 
@@ -107,16 +107,16 @@ def export(project: Project, settings: Export, cfg: Settings, folder: Path, chec
         program.capture()
         reference = Reference(program, lambda: batches(components, split))
         results = {"fp32": reference.result(sum(weight.numel() * 4 for weight in program.core.parameters()))}
+        place = writable_place(folder, cfg.runs)
         foreign = {"lightning", "pytorch_lightning", LIBRARY}
         foreign |= {project.package} if project.package else set()
         for name, form in settings.formats.items():
             print(f"export={name}", flush=True)
             inputs = partial(calibration, components, program, split, CALIBRATION)
-            target = folder / "export" / name
-            if link := files.foreign_link(target, below=folder):
+            target = place / "export" / name
+            if link := files.foreign_link(target, below=place):
                 raise ExportError(f"{link} is a link of another user; remove it")
-            shutil.rmtree(target, ignore_errors=True)
-            target.mkdir(parents=True)
+            files.make_empty(place, target)
             form.write(program, target / form.file, inputs)
             write_model_config(target, form, cfg)
             write_card(target, name, form, program, components.data, run=folder, checkpoint=checkpoint, project=project)
@@ -124,10 +124,10 @@ def export(project: Project, settings: Export, cfg: Settings, folder: Path, chec
             add_result(target, results[name])
             if not form.is_runnable:
                 hub.write_readme(target)
-            save_results(folder, results, split, checkpoint)
+            save_results(place, results, split, checkpoint)
     table.show(results)
-    print(f"\n{folder / 'export'}")
-    if (folder / run_files.REPORT).is_file():
+    print(f"\n{place / 'export'}")
+    if place == folder and (folder / run_files.REPORT).is_file():
         html.write_or_warn(folder)
     check_drop(results, settings.max_drop)
     return results

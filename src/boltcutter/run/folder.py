@@ -197,6 +197,11 @@ def save_config(cfg: Settings, **facts: Any) -> None:
     update_record(folder, **facts)
 
 
+def writable_place(folder: Path, runs: str) -> Path:
+    """The folder of a run; if it cannot be written, as that of a colleague, one below the folder of all own runs."""
+    return folder if os.access(folder, os.W_OK) else Path(runs, "elsewhere", folder.name)
+
+
 def create_folder(cfg: Settings, root: Path) -> None:
     """Create the run folder, unless a launcher has, and record code, packages and hardware; called on one process."""
     save_config(cfg)
