@@ -29,6 +29,8 @@ FAULTS: dict[str, str] = {
     "arc-cosine": "sample",
     "augmentation": "sample",
     "two-samples": "sample",
+    "out-of-range": "sample",
+    "unreadable": "sample",
     "rate-too-high": "learning_rate",
     "rate-jumps": "learning_rate",
     "float32-overflow": "precision",
@@ -58,7 +60,7 @@ class PlantedDataset(Dataset[tuple[Tensor, Tensor]]):
             bad[:] = 0
         elif fault == "constant":
             bad[:] = 2
-        elif fault == "outlier-target":
+        elif fault in ("outlier-target", "out-of-range"):
             self.targets[BAD] = 3000
         elif fault == "outlier-input":
             bad *= 1e4
@@ -74,6 +76,8 @@ class PlantedDataset(Dataset[tuple[Tensor, Tensor]]):
         return SAMPLES
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if self.fault == "unreadable" and index == BAD:
+            raise OSError("this sample is damaged")
         inputs = self.inputs[index]
         if self.fault == "augmentation":
             kept = torch.rand(6) < (0.0 if index == BAD else 2.0)  # all but a crop, which is empty for one sample
@@ -120,6 +124,8 @@ class PlantedModule(L.LightningModule):
         if self.fault == "root-of-zero":
             outputs = (outputs * targets).abs().sqrt()
         loss = (outputs - targets).square().mean()
+        if self.fault == "out-of-range":
+            loss = loss + torch.zeros(4)[9 * (targets > 1000).long()].mean()
         if self.fault == "constant-batch":
             loss = loss / targets.std()
         if self.fault == "float32-overflow" and self.global_step == 20:

@@ -34,7 +34,7 @@ AGAIN: tuple[str, ...] = (
     "weight-lost",
     "code",
 )
-AGAIN += ("augmentation", "outlier-input", "constant-batch")
+AGAIN += ("augmentation", "outlier-input", "constant-batch", "out-of-range", "unreadable")
 
 
 def is_right(fault: str, answer: Answer) -> bool:

@@ -45,6 +45,10 @@ def test_code_packages_and_hardware_are_factors() -> None:
     ]
 
 
+def test_data_that_are_seen_to_differ_in_two_ways_are_one_factor() -> None:
+    assert factors({}, {}, batches=({"1": "a"}, {"1": "b"}), data=("p", "q")) == [("data", [], True)]
+
+
 def test_each_variable_is_a_factor_and_what_python_path_finds_another() -> None:
     one = {"variables": {"A": "1", "B": None}, "python": {"PYTHONPATH": None}}
     other = {"variables": {"A": "2", "B": "x"}, "python": {"PYTHONPATH": "/a", "sitecustomize": "/a/sitecustomize.py"}}

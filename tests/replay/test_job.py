@@ -119,9 +119,10 @@ def test_settings_of_a_step_before_a_resume_are_known() -> None:
 
 
 def test_variables_that_the_run_has_read_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ABSENT", "PATH", "MY_TOKEN", "CHANGED"):
+    for name in ("ABSENT", "PATH", "MY_TOKEN", "CHANGED", "PYTHONHASHSEED", "PYTHONOPTIMIZE"):
         monkeypatch.setenv(name, "now")
     read = {"ABSENT": None, "PATH": "/then", "MY_TOKEN": "***", "CHANGED": "then", "RANK": "1"}
+    read |= {"PYTHONHASHSEED": "3", "PYTHONOPTIMIZE": "2"}
     found = surroundings(PROJECT, record := {"environment": {"variables": read}}, own=True).environment()
     assert {name: found.get(name) for name in read} == {
         "ABSENT": None,
@@ -129,6 +130,8 @@ def test_variables_that_the_run_has_read_are_restored(monkeypatch: pytest.Monkey
         "MY_TOKEN": "now",
         "CHANGED": "then",
         "RANK": None,
+        "PYTHONHASHSEED": "3",
+        "PYTHONOPTIMIZE": "now",
     }
     other = {"environment": {"variables": {"MY_TOKEN": None, "CHANGED": "then"}}}
     assert unrestored((record, other), 0, own=True) == ["MY_TOKEN"]

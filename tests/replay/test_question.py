@@ -8,6 +8,8 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.replay.question import ask, describe
 from boltcutter.run.ledger import ROW, header, ledger_path, read_ledgers
 
+RAISED = {"attempts": [{"reason": "IndexError: Target 7 is out of bounds."}]}
+LOST = {"attempts": [{"reason": "RankLostError: rank 1 of 2 ended"}]}
 FAILED = {"attempts": [{"reason": "NonFiniteGradientError: the gradient of w is not finite"}]}
 
 
@@ -36,6 +38,11 @@ USUAL = [1.0, 1.1, 0.9, 1.05, 1.0, 1.1, 0.95]
         ([*USUAL, 30.0], None, FAILED, "9", (9, "nonfinite")),
         (USUAL, [np.nan] * 7, {}, None, (7, "step")),
         ([*USUAL, 30.0], None, {}, "last", (8, "spike")),
+        ([*USUAL, 30.0], None, RAISED, None, (9, "error")),
+        ([*USUAL, 30.0], None, RAISED, "9", (9, "error")),
+        ([*USUAL, 30.0], None, RAISED, "spike", (8, "spike")),
+        ([*USUAL, np.nan], None, RAISED, None, (8, "nonfinite")),
+        ([*USUAL, 30.0], None, LOST, None, (8, "spike")),
     ],
 )
 def test_the_step_is_found(
@@ -53,7 +60,15 @@ def test_steps_of_several_optimizers_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "reason"),
-    [("0", "1 to 7"), ("8", "1 to 7"), ("spike", "no loss"), ("nonfinite", "is finite"), ("spik", "spike"), ("x", "x")],
+    [
+        ("0", "1 to 7"),
+        ("8", "1 to 7"),
+        ("spike", "no loss"),
+        ("nonfinite", "is finite"),
+        ("error", "did not end"),
+        ("spik", "spike"),
+        ("x", "x"),
+    ],
 )
 def test_what_there_is_not_is_said(tmp_path: Path, given: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
@@ -64,6 +79,7 @@ def test_a_run_without_steps_has_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"steps\.ledger"):
         ask(tmp_path, {}, "3")
     assert ask(tmp_path, FAILED, None).step == 1
+    assert ask(tmp_path, RAISED, "error").error == "IndexError: Target 7 is out of bounds."
 
 
 def test_the_loss_of_a_step_is_that_of_all_ranks(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from boltcutter.replay.rows import describe_rows, divided, locate
+from boltcutter.replay.rows import describe_rows, divided, locate, unreadable
 
 
 class Files(TensorDataset):
@@ -30,6 +30,18 @@ def test_samples_have_the_name_that_their_data_give_them() -> None:
     assert place(Files([Path("d.txt")], "paths"), 0) == "d.txt"
     assert place(Subset(TensorDataset(torch.zeros(9)), [7, 8]), 1) == "8 of the dataset before it was split"
     assert place(TensorDataset(torch.zeros(9)), 1) == ""
+
+
+def test_samples_that_cannot_be_read_are_named() -> None:
+    class Torn(Files):
+        def __getitem__(self, index: int) -> Any:
+            if index == 1:
+                raise OSError("torn")
+            return super().__getitem__(index)
+
+    trainer: Any = SimpleNamespace(train_dataloader=SimpleNamespace(dataset=Torn(["a", "b", "c"], "names")))
+    (found,) = unreadable(trainer, range(3))
+    assert (found["index"], found["where"], found["error"]) == (1, "b", "OSError: torn")
 
 
 def described(inputs: torch.Tensor, targets: torch.Tensor, row: int) -> list[str]:

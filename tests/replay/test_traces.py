@@ -33,7 +33,11 @@ def trace(folder: Path, module: Any = None, inputs: Any = INPUTS, factor: float 
     module = copy.deepcopy(module or Net())
     settings = {"lr": 0.1} | options
     clip, indices = settings.pop("clip", None), settings.pop("indices", [5, 6, 7, 8])
-    optimizer = torch.optim.Adam(module.parameters(), **settings)
+    each = [*module.parameters()]
+    groups = [
+        {"params": part, **more} for part, more in zip((each[2:], each[:2]), settings.pop("groups", ()), strict=False)
+    ]
+    optimizer = torch.optim.Adam(groups or each, **settings)
     stub: Any = Stub(optimizer)
     found = StepTrace(module, folder, 0)
     found.begin(stub, [inputs, torch.ones(4)], indices)
@@ -94,6 +98,7 @@ def other_weights() -> Net:
         ({"module": deeper()}, "module", "net.3"),
         ({"factor": 1.5}, "loss", "loss"),
         ({"lr": 0.2}, "option", "lr of optimizer 0, group 0"),
+        ({"groups": ({}, {"weight_decay": 0.1})}, "option", "weight_decay of optimizer 0, group 1"),
         ({"clip": 1e-3}, "used gradient", "net.0.weight"),
         ({"module": changed(momentum=0.3)}, "buffer", "net.1.running_mean"),
     ],
@@ -110,6 +115,12 @@ def test_the_first_difference_of_a_step_is_named(tmp_path: Path, options: Any, k
 def test_a_renamed_module_is_the_same(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     assert first_places([trace(tmp_path)], [trace(tmp_path / "b", Renamed())]) == []
+
+
+def test_a_second_group_of_equal_options_is_no_difference(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    one, other = [trace(tmp_path)], [trace(tmp_path / "b", groups=({}, {}))]
+    assert first_places(one, other) == first_places(other, one) == []
 
 
 def test_samples_and_weights_do_not_follow_from_each_other(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ def digests(folder: Path) -> dict[str, Any]:
         ("log-of-zero", 1, 0, "sample"),
         ("outlier-target", 2, 2, "sample"),
         ("weight-lost", 1, 0, "weights"),
+        ("out-of-range", 2, 0, "sample"),
+        ("unreadable", 1, 2, "sample"),
         ("constant-batch", 1, 0, "none"),
         ("rate-jumps", 1, 0, "learning_rate"),
     ],
@@ -55,7 +57,9 @@ def test_a_cause_is_named_that_removes_the_effect(
     assert answer.exact
     if cause == "sample":
         assert [row["index"] for row in answer.samples] == [BAD]
-        assert f"sample {BAD} is the cause" in capsys.readouterr().out
+        assert (
+            f"sample {BAD} {'cannot be read' if fault == 'unreadable' else 'is the cause'}" in capsys.readouterr().out
+        )
     page = (tmp_path / "why.html").read_text()
     assert all(change.name in page for change in answer.changes)
     assert not [name for name in os.listdir(tmp_path) if name.startswith("boltcutter-replay")]

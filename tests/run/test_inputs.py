@@ -53,17 +53,21 @@ def test_what_differs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for file in (data, other):
         file.write_text("1,2,3")
     monkeypatch.setenv("PYTHONPATH", "/a")
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     first = described(tmp_path / "run", {"SCALE": "1", "FLAG": None, "SAME": "1", "KEY": "x"}, data)
     monkeypatch.setenv("PYTHONPATH", "/b")
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
     second = described(tmp_path / "run", {"SCALE": "2", "FLAG": "1", "SAME": "1", "OTHER": "0"}, other)
     found = {name: values for _, name, *values in inputs.input_differences(first, second)}
     assert found == {
         "FLAG": ["unset", "'1'"],
         "KEY": ["'***'", "not read"],
         "OTHER": ["not read", "'0'"],
+        "PYTHONHASHSEED": ["unset", "'1'"],
         "SCALE": ["'1'", "'2'"],
         "PYTHONPATH": ["/a", "/b"],
     }, "an equal file is elsewhere"
+    monkeypatch.delenv("PYTHONHASHSEED")
     other.write_text("1,2,4")
     second = described(tmp_path / "run", {"SCALE": "1"}, other)
     assert [kind for kind, *_ in inputs.input_differences(first | {"environment": {}}, second)] == ["file"]

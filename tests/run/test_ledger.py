@@ -96,6 +96,13 @@ def test_the_mean_over_ranks_is_that_of_all_samples_and_has_no_digests() -> None
     assert first_difference(found, mean_over_ranks([Ledger("cpu", rows(loss={2: 4.0}))])) is None
 
 
+def test_columns_can_be_left_out() -> None:
+    other = Ledger("cpu", rows(gradient={1: 5}, loss={4: 2.0}))
+    found = first_difference(Ledger("cpu", rows(gradient={1: 6})), other, without=("gradient",))
+    assert found
+    assert (found.step, found.columns) == (4, ("loss",))
+
+
 def test_digests_of_gradients_of_different_devices_are_not_compared() -> None:
     assert first_difference(Ledger("cpu", rows()), Ledger("cuda", rows(gradient={1: 5}))) is None
 

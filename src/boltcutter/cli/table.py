@@ -70,7 +70,7 @@ Exit status: 0 accepted, 1 rejected, 3 undecided. The same command continues one
     ),
     "why": Command(
         "boltcutter.replay.why:why_command",
-        """Say why a step is as it is: boltcutter why run=<folder> [step=<n>|spike|nonfinite|last] [html=<file>]
+        """Say why a step is as it is: boltcutter why run=<folder> [step=<n>|spike|nonfinite|error|last] [html=<file>]
 
 boltcutter why run=latest            # the first step that is not finite, or else the largest spike, or the last step
 boltcutter why run=latest step=120   # replays it, and names a cause only if removing it removes the effect

@@ -50,6 +50,7 @@ TOLERANCE = 1e-4  # of what other numbers of ranks round differently
 ROUNDING = {"loss": TOLERANCE, "gradient_norm": TOLERANCE}
 RANKS = ("trainer.devices", "trainer.num_nodes", "trainer.strategy", "choices.trainer")
 SHOWN = 12  # samples in a line
+OF_ORDER = frozenset({"gradient", "gradient_norm"})  # columns that the order of parameters in an optimizer changes
 
 
 @dataclass
@@ -143,6 +144,7 @@ class Bisection:
         self.before: list[tuple[dict[str, Any], list[str]]] = [({}, []), ({}, [])]  # settings that a run had at first
         self.shared = list[str]()  # keys of settings that A has from B in each replay
         self.unknown_code = False  # of a run that was in no repository
+        self.skipped: frozenset[str] = frozenset()  # columns of the ledger
         self._codes: dict[tuple[Any, ...], Project] = {}
 
     def answer(self) -> Answer:
@@ -182,8 +184,19 @@ class Bisection:
         if first.step not in steps:  # weights are hashed at each step of a replay
             done = [self.replay(side, saved[side], first.step, [first.step]) for side in (0, 1)]
         found.places = self.places(*done)
+        if not found.places and OF_ORDER.issuperset(first.columns) and not self.skipped:
+            return self.answer_without_order()
         self.find_causes(done[1], saved[0])
         return found
+
+    def answer_without_order(self) -> Answer:
+        """Compare once more without what the order of the gradients changes, as no value of the step differs."""
+        self.skipped = OF_ORDER
+        self.found = Answer(self.found.runs, factors=self.found.factors)
+        self.found.lines.append(
+            "gradients are in another order, as of parameters in an optimizer; without their norm and digest:"
+        )
+        return self.answer()
 
     def ask_about(self, recorded: Difference) -> None:
         """Note the step, and with which settings and in which surroundings each run has done it."""
@@ -271,7 +284,8 @@ class Bisection:
     def first(self, one: Sequence[Ledger], other: Sequence[Ledger]) -> Difference | None:
         """The first step of any rank that differs."""
         pairs = enumerate(zip(one, other, strict=False))
-        found = [different for rank, pair in pairs if (different := first_difference(*pair, rank=rank))]
+        each = (first_difference(*pair, rank=rank, without=self.skipped) for rank, pair in pairs)
+        found = [different for different in each if different]
         return min(found, key=lambda each: each.step, default=None)
 
     def common_state(self, step: int) -> tuple[int, tuple[str | None, str | None]]:

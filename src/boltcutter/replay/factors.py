@@ -79,7 +79,11 @@ def find_factors(
     found += others.values()
     data = [record.get("data") for record in records]
     if data[0] != data[1]:
-        found.append(Factor("data", [f"data      fingerprint {data[0]} → {data[1]}"]))
+        line = f"data      fingerprint {data[0]} → {data[1]}"
+        if "data" in others:  # the same data, seen in another way
+            others["data"].lines.append(line)
+        else:
+            found.append(Factor("data", [line]))
     return sorted(found, key=lambda factor: not factor.matters)
 
 

@@ -29,7 +29,7 @@ from boltcutter.project import Project
 from boltcutter.run.best import saved_places
 from boltcutter.run.differences import other_batch
 from boltcutter.run.folder import read_record
-from boltcutter.run.inputs import PYTHON_PATH, input_differences, recorded_path, recorded_variables
+from boltcutter.run.inputs import HASH_SEED, PYTHON_PATH, input_differences, recorded_path, recorded_variables
 from boltcutter.run.ledger import Ledger, read_ledgers
 from boltcutter.run.lineage import LIBRARY_FOLDER
 from boltcutter.run.trust import is_granted
@@ -179,7 +179,8 @@ def surroundings(project: Project, record: Mapping[str, Any], *, own: bool) -> S
     """
     threads = (record.get("hardware") or {}).get("threads")
     is_number = isinstance(threads, int) and 0 < threads <= MAX_THREADS
-    found = {name: value for name, value in _known(record, own=own).items() if not name.startswith(NOT_RESTORED)}
+    known = _known(record, own=own)
+    found = {name: each for name, each in known.items() if name == HASH_SEED or not name.startswith(NOT_RESTORED)}
     return Surroundings(
         project,
         project.root,

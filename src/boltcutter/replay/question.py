@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,18 @@ from boltcutter.replay.job import ledgers_of
 from boltcutter.replay.scores import HIGH, step_scores
 from boltcutter.run.ledger import Ledger
 
-KINDS = ("spike", "nonfinite", "last")
+KINDS = ("spike", "nonfinite", "error", "last")
 NOT_FINITE = "NonFiniteGradientError"  # of callback.guard, as the record has it
+ERROR = re.compile(r"(?:\w+\.)*(\w+(?:Error|Exception)): ")  # of Python, as the record has it
+# Errors that no step has by itself.
+OTHER_ERRORS = (
+    NOT_FINITE,
+    "ConfigError",
+    "OutOfMemoryError",
+    "RankLostError",
+    "RanksDifferError",
+    "MetricNotLoggedError",
+)
 
 
 @dataclass(frozen=True)
@@ -24,13 +35,15 @@ class Question:
 
     Args:
         step: Its number, from 1.
-        kind: ``nonfinite``, ``spike`` or ``step``.
+        kind: ``nonfinite``, ``error``, ``spike`` or ``step``.
         is_done: Whether the optimizer made it; not if training stopped before.
+        error: With which training ended there, as the record has it.
     """
 
     step: int
     kind: str
     is_done: bool = True
+    error: str = ""
 
 
 def ask(folder: Path, record: Mapping[str, Any], given: str | None) -> Question:
@@ -39,14 +52,14 @@ def ask(folder: Path, record: Mapping[str, Any], given: str | None) -> Question:
     Args:
         folder: Of the run.
         record: Its ``record.json``.
-        given: A number, ``spike``, ``nonfinite`` or ``last``; None: what there is of the first two, or the last.
+        given: A number, ``nonfinite``, ``error``, ``spike`` or ``last``; None: the first of these that there is.
 
     Raises:
         ConfigError: There is no such step.
     """
     ledgers = ledgers_of(folder, record)
     if not ledgers or not min(ledger.last for ledger in ledgers):
-        if given is None or given == "nonfinite":
+        if given in (None, "nonfinite", "error"):
             return _first_step(folder, record)
         raise ConfigError(
             f"run={folder}: it has no steps.ledger with a step, so its steps are not known; train with callback.ledger"
@@ -59,6 +72,10 @@ def ask(folder: Path, record: Mapping[str, Any], given: str | None) -> Question:
         return found
     if given == "nonfinite":
         raise ConfigError(f"step=nonfinite: each loss and gradient of {folder} is finite; try step=spike")
+    if given in (None, "error") and (error := error_of(record)):
+        return Question(_next_step(ledgers), "error", is_done=False, error=error)
+    if given == "error":
+        raise ConfigError(f"step=error: {folder} did not end with an error of a step; try step=last")
     if given in (None, "spike") and (found := _spike(ledgers)):
         return found
     if given == "spike":
@@ -72,9 +89,18 @@ def stopped_at(record: Mapping[str, Any]) -> bool:
     return reason.startswith(NOT_FINITE)
 
 
+def error_of(record: Mapping[str, Any]) -> str:
+    """The error with which the last attempt ended, if a step may have raised it; empty if not."""
+    reason = str((record.get("attempts") or [{}])[-1].get("reason"))
+    found = ERROR.match(reason)
+    return reason if found and found[1] not in OTHER_ERRORS else ""
+
+
 def _first_step(folder: Path, record: Mapping[str, Any]) -> Question:
     if stopped_at(record):
         return Question(1, "nonfinite", is_done=False)
+    if error := error_of(record):
+        return Question(1, "error", is_done=False, error=error)
     raise ConfigError(f"run={folder}: it has no steps.ledger with a step, so its steps are not known")
 
 
@@ -85,8 +111,10 @@ def numbered(ledgers: list[Ledger], step: int, record: Mapping[str, Any]) -> Que
         ConfigError: The run has no such step.
     """
     last = min(ledger.last for ledger in ledgers)
-    if stopped_at(record) and step == last + _stride(ledgers[0]):
+    if step == _next_step(ledgers) and stopped_at(record):
         return Question(step, "nonfinite", is_done=False)
+    if step == _next_step(ledgers) and (error := error_of(record)):
+        return Question(step, "error", is_done=False, error=error)
     steps = ledgers[0].rows["step"].astype(np.int64)
     begin = 1 if steps[0] <= _stride(ledgers[0]) else int(steps[0])
     if not begin <= step <= last or not len(at := np.flatnonzero(steps >= step)):
@@ -95,6 +123,11 @@ def numbered(ledgers: list[Ledger], step: int, record: Mapping[str, Any]) -> Que
     bad = _bad_rows(ledgers)
     kind = "nonfinite" if found in bad else "spike" if _scores(ledgers)[int(at[0])] >= HIGH else "step"
     return Question(found, kind)
+
+
+def _next_step(ledgers: list[Ledger]) -> int:
+    """The step after the last, which was begun."""
+    return min(ledger.last for ledger in ledgers) + _stride(ledgers[0])
 
 
 def _stride(ledger: Ledger) -> int:
@@ -119,7 +152,7 @@ def _not_finite(ledgers: list[Ledger], record: Mapping[str, Any]) -> Question | 
     if bad := _bad_rows(ledgers):
         return Question(int(bad[0]), "nonfinite")
     if stopped_at(record):
-        return Question(min(ledger.last for ledger in ledgers) + _stride(ledgers[0]), "nonfinite", is_done=False)
+        return Question(_next_step(ledgers), "nonfinite", is_done=False)
     return None
 
 

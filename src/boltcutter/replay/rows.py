@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
+from boltcutter.config.errors import one_line
 from boltcutter.data.mapped import BatchedMapDataset
 from boltcutter.diagnosis.probe import Trace, kept, without_effects
 from boltcutter.internals import foreach_norm
@@ -43,21 +44,26 @@ def rows_of(trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx
     Ranks make equally many passes, as the module may communicate.
 
     Returns:
-        For each sample ``row``, ``loss`` and ``gradient_norm``; none if samples cannot be told apart, or a pass failed.
+        For each sample ``row``, ``loss``, ``gradient_norm`` and ``error``, which it raises if the whole batch does;
+        none if samples cannot be told apart, or one cannot be computed alone although the batch can. The same of the
+        batch.
     """
     states = random_states()
 
-    def measure(rows: Sequence[int] | None) -> tuple[float, float]:
+    def measure(rows: Sequence[int] | None) -> tuple[float, float, str]:
         given = batch if rows is None else take_rows(batch, [*rows] * 2 if len(rows) == 1 else rows)
-        with kept(module), without_effects(trainer, module, Trace()), from_states(states):
-            return one_pass(trainer, module, given, batch_idx)
+        try:
+            with kept(module), without_effects(trainer, module, Trace()), from_states(states):
+                return *one_pass(trainer, module, given, batch_idx), ""
+        except Exception as error:  # whatever a step raises
+            return math.nan, math.nan, f"{type(error).__name__}: {one_line(error, 160)}"
 
     begin = monotonic()
     whole = measure(None)
     seconds = max(gather_objects(monotonic() - begin))
     count = max(gather_objects(count_samples(batch) or 0))
     own = count_samples(batch) or 0
-    found: dict[int, tuple[float, float]] = {}
+    found: dict[int, tuple[float, float, str]] = {}
     reason = ""
     try:
         if own:
@@ -65,17 +71,15 @@ def rows_of(trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx
         blocks = [[row] for row in range(count)] if count * seconds < SECONDS else divided(list(range(count)))
         while blocks:
             scored = [(block, measure([min(row, own - 1) for row in block])) for block in blocks]
+            reason = reason or next((each[2] for _, each in scored if each[2] and not whole[2]), "")
             found |= {row: value for block, value in scored for row in block if len(block) == 1}
             larger = sorted((pair for pair in scored if len(pair[0]) > 1), key=lambda pair: _size(pair[1]))[-2:]
             blocks = [part for block, _ in larger for part in divided(block)]
     except IndivisibleBatchError as error:
         reason = str(error)
-    except Exception as error:  # whatever a step raises for a sample alone
-        reason = f"{type(error).__name__}: {str(error)[:160]}"
-    rows = [
-        {"row": row, "loss": loss, "gradient_norm": norm} for row, (loss, norm) in sorted(found.items()) if row < own
-    ]
-    return ([] if reason else rows), {"loss": whole[0], "gradient_norm": whole[1], "count": own, "reason": reason}
+    names = ("loss", "gradient_norm", "error")
+    rows = [{"row": row, **dict(zip(names, each, strict=True))} for row, each in sorted(found.items()) if row < own]
+    return ([] if reason else rows), {**dict(zip(names, whole, strict=True)), "count": own, "reason": reason}
 
 
 def divided(rows: list[int]) -> list[list[int]]:
@@ -84,8 +88,8 @@ def divided(rows: list[int]) -> list[list[int]]:
     return [rows[at : at + size] for at in range(0, len(rows), size)]
 
 
-def _size(value: tuple[float, float]) -> float:
-    return math.inf if not all(map(math.isfinite, value)) else value[1]
+def _size(value: tuple[float, float, str]) -> float:
+    return math.inf if not all(map(math.isfinite, value[:2])) else value[1]
 
 
 def one_pass(trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> tuple[float, float]:
@@ -157,6 +161,20 @@ def from_states(states: tuple[Any, ...]) -> Iterator[None]:
 # What a sample is
 
 
+def unreadable(trainer: L.Trainer, indices: Iterable[Any]) -> Iterator[Measure]:
+    """Samples that a map-style dataset cannot read, with the error."""
+    dataset: Any = getattr(trainer.train_dataloader, "dataset", None)
+    for index in indices:
+        try:
+            if isinstance(dataset, BatchedMapDataset):
+                dataset.dataset[index]
+            elif hasattr(dataset, "__getitem__"):
+                dataset[index]
+        except Exception as error:  # of a dataset of somebody else
+            found = f"{type(error).__name__}: {one_line(error, 160)}"
+            yield {"index": index, "where": locate(trainer, index), "error": found, "values": [found]}
+
+
 def locate(trainer: L.Trainer, index: Any) -> str:
     """The file, row or key of a sample; empty if the dataset has no such name."""
     dataset: Any = getattr(trainer.train_dataloader, "dataset", None)
@@ -205,7 +223,9 @@ def describe_rows(trainer: L.Trainer, batch: Any, rows: list[Measure]) -> None:
     count = count_samples(batch)
     named = [(n, t) for n, t in zip(tensor_names(batch), tensors(batch), strict=False) if t.ndim and len(t) == count]
     columns = getattr(trainer.datamodule, "statistics", {}).get("columns")  # type: ignore[attr-defined]
-    for number, row in enumerate(sorted(rows, key=lambda row: -_size((row["loss"], row["gradient_norm"])))[:DESCRIBED]):
+    for number, row in enumerate(
+        sorted(rows, key=lambda row: -_size((row["loss"], row["gradient_norm"], "")))[:DESCRIBED]
+    ):
         row["values"] = [
             text for name, tensor in named for text in _describe(name, tensor.detach(), row["row"], columns)
         ]

@@ -97,6 +97,9 @@ def _differences(one: Sequence[Entry], other: Sequence[Entry], rank: int) -> lis
         pair = [[entry for entry in entries if entry["kind"] in kinds] for entries in (one, other)]
         for at, (here, there) in enumerate(_paired(*pair)):
             if here is None or there is None:
+                side = pair[0] if there is None else pair[1]
+                if (here or there or {}).get("kind") == "option" and _is_repeated(here or there or {}, side):
+                    continue  # more groups of equal options
                 place = _only(here or there or {}, "A" if there is None else "B")
             elif here["digest"] != there["digest"]:
                 place = _describe(here, there)
@@ -128,6 +131,13 @@ def _paired(one: list[Entry], other: list[Entry]) -> list[tuple[Entry | None, En
             waiting = [*waiting[len(before) + 1 :], *(each for each in before if each in here)]
         pairs.append((entry, there.get(key)))
     return pairs + [(None, there[each]) for each in waiting if each not in here]
+
+
+def _is_repeated(option: Entry, entries: Sequence[Entry]) -> bool:
+    """Whether an earlier group of the optimizer has an equal option."""
+    name, digest = option["name"].partition(", group ")[0], option["digest"]
+    same = (each for each in entries if each["name"].partition(", group ")[0] == name and each["digest"] == digest)
+    return next(same) is not option
 
 
 def _only(entry: Entry, side: str) -> Place:

@@ -20,11 +20,12 @@ from boltcutter.protocols import gather_objects
 from boltcutter.replay.batches import without_rows
 from boltcutter.replay.job import RESULT, Job
 from boltcutter.replay.layers import Layers
-from boltcutter.replay.rows import describe_rows, locate, rows_of
+from boltcutter.replay.rows import describe_rows, locate, rows_of, unreadable
 from boltcutter.replay.step_trace import StepTrace
 
 LOOKED_AT = 20  # steps before that which is looked at, with which its layers are compared
 BEFORE = "before.ckpt"
+READ_AHEAD = 3  # batches whose samples are read once more, if one could not be read
 
 
 class ReplayEndError(RuntimeError):
@@ -43,7 +44,14 @@ class Watch(Callback):
     def __init__(self, job: Job) -> None:
         self.job = job
         self.losses: dict[int, list[Tensor]] = {}
-        self.found: dict[str, Any] = {"saved": None, "rows": [], "names": {}, "origin": None, "bad": []}
+        self.found: dict[str, Any] = {
+            "saved": None,
+            "rows": [],
+            "names": {},
+            "origin": None,
+            "bad": [],
+            "unreadable": [],
+        }
         self.layers: Layers | None = None
         self.trace: StepTrace | None = None
         self._seen, self._stride, self._batch_of_step = 0, 1, 0
@@ -141,6 +149,10 @@ class Watch(Callback):
         """Write what there is."""
         if self.layers:
             self.layers.after_step(trainer.global_step + self._stride)
+        if self.job.inspect is not None and not (self.found["rows"] or "whole" in self.found):  # none was given a batch
+            first = trainer.fit_loop.epoch_loop.batch_idx
+            batches = (self._indices(trainer, number) for number in range(max(first, 0), first + READ_AHEAD))
+            self.found["unreadable"] = [*unreadable(trainer, (index for each in batches for index in each or ()))]
         self._write(trainer, f"{type(exception).__name__}: {exception}")
         if isinstance(exception, NonFiniteGradientError | ReplayEndError):  # which all ranks raise
             trainer.strategy.barrier()  # else one rank may be ended before it has written
@@ -155,6 +167,9 @@ class Watch(Callback):
         self._is_training = False
         for handle in self._handles:
             handle.remove()
+        self._save(trainer, error)
+
+    def _save(self, trainer: L.Trainer, error: str) -> None:
         losses = {step: [str(float(loss)) for loss in each] for step, each in self.losses.items()}
         layers = self.layers.table() if self.layers else []
         found = {**self.found, "losses": losses, "layers": layers, "error": error, "ended": trainer.global_step}
@@ -190,6 +205,9 @@ class Watch(Callback):
         describe_rows(trainer, batch, rows)
         self.found["rows"] += rows
         self.found["whole"] = whole
+        if any(errors := gather_objects(whole["error"])):  # the step raises it, too, which may end the other ranks
+            self._save(trainer, errors[trainer.global_rank])
+            return
         is_finite = math.isfinite(whole["loss"]) and math.isfinite(whole["gradient_norm"])
         if not all(gather_objects(is_finite)):  # find_origin communicates
             with torch.random.fork_rng(devices=[]):

@@ -76,7 +76,7 @@ class Answer:
     Args:
         run: Folder of the run.
         step: The step.
-        kind: ``nonfinite``, ``spike`` or ``step``.
+        kind: ``nonfinite``, ``error``, ``spike`` or ``step``.
         cause: ``sample``, ``weights``, ``learning_rate``, ``precision``, ``none``, or empty where nothing is unusual.
         lines: The answer in words.
         replayed: From which step on.
@@ -109,7 +109,7 @@ def why_command(project: Project, overrides: list[str]) -> Answer:
 
     Args:
         project: Whose code is run.
-        overrides: ``run=<folder>``, ``step=<number>|spike|nonfinite|last``, ``html=<file>`` for a page, and
+        overrides: ``run=<folder>``, ``step=<number>|spike|nonfinite|error|last``, ``html=<file>`` for a page, and
             ``timeout=<seconds>`` of each replay.
 
     Raises:
@@ -185,6 +185,8 @@ class Case:
             row["loss"], row["gradient_norm"] = float(row["loss"]), float(row["gradient_norm"])
         before = first.ranks[0]["saved"] or checkpoint
         self.is_unusual(first)
+        if self.question.kind == "error":
+            found.lines.append(f"training ended with {printable(self.question.error)}")
         if self.question.kind == "step":
             found.samples = by_size(rows)[:3]
             found.lines = [
@@ -192,7 +194,10 @@ class Case:
             ]
             return found
         if first.ranks[0]["ended"] >= step and self.removed(first) is not False:
-            found.lines = ["the replayed step does not show it, so it was not caused by what a run records"]
+            found.lines.append("the replayed step does not show it, so it was not caused by what a run records")
+            return found
+        if self.question.kind == "error" and not any(rank.get("whole") for rank in first.ranks):
+            self.conclude_without_batch(found, first)
             return found
         suspects = self.suspects(rows)
         found.changes.append(self.row("as it was", before))
@@ -241,7 +246,7 @@ class Case:
         batches = [loss for rank in done.ranks for loss in rank["losses"].get(str(self.question.step), ())]
         norm = whole[0].get("gradient_norm") if len(batches) == 1 else math.nan  # that of a mean is not known
         for name, value in (("loss", done.losses().get(self.question.step)), ("gradient_norm", norm)):
-            if name not in found and value is not None:
+            if name not in found and value is not None and not whole[0].get("error"):
                 found[name] = {"value": float(value), "z": float(robust_z([float(value)], self.earlier[name])[0])}
         return found
 
@@ -257,6 +262,8 @@ class Case:
     def removed(self, done: Done) -> bool | None:
         """Whether what is asked about is gone in a replay; None if it did not get that far."""
         step = self.question.step
+        if self.question.kind == "error":
+            return int(done.ranks[0]["ended"]) >= step
         loss = done.losses().get(step)
         if loss is None:
             return None
@@ -269,7 +276,9 @@ class Case:
     def suspects(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Samples that may be the cause: not finite alone, or far from the others of their step."""
         bad = [row for row in rows if not (math.isfinite(row["loss"]) and math.isfinite(row["gradient_norm"]))]
-        if self.question.kind == "nonfinite":
+        if self.question.kind == "error":
+            bad = [row for row in rows if row["error"]]
+        if self.question.kind in ("nonfinite", "error"):
             return bad if len(bad) <= min(MOST_SUSPECTS, len(rows) // 2) else []
         scores = (
             np.max([robust_z([r[n] for r in rows], [r[n] for r in rows]) for n in ("loss", "gradient_norm")], axis=0)
@@ -298,7 +307,7 @@ class Case:
         """Leave out suspicious samples, together and then fewer, and as many others."""
         if not suspects:
             return
-        tried = [suspects] if self.question.kind == "nonfinite" else [suspects[:n] for n in range(1, len(suspects) + 1)]
+        tried = [suspects] if self.question.kind != "spike" else [suspects[:n] for n in range(1, len(suspects) + 1)]
         others = [row for row in rows if row not in suspects]
         middle = float(np.median([row["loss"] for row in others])) if others else 0.0
         others.sort(key=lambda row: abs(row["loss"] - middle))
@@ -343,7 +352,7 @@ class Case:
         removing = {change.name.partition(" ")[0] for change in found.changes if change.removes}
         culprits = getattr(self, "culprits", [])
         found.samples = culprits or by_size(rows)[:3]
-        what = "it" if self.question.kind == "nonfinite" else "the spike"
+        what = "the spike" if self.question.kind == "spike" else "it"
         if bad:
             found.cause = "weights"
             found.lines.append(
@@ -357,13 +366,15 @@ class Case:
             )
             found.lines += [
                 f"{named([row])}: {'; '.join(row.get('values') or ['nothing unusual in its values'])}"
+                + (f"; alone it raises {printable(row['error'])}" if row["error"] else "")
                 for row in culprits
             ]
             found.lines.append(
                 f"remedy that was tried: correct or remove {'this sample' if len(culprits) == 1 else 'these samples'}"
             )
         else:
-            reason = next((rank["whole"]["reason"] for rank in first.ranks if rank["whole"].get("reason")), "")
+            wholes = [rank.get("whole") or {} for rank in first.ranks]
+            reason = next((whole["reason"] for whole in wholes if whole.get("reason")), "")
             found.lines.append(f"no single sample: {self.no_sample(rows, suspects, reason)}")
             if "in" in removing:
                 found.cause = "precision"
@@ -384,8 +395,20 @@ class Case:
         if found.origin and not culprits:
             found.lines.append(f"first: {found.origin}")
 
+    def conclude_without_batch(self, found: Answer, first: Done) -> None:
+        """Say which samples cannot be read, or that no batch has caused the error."""
+        found.samples = [{"loss": math.nan, "gradient_norm": math.nan, **each} for each in first.ranks[0]["unreadable"]]
+        if not found.samples:
+            found.cause = "none"
+            found.lines.append(f"it is not raised by a batch of training; {first.ranks[0]['ended']} steps were done")
+            return
+        found.cause = "sample"
+        found.lines += [f"{named([row])} cannot be read: {printable(row['error'])}" for row in found.samples]
+
     def gone(self) -> str:
         """What a change has done, in words."""
+        if self.question.kind == "error":
+            return "the step is done"
         if self.question.kind == "nonfinite":
             return "loss and gradients are finite"
         return f"{' and '.join(name.replace('_', ' ') for name in self.unusual) or 'loss'} of the step are as before"
@@ -397,6 +420,9 @@ class Case:
         bad = [row for row in rows if not math.isfinite(row["loss"])]
         if suspects:
             return f"without {named(suspects)} it is there, too, or without others it is gone as well"
+        if self.question.kind == "error":
+            count = sum(bool(row["error"]) for row in rows)
+            return f"{count} of {len(rows)} samples raise it alone" if count else "none raises it alone"
         if self.question.kind == "nonfinite":
             return f"{len(bad)} of {len(rows)} samples are not finite alone" if bad else "each one alone is finite"
         return "none is far from the others of its batch"

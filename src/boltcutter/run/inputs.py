@@ -25,6 +25,7 @@ HASH_SECONDS = 0.02  # for the content of all files
 UNUSED = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib/")  # of the system
 KINDS = {"variable": "environment variable", "python": "Python's", "file": "file"}
 PYTHON_PATH = "PYTHONPATH"
+HASH_SEED = "PYTHONHASHSEED"  # the order of sets, which Python reads for the user's code
 CUSTOM = ("sitecustomize", "usercustomize")  # modules that Python imports at each start
 
 
@@ -43,7 +44,8 @@ def describe_inputs(reads: Reads, folder: Path) -> dict[str, Any]:
 
 def describe_environment(reads: Reads) -> dict[str, Any]:
     """Environment variables that were read, and by which Python finds modules."""
-    variables = {name: describe_variable(name, value) for name, value in sorted(reads.variables.items())}
+    found = reads.variables | ({HASH_SEED: seed} if (seed := os.environ.get(HASH_SEED)) else {})
+    variables = {name: describe_variable(name, value) for name, value in sorted(found.items())}
     python = {PYTHON_PATH: describe_variable(PYTHON_PATH, os.environ.get(PYTHON_PATH))}
     for name in CUSTOM:
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -111,7 +113,9 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _variable(found: Mapping[str, Any], name: str) -> Any:
-    return "not read" if name not in found else "unset" if found[name] is None else repr(found[name])
+    if found.get(name) is None:
+        return "unset" if name in found or name == HASH_SEED else "not read"
+    return repr(found[name])
 
 
 def _file_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:

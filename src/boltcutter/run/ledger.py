@@ -7,7 +7,7 @@ then a row of 64 bytes for each optimizer step.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -139,7 +139,11 @@ class Difference:
 
 
 def first_difference(
-    first: Ledger, second: Ledger, rank: int = 0, tolerance: Mapping[str, float] | None = None
+    first: Ledger,
+    second: Ledger,
+    rank: int = 0,
+    tolerance: Mapping[str, float] | None = None,
+    without: Collection[str] = (),
 ) -> Difference | None:
     """The first step that both ledgers have and in which they differ; None if there is none.
 
@@ -148,8 +152,9 @@ def first_difference(
         second: Of another one.
         rank: Whose they are.
         tolerance: By how much numbers of a column may differ, relative to the larger one.
+        without: Columns that are not compared.
     """
-    skipped = {"gradient"} if first.device != second.device else set()
+    skipped = {*without, *(("gradient",) if first.device != second.device else ())}
     allowed = tolerance or {}
     for one, other in _common(first.rows, second.rows):
         differs = {
