@@ -88,6 +88,17 @@ def test_each_step_has_a_row(tmp_path: Path) -> None:
     assert np.flatnonzero(found["weights"]).tolist() == [4, 9, 11] == np.flatnonzero(found["optimizer"]).tolist()
 
 
+def test_losses_of_accumulated_batches_are_those_of_the_module(tmp_path: Path) -> None:
+    class Noted(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            losses.append(loss := super().training_step(batch, batch_idx))
+            return loss
+
+    losses = list[Tensor]()
+    found = fit(tmp_path, Noted(), accumulate_grad_batches=4, max_epochs=1).rows["loss"]
+    assert found.tolist() == pytest.approx([float(sum(losses).detach()) / 4])  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("options", [{}, {"guard": False}, {"accumulate_grad_batches": 2}, {"manual": True}])
 def test_equal_trainings_do_not_differ_and_others_do_where_they_begin_to(
     options: dict[str, Any], tmp_path: Path

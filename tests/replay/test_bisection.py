@@ -2,6 +2,7 @@ import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import QUICK, Script
@@ -129,6 +130,22 @@ def test_a_replay_that_fails_before_the_step_is_no_equal_one(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"A \(.*\) cannot be replayed: TypeError: of the replay"):
         found.replay(0, None, 5, [5])
     assert found.replay(0, None, 4, [4]) is done  # as the run itself
+
+
+def test_what_needs_a_state_that_the_checkpoint_has_not_is_tried_from_the_beginning() -> None:
+    def attempt(factor: Factor, second: Any, checkpoint: str | None, step: int) -> None:
+        factor.removes = checkpoint is None and len(factor.lines) == 2  # only both together
+
+    found = Bisection.__new__(Bisection)
+    found.found = Answer(("a", "b"), step=14)
+    found.found.factors = [Factor("setting", [f"setting   {key}=1 → 2"], [key]) for key in ("data.a", "data.b")]
+    found.attempt = attempt  # type: ignore[method-assign]
+    found.find_causes(Done([], []), None)
+    assert found.found.causes == ["setting data.a=1 → 2 and 1 more"]
+    begins = list[Any]()
+    found.attempt = lambda factor, second, begin, step: begins.append(begin)  # type: ignore[method-assign]
+    found.find_causes(Done([], []), "a.ckpt")
+    assert begins == ["a.ckpt", "a.ckpt", None, None, None]
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ from planted import BAD, forked, overrides, write_project
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter.replay import why
+from boltcutter.replay.job import Done
+from boltcutter.replay.question import Question
 from boltcutter.training import train
 
 PROJECT = Project.at(Path(__file__).parents[2])
@@ -72,6 +74,18 @@ def test_a_cause_is_named_that_removes_the_effect(
 def test_what_is_not_asked_rightly_is_said(tmp_path: Path, arguments: list[str], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         why.why_command(PROJECT, [argument.format(run=tmp_path) for argument in arguments])
+
+
+def test_a_sample_is_no_culprit_where_a_lower_learning_rate_removes_the_effect_as_well() -> None:
+    case, row = why.Case.__new__(why.Case), {"index": 4, "row": 0, "rank": 0, "loss": 3.0, "error": ""}
+    case.question, case.unusual, case.culprits = Question(7, "spike"), ["loss"], [row]
+    sample = why.Change("without sample 4", removes=True)
+    for removes, cause in ((False, "sample"), (True, "learning_rate")):
+        answer = why.Answer("runs/a", 7, "spike")
+        answer.changes = [sample, why.Change("learning rate × 0.1 from step 1 on", removes=removes)]
+        case.conclude(answer, Done([{"bad": []}], []), [row], [row])
+        assert answer.cause == cause
+    assert answer.lines[0].endswith("loss of the step are as before, but so they are with a lower learning rate")
 
 
 def test_the_answer_as_text() -> None:

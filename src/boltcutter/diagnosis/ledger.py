@@ -67,6 +67,7 @@ class Step:
     indices: list[Any]  # of the samples of each batch, which are hashed later
     norms: list[Tensor]  # of each gradient at each step of an optimizer, which are hashed later
     gradient: int
+    scale: int  # by which Lightning has divided losses: batches of the step
     state: tuple[int | Tensor, ...] = ()  # digests of weights, optimizer and buffers
 
 
@@ -185,6 +186,7 @@ class StepLedger(Callback):
             self._indices,
             self._norms,
             self._gradient,
+            trainer.accumulate_grad_batches,
         )
         self._rows.append(row)
         self._losses, self._samples, self._indices, self._norms, self._gradient = [], 0, [], [], 0
@@ -335,7 +337,8 @@ class StepLedger(Callback):
         lines, at = [], 0
         for row in rows:
             loss = [next(losses) for _ in row.losses]
-            mean, whole = sum(loss) / len(loss) if loss else math.nan, math.nan if row.norm is None else next(norm)
+            mean = row.scale * sum(loss) / len(loss) if loss else math.nan
+            whole = math.nan if row.norm is None else next(norm)
             each = [next(digests) % (1 << 64) if isinstance(n, Tensor) else n for n in (row.samples, *row.state)]
             samples, weights, *short = each if row.state else (*each, 0, 0, 0)
             for indices in row.indices:

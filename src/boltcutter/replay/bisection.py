@@ -46,6 +46,7 @@ SIDES = ("A", "B")
 INHERENT = ("data", "packages", "hardware", "environment")  # what is equal in both replays on one machine
 TRIED = ("setting", "code", "threads", "packages", "environment")  # what A can have from B
 MOST_TRIED = 12  # factors
+MAX_STEPS = 2000  # which are replayed once more from the beginning for each of them
 TOLERANCE = 1e-4  # of what other numbers of ranks round differently
 ROUNDING = {"loss": TOLERANCE, "gradient_norm": TOLERANCE}
 RANKS = ("trainer.devices", "trainer.num_nodes", "trainer.strategy", "choices.trainer")
@@ -478,17 +479,20 @@ class Bisection:
         found, step = self.found, self.found.step
         assert step is not None
         tried = [factor for factor in found.factors if factor.kind in TRIED]
-        for factor in tried[:MOST_TRIED]:
-            self.attempt(factor, second, checkpoint, step)
-            if factor.removes and not factor.left:
-                break  # A is equal to B
-        removing = [factor for factor in found.factors if factor.removes]
+        begins: list[str | None] = [checkpoint, None] if checkpoint and step <= MAX_STEPS else [checkpoint]
+        for begin in begins:  # what A has from B may need a state that the checkpoint of A does not have
+            for factor in tried[:MOST_TRIED]:
+                self.attempt(factor, second, begin, step)
+                if factor.removes and not factor.left:
+                    break  # A is equal to B
+            if removing := [factor for factor in found.factors if factor.removes]:
+                break
         if not removing:
             together = [factor for factor in tried if factor.kind == "setting"]
             if len(together) > 1:
                 keys = [key for factor in together for key in factor.keys]
-                all_settings = Factor("setting", [f"{len(together)} settings together"], keys)
-                self.attempt(all_settings, second, checkpoint, step)
+                all_settings = Factor("setting", [line for factor in together for line in factor.lines], keys)
+                self.attempt(all_settings, second, begins[-1], step)
                 removing = [all_settings] if all_settings.removes else []
         if not removing:
             untried = [f for f in found.factors if f.removes is None and f.matters]

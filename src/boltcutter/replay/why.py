@@ -352,13 +352,14 @@ class Case:
         removing = {change.name.partition(" ")[0] for change in found.changes if change.removes}
         culprits = getattr(self, "culprits", [])
         found.samples = culprits or by_size(rows)[:3]
+        self.is_shared = bool(culprits) and "learning" in removing
         what = "the spike" if self.question.kind == "spike" else "it"
         if bad:
             found.cause = "weights"
             found.lines.append(
                 f"before the step, {', '.join(bad[:3])} {'is' if len(bad) == 1 else 'are'} not finite already"
             )
-        elif culprits:
+        elif culprits and "learning" not in removing:  # else the sample shows it first, in weights that are too large
             found.cause = "sample"
             verb = "is" if len(culprits) == 1 else "are"
             found.lines.append(
@@ -418,6 +419,8 @@ class Case:
         if reason:
             return f"they could not be computed alone ({reason})"
         bad = [row for row in rows if not math.isfinite(row["loss"])]
+        if self.is_shared:
+            return f"without {named(self.culprits)} {self.gone()}, but so they are with a lower learning rate"
         if suspects:
             return f"without {named(suspects)} it is there, too, or without others it is gone as well"
         if self.question.kind == "error":
