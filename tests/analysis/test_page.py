@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from browser import Browse, References
 
+from boltcutter.analysis import live, query
 from boltcutter.analysis.page import MAX_POINTS, collect, write_table
 from boltcutter.analysis.record import find_runs
 from boltcutter.cli import commands
@@ -286,3 +287,15 @@ def test_the_command_writes_the_page(tmp_path: Path, write: Write, monkeypatch: 
     commands.main(["runs", f"runs={tmp_path / 'runs'}", "--html=other.html"])
     assert read_data(tmp_path / "runs.html")["ids"] == ["0001", "0002"]
     assert len(read_data(tmp_path / "other.html")["ids"]) == 3
+
+
+def test_a_folder_whose_name_is_no_text_is_linked(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write(tmp_path / "runs" / "a" / os.fsdecode(b"\xff\xfe"), id="x")
+    (run / "report.html").touch()
+    monkeypatch.chdir(tmp_path)
+    commands.main(["runs", f"runs={tmp_path / 'runs'}", "--html"])
+    assert read_data(tmp_path / "runs.html")["links"] == ["runs/a/%FF%FE/report.html"]
+    watch = live.Watch(str(tmp_path / "runs"), query.parse(""))
+    assert json.loads(watch.data()[1])["links"] == ["a/%FF%FE/report.html"]

@@ -97,7 +97,7 @@ class Watch:
 
     def _link(self, run: Run) -> str:
         """As on disk, so that links between reports work; folders elsewhere are below that of all runs."""
-        return quote(f"{run.folder.removeprefix(self.root + '/').strip('/')}/{REPORT}")
+        return quote(os.fsencode(f"{run.folder.removeprefix(self.root + '/').strip('/')}/{REPORT}"))
 
     def _read_curves(self, folder: str) -> page.Curves:
         stamp = [file_stamp(f"{folder}/{run_files.METRICS}")]

@@ -96,7 +96,8 @@ def _plain(value: Any) -> float | str | None:
 
 def _link(run: Run, home: Path) -> str | None:
     report = os.path.join(run.folder, run_files.REPORT)
-    return quote(os.path.relpath(report, home)) if os.path.isfile(report) else None  # not in one that cannot be read
+    # Not in a folder that cannot be read; a name may be of any bytes.
+    return quote(os.fsencode(os.path.relpath(report, home))) if os.path.isfile(report) else None
 
 
 def _read_confusion(run: Run) -> dict[str, Any] | None:

@@ -140,7 +140,7 @@ def _curve(result: Result, limit: int) -> list[list[float]]:
 def _link(folder: Path, result: Result) -> str | None:
     """URL of a trial's report relative to the search's, so that the folder can be moved."""
     report = result.folder / run_files.REPORT
-    return quote(os.path.relpath(report, folder)) if report.is_file() else None
+    return quote(os.fsencode(os.path.relpath(report, folder))) if report.is_file() else None
 
 
 def _redacted(command: str) -> str:
