@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 import pytest
 
 RUNS, RESULTS = os.environ.get("LIGHTNING_TESTS_RUNS"), os.environ.get("LIGHTNING_TESTS_RESULTS")
+RUNS = RUNS and os.path.join(RUNS, os.environ.get("PYTEST_XDIST_WORKER", "main"))  # each removes its own
 IS_QUIET = bool(os.environ.get("LIGHTNING_TESTS_QUIET"))
 SEEN = ("best", "last", "learning_rate", "throughput", "recompiles", "progress")  # callbacks
 
@@ -194,6 +196,9 @@ if RUNS:
 
         yield
         announcement.withdraw()
+        for thread in threading.enumerate():
+            if thread.name == "announcement":
+                thread.join(10)
 
     @pytest.fixture(autouse=True)
     def _after_each() -> Iterator[None]:
