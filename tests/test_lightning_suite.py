@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from lightning_tests.suite import GROUPS, report
+from lightning_tests.suite import GROUPS, NOT_COLLECTED, report
 
 ROOT = Path(__file__).parents[1]
 PLAIN = {"a.py::one": "passed", "a.py::two[1]": "passed", "a.py::three": "failed", "a.py::four": "passed"}
@@ -27,6 +27,13 @@ def test_a_difference_that_is_gone_is_named(capsys: pytest.CaptureFixture[str]) 
     output = capsys.readouterr().out
     assert "a.py::one" in output
     assert "not_run.py" not in output
+
+
+def test_files_that_cannot_be_imported_are_found() -> None:
+    log = (
+        "ERROR tests_pytorch/a.py - ImportError whil...\nERROR tests_pytorch/b.py::test - x\nERROR tests_pytorch/c.py\n"
+    )
+    assert NOT_COLLECTED.findall(log) == ["tests_pytorch/a.py", "tests_pytorch/c.py"]
 
 
 def test_each_group_is_run_every_week() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import yaml
 
 HERE = Path(__file__).parent
 REPOSITORY = "https://github.com/Lightning-AI/pytorch-lightning"
-TESTS = Path("tests/tests_pytorch")
+TESTS, LEGACY = Path("tests/tests_pytorch"), Path("tests/legacy")
 GROUPS = (
     "trainer", "loops", "callbacks", "checkpointing", "core", "models", "tuner", "utilities", "overrides",
     "accelerators", "profilers", "plugins", "strategies", "loggers",
@@ -26,6 +27,7 @@ OPTIONS = {"workers": "2", "tag": "", "results": "runs/lightning", "record": "fa
 LEFT_OUT = ("models/test_onnx.py", "models/test_torch_tensorrt.py")
 # How tests are run, one after the other, and the outcome of those that are also run in the next way.
 MODES = {"treated": "failed", "plain": "passed", "quiet": "failed"}
+NOT_COLLECTED = re.compile(r"^ERROR (\S+\.py)(?: - .*)?$", re.M)  # the last lines of pytest
 Outcomes = dict[str, str]  # passed, skipped or failed, by test
 
 
@@ -49,7 +51,10 @@ def main(usage: str | None, arguments: list[str]) -> int:
         places = [test.removeprefix(f"{TESTS.name}/") for test in chosen]
     known = yaml.safe_load((HERE / "differences.yaml").read_text())
     record = options["record"] == "true"
-    return report(found["plain"], found["treated"], known, quiet=found["quiet"], record=record)
+    unread = sorted(set(NOT_COLLECTED.findall((results / "treated.log").read_text())))
+    for file in unread:
+        print(f"its tests did not run, see treated.log: {file}")
+    return report(found["plain"], found["treated"], known, quiet=found["quiet"], record=record) or int(bool(unread))
 
 
 def clone(tag: str) -> Path:
@@ -75,6 +80,8 @@ def run(checkout: Path, places: list[str], results: Path, more: list[str], *, mo
     with tempfile.TemporaryDirectory() as name:
         copy = Path(name)
         shutil.copytree(checkout / TESTS, copy / TESTS)
+        if (legacy := checkout / LEGACY).is_dir():
+            shutil.copytree(legacy, copy / LEGACY)
         shutil.copy(checkout / "pyproject.toml", copy)
         (copy / "tmp").mkdir()
         ignored = [f"--ignore=tests_pytorch/{path}" for path in LEFT_OUT]
