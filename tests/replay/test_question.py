@@ -82,6 +82,14 @@ def test_a_run_without_steps_has_none(tmp_path: Path) -> None:
     assert ask(tmp_path, RAISED, "error").error == "IndexError: Target 7 is out of bounds."
 
 
+def test_an_error_was_in_the_step_after_the_last_of_the_rank_that_wrote_most(tmp_path: Path) -> None:
+    other = write(tmp_path / "other", USUAL)
+    ledger_path(other).rename(ledger_path(tmp_path, 1))
+    ledger_path(tmp_path).write_bytes(header("cpu"))  # of a rank that was ended
+    record = {"attempts": [{"devices": 2, **RAISED["attempts"][0]}]}
+    assert [ask(tmp_path, record, given).step for given in (None, "error")] == [8, 8]
+
+
 def test_the_loss_of_a_step_is_that_of_all_ranks(tmp_path: Path) -> None:
     write(tmp_path, USUAL)
     other = write(tmp_path / "other", [3 * loss for loss in USUAL])

@@ -58,8 +58,11 @@ def ask(folder: Path, record: Mapping[str, Any], given: str | None) -> Question:
         ConfigError: There is no such step.
     """
     ledgers = ledgers_of(folder, record)
+    if given in (None, "error") and (error := error_of(record)) and (given or not _bad_rows(ledgers)):
+        step = max((_next_step([ledger]) for ledger in ledgers), default=1)  # ranks that were ended wrote less
+        return Question(step, "error", is_done=False, error=error)
     if not ledgers or not min(ledger.last for ledger in ledgers):
-        if given in (None, "nonfinite", "error"):
+        if given in (None, "nonfinite"):
             return _first_step(folder, record)
         raise ConfigError(
             f"run={folder}: it has no steps.ledger with a step, so its steps are not known; train with callback.ledger"
@@ -72,8 +75,6 @@ def ask(folder: Path, record: Mapping[str, Any], given: str | None) -> Question:
         return found
     if given == "nonfinite":
         raise ConfigError(f"step=nonfinite: each loss and gradient of {folder} is finite; try step=spike")
-    if given in (None, "error") and (error := error_of(record)):
-        return Question(_next_step(ledgers), "error", is_done=False, error=error)
     if given == "error":
         raise ConfigError(f"step=error: {folder} did not end with an error of a step; try step=last")
     if given in (None, "spike") and (found := _spike(ledgers)):
@@ -99,8 +100,6 @@ def error_of(record: Mapping[str, Any]) -> str:
 def _first_step(folder: Path, record: Mapping[str, Any]) -> Question:
     if stopped_at(record):
         return Question(1, "nonfinite", is_done=False)
-    if error := error_of(record):
-        return Question(1, "error", is_done=False, error=error)
     raise ConfigError(f"run={folder}: it has no steps.ledger with a step, so its steps are not known")
 
 
@@ -113,7 +112,7 @@ def numbered(ledgers: list[Ledger], step: int, record: Mapping[str, Any]) -> Que
     last = min(ledger.last for ledger in ledgers)
     if step == _next_step(ledgers) and stopped_at(record):
         return Question(step, "nonfinite", is_done=False)
-    if step == _next_step(ledgers) and (error := error_of(record)):
+    if (error := error_of(record)) and step == max(_next_step([ledger]) for ledger in ledgers):
         return Question(step, "error", is_done=False, error=error)
     steps = ledgers[0].rows["step"].astype(np.int64)
     begin = 1 if steps[0] <= _stride(ledgers[0]) else int(steps[0])

@@ -186,7 +186,7 @@ class Case:
         before = first.ranks[0]["saved"] or checkpoint
         self.is_unusual(first)
         if self.question.kind == "error":
-            found.lines.append(f"training ended with {printable(self.question.error)}")
+            found.lines.append(f"training ended with {printable(first.error or self.question.error)}")
         if self.question.kind == "step":
             found.samples = by_size(rows)[:3]
             found.lines = [
