@@ -73,6 +73,7 @@ class Watch(Callback):
             self.layers = Layers(pl_module)
         if self.job.trace:
             self.trace = StepTrace(pl_module, Path(self.job.folder), trainer.global_rank)
+        self._save_before_others(trainer)
 
     def _scale(self, optimizer: Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
@@ -137,6 +138,7 @@ class Watch(Callback):
             self.layers.after_step(step)
         if self.trace:
             self.trace.after_step(trainer, step)
+        self._save_before_others(trainer)
         if step >= job.last:
             self._write(trainer, "")
             raise ReplayEndError(f"step {step} was done")
@@ -169,11 +171,19 @@ class Watch(Callback):
             handle.remove()
         self._save(trainer, error)
 
+    def _save_before_others(self, trainer: L.Trainer) -> None:
+        """Write what there is, as a rank is ended without notice when another one fails."""
+        if trainer.world_size > 1 and (self._seen >= self.job.last - LOOKED_AT - 1 or not self.losses):
+            self._save(trainer, "")
+
     def _save(self, trainer: L.Trainer, error: str) -> None:
         losses = {step: [str(float(loss)) for loss in each] for step, each in self.losses.items()}
         layers = self.layers.table() if self.layers else []
         found = {**self.found, "losses": losses, "layers": layers, "error": error, "ended": trainer.global_step}
-        Path(self.job.folder, RESULT.format(trainer.global_rank)).write_text(json.dumps(as_plain(found)))
+        path = Path(self.job.folder, RESULT.format(trainer.global_rank))
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(as_plain(found)))
+        part.replace(path)  # as this process may be ended at any time
 
     # What a step is made of
 

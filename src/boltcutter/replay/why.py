@@ -398,7 +398,8 @@ class Case:
 
     def conclude_without_batch(self, found: Answer, first: Done) -> None:
         """Say which samples cannot be read, or that no batch has caused the error."""
-        found.samples = [{"loss": math.nan, "gradient_norm": math.nan, **each} for each in first.ranks[0]["unreadable"]]
+        each = [row for rank in first.ranks for row in rank["unreadable"]]
+        found.samples = [{"loss": math.nan, "gradient_norm": math.nan, **row} for row in each]
         if not found.samples:
             found.cause = "none"
             found.lines.append(f"it is not raised by a batch of training; {first.ranks[0]['ended']} steps were done")
