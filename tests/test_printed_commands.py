@@ -109,6 +109,9 @@ def test_commands_of_a_search(project: Path) -> None:
     _, (run,) = added(project, f"{printed(out)['train']} test=false")
     best = min((validated(trial) for trial in trials), key=lambda metrics: metrics["val/loss"])
     assert validated(run) == best
+    (page,) = (file for file in project.glob("runs/**/report.html") if "random" in shown(file))
+    _, again = added(project, shown(page))
+    assert sorted(trial["metrics"]["val/loss"] for trial in again) == sorted(t["metrics"]["val/loss"] for t in trials)
 
 
 @pytest.mark.slow

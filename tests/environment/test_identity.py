@@ -126,13 +126,19 @@ def test_ranks_of_torchrun_agree(option: str, name: str, port: str, tmp_path: Pa
     assert first == second
 
 
-def test_an_unreachable_rank_zero_is_reported(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "1"}.items():
+@pytest.mark.parametrize(("address", "rank"), [("127.0.0.1", "1"), ("nowhere.invalid", "1"), ("nowhere.invalid", "0")])
+def test_an_unreachable_rank_zero_is_reported(
+    address: str, rank: str, port: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"MASTER_ADDR": address, "MASTER_PORT": port, "NODE_RANK": rank}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(identity, "RENDEZVOUS_TIMEOUT", 1.0)
+    monkeypatch.setattr(identity, "RENDEZVOUS_TIMEOUT", 0.4)
+    monkeypatch.setattr(identity, "NOTE_AFTER", 0.0)
     with pytest.raises(RendezvousError, match=rf"MASTER_PORT={port}: rank 0") as error, run_id():
         pass
     assert "\n" not in str(error.value)
+    (line,) = capfd.readouterr().err.splitlines()  # none of torch
+    assert line.startswith(f"note: MASTER_ADDR={address}, MASTER_PORT={port}: ")
 
 
 def test_commands_of_one_slurm_step_differ_and_a_requeue_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +30,7 @@ from boltcutter.protocols import PlannedExit
 RUN_ID_VARIABLE = "BOLTCUTTER_RUN_ID"
 EXIT_TIMEOUT = 30.0  # seconds that a failed process keeps serving the store
 RENDEZVOUS_TIMEOUT = 300.0  # seconds to wait for rank 0, whose node may still be booting
+NOTE_AFTER = 10.0  # seconds after which it is said what is waited for
 
 
 class RendezvousError(RuntimeError):
@@ -119,6 +122,7 @@ def _agree() -> str | None:
     agent_is_server = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_server = is_rank_zero() and not agent_is_server
     address, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+    _reach(address, port, connects=not is_server)
     try:
         timeout = timedelta(seconds=RENDEZVOUS_TIMEOUT)
         store = TCPStore(address, port, None, is_server, timeout, wait_for_workers=False, multi_tenant=True)
@@ -131,6 +135,32 @@ def _agree() -> str | None:
     if is_server:
         this_process.rendezvous_stores.append(store)  # keeps the server running until this process ends
     return store.compare_set("run_id", "", new_run_id()).decode()
+
+
+def _reach(address: str, port: int, *, connects: bool) -> None:
+    """Wait until an address is known and, if ``connects``, answers; torch would print its own stack at each attempt.
+
+    Raises:
+        RendezvousError: It is not, within ``RENDEZVOUS_TIMEOUT`` seconds.
+    """
+    begin, is_said, place = time.monotonic(), False, f"MASTER_ADDR={address}, MASTER_PORT={port}"
+    while True:
+        try:
+            if connects:
+                socket.create_connection((address, port), timeout=5).close()
+            else:
+                socket.getaddrinfo(address, port)
+        except OSError as error:
+            reason = error.strerror or str(error)
+        else:
+            return
+        if time.monotonic() - begin > RENDEZVOUS_TIMEOUT:
+            fault = f"rank 0 did not respond within {RENDEZVOUS_TIMEOUT:.0f} s"
+            raise RendezvousError(f"{place}: {fault} ({reason}); correct them")
+        if not is_said and time.monotonic() - begin > NOTE_AFTER:
+            print(f"note: {place}: {reason}; waiting for rank 0 for {RENDEZVOUS_TIMEOUT:.0f} s", file=sys.stderr)
+            is_said = True
+        time.sleep(0.2)
 
 
 def _wait_for_ranks() -> None:
