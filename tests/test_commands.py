@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, patience
+from conftest import ROOT
 from new_project import in_shell
 from PIL import Image
 from test_docs import PAGES, TEMPLATE, TEMPLATE_PAGES
@@ -352,7 +352,9 @@ SESSIONS = {  # else in the clone
     "docs/from-my-script.md": "own",
     "docs/cloud.md": "fresh",  # which is a repository
 }
-UNTIL_STOPPED = "boltcutter serve "  # commands that are stopped after a while
+STOPPED = (  # once it has answered
+    "{0} > served 2>&1 & for i in {{1..900}}; do grep -q http served && break; sleep 0.2; done; kill $!; cat served"
+)
 
 
 def test_lines_that_a_page_shows_are_compared() -> None:
@@ -368,8 +370,9 @@ def test_the_sessions_of_a_page_print_what_it_shows(page: Path, request: pytest.
     project = request.getfixturevalue(SESSIONS.get(name(page), "clone"))
     with same_runs(project, tmp_path):
         for command, expected in sessions(page):
-            limit = f"timeout -s INT {patience(30):.0f} " if command.startswith(UNTIL_STOPPED) else ""
-            printed = in_shell(f"({limit}{command}) 2>&1 || true", project)
+            if command.startswith("boltcutter serve "):  # until it is stopped
+                command = STOPPED.format(command)
+            printed = in_shell(f"({command}) 2>&1 || true", project)
             assert missing_lines(printed, expected) == [], command
 
 

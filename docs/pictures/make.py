@@ -29,7 +29,7 @@ COLUMNS, ROWS = 124, 40  # of the terminal
 WIDTH, HEIGHT = 1200, 960  # of the browser window, in pixels
 GALLERY = ROOT / "docs" / "gallery"
 SECTIONS = {  # of the reports of examples that are shown from there; the others from their top
-    **dict.fromkeys(("gan", "vae", "diffusion", "segmentation"), "pictures-and-tables"),
+    **dict.fromkeys(("gan", "vae", "diffusion", "segmentation", "fcn"), "pictures-and-tables"),
     "graph": "confusion",
     "forecast": "predictions",
 }

@@ -10,6 +10,7 @@ from boltcutter.config.compose import compose, merge, refuse_duplicates
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.settings import Settings
 from boltcutter.project import Project, summary
+from boltcutter.scaffold.source_code import REGISTER
 
 PROJECT = Project.find(__file__)
 FILES = {
@@ -442,7 +443,7 @@ def test_an_option_with_class_path_is_converted(project: Project) -> None:
 def with_resolvers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """A project whose ``own_resolvers`` registers ``twice``."""
     (tmp_path / "pyproject.toml").write_text('[tool.boltcutter]\nresolvers = "own_resolvers"\n')
-    text = "from omegaconf import OmegaConf\nOmegaConf.register_new_resolver('twice', lambda x: 2 * x, replace=True)\n"
+    text = f"from omegaconf import OmegaConf\nOmegaConf.{REGISTER}('twice', lambda x: 2 * x, replace=True)\n"
     (tmp_path / "own_resolvers.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own_resolvers", raising=False)

@@ -26,7 +26,7 @@ def main(cfg):
 OmegaConf.register_new_resolver("len", len)
 OmegaConf.register_new_resolver("eval", eval)
 OmegaConf.register_new_resolver("scaled", scaled, use_cache=True)
-OmegaConf.register_new_resolver("up", lambda x: math.ceil(x))
+OmegaConf.register_resolver("up", lambda x: math.ceil(x))
 OmegaConf.register_new_resolver("half", halved)
 """
 

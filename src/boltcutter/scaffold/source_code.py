@@ -6,6 +6,7 @@ import ast
 import builtins
 from collections.abc import Iterator
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from boltcutter.config.errors import ConfigError
 
 IGNORED = {".git", ".venv", "venv", "env", "node_modules", "site-packages", "build", "dist", "__pycache__"}
 MAX_SIZE = 1 << 20  # characters of a file
-RESOLVERS = "register_new_resolver"
+RESOLVERS = "register_new_resolver", "register_resolver"  # before OmegaConf 2.4, and from 2.4 on
+REGISTER = RESOLVERS[version("omegaconf") >= "2.4"]
 
 
 class NotConstantError(ValueError):
@@ -205,10 +207,10 @@ def source_files(root: Path, *words: str) -> list[SourceFile]:
 def resolvers(root: Path) -> tuple[str, list[tuple[str, str]]]:
     """The text of a module that registers the resolvers which a project's files register, and a note on each place."""
     texts, rows = list[str](), list[tuple[str, str]]()
-    for source in source_files(root, RESOLVERS):
+    for source in source_files(root, *RESOLVERS):
         found = list[ast.stmt]()
         for name, call in source.calls():
-            if name == RESOLVERS and call.args and isinstance(call.args[0], ast.Constant):
+            if name in RESOLVERS and call.args and isinstance(call.args[0], ast.Constant):
                 resolver = str(call.args[0].value)
                 if missing := source.unknown_names(call):
                     note = (
@@ -217,6 +219,8 @@ def resolvers(root: Path) -> tuple[str, list[tuple[str, str]]]:
                     rows.append((source.place(call), note))
                     continue
                 rows.append((source.place(call), f"the resolver {resolver}"))
+                if isinstance(call.func, ast.Attribute):
+                    call.func.attr = REGISTER
                 call.keywords = [k for k in call.keywords if k.arg != "replace"]
                 call.keywords.append(ast.keyword("replace", ast.Constant(True)))
                 found.append(ast.fix_missing_locations(ast.Expr(call)))
