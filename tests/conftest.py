@@ -1,5 +1,6 @@
 """Shared helpers and fixtures: commands with a timeout, and short runs."""
 
+import atexit
 import gc
 import json
 import os
@@ -90,6 +91,7 @@ def pytest_collection() -> Generator[None, object, object]:
     gc.disable()
     collected = yield
     gc.freeze()  # modules stay
+    atexit.register(gc.unfreeze)  # else libraries report them as leaked
     gc.enable()
     return collected
 
