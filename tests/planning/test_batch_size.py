@@ -8,7 +8,7 @@ import torch
 from conftest import ROOT
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.planning.batch_size import batch_unit, find_batch_size_command, first_size, search, trial
+from boltcutter.planning.batch_size import _messages, batch_unit, find_batch_size_command, first_size, search, trial
 from boltcutter.project import Project
 
 
@@ -111,3 +111,8 @@ def test_errors_are_one_line() -> None:
     assert done.returncode == 2
     assert "did you mean max_epochs" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_notes_before_an_error_are_no_part_of_it() -> None:
+    assert _messages("note: a is not used\nerror: b: wrong; try c\n") == ["b: wrong; try c"]
+    assert _messages("MemoryError\n") == ["MemoryError"]

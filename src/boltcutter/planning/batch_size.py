@@ -125,8 +125,9 @@ def trial(train: list[str], overrides: list[str], limit: float, scratch: Path, s
 
 
 def _messages(stderr: str) -> list[str]:
-    """Return the lines of an error without their prefix."""
-    return [line.removeprefix("error: ") for line in stderr.strip().splitlines()]
+    """Return the lines of an error without their prefix, and without notes, as on settings of a record."""
+    lines = stderr.strip().splitlines()
+    return [line.removeprefix("error: ") for line in lines if not line.startswith("note: ")] or lines
 
 
 def _run(command: list[str], limit: float | None = None) -> subprocess.CompletedProcess[str]:
