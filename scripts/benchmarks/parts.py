@@ -57,8 +57,9 @@ def main(project: Project, overrides: list[str]) -> None:
     )
     if (only := chosen["only"]) and only not in PARTS:
         raise harness.BenchmarkError(f"only={only}: no feature; choose from: {', '.join(PARTS)}")
-    parts = [part for part in _all() if not only or (part[0] in ("default", "default, again", only) and not part[2])]
     work = adapted(WORKS[chosen["work"]], chosen)
+    parts = [part for part in _all() if not only or (part[0] in ("default", "default, again", only) and not part[2])]
+    parts = [part for part in parts if not {*part[1]} & {*work.overrides}]  # instructions are counted without the bar
     measured: dict[str, list[float]] = {f"{part}{of}": [] for part, _, of in parts}
     for _ in range(work.rounds):
         with tempfile.TemporaryDirectory() as scratch, Coordinator(Path(scratch)) as coordinator:

@@ -7,7 +7,7 @@ import re
 import torch
 from torch import nn
 
-from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, sampled
 from boltcutter.diagnosis.source import codes_of_users, depends_on_time
 
@@ -70,6 +70,35 @@ def _is_left_behind(seen: Evidence, name: str, part: nn.Module, other: str, twin
 def can_change(seen: Evidence) -> bool:
     """Whether code of the module or of a callback can change weights other than by an optimizer."""
     return any(CHANGES & {*code.co_names} for code in codes_of_users(seen.module, seen.trainer))
+
+
+@check("average-statistics", "likely", at="trial")
+def average_statistics(seen: Evidence) -> Lines:
+    """Validation uses an average of the weights, whose running statistics have not changed when the original's have."""
+    probe = seen.probe
+    if probe is None or "validation_step" not in probe.batches:
+        return
+    if any("update_bn" in code.co_names for code in codes_of_users(seen.module, seen.trainer)):
+        return
+    used = probe.base("validation_step").inputs.keys()
+    parts = {n: m for n, m in seen.module.named_modules() if n and any(True for _ in m.buffers())}
+    for name, part in parts.items():
+        if any(id(p) in seen.owned for p in part.parameters()) or not any(n.startswith(f"{name}.") for n in used):
+            continue
+        for other, twin in parts.items():
+            gap, moved = _gap(seen, name, part, other, twin) if other != name else (0.0, 0.0)
+            stale = [n for n, _ in part.named_buffers() if n.endswith("running_mean")]
+            stale = [n for n in stale if _is_kept(seen, f"{name}.{n}") and not _is_kept(seen, f"{other}.{n}")]
+            if 0 < gap < moved and stale:
+                yield (
+                    f"{name}, which validation uses, follows the weights of {other}, but not its running statistics "
+                    f"({some(stale)}), which stay as at the start; copy its buffers, too"
+                )
+                return
+
+
+def _is_kept(seen: Evidence, buffer: str) -> bool:
+    return torch.equal(seen.buffers[buffer], seen.module.get_buffer(buffer)) if buffer in seen.buffers else False
 
 
 @check("average-copies", "likely", at="trial")

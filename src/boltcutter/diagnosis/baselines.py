@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from boltcutter.diagnosis.calls import CLASSES
-from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import REGRESSIONS, Loss
 from boltcutter.diagnosis.loaders import Splits
@@ -18,6 +18,8 @@ from boltcutter.diagnosis.loaders import Splits
 MOST = 4000  # samples of training that baselines are fitted to
 FEATURES = 4096  # inputs that are used, the first ones
 MOST_CLASSES = 1000
+FEWEST = 5  # samples of a class
+RIGHT = 0.7  # share of samples
 NORMAL = 1.96  # standard errors of 95%
 
 
@@ -28,10 +30,12 @@ class Baseline:
     Args:
         name: What it does.
         errors: Of each sample, shape (N,): 0 or 1 for classes, otherwise squared.
+        classes: That it predicts, shape (N,); None if targets are no classes.
     """
 
     name: str
     errors: Tensor
+    classes: Tensor | None = None
 
 
 def baselines(splits: Splits, held: str = "validation") -> tuple[bool, list[Baseline]]:
@@ -64,10 +68,10 @@ def fit(x: Tensor, y: Tensor, held_x: Tensor, held_y: Tensor) -> tuple[bool, lis
         if not 1 < len(kinds) <= min(MOST_CLASSES, len(y) // 2):
             return True, []
         frequent = kinds[indices.bincount().argmax()]
-        scores = _ridge(x, F.one_hot(indices, len(kinds)).double(), held_x)
+        chosen = kinds[_ridge(x, F.one_hot(indices, len(kinds)).double(), held_x).argmax(1)]
         return True, [
-            Baseline(f"always class {int(frequent)}", (held_y != frequent).double()),
-            Baseline("a linear model of the raw inputs", (kinds[scores.argmax(1)] != held_y).double()),
+            Baseline(f"always class {int(frequent)}", (held_y != frequent).double(), frequent.expand_as(held_y)),
+            Baseline("a linear model of the raw inputs", (chosen != held_y).double(), chosen),
         ]
     y, held_y = y.double(), held_y.double()
     found = [Baseline("the mean of training", (held_y - y.mean()).square())]
@@ -134,6 +138,39 @@ def baseline(seen: Evidence) -> Lines:
         f"{budget})",
         level="likely" if is_behind and seen.is_converged else None,
     )
+
+
+@check("classes-renumbered", "likely", at="data")
+def classes_renumbered(seen: Evidence) -> Lines:
+    """A linear model of training takes most samples of each validation class for those of another one, one to one."""
+    if seen.splits is None:
+        return
+    classes, found = baselines(seen.splits)
+    table = seen.splits.table("validation")
+    predicted = found[-1].classes if classes else None
+    if predicted is None or table is None:
+        return
+    targets = table[1]
+    answers = {
+        int(k): predicted[targets == k].mode().values
+        for k in torch.unique(targets)
+        if int((targets == k).sum()) >= FEWEST
+    }
+    right = torch.cat([predicted[targets == k] == answer for k, answer in answers.items()] or [torch.zeros(1)])
+    moved = {k: int(answer) for k, answer in answers.items() if int(answer) != k}
+    are_one_to_one = len({int(answer) for answer in answers.values()}) == len(answers)
+    if (
+        are_one_to_one
+        and len(moved) >= 2
+        and float(right.double().mean()) > RIGHT
+        and float(found[-1].errors.mean()) > 0.3
+    ):
+        named = some([f"{k} → {answer}" for k, answer in moved.items()])
+        yield (
+            f"classes of validation have other numbers than those of training: a linear model finds {named}, and "
+            f"is right for {float(right.double().mean()):.0%} of the samples with these numbers, without for "
+            f"{1 - float(found[-1].errors.mean()):.0%}; encode the labels of all splits together"
+        )
 
 
 def _score(errors: Tensor, classes: bool) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -22,6 +22,8 @@ NOISES = frozenset(("randn", "randn_like", "rand", "rand_like", "normal", "norma
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 LAYERS = frozenset(("linear", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "bilinear", "cat", "concat", "matmul"))
 READS = frozenset(("__get__", "size", "dim", "numel", "__len__", "detach"))
+EXTREMES = frozenset(("min", "max", "amin", "amax"))
+COPIES = frozenset(("detach", "__get__"))  # the latter of .data
 FRACTIONS = 0.2  # share of targets that lose one
 
 
@@ -42,6 +44,9 @@ class Cuts(TorchFunctionMode):
         self.drawn = WeakTensorKeyDictionary()
         self.samples: list[list[bool]] = []
         self.truncated: list[Tensor] = []
+        self.weights = WeakTensorKeyDictionary()  # results of a softmax: its dimension, from the end
+        self.masked = WeakTensorKeyDictionary()  # products with a mask: the values, and the mask
+        self.differentiated = set[int]()  # inputs of autograd.grad, whose results have no gradient
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at the arguments, and call the function."""
@@ -50,6 +55,8 @@ class Cuts(TorchFunctionMode):
         given = tensors_of([args, kwargs])
         result = function(*args, **kwargs)
         found = tensors_of(result) if isinstance(result, Tensor) or name == "grad" else []
+        if name == "grad" and not kwargs.get("create_graph"):
+            self.differentiated |= {id(t) for t in tensors_of(args[1] if len(args) > 1 else kwargs.get("inputs"))}
         self._follow_noise(name, given, found)
         self._follow_cut(name, given, found)
         if name in ("long", "int", "to", "type", "short") and found and found[0].dtype in INTEGERS:
@@ -58,15 +65,30 @@ class Cuts(TorchFunctionMode):
             self._wrap(function, args, kwargs, found[0])
         if name in LOSSES and len(given) > 1:
             self._targets(name, given[1])
+        if name in ("sin", "cos") and given:
+            self._angle(name, given[0])
+        if isinstance(result, Tensor) or name in EXTREMES:
+            self._weights(name, args, kwargs, result)
         return result
 
     def _say(self, check: str, text: str) -> None:
         self.remarks.append(Remark(check, text))
 
     def _follow_cut(self, name: str, given: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+        if torch.is_grad_enabled() and name in COPIES and given and isinstance(given[0], nn.Parameter):
+            self.cut.update(
+                {t: "a copy of a parameter" for t in found if given[0].requires_grad and not t.requires_grad}
+            )
         if not torch.is_grad_enabled() or name in DETACHES:
             return
         cuts = [self.cut[t] for t in given if t in self.cut]
+        others = [t for t in given if t.requires_grad and not t.is_leaf and id(t) not in self.differentiated]
+        if name in ADDITIONS and others and "grad" in cuts:
+            self._say(
+                "constant-term",
+                f"a derivative of {tuple(given[0].shape)}, which autograd.grad has returned, is added to an output, "
+                "and has no gradient, so weights do not learn by it; pass create_graph=True",
+            )
         is_sum = name in ADDITIONS or name == "stack"
         if is_sum and cuts and any(t.requires_grad for t in given) and all(t.numel() == 1 for t in given):
             remedy = "pass create_graph=True" if cuts[0] == "grad" else "compute it from values that have a gradient"
@@ -94,6 +116,56 @@ class Cuts(TorchFunctionMode):
                 if is_drawn:
                     self.drawn[t] = state = [False, False]
                     self.samples.append(state)
+
+    def _angle(self, name: str, t: Tensor) -> None:
+        """Degrees that come from the batch as they are."""
+        is_raw = t.untyped_storage().data_ptr() in {each.untyped_storage().data_ptr() for each in self.batch}
+        if (
+            is_raw
+            and t.numel() >= 8
+            and float(t.max()) <= 360
+            and float(t.min()) >= -180
+            and float(t.abs().max()) > 100
+        ):
+            self._say(
+                "degrees",
+                f"{name} gets values of the batch from {float(t.min()):.3g} to {float(t.max()):.3g}, as of degrees, "
+                "and takes them for radians; use torch.deg2rad() first",
+            )
+
+    def _weights(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Follow softmax to the product that it weights, and masks that multiply to a minimum or maximum."""
+        first = args[0] if args else kwargs.get("input")
+        if not isinstance(first, Tensor):
+            return
+        if name == "softmax" and first.ndim >= 3:
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+            self.weights[result] = dim if dim is None or dim < 0 else dim - first.ndim
+        elif name == "dropout" and first in self.weights:
+            self.weights[result] = self.weights[first]
+        elif name in ("matmul", "__matmul__", "bmm") and first in self.weights and self.weights[first] == -2:
+            sums = first.detach().sum(-1)
+            if not torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+                self._say(
+                    "weights-of-queries",
+                    f"softmax over dimension -2 of {tuple(first.shape)} gives the weights of a sum over its dimension "
+                    "-1, in which they do not add up to 1; use softmax(-1)",
+                )
+        elif name in ("mul", "__mul__", "__rmul__"):
+            for values, mask in (args[:2], args[1::-1]) if len(args) > 1 else ():
+                if is_mask(mask) and isinstance(values, Tensor) and values.is_floating_point():
+                    self.masked[result] = values.detach(), mask.detach().expand_as(result)
+        elif name in EXTREMES and first in self.masked and (len(args) > 1 or "dim" in kwargs):
+            values, mask = self.masked[first]
+            found = result if isinstance(result, Tensor) else result[0]
+            is_least = name in ("min", "amin")
+            is_one_sided = bool((values >= 0).all() if is_least else (values <= 0).all())
+            if is_one_sided and bool(values.any()) and not bool(found.any()) and bool((mask != 0).any()):
+                self._say(
+                    "masked-extreme",
+                    f"the {'least' if is_least else 'largest'} of {tuple(first.shape)} values is 0 for all, as a mask "
+                    f"multiplies by 0 what it leaves out; use masked_fill(~mask, {'inf' if is_least else '-inf'})",
+                )
 
     def _truncate(self, t: Tensor) -> None:
         is_of_batch = t.is_floating_point() and any(t.data_ptr() == each.data_ptr() for each in self.batch)
@@ -138,8 +210,33 @@ class Cuts(TorchFunctionMode):
 
 @check("constant-term", "likely", at="probe")
 def constant_term(seen: Evidence) -> Lines:
-    """A number that depends on weights, but has no gradient, is added to the loss, not by detach."""
+    """A number that depends on weights, or a derivative, is added to the loss without its gradient, not by detach."""
     yield from remarks(seen, "constant-term")
+
+
+def is_mask(t: Any) -> bool:
+    """Whether a tensor has no gradient, and zeros, and ones, and nothing else."""
+    if not isinstance(t, Tensor) or t.requires_grad or t.ndim == 0:
+        return False
+    return bool(((t == 0) | (t == 1)).all() and t.any() and (t == 0).any())
+
+
+@check("degrees", "likely", at="probe")
+def degrees(seen: Evidence) -> Lines:
+    """A sine or cosine is computed of values as they are in the batch, within -180 to 360, and some over 100."""
+    yield from remarks(seen, "degrees")
+
+
+@check("weights-of-queries", "likely", at="probe")
+def weights_of_queries(seen: Evidence) -> Lines:
+    """A matrix product sums over the last dimension of a softmax that is over the one before it."""
+    yield from remarks(seen, "weights-of-queries")
+
+
+@check("masked-extreme", "certain", at="probe")
+def masked_extreme(seen: Evidence) -> Lines:
+    """The minimum of values that are never negative, times a mask, is always 0; or the maximum of the reverse."""
+    yield from remarks(seen, "masked-extreme")
 
 
 @check("sample-cut", "likely", at="probe")

@@ -44,6 +44,7 @@ class Update:
         cleared: Whether all gradients were 0 at some backward pass since the last step.
         had_gradient: Whether a gradient was not 0 after the last backward pass.
         of_others: Name of the optimizer whose backward pass the gradients are from, too, and which has made its step.
+        lost: Training steps since the last one without any, whose gradients were cleared.
     """
 
     optimizer: Optimizer
@@ -58,6 +59,7 @@ class Update:
     cleared: bool
     had_gradient: bool
     of_others: str = ""
+    lost: int = 0
 
 
 @dataclass
@@ -68,6 +70,7 @@ class Steps:
     rated: bool = False  # whether the learning rate was above 0
     uncleared: int = 0
     emptied: int = 0
+    lost: int = 0
     mixed: int = 0  # of which gradients were those of another optimizer's loss, too
     ratios: list[tuple[float, float]] = field(default_factory=list)  # relative change, learning rate
     jumps: list[float] = field(default_factory=list)  # changes larger than the weights, of the median matrix
@@ -150,6 +153,7 @@ class Evidence:
         # of a trial, which is no training: check --batch and audit
         self.probe: Probe | None = None
         self.splits: Splits | None = None
+        self.buffers: dict[str, Tensor] = {}  # before the first step
         self.calls: list[Loss] = []  # of loss functions, in one pass of the steps
         self.remarks: list[Remark] = []  # on shapes, in the same passes
         self.predictions: list[Loss] = []  # of a trained model in validation

@@ -52,6 +52,20 @@ def not_cleared(seen: Evidence) -> Lines:
             )
 
 
+@check("gradients-lost", "certain", at="step")
+def gradients_lost(seen: Evidence) -> Lines:
+    """At three looks, gradients of a training_step in which no optimizer stepped were cleared by the next one."""
+    assert seen.update is not None
+    update, steps = seen.update, seen.steps[id(seen.update.optimizer)]
+    if update.lost:
+        steps.lost += 1
+        if steps.lost >= 3:
+            yield (
+                f"{_name(update)} makes a step after {update.lost + 1} batches, but has the gradient of the last one "
+                "only, as zero_grad is called for each; call it after the step"
+            )
+
+
 @check("foreign-gradient", "likely", at="step")
 def foreign_gradient(seen: Evidence) -> Lines:
     """At three looks, gradients of a step are also those of a loss by which another optimizer has stepped."""
@@ -236,11 +250,10 @@ def zero_gradient(seen: Evidence) -> Lines:
 
 @check("stuck-at-zero", "likely", at="summary")
 def stuck_at_zero(seen: Evidence) -> Lines:
-    """Two matrices of a layer were 0 everywhere at the start, and their gradients exactly 0 at all looks."""
+    """Two matrices in a row were 0 everywhere at the start, and their gradients exactly 0 at all looks."""
     zero = [n for n in always_zero(seen) if seen.parameters[n].ndim > 1 and not seen.start.get(n, ONE).any()]
     names = [n for n in zero if not seen.parameters[n].detach().any()]
-    owners = [n.rpartition(".")[0] for n in names]
-    stuck = [n for n, owner in zip(names, owners, strict=True) if owners.count(owner) > 1]
+    stuck = [n for n in names if any(_are_multiplied(seen, n, other) for other in names)]
     if stuck:
         yield (
             f"{some(stuck)} began at 0, and get no gradient, as each is multiplied by the other; initialize one of "
@@ -256,6 +269,14 @@ def rounded_gradient(seen: Evidence) -> Lines:
             f"{some(zero)} gets no gradient through {', '.join(sorted(seen.rounding))}, whose derivative is 0; use a "
             "straight-through estimator: x + (x.round() - x).detach()"
         )
+
+
+def _are_multiplied(seen: Evidence, one: str, other: str) -> bool:
+    """Whether two matrices are of one layer, or of two neighbours with fitting shapes, such as those of LoRA."""
+    owners = [name.rpartition(".")[0] for name in (one, other)]
+    a, b = (seen.parameters[name].shape for name in (one, other))
+    are_beside = owners[0].rpartition(".")[0] == owners[1].rpartition(".")[0] and (a[0] == b[1] or b[0] == a[1])
+    return one != other and (owners[0] == owners[1] or are_beside)
 
 
 def always_zero(seen: Evidence) -> list[str]:

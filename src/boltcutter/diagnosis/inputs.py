@@ -20,9 +20,11 @@ from boltcutter.structure import flatten, tensors
 
 MANY = 64  # values of a tensor, fewer of which may be equal by chance
 LARGE = 1000.0  # size of a column, and its ratio to that of the others
+MOST_DROPPED = 0.7  # share of conditions
 UNUSED = 0.25  # share of an input without influence
 ENDS = re.compile(r"(^|_)(not_)?(dones?|terminals?|terminated|is_last)($|_)")
-NEEDED = re.compile(rf"{ENDS.pattern}|(^|_)(sample_|loss_|importance_|is_)?weights?$", re.IGNORECASE)
+SPLIT = re.compile(r"^train(ing)?_(masks?|idx|index|indices|ids|nodes)$")
+NEEDED = re.compile(rf"{ENDS.pattern}|{SPLIT.pattern}|(^|_)(sample_|loss_|importance_|is_)?weights?$", re.IGNORECASE)
 
 
 @check("channels-flattened", "certain", at="probe")
@@ -163,7 +165,7 @@ def scaled_twice(seen: Evidence) -> Lines:
 
 @check("unused-part", "likely", at="probe")
 def unused_part(seen: Evidence) -> Lines:
-    """Neither step reads a part of the batch whose name says that the loss needs it: ends of episodes, or weights."""
+    """A step of training reads no part whose name says that it needs it: ends of episodes, weights, or its samples."""
     probe = seen.probe
     if probe is None or "training_step" not in probe.batches:
         return
@@ -174,10 +176,39 @@ def unused_part(seen: Evidence) -> Lines:
                 + (
                     "the value after the end of an episode is 0: reward + gamma * (1 - done) * value"
                     if ENDS.search(name)
+                    else f"the loss also has samples of validation; use logits[batch[{name!r}]] and its targets"
+                    if SPLIT.search(name)
                     else "multiply the loss of each sample by it, or leave it out of the data"
                 ),
                 subject=name,
             )
+
+
+@check("condition-dropped", "likely", at="probe")
+def condition_dropped(seen: Evidence) -> Lines:
+    """An embedding gets, for most samples of training, one index in place of their classes, which is not in the batch."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches or (count := probe.size("training_step")) < MANY // 4:
+        return
+    classes = [
+        t for t in flatten(probe.batches["training_step"])
+        if isinstance(t, Tensor) and t.shape == (count,) and not t.is_floating_point() and t.dtype != torch.bool
+    ]  # fmt: skip
+    embeddings = {name for name, part in seen.module.named_modules() if isinstance(part, nn.Embedding)}
+    for name, t in probe.base("training_step").tensors:
+        layer = name.removeprefix("the input of ")
+        if layer not in embeddings or layer == name or t.shape != (count,):
+            continue
+        kept = [t == each for each in classes]
+        value = t.mode().values
+        share = float((t == value).float().mean())
+        is_dropped = any(torch.equal(same, t != value) and bool(same.any()) for same in kept)
+        if is_dropped and share > MOST_DROPPED and not any(bool((each == value).any()) for each in classes):
+            yield (
+                f"{layer} gets {int(value)} for {share:.0%} of the samples, in place of their class, as of a condition "
+                "that is dropped at random: is the comparison of the random numbers reversed?"
+            )
+            return
 
 
 @check("metric-shared", "likely", at="probe")

@@ -422,6 +422,8 @@ class Watch:
         self.cleared: dict[int, bool] = {}
         self.added: dict[int, bool] = {}  # whether a backward pass has changed gradients that were not 0
         self.had_gradient: dict[int, bool] = {}
+        self.waiting = set[int]()  # optimizers with gradients of a training step in which none has stepped
+        self.lost: dict[int, int] = {}
         self.backward_passes = self.forward_passes = 0
         # In one training step: backward passes that added to the gradients of each optimizer, and its steps, by pass.
         self.sources: dict[int, set[int]] = {}
@@ -461,6 +463,7 @@ class Watch:
             data.remember(seen)
             callback._ask("batch")
         self.is_within_step = True
+        self.waiting = {key for key, had in self.had_gradient.items() if had and self.sources and not self.stepped}
         self.sources, self.stepped = {}, {}
         output = step(*args, **options)
         self.is_within_step = False
@@ -508,6 +511,8 @@ class Watch:
             for key, group in parameters.items() if not seen.module.automatic_optimization else ():
                 if not any_nonzero([p.grad for p in group if p.grad is not None]):
                     self.sources[key] = set()
+                    self.lost[key] = self.lost.get(key, 0) + (key in self.waiting)
+                self.waiting.discard(key)
                 known[key] = versions(group)
         result = backward(*args, **options)
         with Guarded(self.callback):
@@ -563,7 +568,7 @@ class Watch:
         cleared = not self.added.pop(key, False) or cleared
         update = Update(
             optimizer, number, named, set(with_gradient), live, None, {}, learning_rate(optimizer), 0.0, cleared,
-            self.had_gradient.pop(key, False), of_others,
+            self.had_gradient.pop(key, False), of_others, self.lost.pop(key, 0),
         )  # fmt: skip
         seen.steps[key].rated |= update.rate != 0
         self.compare(update)

@@ -13,7 +13,7 @@ from types import ModuleType, NoneType, SimpleNamespace
 from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlateau
 
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
@@ -80,6 +80,19 @@ def schedule_dead(seen: Evidence) -> Lines:
                 f"{type(scheduler).__name__} lowers the learning rate to below 1/10,000 of its peak after "
                 f"{last / calls:.0%} of the training ({last} {unit}s), for good; is it meant per "
                 f"{'epoch' if per_step else 'step'}?"
+            )
+
+
+@check("schedule-absolute", "likely", at="start")
+def schedule_absolute(seen: Evidence) -> Lines:
+    """The largest factor of LambdaLR in the whole training is the learning rate itself (to 5%)."""
+    for scheduler, _, calls in schedules(seen):
+        rates = _rates(seen, scheduler, calls) if type(scheduler) is LambdaLR and calls <= MAX_CALLS else []
+        base = max(scheduler.base_lrs)
+        if rates and base < 0.05 and 0.95 < max(rates) / base**2 < 1.05:
+            yield (
+                f"the function of LambdaLR returns up to {max(rates) / base:.2g}, which is the learning rate, and "
+                f"is multiplied by it, so the rate is never above {max(rates):.2g}; return a factor of up to 1"
             )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ FEWEST = 4  # samples, and times
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 ATTENTION = re.compile("attention|transformer|bert|gpt", re.IGNORECASE)
 TRANSFORMERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+MASKED = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerDecoder)
 CELLS = (nn.RNNBase, nn.RNNCellBase)
 
 
@@ -117,7 +120,7 @@ def masked_matters(seen: Evidence) -> Lines:
 
 @check("mask-inverted", "certain", at="probe")
 def mask_inverted(seen: Evidence) -> Lines:
-    """Predictions depend on what the batch's mask says is padding, and not on what it says is none."""
+    """Predictions depend on what a mask says is padding, and not on the rest; or attention leaves out all tokens."""
     for inverted, text in mask_findings(seen):
         if inverted:
             yield text
@@ -126,9 +129,19 @@ def mask_inverted(seen: Evidence) -> Lines:
 def mask_findings(seen: Evidence) -> Iterator[tuple[bool, str | Line]]:
     """Whether a mask is inverted, and the line."""
     probe = seen.probe
-    if probe is None or (count := probe.size(probe.evaluated)) < FEWEST or not is_comparable(probe):
+    if probe is None or (count := probe.size(probe.evaluated)) < FEWEST:
         return
     kind = probe.evaluated
+    for j, t in enumerate(flatten(probe.batches[kind])):
+        if _are_padded(t, count) and any(_is_inverted(mask, t) for mask in _masks_of_attention(probe, kind)):
+            yield (
+                True,
+                f"attention gets a key_padding_mask that is True at the tokens of part {j} of the batch {tuple(t.shape)}, "
+                "and False at their padding: the mask is inverted; in torch, True is padding",
+            )
+            return
+    if not is_comparable(probe):
+        return
     base = probe.base(kind, training=False)
     for j, values, valid in paddings(flatten(probe.batches[kind]), count):
         by_padding = _after(probe, base, kind, j, permuted_within(values, ~valid))
@@ -157,6 +170,41 @@ def mask_findings(seen: Evidence) -> Iterator[tuple[bool, str | Line]]:
             ),
         )
         return
+
+
+def _are_padded(t: Any, count: int) -> bool:
+    is_matrix = isinstance(t, Tensor) and t.dtype in INTEGERS and t.ndim == 2 and len(t) == count
+    return is_matrix and t.shape[1] >= FEWEST and not _is_mask(t)
+
+
+def _masks_of_attention(probe: Probe, kind: str) -> list[Tensor]:
+    """The key_padding_mask that each layer of torch gets, shape (N, T), True where it leaves out."""
+    found: list[Tensor] = []
+
+    def look(part: nn.Module, args: Any, kwargs: Any) -> None:
+        given = {n: v for n, v in kwargs.items() if n.endswith("key_padding_mask")}
+        named = dict(zip(list(inspect.signature(part.forward).parameters), args, strict=False)) | given
+        masks = [v for n, v in named.items() if n.endswith("key_padding_mask") and isinstance(v, Tensor)]
+        found.extend(m.detach() if m.dtype == torch.bool else m.detach() == -math.inf for m in masks)
+
+    handles = [
+        m.register_forward_pre_hook(look, with_kwargs=True) for m in probe.module.modules() if isinstance(m, MASKED)
+    ]
+    try:
+        if handles:
+            probe.run(kind, probe.batches[kind], training=False, record=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _is_inverted(mask: Tensor, tokens: Tensor) -> bool:
+    """Whether a mask leaves out all tokens, and nothing of what fills the ends of rows."""
+    ends = ends_of(tokens)
+    filled = ends < tokens.shape[1]
+    valid = torch.arange(tokens.shape[1], device=tokens.device) < ends[:, None]
+    return mask.shape == tokens.shape and int(filled.sum()) >= 2 and torch.equal(mask[filled], valid[filled])
 
 
 def _after(probe: Probe, base: Trace, kind: str, j: int, new: Tensor) -> bool | None:

@@ -23,6 +23,9 @@ from boltcutter.structure import flatten, inputs_of
 
 WIDE = 32  # values of a sample, fewer of which may be equal by chance
 FEWEST_WINDOWS = 8
+FEWEST_ROWS = 50  # of a table
+LIKE = 0.9  # correlation of two draws of a picture
+MANY_DRAWS = 1000
 MOST_INDICES = 256  # of a sampler
 PAIRS = (("train", "validation"), ("train", "test"), ("validation", "test"))
 SAME = 0.999999  # correlation
@@ -73,7 +76,7 @@ def overlap(seen: Evidence) -> Lines:
         own = sum(n for n in counts.values() if n > 1) / len(one)
         copies = [sample for key, _, sample in other if key in counts]
         shared = len(copies) / len(other)
-        is_wide = other[0][1] >= WIDE
+        is_wide = other[0][1] >= WIDE or _has_fractions(other[0][2])
         if own < 0.5 and shared > 0.01 and (shared > 3 * own or (is_wide and shared > 0.05)):
             yield Line(
                 f"{shared:.1%} of the {second} samples are exact copies of {first} samples, of which only {own:.1%} "
@@ -81,6 +84,106 @@ def overlap(seen: Evidence) -> Lines:
                 subject=second,
                 sample=copies[0],
             )
+
+
+def _has_fractions(sample: Any) -> bool:
+    """Whether a sample has eight numbers with fractions, which are rarely equal by chance."""
+    leaf = first_leaf(sample)
+    return leaf is not None and leaf.is_floating_point() and int((leaf != leaf.round()).sum()) >= WIDE // 4
+
+
+@check("own-scale", "certain", at="data")
+def own_scale(seen: Evidence) -> Lines:
+    """Each column of training, and of another split, has the mean 0 and the deviation 1, exactly."""
+    one = seen.splits.table("train") if seen.splits else None
+    if one is None or not _is_standard(one[0]):
+        return
+    for name in ("validation", "test"):
+        other = seen.splits.table(name)  # type: ignore[union-attr]
+        if other is not None and _is_standard(other[0]):
+            yield Line(
+                f"training and {name} are standardized each by its own mean and deviation, so equal numbers mean "
+                "different values; use those of training for both",
+                subject=name,
+            )
+
+
+def _is_standard(x: Tensor) -> bool:
+    x = x[:, x.std(0) > 0] if len(x) >= FEWEST_ROWS else x[:0, :0]
+    means, deviations = x.mean(0).abs(), x.std(0, correction=0)
+    exact = torch.minimum((deviations - 1).abs(), (x.std(0) - 1).abs())
+    return bool(x.numel() and means.max() < 1e-4 and exact.max() < 1e-4)
+
+
+@check("rounded-integers", "certain", at="data")
+def rounded_integers(seen: Evidence) -> Lines:
+    """Integers are all even above 2048, and multiples of 4 above 4096, as after float16; or as of other precisions."""
+    samples = seen.splits.samples("train") if seen.splits else []
+    for j in range(len(flatten(samples[0])) if samples else 0):
+        leaves = [flatten(sample)[j] for sample in samples if j < len(flatten(sample))]
+        numbers = [t.flatten()[:64] for t in leaves if isinstance(t, Tensor) and not t.is_complex()]
+        t = torch.cat(numbers).double() if numbers else torch.zeros(0)
+        t = t[t.isfinite()]
+        for kind in (torch.float16, torch.bfloat16) if len(t) and bool((t == t.round()).all()) else ():
+            exact = 2 / torch.finfo(kind).eps  # up to which all integers are exact
+            low, middle, high = (t[(t.abs() >= a * exact) & (t.abs() < b * exact)] for a, b in ((0, 1), (1, 2), (2, 4)))
+            odd = [bool((part % step == step // 2).any()) for part, step in ((low, 2), (middle, 4), (high, 8))]
+            is_rounded = bool((middle % 2 == 0).all() and (high % 4 == 0).all())
+            if all(odd) and is_rounded and min(len(torch.unique(middle)), len(torch.unique(high))) >= FEWEST_WINDOWS:
+                yield (
+                    f"integers in part {j} of the samples, of up to {int(t.max())}, were rounded, as by "
+                    f"{str(kind).removeprefix('torch.')}, in which those above {int(exact)} are not exact; keep them "
+                    "as integers"
+                )
+                break
+
+
+@check("target-not-flipped", "likely", at="data")
+def target_not_flipped(seen: Evidence) -> Lines:
+    """Between two draws of a training sample, its picture is flipped or turned, and its mask, of equal size, is not."""
+    dataset = seen.splits.dataset("train") if seen.splits else None
+    if dataset is None or isinstance(dataset, IterableDataset):
+        return
+    found: dict[str, int] = {}
+    for i in range(min(FEWEST_WINDOWS, len(dataset))):
+        draws = []
+        for seed in range(FEWEST_WINDOWS):
+            with seeded(seed):
+                if (pair := _picture_and_mask(dataset[i])) is None:
+                    return
+                draws.append(pair)
+        (first, mask), *rest = draws
+        for turn, name in ((lambda t: t.flip(-1), "flipped"), (lambda t: t.flip(-2), "flipped"), (_turned, "turned")):
+            if torch.equal(turn(mask), mask):
+                continue
+            for picture, other in rest:
+                if picture.shape == first.shape and _likeness(turn(first), picture) > LIKE > _likeness(first, picture):
+                    found[name] = found.get(name, 0) + (1 if torch.equal(other, mask) else -MANY_DRAWS)
+    for name, count in found.items():
+        if count >= 3:
+            yield (
+                f"pictures of training samples are {name} at random, and their masks are not; apply each random "
+                "transform to both"
+            )
+            return
+
+
+def _turned(t: Tensor) -> Tensor:
+    return t.rot90(1, (-2, -1))
+
+
+def _picture_and_mask(sample: Any) -> tuple[Tensor, Tensor] | None:
+    """A picture (…, H, W) and a mask of integers (…, H, W), of which a sample consists."""
+    leaves = [torch.as_tensor(t) for t in flatten(sample) if isinstance(t, Tensor | np.ndarray)]
+    pictures = [t for t in leaves if t.is_floating_point() and t.ndim in (2, 3) and min(t.shape[-2:]) >= 4]
+    masks = [t for t in leaves if not t.is_floating_point() and not t.is_complex() and t.ndim in (2, 3)]
+    if len(pictures) != 1 or len(masks) != 1 or pictures[0].shape[-2:] != masks[0].shape[-2:]:
+        return None
+    return pictures[0], masks[0]
+
+
+def _likeness(a: Tensor, b: Tensor) -> float:
+    return float(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]).double())[0, 1]) if a.shape == b.shape else 0.0
 
 
 @check("group-overlap", "likely", at="data")

@@ -161,6 +161,33 @@ def _dropped(value: ast.expr, owner: nn.Module) -> str:
     return "returns a new tensor, which is dropped; assign it" if is_dropped else ""
 
 
+@check("untied", "certain", at="probe")
+def untied(seen: Evidence) -> Lines:
+    """__init__ assigns the parameter of one layer to another one, and they are two parameters now."""
+    for place in functions_of(seen.module):
+        for node in place.tree.body if place.tree.name == "__init__" else ():  # not in a branch
+            if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+                continue
+            target, value = (ast.unparse(each) for each in (node.targets[0], node.value))
+            one, other = (_parameter(place.owner, text) for text in (target, value))
+            if one is not None and other is not None and one is not other:
+                yield Line(
+                    f"`{target} = {value}` ({place.name}, line {place.line + node.lineno - 1}) ties two layers, but "
+                    "one of them has got another parameter since, so they are trained apart; initialize parameters "
+                    "in place, and tie them at the end",
+                    subject=target,
+                )
+
+
+def _parameter(owner: nn.Module, text: str) -> nn.Parameter | None:
+    """The parameter that self.… names; None if it is something else."""
+    first, _, path = text.partition(".")
+    found: object = owner
+    for name in path.split("."):
+        found = getattr(found, name, None) if first == "self" else None
+    return found if isinstance(found, nn.Parameter) else None
+
+
 @check("unused-value", "likely", at="probe")
 def unused_value(seen: Evidence) -> Lines:
     """A mask, noise or term of the loss, or a layer made by __init__, is assigned to a name that nothing reads."""

@@ -181,6 +181,7 @@ def future_leak(seen: Evidence) -> Lines:
     calls = [c for c in probe.base(kind).calls if c.kind in ("cross_entropy", "nll_loss")] if tokens else []
     if not any(c.target.numel() >= 3 * count for c in calls):
         return
+    tokens.sort(key=lambda j: not any(_is_target(leaves[j], c) for c in calls))  # before others, as of an encoder
     first = leaves[tokens[0]]
     place = first.shape[1] // 2
     new = {j: leaves[j].clone() for j in tokens}
@@ -200,7 +201,7 @@ def future_leak(seen: Evidence) -> Lines:
         in_p, in_t = pair
         if not bool(in_t.any()) or float((in_p & in_t).sum()) < 0.9 * float(in_t.sum()):
             continue
-        same = torch.equal(first, leaves[tokens[-1]]) and not is_shifted and a.target.numel() == first.numel()
+        same = _is_target(first, a) and not is_shifted
         # An autoencoder may see all tokens. A model is causal if no earlier position changes.
         is_causal = len(in_p) == first.numel() and not bool(in_p.view(count, -1)[:, :place].any())
         if is_shifted or not same or is_causal:
@@ -211,6 +212,11 @@ def future_leak(seen: Evidence) -> Lines:
             )
             yield Line(f"each prediction depends on the token that it is to predict: {remedy}")
             return
+
+
+def _is_target(tokens: Tensor, call: Loss) -> bool:
+    """Whether tokens (N, T) are the targets of a loss function, in the same order."""
+    return tokens.numel() == call.target.numel() and torch.equal(tokens.flatten(), call.target.flatten())
 
 
 def _are_tokens(t: Any, count: int) -> bool:

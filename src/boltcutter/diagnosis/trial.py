@@ -71,6 +71,7 @@ class Trial(Invariants):
             self._stop_looking()  # as manual optimization computes gradients in a pass of a probe, too
             with Guarded(self), seeded(0):
                 seen.splits = Splits(_loaders(trainer))
+                seen.buffers = {name: b.detach().clone() for name, b in pl_module.named_buffers()}
                 held = _held(trainer, seen.splits.loaders.get("validation"))
                 seen.probe = Probe(trainer, pl_module, batch, held, self.seconds)
                 traces = [seen.probe.base(kind) for kind in seen.probe.batches]
