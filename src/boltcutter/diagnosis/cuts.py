@@ -164,7 +164,7 @@ class Cuts(TorchFunctionMode):
                 self._say(
                     "masked-extreme",
                     f"the {'least' if is_least else 'largest'} of {tuple(first.shape)} values is 0 for all, as a mask "
-                    f"multiplies by 0 what it leaves out; use masked_fill(~mask, {'inf' if is_least else '-inf'})",
+                    f"multiplies others by 0; use masked_fill(~mask, float('{'' if is_least else '-'}inf'))",
                 )
 
     def _truncate(self, t: Tensor) -> None:

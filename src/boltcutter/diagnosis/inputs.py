@@ -186,7 +186,7 @@ def unused_part(seen: Evidence) -> Lines:
 
 @check("condition-dropped", "likely", at="probe")
 def condition_dropped(seen: Evidence) -> Lines:
-    """An embedding gets, for most samples of training, one index in place of their classes, which is not in the batch."""
+    """An embedding gets, for most samples of training, one index in place of their classes, which none of them has."""
     probe = seen.probe
     if probe is None or "training_step" not in probe.batches or (count := probe.size("training_step")) < MANY // 4:
         return

@@ -136,8 +136,8 @@ def mask_findings(seen: Evidence) -> Iterator[tuple[bool, str | Line]]:
         if _are_padded(t, count) and any(_is_inverted(mask, t) for mask in _masks_of_attention(probe, kind)):
             yield (
                 True,
-                f"attention gets a key_padding_mask that is True at the tokens of part {j} of the batch {tuple(t.shape)}, "
-                "and False at their padding: the mask is inverted; in torch, True is padding",
+                f"attention gets a key_padding_mask that is True at the tokens of part {j} of the batch "
+                f"{tuple(t.shape)} and False at their padding: the mask is inverted; in torch, True is padding",
             )
             return
     if not is_comparable(probe):
