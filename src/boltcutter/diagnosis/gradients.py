@@ -54,12 +54,12 @@ def not_cleared(seen: Evidence) -> Lines:
 
 @check("gradients-lost", "certain", at="step")
 def gradients_lost(seen: Evidence) -> Lines:
-    """At three looks, gradients of a training_step in which no optimizer stepped were cleared by the next one."""
+    """At two looks, gradients of a training_step in which no optimizer stepped were cleared by the next one."""
     assert seen.update is not None
     update, steps = seen.update, seen.steps[id(seen.update.optimizer)]
     if update.lost:
         steps.lost += 1
-        if steps.lost >= 3:
+        if steps.lost >= 2:
             yield (
                 f"{_name(update)} makes a step after {update.lost + 1} batches, but has the gradient of the last one "
                 "only, as zero_grad is called for each; call it after the step"
