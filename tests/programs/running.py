@@ -41,6 +41,11 @@ PROBED = NOTED | {
     *("padding_index_is_a_token", "loss_of_padding", "bytes_not_scaled", "income_beside_age"),
     *("validation_hook_of_another_name", "detach_without_assignment", "bidirectional_tagger_without_lengths"),
     *("one_hot_in_the_inputs", "rounded_logits"),
+    *("mask_is_not_flipped", "rare_rows_copied_before_the_split", "wind_in_degrees", "labels_encoded_by_split"),
+    *("mask_of_the_tokens", "decoder_beside_an_encoder_is_not_shifted", "hardest_negative_is_the_mask"),
+    *("condition_is_dropped_for_most", "initialization_unties", "average_without_statistics"),
+    *("each_split_has_its_own_scale", "derivative_without_its_graph", "penalty_of_data", "loss_of_all_nodes"),
+    *("numbers_of_items_in_half_precision", "softmax_over_the_queries"),
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.
@@ -65,7 +70,10 @@ QUICK = {
     *("labels_permuted", "no_causal_mask", "pooled_over_batch", "scaled_in_place", "shuffled_before_split"),
     *("average_never_updated", "first_class_ignored", "generator_detached", "padding_attended", "rounded_activations"),
     *("one_block_four_times", "schedule_called_twice", "blank_is_a_label", "hook_in_each_step", "tied_by_data"),
-    *("targets_as_integers", "dice_of_argmax"),
+    *("targets_as_integers", "dice_of_argmax", "mask_is_not_flipped", "labels_encoded_by_split", "mask_of_the_tokens"),
+    *("hardest_negative_is_the_mask", "initialization_unties", "schedule_returns_the_rate", "penalty_of_data"),
+    *("cleared_for_each_micro_batch", "average_without_statistics", "each_split_has_its_own_scale"),
+    *("softmax_over_the_queries", "adversary_of_each_other_batch", "first_order_inner_steps"),
     *("soft_actor_critic", "token_in_no_group", "weights_of_classes"),
 }
 
