@@ -161,16 +161,17 @@ def _dropped(value: ast.expr, owner: nn.Module) -> str:
     return "returns a new tensor, which is dropped; assign it" if is_dropped else ""
 
 
-@check("untied", "certain", at="probe")
+@check("untied", "likely", at="probe")
 def untied(seen: Evidence) -> Lines:
-    """__init__ assigns the parameter of one layer to another one, and they are two parameters now."""
+    """__init__ assigns the parameter of one layer to another one, and they are two parameters of equal shape now."""
     for place in functions_of(seen.module):
-        for node in place.tree.body if place.tree.name == "__init__" else ():  # not in a branch
+        is_last = place.name == f"{type(place.owner).__name__}.__init__"  # a subclass may replace a layer
+        for node in place.tree.body if is_last else ():  # not in a branch
             if not isinstance(node, ast.Assign) or len(node.targets) != 1:
                 continue
             target, value = (ast.unparse(each) for each in (node.targets[0], node.value))
             one, other = (_parameter(place.owner, text) for text in (target, value))
-            if one is not None and other is not None and one is not other:
+            if one is not None and other is not None and one is not other and one.shape == other.shape:
                 yield Line(
                     f"`{target} = {value}` ({place.name}, line {place.line + node.lineno - 1}) ties two layers, but "
                     "one of them has got another parameter since, so they are trained apart; initialize parameters "
