@@ -165,8 +165,9 @@ def _dropped(value: ast.expr, owner: nn.Module) -> str:
 def untied(seen: Evidence) -> Lines:
     """__init__ assigns the parameter of one layer to another one, and they are two parameters of equal shape now."""
     for place in functions_of(seen.module):
-        is_last = place.name == f"{type(place.owner).__name__}.__init__"  # a subclass may replace a layer
-        for node in place.tree.body if is_last else ():  # not in a branch
+        # That of a subclass may replace a layer.
+        is_last = f".{type(place.owner).__init__.__qualname__}".endswith(f".{place.name}")
+        for node in place.tree.body if is_last and place.tree.name == "__init__" else ():  # not in a branch
             if not isinstance(node, ast.Assign) or len(node.targets) != 1:
                 continue
             target, value = (ast.unparse(each) for each in (node.targets[0], node.value))
