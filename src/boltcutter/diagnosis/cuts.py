@@ -46,6 +46,7 @@ class Cuts(TorchFunctionMode):
         self.truncated: list[Tensor] = []
         self.weights = WeakTensorKeyDictionary()  # results of a softmax: its dimension, from the end
         self.masked = WeakTensorKeyDictionary()  # products with a mask: the values, and the mask
+        self.differentiates = False
         self.differentiated = set[int]()  # inputs of autograd.grad, whose results have no gradient
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -55,6 +56,7 @@ class Cuts(TorchFunctionMode):
         given = tensors_of([args, kwargs])
         result = function(*args, **kwargs)
         found = tensors_of(result) if isinstance(result, Tensor) or name == "grad" else []
+        self.differentiates |= name in ("grad", "backward")
         if name == "grad" and not kwargs.get("create_graph"):
             self.differentiated |= {id(t) for t in tensors_of(args[1] if len(args) > 1 else kwargs.get("inputs"))}
         self._follow_noise(name, given, found)

@@ -58,6 +58,8 @@ class Trace:
         pairs: Of each loss function, whether both of its sides have a gradient, and its mean.
         metrics: Names of metrics that it updated.
         unread: Names of the parts of the batch that no operation got.
+        differentiates: Whether it computes gradients itself, as of adversarial samples, by which predictions depend on
+            targets.
         random: State of the generator of torch at its end.
         has_generator: Whether it draws numbers from a generator of its own.
     """
@@ -72,7 +74,7 @@ class Trace:
         self.output: Any = None
         self.logged: dict[str, Any] = {}
         self.buffers: set[str] = set()
-        self.cumulative, self.has_generator = "", False
+        self.cumulative, self.has_generator, self.differentiates = "", False, False
         self.pairs: list[tuple[bool, float]] = []
         self.metrics: set[str] = set()
         self.unread: list[str] = []
@@ -195,6 +197,7 @@ class Probe:
                 then(trace.output.get("loss") if isinstance(trace.output, dict) else trace.output)
         cuts.conclude()
         calls.conclude()
+        trace.differentiates = cuts.differentiates
         trace.pairs = calls.pairs
         trace.unread = unread_parts(batch, calls.read)
         trace.cumulative, trace.has_generator = calls.cumulative, calls.has_generator

@@ -79,6 +79,8 @@ def misaligned(seen: Evidence) -> Lines:
 def label_leak(seen: Evidence) -> Lines:
     """If the label of one sample is changed, its own prediction changes, at each place that is tried."""
     for probe, kind, count in steps_with_losses(seen):
+        if probe.base(kind).differentiates and probe.module.automatic_optimization:
+            continue
         leaves = flatten(probe.batches[kind])
         for j, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == count == leaf.numel():

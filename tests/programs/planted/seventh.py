@@ -301,7 +301,7 @@ def cleared_for_each_micro_batch():
 class Averaged(Base):
     """An average of the weights, which validation uses."""
 
-    buffers = False
+    has_statistics = False
 
     def __init__(self):
         super().__init__()
@@ -314,7 +314,7 @@ class Averaged(Base):
         with torch.no_grad():
             for old, new in zip(self.average.parameters(), self.net.parameters(), strict=True):
                 old.lerp_(new, 0.1)
-            for old, new in zip(self.average.buffers(), self.net.buffers(), strict=True) if self.buffers else ():
+            for old, new in zip(self.average.buffers(), self.net.buffers(), strict=True) if self.has_statistics else ():
                 old.copy_(new)
 
     def validation_step(self, batch, batch_idx):
