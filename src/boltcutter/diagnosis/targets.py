@@ -183,14 +183,16 @@ def future_leak(seen: Evidence) -> Lines:
     calls = [c for c in probe.base(kind).calls if c.kind in ("cross_entropy", "nll_loss")] if tokens else []
     if not any(c.target.numel() >= 3 * count for c in calls):
         return
-    tokens.sort(key=lambda j: not any(_is_target(leaves[j], c) for c in calls))  # before others, as of an encoder
+    shifted = {j for j in tokens for k in tokens if _are_next(leaves[j], leaves[k])}
+    # Tokens that are targets, and no shifted inputs, before those of an encoder.
+    tokens.sort(key=lambda j: j in shifted or not any(_is_target(leaves[j], c) for c in calls))
     first = leaves[tokens[0]]
     place = first.shape[1] // 2
     new = {j: leaves[j].clone() for j in tokens}
     new[tokens[0]][:, place] = first[:, place].roll(1)
     is_shifted = False
     for j in tokens[1:]:
-        if leaves[j].shape == first.shape and torch.equal(leaves[j][:, :-1], first[:, 1:]):
+        if _are_next(leaves[j], first):
             new[j][:, place - 1] = new[tokens[0]][:, place]
             is_shifted = True
         elif leaves[j].shape == first.shape and torch.equal(leaves[j], first):
@@ -214,6 +216,11 @@ def future_leak(seen: Evidence) -> Lines:
             )
             yield Line(f"each prediction depends on the token that it is to predict: {remedy}")
             return
+
+
+def _are_next(targets: Tensor, tokens: Tensor) -> bool:
+    """Whether targets (N, T) are the next token of each of the tokens (N, T)."""
+    return targets.shape == tokens.shape and torch.equal(targets[:, :-1], tokens[:, 1:])
 
 
 def _is_target(tokens: Tensor, call: Loss) -> bool:
