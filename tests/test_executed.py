@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # Ceilings, not targets: where a package grows beyond its own, look for steps that can be taken away first.
-MAX_FILES = 208
+MAX_FILES = 209
 MAX_FUNCTIONS = {
     "assembly": 31,
     "callback": 156,
