@@ -45,7 +45,7 @@ PROBED = NOTED | {
     *("mask_of_the_tokens", "decoder_beside_an_encoder_is_not_shifted", "hardest_negative_is_the_mask"),
     *("condition_is_dropped_for_most", "initialization_unties", "average_without_statistics"),
     *("each_split_has_its_own_scale", "derivative_without_its_graph", "penalty_of_data", "loss_of_all_nodes"),
-    *("numbers_of_items_in_half_precision", "softmax_over_the_queries"),
+    *("numbers_of_items_in_half_precision", "risk_sets_of_the_past", "softmax_over_the_queries"),
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.

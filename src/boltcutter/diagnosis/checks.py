@@ -92,7 +92,7 @@ ON_DEMAND = frozenset(
         *("threshold-of-logits", "unused-part", "unused-value", "window-overlap"),
         *("channels-flattened", "constant-column", "constant-term", "average-statistics", "classes-renumbered"),
         *("condition-dropped", "degrees", "masked-extreme", "own-scale", "rounded-integers", "target-not-flipped"),
-        *("untied", "weights-of-queries"),
+        *("risk-sets", "untied", "weights-of-queries"),
         *("constant-input", "dropout-in-validation", "duplicates", "future-leak", "global-seed", "group-overlap"),
         *("in-place", "label-leak", "label-range", "margin-target", "misaligned", "mixing", "nonfinite-data"),
         *("not-log", "overlap", "padding-matters", "position", "random-target", "random-validation", "range"),

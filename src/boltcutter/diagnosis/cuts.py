@@ -46,6 +46,7 @@ class Cuts(TorchFunctionMode):
         self.truncated: list[Tensor] = []
         self.weights = WeakTensorKeyDictionary()  # results of a softmax: its dimension, from the end
         self.masked = WeakTensorKeyDictionary()  # products with a mask: the values, and the mask
+        self.ascending = WeakTensorKeyDictionary()  # orders of a part of the batch, and what is in them
         self.differentiates = False
         self.differentiated = set[int]()  # inputs of autograd.grad, whose results have no gradient
 
@@ -67,6 +68,7 @@ class Cuts(TorchFunctionMode):
             self._wrap(function, args, kwargs, found[0])
         if name in LOSSES and len(given) > 1:
             self._targets(name, given[1])
+        self._follow_order(name, args, kwargs, found)
         if name in ("sin", "cos") and given:
             self._angle(name, given[0])
         if isinstance(result, Tensor) or name in EXTREMES:
@@ -79,7 +81,7 @@ class Cuts(TorchFunctionMode):
     def _follow_cut(self, name: str, given: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         if torch.is_grad_enabled() and name in COPIES and given and isinstance(given[0], nn.Parameter):
             self.cut.update(
-                {t: "a copy of a parameter" for t in found if given[0].requires_grad and not t.requires_grad}
+                {t: "a parameter's .data or detach()" for t in found if given[0].requires_grad and not t.requires_grad}
             )
         if not torch.is_grad_enabled() or name in DETACHES:
             return
@@ -96,8 +98,8 @@ class Cuts(TorchFunctionMode):
             remedy = "pass create_graph=True" if cuts[0] == "grad" else "compute it from values that have a gradient"
             self._say(
                 "constant-term",
-                f"a term that is added to the loss has no gradient, as {cuts[0]} has returned none, so it changes "
-                f"nothing; {remedy}",
+                f"a term that is added to the loss has no gradient, as what {cuts[0]} has returned has none, so it "
+                f"changes nothing; {remedy}",
             )
         for t in found:
             if not t.requires_grad and (cuts or any(each.requires_grad for each in given)):
@@ -118,6 +120,28 @@ class Cuts(TorchFunctionMode):
                 if is_drawn:
                     self.drawn[t] = state = [False, False]
                     self.samples.append(state)
+
+    def _follow_order(self, name: str, args: Any, kwargs: Any, found: Sequence[Tensor]) -> None:
+        """Follow an ascending order of the samples to a cumulative sum of exponentials, as of risk sets."""
+        first = args[0] if args and isinstance(args[0], Tensor) else None
+        if first is None:
+            return
+        if name == "argsort":
+            is_descending = kwargs.get("descending", any(arg is True for arg in args[1:]))
+            is_ascending = not is_descending and any(first is each for each in self.batch)
+        elif name in ("logcumsumexp", "cumsum") and first in self.ascending and first.requires_grad:
+            if name == "logcumsumexp" or self.ascending[first] == "exp":
+                self._say(
+                    "risk-sets",
+                    f"{name} is over samples in ascending order of a part of the batch, so each sum has the samples of "
+                    "earlier times; the risk set of an event has later ones: sort with descending=True",
+                )
+            return
+        else:
+            is_ascending = first in self.ascending and name == "exp"
+            is_ascending |= name == "__getitem__" and isinstance(args[1], Tensor) and args[1] in self.ascending
+        for t in found if is_ascending else ():
+            self.ascending[t] = name
 
     def _angle(self, name: str, t: Tensor) -> None:
         """Degrees that come from the batch as they are."""
@@ -221,6 +245,12 @@ def is_mask(t: Any) -> bool:
     if not isinstance(t, Tensor) or t.requires_grad or t.ndim == 0:
         return False
     return bool(((t == 0) | (t == 1)).all() and t.any() and (t == 0).any())
+
+
+@check("risk-sets", "likely", at="probe")
+def risk_sets(seen: Evidence) -> Lines:
+    """A cumulative sum of exponentials is over samples in ascending order of a part of the batch, such as times."""
+    yield from remarks(seen, "risk-sets")
 
 
 @check("degrees", "likely", at="probe")

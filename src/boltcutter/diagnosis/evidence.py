@@ -121,6 +121,7 @@ class Evidence:
         self.parameters: dict[str, nn.Parameter] = {}
         self.names: dict[int, str] = {}  # of parameters by identity
         self.owned: set[int] = set()  # identities of parameters that an optimizer has
+        self.frozen: set[str] = set()  # parameters that require no gradient when training begins
         self.sharded, self.compiled = False, is_compiled(module)
         # of the step that is looked at
         self.batch: Any = None
@@ -174,6 +175,7 @@ class Evidence:
         self.optimizers = [o for o in found if isinstance(o, Optimizer) and any(g["params"] for g in o.param_groups)]
         self.parameters = dict(module.named_parameters())
         self.names = {id(p): name for name, p in self.parameters.items()}
+        self.frozen = {name for name, p in self.parameters.items() if not p.requires_grad}
         self.owned = self.optimized()
         self.sharded = any(hasattr(p, "full_tensor") for p in self.parameters.values()) or is_sharded(trainer)
         self.compiled = is_compiled(module)

@@ -69,6 +69,18 @@ def in_no_optimizer(seen: Evidence) -> Lines:
         yield f"{some(alone)} is in no optimizer; freeze it with requires_grad_(False), or add it"
 
 
+@check("thawed", "likely", at="summary")
+def thawed(seen: Evidence) -> Lines:
+    """A parameter that was frozen when training began has got a gradient, and is in no optimizer."""
+    owned = seen.optimized()
+    names = [n for n in seen.frozen & seen.got_gradient if seen.parameters[n].requires_grad]
+    if late := sorted(n for n in names if id(seen.parameters[n]) not in owned):
+        yield (
+            f"{some(late)} was frozen when the optimizers were made, and is in none since it was thawed, so it is not "
+            "trained; call optimizer.add_param_group, or give the optimizer all parameters"
+        )
+
+
 @check("shared-memory", "likely", at="start")
 def shared_memory(seen: Evidence) -> Lines:
     """Two parameters of the optimizers have the same memory, so it is stepped twice."""

@@ -13,9 +13,11 @@ from programs.planted.seventh import (
     Language,
     Metric,
     Segmentation,
+    Survival,
     Translator,
     clicks,
     padded,
+    patients,
 )
 from torch import nn
 from torch.nn import functional as F
@@ -235,3 +237,22 @@ def angles_in_radians():
             return self.net(torch.cat([x[:, :3], wind.sin(), wind.cos(), x[:, 5:]], 1))
 
     return M(), *halves(x, x[:, 0] + torch.deg2rad(x[:, 3]).sin())
+
+
+@no_bug()
+def risk_sets_of_the_future():
+    return Survival(), *halves(*patients())
+
+
+@no_bug()
+def risk_sets_by_flipping():
+    """An ascending order, of which the sums are from the end."""
+
+    class M(Survival):
+        def loss(self, x, time, event):
+            order = torch.argsort(time)
+            hazard, event = self(x)[:, 0][order], event[order]
+            risk = torch.logcumsumexp(hazard.flip(0), 0).flip(0)
+            return -((hazard - risk) * event).sum() / event.sum()
+
+    return M(), *halves(*patients())

@@ -283,6 +283,27 @@ def schedule_returns_the_rate():
     return M(), *digits()
 
 
+@bug("thawed")
+def thawed_without_the_optimizer():
+    """The optimizer gets what requires gradients at the start; the body is thawed later."""
+
+    class M(Base):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU()).requires_grad_(False)
+
+        def on_train_epoch_start(self):
+            self.body.requires_grad_(self.current_epoch > 0)
+
+        def forward(self, x):
+            return self.net(self.body(x))
+
+        def configure_optimizers(self):
+            return torch.optim.Adam((p for p in self.parameters() if p.requires_grad), self.lr)
+
+    return M(), *digits()
+
+
 @bug("gradients-lost")
 def cleared_for_each_micro_batch():
     """zero_grad is called for each of four batches of a step."""
@@ -447,3 +468,31 @@ def softmax_over_the_queries():
         dim = 1
 
     return M(), *halves(*sequences())
+
+
+class Survival(Table):
+    """Cox's partial likelihood."""
+
+    is_descending = True
+
+    def loss(self, x, time, event):
+        order = torch.argsort(time, descending=self.is_descending)
+        hazard, event = self(x)[:, 0][order], event[order]
+        return -((hazard - torch.logcumsumexp(hazard, 0)) * event).sum() / event.sum()
+
+
+def patients():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(640, 10, generator=g)
+    time = -torch.rand(640, generator=g).log() / (x[:, 0] - 0.5 * x[:, 1]).exp()
+    return x, time, (torch.rand(640, generator=g) < 0.7).float()
+
+
+@bug("risk-sets")
+def risk_sets_of_the_past():
+    """Times are sorted in ascending order, so the risk sets hold who has left."""
+
+    class M(Survival):
+        is_descending = False
+
+    return M(), *halves(*patients())
