@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
 from boltcutter.diagnosis.probe import Probe, Trace, is_close, take, tolerance
+from boltcutter.diagnosis.source import codes_of
 from boltcutter.structure import map_tensors
 
 FEWEST = 4  # samples of a batch
+SEEDS = frozenset(("manual_seed", "set_rng_state", "fork_rng", "isolate_rng", "default_rng", "RandomState"))
 SEQUENTIAL = (nn.MultiheadAttention, nn.RNNBase, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
@@ -128,7 +130,7 @@ def position(seen: Evidence) -> Lines:
     is_seeded = (
         base.random is not None and other_seed.random is not None and torch.equal(base.random, other_seed.random)
     )
-    if base.has_generator or is_seeded:
+    if base.has_generator or is_seeded or any(SEEDS & {*code.co_names} for code in codes_of(module)):
         return  # noise for each place of the batch, the same each time
     flipped = probe.run(kind, take(probe.batches[kind], torch.arange(count).flip(0)), training=False)
     names = [name for name, _ in base.tensors]
@@ -152,6 +154,9 @@ def batch_order(seen: Evidence) -> Lines:
         return
     if not (name := probe.base("training_step").cumulative):
         return
+    columns = [t for t in tensors_of(probe.batches["training_step"]) if t.ndim == 1 and bool((t != t[0]).any())]
+    if any(torch.equal(t, t.sort(descending=d).values) for t in columns for d in (False, True)):
+        return  # the loader has sorted them
     batch, rows = probe.batches["training_step"], torch.arange(count)
     orders = (rows, rows, rows.flip(0))
     passes = [probe.run("training_step", take(batch, order), training=False, record=False) for order in orders]

@@ -21,7 +21,7 @@ from programs.planted.seventh import (
 )
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 
 @no_bug()
@@ -256,3 +256,35 @@ def risk_sets_by_flipping():
             return -((hazard - risk) * event).sum() / event.sum()
 
     return M(), *halves(*patients())
+
+
+@no_bug()
+def sorted_by_the_loader():
+    """Batches are sorted by time when they are collated."""
+
+    class M(Table):
+        def loss(self, x, time, event):
+            hazard = self(x)[:, 0]
+            return -((hazard - torch.logcumsumexp(hazard, 0)) * event).sum() / event.sum()
+
+    def collate(rows):
+        return default_collate(sorted(rows, key=lambda row: -row[1]))
+
+    parts = [part.dataset for part in halves(*patients())]
+    return M(), *(DataLoader(part, 32, collate_fn=collate) for part in parts)
+
+
+@no_bug()
+def places_of_validation_are_seeded():
+    """What is hidden of each sample of validation is drawn by a seed, and the state restored."""
+
+    class M(Base):
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            state = torch.get_rng_state()
+            torch.manual_seed(batch_idx)
+            hidden = torch.rand(len(x), 1, 8, 1) < 0.3
+            torch.set_rng_state(state)
+            self.log("val/loss", F.cross_entropy(self(x * ~hidden), y))
+
+    return M(), *digits()
