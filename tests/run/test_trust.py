@@ -283,6 +283,6 @@ def test_references_without_number_are_refused_before_they_are_resolved(tmp_path
     config = {"name": "a", "checkpoints": "x", "x": {str(number): "${name}" for number in range(30_000)}}
     (tmp_path / "record.json").write_text(json.dumps({"config": config}))
     begin = time.process_time()
-    with pytest.raises(ConfigError, match="has references which multiply, as in x.0"):
+    with pytest.raises(ConfigError, match=r"has references which multiply, as in x\.0"):
         folder.read_run_config(Project.find(__file__), tmp_path)
     assert time.process_time() - begin < 5
