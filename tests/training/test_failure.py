@@ -116,9 +116,7 @@ def test_a_lost_rank_is_reported_before_anything_waits_for_a_gpu(script: Script,
 def test_a_stopped_rank_is_named_after_the_timeout(script: Script, tmp_path: Path) -> None:
     done = fail(script, tmp_path, "SIGSTOP", "timeout=4")
     assert done.returncode == 1
-    assert re.search(
-        r"^rank 1 \(step \d+, epoch 0, batch \d+\): others wait for it; stopped by a signal", done.stderr, re.M
-    )
+    assert re.search(r"^rank 1 \(step \d+.*\): .*stopped by a signal", done.stderr, re.M)
 
 
 def fake_trainer(ranks: int) -> L.Trainer:
