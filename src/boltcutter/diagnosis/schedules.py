@@ -87,8 +87,9 @@ def schedule_dead(seen: Evidence) -> Lines:
 def schedule_absolute(seen: Evidence) -> Lines:
     """The largest factor of LambdaLR in the whole training is the learning rate itself (to 5%)."""
     for scheduler, _, calls in schedules(seen):
-        rates = _rates(seen, scheduler, calls) if type(scheduler) is LambdaLR and calls <= MAX_CALLS else []
-        base = max(scheduler.base_lrs)
+        if type(scheduler) is not LambdaLR or calls > MAX_CALLS:
+            continue
+        rates, base = _rates(seen, scheduler, calls), max(scheduler.base_lrs)
         if rates and base < 0.05 and 0.95 < max(rates) / base**2 < 1.05:
             yield (
                 f"the function of LambdaLR returns up to {max(rates) / base:.2g}, which is the learning rate, and "
