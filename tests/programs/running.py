@@ -73,7 +73,7 @@ QUICK = {
     *("targets_as_integers", "dice_of_argmax", "mask_is_not_flipped", "labels_encoded_by_split", "mask_of_the_tokens"),
     *("hardest_negative_is_the_mask", "initialization_unties", "schedule_returns_the_rate", "penalty_of_data"),
     *("cleared_for_each_micro_batch", "average_without_statistics", "each_split_has_its_own_scale"),
-    *("softmax_over_the_queries", "adversary_of_each_other_batch", "first_order_inner_steps"),
+    *("softmax_over_the_queries", "adversary_of_each_other_batch", "first_order_inner_steps", "sequential_schedule"),
     *("soft_actor_critic", "token_in_no_group", "weights_of_classes"),
 }
 

@@ -147,7 +147,7 @@ def classes_renumbered(seen: Evidence) -> Lines:
         return
     classes, found = baselines(seen.splits)
     table = seen.splits.table("validation")
-    predicted = found[-1].classes if classes else None
+    predicted = found[-1].classes if classes and found else None
     if predicted is None or table is None:
         return
     targets = table[1]
