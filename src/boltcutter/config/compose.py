@@ -40,8 +40,8 @@ KEY = r"[^\s=+~.-][^\s=.]*(?:\.[^\s=.]+)*"
 
 OVERRIDE = re.compile(rf"(\+{{0,2}})({KEY})=(.*)|(~)({KEY})", re.S)
 PATH_KEY = re.compile(r"^runs$|^paths\.|^data\.(.*[_.])?(dir|file|folder|path|root)s?$")
-# Groups that training or a launch instantiates; others are instantiated where they are referred to.
 FEW_REFERENCES = 40  # which cannot multiply to many, besides the 25 of the built-in options
+# Groups that training or a launch instantiates; others are instantiated where they are referred to.
 OVERLAYS = ("experiment", "debug")  # merged over all other groups, in this order
 ALWAYS_BUILT = ("data", "task", "trainer", "callback", "logger")
 

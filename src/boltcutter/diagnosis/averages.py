@@ -81,15 +81,15 @@ def average_statistics(seen: Evidence) -> Lines:
     if any("update_bn" in code.co_names for code in codes_of_users(seen.module, seen.trainer)):
         return
     used = probe.base("validation_step").inputs.keys()
-    parts = {n: m for n, m in seen.module.named_modules() if n and any(True for _ in m.buffers())}
-    for name, part in parts.items():
-        if any(id(p) in seen.owned for p in part.parameters()) or not any(n.startswith(f"{name}.") for n in used):
+    for name, part in seen.module.named_modules():
+        means = [n for n, _ in part.named_buffers() if n.endswith("running_mean") and _is_kept(seen, f"{name}.{n}")]
+        is_trained = not means or any(id(p) in seen.owned for p in part.parameters())
+        if not name or is_trained or not any(n.startswith(f"{name}.") for n in used):
             continue
-        for other, twin in parts.items():
-            gap, moved = _gap(seen, name, part, other, twin) if other != name else (0.0, 0.0)
-            stale = [n for n, _ in part.named_buffers() if n.endswith("running_mean")]
-            stale = [n for n in stale if _is_kept(seen, f"{name}.{n}") and not _is_kept(seen, f"{other}.{n}")]
-            if 0 < gap < moved and stale:
+        for other, twin in seen.module.named_modules():
+            stale = [n for n in means if f"{other}.{n}" in seen.buffers and not _is_kept(seen, f"{other}.{n}")]
+            gap, moved = _gap(seen, name, part, other, twin) if stale else (0.0, 0.0)
+            if 0 < gap < moved:
                 yield (
                     f"{name}, which validation uses, follows the weights of {other}, but not its running statistics "
                     f"({some(stale)}), which stay as at the start; copy its buffers, too"

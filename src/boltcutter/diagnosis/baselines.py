@@ -40,6 +40,13 @@ class Baseline:
 
 def baselines(splits: Splits, held: str = "validation") -> tuple[bool, list[Baseline]]:
     """Whether targets are classes, and what baselines reach on a split."""
+    if held not in splits.baselines:
+        splits.baselines[held] = _baselines(splits, held)
+    found: tuple[bool, list[Baseline]] = splits.baselines[held]
+    return found
+
+
+def _baselines(splits: Splits, held: str) -> tuple[bool, list[Baseline]]:
     train, val = splits.table("train"), splits.table(held)
     if train is None or val is None or len(train[1]) < 20 or not len(val[1]) or train[0].shape[1] != val[0].shape[1]:
         return False, []

@@ -32,6 +32,7 @@ class Splits:
     def __init__(self, loaders: Mapping[str, Any]) -> None:
         self.loaders = {name: loader for name, loader in loaders.items() if loader is not None}
         self._samples: dict[str, list[Any]] = {}
+        self.baselines: dict[str, Any] = {}  # by the split on which they are measured
 
     @property
     def train(self) -> Any:

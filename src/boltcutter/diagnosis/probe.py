@@ -8,6 +8,8 @@ and modes are restored after each pass, and optimizers and schedulers make no st
 from __future__ import annotations
 
 import copy
+import inspect
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -34,6 +36,7 @@ from boltcutter.structure import map_tensors, take_rows
 MOST_PASSES = 40
 MOST_BYTES = 1 << 30  # of tensors that are kept of a pass
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+ATTENTIVE = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerDecoder)
 STEPS = ("training_step", "validation_step")
 
 
@@ -46,6 +49,7 @@ class Trace:
 
     Attributes:
         tensors: Inputs and outputs of each layer, in their order, with a name.
+        masks: What attention of torch gets as key_padding_mask, shape (N, T), True where it leaves out.
         inputs: Shape of the first input of each layer.
         with_grad: Whether gradients were enabled in a layer.
         is_packed: Whether a layer got a ``PackedSequence``, in which the samples are sorted by length.
@@ -66,6 +70,7 @@ class Trace:
 
     def __init__(self) -> None:
         self.tensors: list[tuple[str, Tensor]] = []
+        self.masks: list[Tensor] = []
         self.inputs: dict[str, tuple[int, ...]] = {}
         self.size = 0  # of these tensors, in bytes
         self.with_grad = self.is_packed = False
@@ -79,6 +84,12 @@ class Trace:
         self.metrics: set[str] = set()
         self.unread: list[str] = []
         self.random: Tensor | None = None
+
+    def keep_masks(self, part: nn.Module, args: Any, kwargs: Any) -> None:
+        """A hook before attention."""
+        given = dict(zip(inspect.signature(part.forward).parameters, args, strict=False)) | kwargs
+        masks = [t for n, t in given.items() if n.endswith("key_padding_mask") and isinstance(t, Tensor)]
+        self.masks += [t.detach() if t.dtype == torch.bool else t.detach() == -math.inf for t in masks]
 
 
 class Probe:
@@ -184,6 +195,8 @@ class Probe:
             for name, part in module.named_modules() if record else ():
                 if part is not module and not isinstance(part, Metric | torch.jit.ScriptModule):
                     stack.callback(part.register_forward_hook(Recorder(name, trace)).remove)
+                if isinstance(part, ATTENTIVE):
+                    stack.callback(part.register_forward_pre_hook(trace.keep_masks, with_kwargs=True).remove)
             stack.enter_context(torch.enable_grad() if kind == "training_step" else torch.no_grad())
             stack.enter_context(getattr(self.trainer.precision_plugin, context)())
             stack.callback(register_optimizer_step_post_hook(calls.notice_step).remove)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import math
 import re
 import sys
 from collections.abc import Iterator
@@ -25,7 +23,6 @@ FEWEST = 4  # samples, and times
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 ATTENTION = re.compile("attention|transformer|bert|gpt", re.IGNORECASE)
 TRANSFORMERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-MASKED = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerDecoder)
 CELLS = (nn.RNNBase, nn.RNNCellBase)
 
 
@@ -132,8 +129,9 @@ def mask_findings(seen: Evidence) -> Iterator[tuple[bool, str | Line]]:
     if probe is None or (count := probe.size(probe.evaluated)) < FEWEST:
         return
     kind = probe.evaluated
+    masks = probe.base(kind, training=False).masks
     for j, t in enumerate(flatten(probe.batches[kind])):
-        if _are_padded(t, count) and any(_is_inverted(mask, t) for mask in _masks_of_attention(probe, kind)):
+        if _are_padded(t, count) and any(_is_inverted(mask, t) for mask in masks):
             yield (
                 True,
                 f"attention gets a key_padding_mask that is True at the tokens of part {j} of the batch "
@@ -175,28 +173,6 @@ def mask_findings(seen: Evidence) -> Iterator[tuple[bool, str | Line]]:
 def _are_padded(t: Any, count: int) -> bool:
     is_matrix = isinstance(t, Tensor) and t.dtype in INTEGERS and t.ndim == 2 and len(t) == count
     return is_matrix and t.shape[1] >= FEWEST and not _is_mask(t)
-
-
-def _masks_of_attention(probe: Probe, kind: str) -> list[Tensor]:
-    """The key_padding_mask that each layer of torch gets, shape (N, T), True where it leaves out."""
-    found: list[Tensor] = []
-
-    def look(part: nn.Module, args: Any, kwargs: Any) -> None:
-        given = {n: v for n, v in kwargs.items() if n.endswith("key_padding_mask")}
-        named = dict(zip(list(inspect.signature(part.forward).parameters), args, strict=False)) | given
-        masks = [v for n, v in named.items() if n.endswith("key_padding_mask") and isinstance(v, Tensor)]
-        found.extend(m.detach() if m.dtype == torch.bool else m.detach() == -math.inf for m in masks)
-
-    handles = [
-        m.register_forward_pre_hook(look, with_kwargs=True) for m in probe.module.modules() if isinstance(m, MASKED)
-    ]
-    try:
-        if handles:
-            probe.run(kind, probe.batches[kind], training=False, record=False)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
 
 
 def _is_inverted(mask: Tensor, tokens: Tensor) -> bool:

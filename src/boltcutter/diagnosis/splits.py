@@ -24,6 +24,7 @@ from boltcutter.structure import flatten, inputs_of
 WIDE = 32  # values of a sample, fewer of which may be equal by chance
 FEWEST_WINDOWS = 8
 FEWEST_ROWS = 50  # of a table
+NUMBERS = (Tensor, np.ndarray, np.number, int, float)
 LIKE = 0.9  # correlation of two draws of a picture
 MANY_DRAWS = 1000
 MOST_INDICES = 256  # of a sampler
@@ -118,11 +119,11 @@ def _is_standard(x: Tensor) -> bool:
 @check("rounded-integers", "certain", at="data")
 def rounded_integers(seen: Evidence) -> Lines:
     """Integers are all even above 2048, and multiples of 4 above 4096, as after float16; or as of other precisions."""
-    samples = seen.splits.samples("train") if seen.splits else []
-    for j in range(len(flatten(samples[0])) if samples else 0):
-        leaves = [flatten(sample)[j] for sample in samples if j < len(flatten(sample))]
-        numbers = [t.flatten()[:64] for t in leaves if isinstance(t, Tensor) and not t.is_complex()]
-        t = torch.cat(numbers).double() if numbers else torch.zeros(0)
+    for j, leaves in enumerate(zip(*map(flatten, seen.splits.samples("train") if seen.splits else ()), strict=False)):
+        numbers = [torch.as_tensor(t).flatten()[:64] for t in leaves if isinstance(t, NUMBERS)]
+        if not numbers or any(t.is_complex() or t.dtype != numbers[0].dtype for t in numbers):
+            continue
+        t = torch.cat(numbers).double()
         t = t[t.isfinite()]
         for kind in (torch.float16, torch.bfloat16) if len(t) and bool((t == t.round()).all()) else ():
             exact = 2 / torch.finfo(kind).eps  # up to which all integers are exact
@@ -145,14 +146,13 @@ def target_not_flipped(seen: Evidence) -> Lines:
     if dataset is None or isinstance(dataset, IterableDataset):
         return
     found: dict[str, int] = {}
-    for i in range(min(FEWEST_WINDOWS, len(dataset))):
-        draws = []
-        for seed in range(FEWEST_WINDOWS):
-            with seeded(seed):
-                if (pair := _picture_and_mask(dataset[i])) is None:
-                    return
-                draws.append(pair)
-        (first, mask), *rest = draws
+    draws: list[list[Any]] = []
+    for seed in range(FEWEST_WINDOWS):
+        with seeded(seed):
+            draws.append([_picture_and_mask(each) for each in items(dataset, range(min(FEWEST_WINDOWS, len(dataset))))])
+        if any(pair is None for pair in draws[-1]):
+            return
+    for (first, mask), *rest in zip(*draws, strict=True):
         for turn, name in ((lambda t: t.flip(-1), "flipped"), (lambda t: t.flip(-2), "flipped"), (_turned, "turned")):
             if torch.equal(turn(mask), mask):
                 continue
@@ -173,17 +173,17 @@ def _turned(t: Tensor) -> Tensor:
 
 
 def _picture_and_mask(sample: Any) -> tuple[Tensor, Tensor] | None:
-    """A picture (…, H, W) and a mask of integers (…, H, W), of which a sample consists."""
+    """A picture (…, H, W), and then a mask of integers (…, H, W), of which a sample consists."""
     leaves = [torch.as_tensor(t) for t in flatten(sample) if isinstance(t, Tensor | np.ndarray)]
-    pictures = [t for t in leaves if t.is_floating_point() and t.ndim in (2, 3) and min(t.shape[-2:]) >= 4]
-    masks = [t for t in leaves if not t.is_floating_point() and not t.is_complex() and t.ndim in (2, 3)]
-    if len(pictures) != 1 or len(masks) != 1 or pictures[0].shape[-2:] != masks[0].shape[-2:]:
+    spatial = [t for t in leaves if t.ndim in (2, 3) and min(t.shape[-2:]) >= 4 and not t.is_complex()]
+    if len(spatial) != 2 or spatial[0].shape[-2:] != spatial[1].shape[-2:] or spatial[1].is_floating_point():
         return None
-    return pictures[0], masks[0]
+    return spatial[0], spatial[1]
 
 
 def _likeness(a: Tensor, b: Tensor) -> float:
-    return float(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]).double())[0, 1]) if a.shape == b.shape else 0.0
+    pair = [t.flatten().double() for t in (a, b)]
+    return float(torch.corrcoef(torch.stack(pair))[0, 1]) if a.shape == b.shape else 0.0
 
 
 @check("group-overlap", "likely", at="data")

@@ -88,7 +88,7 @@ def divided(rows: list[int]) -> list[list[int]]:
     return [rows[at : at + size] for at in range(0, len(rows), size)]
 
 
-def _size(value: tuple[float, float, str]) -> float:
+def _size(value: Sequence[Any]) -> float:
     return math.inf if not all(map(math.isfinite, value[:2])) else value[1]
 
 
@@ -223,9 +223,7 @@ def describe_rows(trainer: L.Trainer, batch: Any, rows: list[Measure]) -> None:
     count = count_samples(batch)
     named = [(n, t) for n, t in zip(tensor_names(batch), tensors(batch), strict=False) if t.ndim and len(t) == count]
     columns = getattr(trainer.datamodule, "statistics", {}).get("columns")  # type: ignore[attr-defined]
-    for number, row in enumerate(
-        sorted(rows, key=lambda row: -_size((row["loss"], row["gradient_norm"], "")))[:DESCRIBED]
-    ):
+    for number, row in enumerate(sorted(rows, key=lambda row: -_size((row["loss"], row["gradient_norm"])))[:DESCRIBED]):
         row["values"] = [
             text for name, tensor in named for text in _describe(name, tensor.detach(), row["row"], columns)
         ]

@@ -15,7 +15,7 @@ from boltcutter.config.errors import ConfigError
 IGNORED = {".git", ".venv", "venv", "env", "node_modules", "site-packages", "build", "dist", "__pycache__"}
 MAX_SIZE = 1 << 20  # characters of a file
 RESOLVERS = "register_new_resolver", "register_resolver"  # before OmegaConf 2.4, and from 2.4 on
-REGISTER = RESOLVERS[version("omegaconf") >= "2.4"]
+REGISTER = RESOLVERS[tuple(map(int, version("omegaconf").split(".")[:2])) >= (2, 4)]
 
 
 class NotConstantError(ValueError):
