@@ -46,7 +46,8 @@ def main(project: Project, overrides: list[str]) -> None:
     """Measure on one core, in alternating turns; options: ``work=mlp rounds=3 folder=runs/bench``.
 
     Also measures the cost of features in plain Lightning, as in its guides. ``only=ledger`` measures one feature of
-    Boltcutter; ``clock=cpu`` the CPU time, which others that use the machine change less.
+    Boltcutter; ``clock=cpu`` the CPU time, which others that use the machine change less, ``clock=bytecode`` the
+    instructions of Python.
 
     Raises:
         BenchmarkError: A process failed.
@@ -60,6 +61,7 @@ def main(project: Project, overrides: list[str]) -> None:
     work = adapted(WORKS[chosen["work"]], chosen)
     parts = [part for part in _all() if not only or (part[0] in ("default", "default, again", only) and not part[2])]
     parts = [part for part in parts if not {*part[1]} & {*work.overrides}]  # instructions are counted without the bar
+    unit, scale = ("instructions", 1.0) if chosen["clock"] == "bytecode" else ("µs", 1e6)
     measured: dict[str, list[float]] = {f"{part}{of}": [] for part, _, of in parts}
     for _ in range(work.rounds):
         with tempfile.TemporaryDirectory() as scratch, Coordinator(Path(scratch)) as coordinator:
@@ -75,16 +77,18 @@ def main(project: Project, overrides: list[str]) -> None:
                 seeds = seeds or ready["seeds"]
             for _ in range(work.turns):
                 for part, found in measured.items():
-                    found += [turn[chosen["clock"]] * 1e6 for turn in coordinator.turn(part)]
+                    found += [turn[chosen["clock"]] * scale for turn in coordinator.turn(part)]
     print(f"{chosen['work']}, one thread: {harness.machine()}")
     for part, _, of in parts:
         found, whole = measured[part + of], measured["default" + of]
         change = statistics.median(b - a for a, b in zip(whole, found, strict=True))
         beside = "" if found is whole else f"  ({change:+.0f})"
-        print(f"{part + of:42} {statistics.median(found):8.0f} µs per step{beside}")
+        print(f"{part + of:42} {statistics.median(found):8.0f} {unit} per step{beside}")
     folder = Path(chosen["folder"])
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "parts.json").write_text(json.dumps({"machine": harness.machine(), "microseconds": measured}, indent=1))
+    (folder / "parts.json").write_text(
+        json.dumps({"machine": harness.machine(), "unit": unit, "per_step": measured}, indent=1)
+    )
 
 
 def _all() -> list[tuple[str, list[str], str]]:

@@ -11,7 +11,7 @@ from conftest import Script
 def test_each_feature_is_disabled_once(script: Script, tmp_path: Path) -> None:
     done = script("bench", "parts", "rounds=1", "turns=2", "steps=2", f"folder={tmp_path}", timeout=1100)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "parts.json").read_text())["microseconds"]
+    found = json.loads((tmp_path / "parts.json").read_text())["per_step"]
     assert found.keys() == parts.PARTS.keys() | {part + parts.OF_PLAIN for part in parts.PLAIN_PARTS}
     assert all(len(each) == 2 and min(each) > 0 for each in found.values())
 
