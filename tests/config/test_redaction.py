@@ -198,7 +198,18 @@ def test_values_of_secret_references_are_redacted_everywhere(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    "name", ["REDIS_URL", "MONGO_URI", "AWS_ACCESS_KEY_ID", "user_token", "CELERY_BROKER_URL", "db_uri"]
+    "name",
+    [
+        "smtp_pw",
+        "sessionCookie",
+        "creds",
+        "REDIS_URL",
+        "MONGO_URI",
+        "AWS_ACCESS_KEY_ID",
+        "user_token",
+        "CELERY_BROKER_URL",
+        "db_uri",
+    ],
 )
 def test_names_of_services_and_of_keys_are_secret(name: str) -> None:
     assert looks_secret(name)
@@ -247,6 +258,18 @@ def test_values_of_the_project_variables_are_masked_in_errors(monkeypatch: pytes
         f"machine example.com login me password {'a1B2' * 3}",
         f"aws_secret_access_key = {'a1B2' * 10}",
         f"SG.{'a' * 22}.{'b' * 43}",
+        f"dp.st.dev_a.{'a1B2' * 10}",
+        f"pscale_tkn_{'a1B2' * 10}",
+        f"dckr_pat_{'a1B2' * 7}",
+        f"glsa_{'a1B2' * 8}_0a1b2c3d",
+        f"PMAK-{'0a1b' * 6}-{'0a1b' * 8}ff",
+        f"ATATT3{'a1B2' * 10}=0A1B2C3D",
+        f"Ab3dEf6hIj9lMn.atlasv1.{'a1B2' * 16}",
+        f"lsv2_pt_{'0a1b' * 8}_0a1b2c3d4e",
+        f"pcsk_{'a1B2' * 12}",
+        "curl -sS -u me:hunter2 https://example.com",
+        "curl --user=me:hunter2 https://example.com",
+        "curl -H 'X-API-Key: hunter2hunter2' https://example.com",
         f"AccountName=a;AccountKey={'aB3d' * 21}Eg==;EndpointSuffix=core.windows.net",
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIiwibiI6MX0.dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk",
     ],
@@ -254,6 +277,10 @@ def test_values_of_the_project_variables_are_masked_in_errors(monkeypatch: pytes
 def test_keys_of_services_are_found_by_their_form(text: str) -> None:
     assert next(find_secrets({"note": f"see {text}"}))
     assert not next(find_secrets({"note": f"sha256:{'0123456789abcdef' * 4} eyJ.eyJ.a sk_live npm_ SG.a.b"}), None)
+    ordinary = (
+        "curl -u $USER:$TOKEN a.com; curl -o a:b https://a.com; dp.pt.state disk-usage_of-the-whole x-api-key: $KEY"
+    )
+    assert not next(find_secrets({"note": ordinary}), None)
 
 
 def test_secrets_among_arguments_are_masked() -> None:
