@@ -11,6 +11,8 @@ from sklearn.datasets import load_diabetes, load_digits
 from third_party.own_data import make_raw
 
 from boltcutter.assembly.overrides import load_evaluation_config
+from boltcutter.config.errors import ConfigError
+from boltcutter.export.serving.app import Limits, Service
 from boltcutter.export.serving.predictor import Predictor, _as_structure
 from boltcutter.project import Project
 from boltcutter.structure import is_alike, outline
@@ -202,6 +204,21 @@ def test_a_text_is_generated_in_pieces(text_run: Path) -> None:
     assert "".join(pieces) == predictor.data.tokenizer.decode(tokens)
     assert len(pieces) > 5
     assert pieces == list(predictor.generate("Grüße", 40, temperature=0.8, top_k=5, seed=1))
+
+
+def test_statistics_of_another_data_module_are_one_line(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def restore(data: Any, *_: Any) -> None:
+        data.statistics = {"columns": ["a"], "categories": [1]}
+
+    monkeypatch.setattr("boltcutter.export.serving.predictor.restore", restore)
+    with pytest.raises(ConfigError, match=r"^ckpt=best: its statistics are not those of Digits \(.*; use one of run="):
+        load(trained)
+
+
+def test_the_page_of_ten_classes_of_structured_inputs(digits: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digits, "form", "samples")
+    monkeypatch.setattr(digits, "structure", ["float32", "int64"])
+    assert "Draw a digit" not in Service(digits, Limits()).html
 
 
 @pytest.mark.slow

@@ -72,7 +72,15 @@ class Predictor:
         self.is_regression = getattr(self.data, "kind", None) == "regression"
         self.collate = getattr(self.data, "collate_fn", None)
         self.structure = getattr(self.data, "input_structure", None) if self.collate is None else None
-        self.form: Form = self._form()
+        try:
+            self.form: Form = self._form()
+            self.describe()
+        except Exception as error:  # statistics are read from a file, which may be of another data module
+            used = f"export={export}" if export else f"ckpt={ckpt}"
+            raise ConfigError(
+                f"{used}: its statistics are not those of {type(self.data).__name__} ({one_line(error, 200)}); "
+                f"use one of run={folder}"
+            ) from error
 
     def _form(self) -> Form:
         if isinstance(self.task, GeneratesTokens):
