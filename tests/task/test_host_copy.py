@@ -1,4 +1,5 @@
 import io
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ def test_no_step_waits_for_the_device_but_those_that_are_logged_and_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
 ) -> None:
     monkeypatch.setattr("boltcutter.task.base.MAX_PENDING", 1)  # metrics are updated in each step
+    monkeypatch.setattr("boltcutter.diagnosis.ledger.CONTENT_SECONDS", math.inf)
+    monkeypatch.setattr("boltcutter.diagnosis.ledger.LAST_CONTENT", 4)  # then digests of batches are read
     gpu = waits(monkeypatch, tmp_path / "run", *overrides)
     found = [(step, place) for step, place in gpu.waits if step >= 0 and step not in LOOKED_AT]
     assert [place for step, place in found if step not in LOGGED] == []

@@ -110,7 +110,7 @@ class StepLedger(Callback):
         self._guard: Guard | None = None
         self._step, self._due = step, monotonic() + MAX_SECONDS
         self._compared: tuple[int, list[Tensor]] | None = None  # the last comparison of ranks: step, digest of each
-        self._contents: dict[int, int | Tensor] | None = None  # of batches, by their number from 1; None: no more
+        self._contents: dict[int, int | HostCopy] | None = None  # of batches, by their number from 1; None: no more
         self._content_seconds = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -226,18 +226,20 @@ class StepLedger(Callback):
             self._samples = digest(found, self._samples)
         if self._contents is not None:
             begin = perf_counter()
-            if not trainer.current_epoch and not batch_idx & (batch_idx - 1):
-                self._contents[batch_idx + 1] = digest(found)
-            self._content_seconds += perf_counter() - begin
-            if trainer.current_epoch or batch_idx >= LAST_CONTENT or self._content_seconds > CONTENT_SECONDS:
-                self._record_contents()
+            if trainer.current_epoch or batch_idx > LAST_CONTENT or self._content_seconds > CONTENT_SECONDS:
+                self._record_contents()  # they were copied at a batch before
                 if self._sampler is not None:
                     del vars(self)["on_train_batch_start"]
+            elif not batch_idx & (batch_idx - 1):
+                each = digest(found)
+                self._contents[batch_idx + 1] = copy_to_host(each) if isinstance(each, Tensor) else each
+            self._content_seconds += perf_counter() - begin
 
     def _record_contents(self) -> None:
         found, self._contents = self._contents, None
         if found and (self.folder / RECORD).is_file():
-            update_record(self.folder, batches={str(n): f"{int(each) % (1 << 64):016x}" for n, each in found.items()})
+            each = {n: int(one.wait()) if isinstance(one, HostCopy) else one for n, one in found.items()}
+            update_record(self.folder, batches={str(n): f"{one % (1 << 64):016x}" for n, one in each.items()})
 
     def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         gradients = [p.grad for p in self._parameters if p.grad is not None and not p.grad.is_sparse]
