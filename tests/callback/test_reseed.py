@@ -89,31 +89,43 @@ def test_each_rank_and_batch_draws_different_numbers() -> None:
 
 
 RANKS = """
-import lightning as L, torch
+import sys, lightning as L, torch
 from boltcutter.callback.reseed import Reseed
 
 class Task(L.LightningModule):
     def __init__(self):
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.weight, self.drawn = torch.nn.Parameter(torch.ones(1)), {}
     def training_step(self, batch, batch_idx):
-        drawn = self.all_gather(torch.rand(1))
-        assert drawn[0] != drawn[1], drawn
+        mask = torch.nn.functional.dropout(torch.ones(64))
+        drawn = self.drawn[self.current_epoch, batch_idx] = self.all_gather(torch.cat([mask, torch.rand(1)]))
+        assert not torch.equal(drawn[0, :-1], drawn[1, :-1]), "the masks of two ranks are equal"
+        assert drawn[0, -1] != drawn[1, -1]
         return self.weight.sum()
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
-L.seed_everything(0)
-L.Trainer(
-    accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False,
-    enable_progress_bar=False, enable_model_summary=False, callbacks=[Reseed(0)],
-).fit(Task(), torch.utils.data.DataLoader(torch.zeros(4, 1), 1))
+def fit(ckpt_path=None):
+    L.seed_everything(0)
+    torch.rand(0 if ckpt_path is None else 5)
+    saves = L.pytorch.callbacks.ModelCheckpoint(sys.argv[1], every_n_train_steps=3, save_top_k=-1, filename="{step}")
+    task = Task()
+    L.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[Reseed(0), saves],
+    ).fit(task, torch.utils.data.DataLoader(torch.zeros(8, 1), 1), ckpt_path=ckpt_path)
+    return task.drawn
+
+whole, resumed = fit(), fit(sys.argv[1] + "/step=3.ckpt")
+assert len(whole) == 8 and sorted(resumed) == sorted(whole)[3:], resumed
+assert all(torch.equal(drawn, whole[at]) for at, drawn in resumed.items())
+assert len({tuple(each) for drawn in whole.values() for each in drawn[:, :-1].tolist()}) == 16
 print("differ")
 """
 
 
-def test_two_real_ranks_draw_differently(two_ranks: Script) -> None:
-    done = two_ranks(RANKS)
+def test_two_real_ranks_drop_and_draw_differently_and_alike_after_a_resume(two_ranks: Script, tmp_path: Path) -> None:
+    done = two_ranks(RANKS, str(tmp_path))
     assert done.stdout.count("differ") == 2
 
 
