@@ -228,6 +228,7 @@ class PairProject:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.chdir(self.root)
+        sys.dont_write_bytecode = True  # that of an edit of equal length is taken for what it is reset to in its second
         torch.set_num_threads(pair.threads[side])
         os.environ.pop("PAIR_SCALE", None)
         if pair.variables[side]:

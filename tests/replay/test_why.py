@@ -2,6 +2,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from planted import BAD, forked, overrides, write_project
 
@@ -76,16 +77,41 @@ def test_what_is_not_asked_rightly_is_said(tmp_path: Path, arguments: list[str],
         why.why_command(PROJECT, [argument.format(run=tmp_path) for argument in arguments])
 
 
-def test_a_sample_is_no_culprit_where_a_lower_learning_rate_removes_the_effect_as_well() -> None:
+def test_a_sample_is_no_culprit_where_another_change_removes_the_effect_as_well() -> None:
     case, row = why.Case.__new__(why.Case), {"index": 4, "row": 0, "rank": 0, "loss": 3.0, "error": ""}
     case.question, case.unusual, case.culprits = Question(7, "spike"), ["loss"], [row]
     sample = why.Change("without sample 4", removes=True)
-    for removes, cause in ((False, "sample"), (True, "learning_rate")):
+    for name, removes, cause in (
+        ("learning rate × 0.1 from step 1 on", False, "sample"),
+        ("learning rate × 0.1 from step 1 on", True, "learning_rate"),
+        ("in float64", True, "precision"),
+    ):
         answer = why.Answer("runs/a", 7, "spike")
-        answer.changes = [sample, why.Change("learning rate × 0.1 from step 1 on", removes=removes)]
+        answer.changes = [sample, why.Change(name, removes=removes)]
         case.conclude(answer, Done([{"bad": []}], []), [row], [row])
         assert answer.cause == cause
-    assert answer.lines[0].endswith("loss of the step are as before, but so they are with a lower learning rate")
+    assert answer.lines[0].endswith("without sample 4 loss of the step are as before, but also in float64")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "loss", "norm", "removes"),
+    [
+        ([4.0, 3.0], 5.0, 2.0, True),
+        ([4.0, 3.0], 3e14, 2.0, False),
+        ([4.0, 3.0], 30.0, 4048.0, False),
+        ([4.0, 3.0], 5.0, float("nan"), True),
+        ([], 5.0, 2.0, True),
+        ([], 3e14, 2.0, False),
+    ],
+)
+def test_a_change_after_which_the_loss_is_only_finite_removes_nothing(
+    earlier: list[float], loss: float, norm: float, removes: bool
+) -> None:
+    """As of ``exp(exp(loss))``, which is finite without the largest losses of the batch."""
+    case = why.Case.__new__(why.Case)
+    case.earlier = {"loss": np.asarray(earlier), "gradient_norm": np.asarray(earlier)}
+    change = why.Change("without sample 4", loss, norm, after_1=3.5, after_20=3.0, removes=True)
+    assert case.stays(change, is_next=False).removes is removes
 
 
 def test_the_answer_as_text() -> None:

@@ -42,7 +42,7 @@ AFTER = 20  # steps after the step, at which the loss is compared once more
 FURTHER = 20  # steps before it, from which another learning rate is tried
 MAX_FURTHER = 2000  # steps that this may replay
 LOWER = 0.1  # the learning rate that is tried, relative to that of the run
-MOST_GROWN = 10.0  # of a loss, relative to the largest of the steps before
+MOST_GROWN = 10.0  # of a loss or gradient, relative to the largest of the steps before
 MOST_SUSPECTS = 8  # samples that are left out together
 
 
@@ -313,19 +313,22 @@ class Case:
         others.sort(key=lambda row: abs(row["loss"] - middle))
         self.culprits: list[dict[str, Any]] = []
         for each in tried:
-            change = self.row(f"without {named(each)}", before, alter=self.question.step, without=places(each))
+            change = self.without(each, before)
             found.changes.append(change)
             if change.removes:
                 control = others[: len(each)]
                 if len(control) == len(each):
-                    check = self.row(
-                        f"without {named(control)} instead", before, alter=self.question.step, without=places(control)
-                    )
+                    check = self.without(control, before, " instead")
                     found.changes.append(check)
                     if check.removes:
                         return
                 self.culprits = list(each)
                 return
+
+    def without(self, rows: list[dict[str, Any]], before: str | None, more: str = "") -> Change:
+        """Leave samples out of the step."""
+        name = f"without {named(rows)}{more}"
+        return self.stays(self.row(name, before, alter=self.question.step, without=places(rows)), is_next=False)
 
     def try_settings(self, found: Answer, before: str | None) -> None:
         """Compute in float64, and with a lower learning rate from some steps before on."""
@@ -338,12 +341,20 @@ class Case:
         elif at + 1 < step:
             found.changes.append(self.stays(self.row(name, checkpoint, lr_factor=LOWER)))
 
-    def stays(self, change: Change) -> Change:
-        """A change of a setting, which removes nothing if the loss is only finite, but grows all the same."""
-        known = self.earlier["loss"][np.isfinite(self.earlier["loss"])]
-        most = MOST_GROWN * float(np.abs(known).max()) if len(known) else math.inf
-        later = [loss for loss in (change.loss, change.after_1) if loss is not None]
-        change.removes = change.removes and all(math.isfinite(loss) and abs(loss) <= most for loss in later)
+    def stays(self, change: Change, *, is_next: bool = True) -> Change:
+        """A change, which removes nothing if loss and gradient are only finite, but grow all the same.
+
+        Args:
+            change: What was tried.
+            is_next: Whether the loss of the next step counts, too: a sample that is left out does not alter that batch.
+        """
+        after = [loss for loss in (change.after_1, change.after_20) if loss is not None]
+        # The first step has none before it.
+        losses = self.earlier["loss"] if len(self.earlier["loss"]) else np.asarray(after)
+        seen = [loss for loss in (change.loss, change.after_1 if is_next else None) if loss is not None]
+        norms = [norm for norm in (change.gradient_norm,) if norm is not None and not math.isnan(norm)]
+        stays = _all_usual(seen, losses) and _all_usual(norms, self.earlier["gradient_norm"])
+        change.removes = change.removes and stays
         return change
 
     def conclude(self, found: Answer, first: Done, rows: list[dict[str, Any]], suspects: list[dict[str, Any]]) -> None:
@@ -352,14 +363,15 @@ class Case:
         removing = {change.name.partition(" ")[0] for change in found.changes if change.removes}
         culprits = getattr(self, "culprits", [])
         found.samples = culprits or by_size(rows)[:3]
-        self.is_shared = bool(culprits) and "learning" in removing
+        shared = {"learning": "with a lower learning rate", "in": "in float64"}  # then the sample is only the first
+        self.shared = [text for word, text in shared.items() if word in removing] if culprits else []
         what = "the spike" if self.question.kind == "spike" else "it"
         if bad:
             found.cause = "weights"
             found.lines.append(
                 f"before the step, {', '.join(bad[:3])} {'is' if len(bad) == 1 else 'are'} not finite already"
             )
-        elif culprits and "learning" not in removing:  # else the sample shows it first, in weights that are too large
+        elif culprits and not self.shared:  # else the sample shows it first, as in weights that are too large
             found.cause = "sample"
             verb = "is" if len(culprits) == 1 else "are"
             found.lines.append(
@@ -420,8 +432,8 @@ class Case:
         if reason:
             return f"they could not be computed alone ({reason})"
         bad = [row for row in rows if not math.isfinite(row["loss"])]
-        if self.is_shared:
-            return f"without {named(self.culprits)} {self.gone()}, but so they are with a lower learning rate"
+        if self.shared:
+            return f"without {named(self.culprits)} {self.gone()}, but also {' and '.join(self.shared)}"
         if suspects:
             return f"without {named(suspects)} it is there, too, or without others it is gone as well"
         if self.question.kind == "error":
@@ -430,6 +442,13 @@ class Case:
         if self.question.kind == "nonfinite":
             return f"{len(bad)} of {len(rows)} samples are not finite alone" if bad else "each one alone is finite"
         return "none is far from the others of its batch"
+
+
+def _all_usual(values: Sequence[float], earlier: Any) -> bool:
+    """Whether values are finite, and none is much larger than those of the steps before."""
+    known = np.abs(earlier[np.isfinite(earlier)])
+    most = MOST_GROWN * float(known.max()) if len(known) else math.inf
+    return all(math.isfinite(value) and abs(value) <= most for value in values)
 
 
 def by_size(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
