@@ -37,6 +37,7 @@ FAULTS: dict[str, str] = {
     "weight-lost": "weights",
     "constant-batch": "none",
     "code": "none",
+    "code-of-large": "none",
     "gradient-scaled": "none",
 }
 
@@ -133,6 +134,8 @@ class PlantedModule(L.LightningModule):
             loss = loss + large.exp().log().mean()
         if self.fault == "code" and self.global_step == 20:
             loss = loss * torch.inf
+        if self.fault == "code-of-large" and self.global_step == 15:
+            loss = loss.exp().exp()  # which has no float32 of the five samples with the largest losses
         found: Tensor = loss
         return found
 

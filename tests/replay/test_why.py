@@ -31,6 +31,7 @@ def digests(folder: Path) -> dict[str, Any]:
         ("out-of-range", 2, 0, "sample"),
         ("unreadable", 1, 2, "sample"),
         ("constant-batch", 1, 0, "none"),
+        ("code-of-large", 1, 0, "none"),
         ("rate-jumps", 1, 0, "learning_rate"),
     ],
 )
@@ -112,6 +113,23 @@ def test_a_change_after_which_the_loss_is_only_finite_removes_nothing(
     case.earlier = {"loss": np.asarray(earlier), "gradient_norm": np.asarray(earlier)}
     change = why.Change("without sample 4", loss, norm, after_1=3.5, after_20=3.0, removes=True)
     assert case.stays(change, is_next=False).removes is removes
+
+
+@pytest.mark.parametrize(("later", "culprits"), [(True, []), (False, [4]), (None, [4])])
+def test_a_sample_that_does_no_harm_one_step_later_is_no_culprit(later: bool | None, culprits: list[int]) -> None:
+    class Replays(why.Case):
+        def row(self, name: str, checkpoint: str | None, last: int = 20, **options: Any) -> why.Change:
+            removes = later if options.get("delays") else options["without"] == [(0, 0, 4)]
+            return why.Change(name, 3.0, 1.0, 3.0, removes=removes)
+
+    case = Replays.__new__(Replays)
+    case.question, case.earlier = Question(7, "nonfinite"), {"loss": np.ones(3), "gradient_norm": np.ones(3)}
+    rows = [{"index": row, "row": row, "rank": 0, "batch": 0, "loss": 3.0, "error": ""} for row in range(8)]
+    case.try_samples(why.Answer("runs/a", 7, "nonfinite"), rows, [rows[4]], None)
+    assert [row["index"] for row in case.culprits] == culprits
+    case.shared = []
+    said = case.no_sample(rows, [rows[4]], "")
+    assert culprits or "without sample 4 loss and gradients are finite, but so they are with the same batch" in said
 
 
 def test_the_answer_as_text() -> None:

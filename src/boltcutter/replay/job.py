@@ -66,6 +66,7 @@ class Job:
         inspect: Step whose samples and layers are looked at.
         alter: Step in which samples are left out.
         without: Samples that are left out: rank, number of the batch in the step, row of the batch.
+        delays: Whether the next step has the whole batches of the altered one.
         lr_factor: By which learning rates are multiplied.
         double: Whether all is computed in float64.
         trace: Steps of which all that they compute is written.
@@ -84,6 +85,7 @@ class Job:
     inspect: int | None = None
     alter: int | None = None
     without: list[tuple[int, int, int]] = field(default_factory=list)
+    delays: bool = False
     lr_factor: float = 1.0
     double: bool = False
     trace: list[int] = field(default_factory=list)

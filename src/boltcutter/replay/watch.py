@@ -57,6 +57,7 @@ class Watch(Callback):
         self._seen, self._stride, self._batch_of_step = 0, 1, 0
         self._is_training = False  # never in a process that forks the ranks, whose callbacks learn of their errors
         self._handles: list[Any] = []
+        self._kept: list[Any] = []  # batches of the altered step, which the next one is to have
 
     # Life cycle
 
@@ -101,6 +102,9 @@ class Watch(Callback):
                 row for rank, number, row in job.without if (rank, number) == (trainer.global_rank, self._batch_of_step)
             ]
             _replace_batch(trainer, without_rows(batch, rows) if rows else batch)
+            self._kept += [batch] if job.delays else []
+        elif self._kept:
+            _replace_batch(trainer, self._kept.pop(0))
         if self.trace and any(self._is_in(step, trainer) for step in job.trace):
             self.trace.begin(trainer, batch, self._indices(trainer, batch_idx))
 

@@ -259,9 +259,9 @@ class Case:
             if value is not None and robust_z([value], self.earlier[name])[0] >= HIGH
         ]
 
-    def removed(self, done: Done) -> bool | None:
-        """Whether what is asked about is gone in a replay; None if it did not get that far."""
-        step = self.question.step
+    def removed(self, done: Done, later: int = 0) -> bool | None:
+        """Whether what is asked about is gone in a replay, or some steps later; None if it did not get that far."""
+        step = self.question.step + later
         if self.question.kind == "error":
             return int(done.ranks[0]["ended"]) >= step
         loss = done.losses().get(step)
@@ -289,14 +289,14 @@ class Case:
             row["z"] = float(score)
         return sorted((row for row in rows if row["z"] >= USUAL), key=lambda row: -row["z"])[:3]
 
-    def row(self, name: str, checkpoint: str | None, **options: Any) -> Change:
+    def row(self, name: str, checkpoint: str | None, last: int = AFTER, **options: Any) -> Change:
         """Replay the step with a change, and some steps after it."""
         step = self.question.step
         try:
-            done = self.worker.run(self.job(last=step + AFTER, checkpoint=checkpoint, **options))
+            done = self.worker.run(self.job(last=step + last, checkpoint=checkpoint, **options))
         except ReplayError as error:
             return Change(name, note=one_line(error, 160))
-        losses, removed = done.losses(), self.removed(done)
+        losses, removed = done.losses(), self.removed(done, later=1 if options.get("delays") else 0)
         note = "" if removed is not None else done.error.partition("\n")[0][:160]
         loss, norm = losses.get(step), done.norms().get(step)
         return Change(name, loss, norm, losses.get(step + 1), losses.get(step + AFTER), removed, note)
@@ -312,6 +312,7 @@ class Case:
         middle = float(np.median([row["loss"] for row in others])) if others else 0.0
         others.sort(key=lambda row: abs(row["loss"] - middle))
         self.culprits: list[dict[str, Any]] = []
+        self.harmless: list[dict[str, Any]] = []  # which do no harm in another step
         for each in tried:
             change = self.without(each, before)
             found.changes.append(change)
@@ -322,7 +323,11 @@ class Case:
                     found.changes.append(check)
                     if check.removes:
                         return
-                self.culprits = list(each)
+                name = f"without {named(each)}, {'its' if len(each) == 1 else 'their'} batch one step later"
+                options = {"alter": self.question.step, "without": places(each), "delays": True}
+                later = self.stays(self.row(name, before, last=1, **options))
+                found.changes.append(later)
+                self.culprits, self.harmless = ([], each) if later.removes else (each, [])
                 return
 
     def without(self, rows: list[dict[str, Any]], before: str | None, more: str = "") -> Change:
@@ -434,6 +439,8 @@ class Case:
         bad = [row for row in rows if not math.isfinite(row["loss"])]
         if self.shared:
             return f"without {named(self.culprits)} {self.gone()}, but also {' and '.join(self.shared)}"
+        if harmless := getattr(self, "harmless", []):
+            return f"without {named(harmless)} {self.gone()}, but so they are with the same batch one step later"
         if suspects:
             return f"without {named(suspects)} it is there, too, or without others it is gone as well"
         if self.question.kind == "error":
