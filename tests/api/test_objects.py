@@ -134,6 +134,13 @@ def test_a_mistake_is_one_line(given: dict[str, Any], expected: str, tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
+def test_a_compiled_module_is_trained_as_lightning_does() -> None:
+    module = Lit()
+    with objects.registered(torch.compile(module, backend="eager"), None, None, ()):
+        assert objects.task(objects._name(module)) is module
+    assert module._compiler_ctx is not None
+
+
 class OwnIO(TorchCheckpointIO):
     """Somebody else's way to write checkpoints."""
 

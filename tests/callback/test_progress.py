@@ -233,10 +233,15 @@ def test_the_terminal_is_restored_when_training_fails(
 def test_without_a_terminal_each_epoch_prints_a_line(
     tmp_path: Path, ticking: Clock, capsys: pytest.CaptureFixture[str], without_terminal: Callable[..., Progress]
 ) -> None:
-    fit(tmp_path, Timed(ticking, train=1.0, validate=2.0), without_terminal())
+    class Printing(Timed):
+        def on_train_end(self) -> None:
+            self.print("of the module")
+
+    fit(tmp_path, Printing(ticking, train=1.0, validate=2.0), without_terminal())
     assert capsys.readouterr().out.splitlines() == [
         "epoch 1/2  loss 3.0000  val/loss 0.2500  0:30 left",
         "epoch 2/2  loss 3.0000  val/loss 0.2500  in 1:00",
+        "of the module",
     ]
 
 

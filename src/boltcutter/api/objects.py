@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import (
     ModelSummary,
     ProgressBar,
 )
+from lightning.pytorch.utilities.compile import from_compiled
 from torch import is_tensor
 
 from boltcutter.config.errors import ConfigError
@@ -66,7 +67,7 @@ def registered(task: Any, data: Any, trainer: Any, overrides: Sequence[str]) -> 
     Raises:
         ConfigError: An object has the wrong type, or was used before.
     """
-    check_objects(task, data)
+    task = checked(task, data)
     keys = {override.lstrip("+~").partition("=")[0] for override in overrides}
     more: list[str] = []
     if "resume" not in keys:
@@ -99,16 +100,21 @@ def registered(task: Any, data: Any, trainer: Any, overrides: Sequence[str]) -> 
 def lent(task: Any, data: Any) -> Iterator[None]:
     """Register the objects into which the weights of a run are loaded, if there are any."""
     if task is not None:
-        check_objects(task, data)
-        _objects.update(task=task, data=data, trainer=None)
+        _objects.update(task=checked(task, data), data=data, trainer=None)
     try:
         yield
     finally:
         _objects.clear()
 
 
-def check_objects(task: Any, data: Any) -> None:
-    """Check that a task is a LightningModule, and that its data module is one."""
+def checked(task: Any, data: Any) -> L.LightningModule:
+    """Return a task, of what ``torch.compile`` made of one the module with compiled steps, as Lightning does.
+
+    Raises:
+        ConfigError: The task is no LightningModule, or its data module is none.
+    """
+    if isinstance(getattr(task, "_orig_mod", None), L.LightningModule):
+        task = from_compiled(task)
     if not isinstance(task, L.LightningModule):
         raise ConfigError(
             f"task: expected a LightningModule, got {_name(task)}; for a network, pass for example "
@@ -119,6 +125,7 @@ def check_objects(task: Any, data: Any) -> None:
         raise ConfigError(
             f"data: expected a LightningDataModule, got {_name(data)}; try its from_datasets(…)", kind="wrong_type"
         )
+    return task
 
 
 def _is_default_checkpoint(callback: Any) -> bool:

@@ -36,7 +36,7 @@ class Progress(ProgressBar):
     def __init__(self, monitor: str | None = None) -> None:
         super().__init__()
         self.monitor = monitor
-        self.enabled = True
+        self.is_enabled = True
         self._status_line: StatusLine | None = None
         self._total: int | None = None  # optimizer steps; None if training is unlimited
         self._counts_batches = False  # rather than optimizer steps
@@ -50,11 +50,11 @@ class Progress(ProgressBar):
 
     def disable(self) -> None:
         """Disable the bar; Lightning calls this on all ranks but rank zero."""
-        self.enabled = False
+        self.is_enabled = False
 
     def enable(self) -> None:
         """Enable the bar."""
-        self.enabled = True
+        self.is_enabled = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the status line, if standard output is a terminal."""
@@ -68,14 +68,14 @@ class Progress(ProgressBar):
         self._total = int(steps) if 0 < steps < math.inf else None
         # The terminal itself, not a stream that also writes a log, in which redraws are useless.
         out = sys.__stdout__ or sys.stdout
-        if self.enabled and is_terminal(out):
+        if self.is_enabled and is_terminal(out):
             self._status_line = StatusLine(out)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Redraw the bar, if it is time to."""
-        if not self.enabled:
+        if not self.is_enabled:
             return
         self._loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if self._status_line and time.monotonic() >= self._next:
@@ -97,7 +97,7 @@ class Progress(ProgressBar):
         """Redraw the bar; without a terminal, print a line."""
         if self._status_line:
             self._draw(trainer)
-        elif self.enabled:
+        elif self.is_enabled:
             self._pending = "  ".join(f.text for f in self._fields(trainer, waits=True) if f.weight > 1)
             if time.monotonic() >= self._next_line:
                 self._print_line()
