@@ -71,6 +71,8 @@ class Data(Dataset):
             ends[0].recv(1)  # at loader-on-socket
         if torch.utils.data.get_worker_info() and index > 20 and here("loader-worker", None):
             time.sleep(10**6)  # at loader-worker
+        if torch.utils.data.get_worker_info() and index > 20 and here("worker-stopped", None):
+            os.kill(os.getpid(), signal.SIGSTOP)
         if torch.utils.data.get_worker_info() and index > 20 and here("worker-queue"):
             multiprocessing.Queue().get()  # at worker-queue
         return torch.randn(4), torch.randn(1)
@@ -85,10 +87,21 @@ class Batches(IterableDataset):
         here("batches")
 
 
+class Endless(IterableDataset):
+    def __iter__(self):
+        if here("loader-iter", 0):
+            socket.create_server(("127.0.0.1", 0)).accept()  # at loader-iter
+        yield from Data()
+
+
 class DataModule(L.LightningDataModule):
     def __init__(self, num_workers=0, batch_size=4):
         super().__init__()
         self.num_workers = num_workers
+
+    def prepare_data(self):
+        if here("prepare", 0):
+            time.sleep(10**6)  # at prepare
 
     def setup(self, stage):
         RANK[0] = self.trainer.global_rank
@@ -103,9 +116,14 @@ class DataModule(L.LightningDataModule):
             loader = DataLoader(Batches(), batch_size=None)
             loader.is_sharded = True
             return loader
-        return self.loader()
+        return DataLoader(Endless(), batch_size=4) if HANG == "loader-iter" else self.loader()
 
-    val_dataloader = test_dataloader = predict_dataloader = loader
+    val_dataloader = test_dataloader = loader
+
+    def predict_dataloader(self):
+        if here("predict-loader", 0):
+            threading.Thread(target=time.sleep, args=[10**6]).join()  # at predict-loader
+        return self.loader()
 
 
 def open_fifo():
@@ -155,6 +173,10 @@ class Module(L.LightningModule):
             torch.distributed.all_reduce(torch.ones(1))  # at collective
         if here("subprocess"):
             subprocess.run(["sleep", "1000000"])  # at subprocess
+        if here("popen"):
+            subprocess.Popen(["sleep", "1000000"]).wait()  # at popen
+        if here("resolver"):
+            socket.getaddrinfo("planted.example", 80)  # at resolver
 
     def validation_step(self, batch, number):
         if not self.trainer.sanity_checking and number == 1 and here("validation"):
@@ -173,6 +195,10 @@ class Module(L.LightningModule):
             time.sleep(10**6)  # at predict
         return self.net(batch[0])
 
+    def teardown(self, stage):
+        if here("teardown"):
+            time.sleep(10**6)  # at teardown
+
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
@@ -185,6 +211,10 @@ class Hook(Callback):
     def on_save_checkpoint(self, trainer, module, checkpoint):
         if here("checkpoint", 0):
             time.sleep(10**6)  # at checkpoint
+
+    def on_test_end(self, trainer, module):
+        if here("evaluate-end", 0):
+            time.sleep(10**6)  # at evaluate-end
 
     def on_fit_end(self, trainer, module):
         if here("end", 0):
@@ -212,12 +242,14 @@ class Hang:
             ``spawn``, by ``torchrun``, or a single one.
         workers: Of loaders.
         command: That hangs.
+        said: What is said where no line is known, of the rank or a process of it.
     """
 
     rank: int = 1
     launch: str = "popen"
     workers: int = 0
     command: str = "train"
+    said: str = ""
 
 
 HANGS = {
@@ -238,7 +270,7 @@ HANGS = {
     "loader-on-socket": Hang(launch="fork"),
     "getitem": Hang(launch="torchrun"),
     "collective": Hang(launch="fork"),
-    "batches": Hang(),
+    "batches": Hang(said="validate, batch 0): waits for"),
     "extra-metric": Hang(launch="fork"),
     "callback": Hang(launch="fork"),
     "logger": Hang(rank=0, launch="single"),
@@ -248,6 +280,14 @@ HANGS = {
     "evaluate": Hang(rank=0, launch="single", command="evaluate"),
     "predict": Hang(rank=0, launch="single", command="predict"),
     "end": Hang(rank=0, launch="single"),
+    "prepare": Hang(rank=0, launch="single"),
+    "popen": Hang(),
+    "resolver": Hang(launch="fork"),
+    "worker-stopped": Hang(rank=0, launch="single", workers=2, said=": stopped by a signal"),
+    "loader-iter": Hang(rank=0, launch="single"),
+    "teardown": Hang(launch="fork"),
+    "predict-loader": Hang(rank=0, launch="single", command="predict"),
+    "evaluate-end": Hang(rank=0, launch="single", command="evaluate"),
 }
 
 
@@ -293,7 +333,7 @@ def processes(mark: str) -> list[psutil.Process]:
 
 def is_said(text: str, name: str, hang: Hang) -> str:
     """The line of the output in which the rank, the file and the line of a hang are; empty if there is none."""
-    places = [f"hanging_code.py:{line} " for line in lines_of(name)] or ["validate, batch 0): waits for"]
+    places = [f"hanging_code.py:{line} " for line in lines_of(name)] or [hang.said]
     for found in re.finditer(r"^.*(?:rank|process \d+ of rank) (\d+)\b.*$", text, re.MULTILINE):
         if int(found[1]) == hang.rank and any(place in found[0] for place in places):
             return found[0]
@@ -348,6 +388,8 @@ def plant(name: str, scratch: Path) -> Outcome:
     if hang.command != "train":
         subprocess.run(command, env={**variables, "HANG": "nothing"}, cwd=root, check=True, capture_output=True)
         command = [*boltcutter, hang.command, f"run={run}"]
+    if name == "resolver":  # which asks a server that does not answer
+        variables["RES_OPTIONS"] = "timeout:30 attempts:5"
     return follow(command, {**variables, "HANG": name}, root, name, hang)
 
 

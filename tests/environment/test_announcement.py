@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import threading
 import time
 from io import BytesIO
 from pathlib import Path
@@ -129,3 +131,19 @@ def test_writes_to_a_checkpoint_are_progress(tmp_path: Path) -> None:
         save({"state_dict": {"weight": torch.ones(3)}}, file)
     assert this_process.written_parts > before
     assert torch.load(tmp_path / "file", weights_only=True)["state_dict"]["weight"].sum() == 3
+
+
+def test_the_command_for_which_a_thread_waits_is_ended() -> None:
+    command, other = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    before = signal.signal(signal.SIGUSR1, lambda _, frame: announcement.end_awaited(frame))
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        assert command.wait() == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+        for each in (command, other):
+            each.kill()
+            each.wait()

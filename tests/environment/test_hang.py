@@ -123,9 +123,7 @@ def test_a_run_without_progress_is_reported_and_ended_after_a_second_timeout(
 ) -> None:
     monkeypatch.setattr(hang, "END_SECONDS", 0.5)
     with hanging(tmp_path / "run", kind) as (process,):
-        watch = hang.Watch(str((tmp_path / "run").resolve()), 0.4, process.pid)
-        monkeypatch.setattr(hang, "FIRST", 2)
-        watch.run()
+        hang.Watch(str((tmp_path / "run").resolve()), 0.4, process.pid).run()
         assert process.wait(10)
         _, err = process.communicate()
     said = capsys.readouterr().err
@@ -136,6 +134,33 @@ def test_a_run_without_progress_is_reported_and_ended_after_a_second_timeout(
         assert "HangError" in err
     else:
         assert process.returncode == -signal.SIGKILL
+
+
+def test_what_a_run_uses_is_that_of_all_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang, "_stored", lambda pid: 5)
+    before = hang.usage([os.getpid()])
+    with subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) as process:
+        end = time.monotonic() + 20
+        while hang.usage([os.getpid()])[0] < before[0] + 0.05 and time.monotonic() < end:
+            time.sleep(0.02)
+        now = hang.usage([process.pid])
+        assert hang.usage([os.getpid()])[1] == before[1] + now[1]
+        assert now[0] > 0
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("used", "is_busy"), [((3.05, 7), False), ((3.2, 7), True), ((3.0, 8), True), ((1.0, 7), True)]
+)
+def test_a_run_is_busy_that_computes_reads_or_writes(
+    monkeypatch: pytest.MonkeyPatch, used: tuple[float, int], *, is_busy: bool
+) -> None:
+    watch = hang.Watch("/run", 10.0, 1)
+    watch.used = 100.0, (3.0, 7)
+    monkeypatch.setattr(hang, "usage", lambda pids: used)
+    assert watch.is_busy(109.0), "it is too early to tell"
+    assert watch.is_busy(110.0) is is_busy
+    assert watch.used == (110.0, used)
 
 
 def test_the_others_of_a_failed_rank_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

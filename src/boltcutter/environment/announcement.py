@@ -220,7 +220,19 @@ class Announcement:
             self.write()
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
+        end_awaited(frame)
         raise HangError(read_text(self._facts, MESSAGE) or "ended by another process")
+
+
+def end_awaited(frame: FrameType | None) -> None:
+    """End the command for which a thread waits: in an error, ``subprocess.run`` does so, and ``Popen.wait`` does not."""
+    while frame is not None:
+        if frame.f_code.co_filename == subprocess.__file__:
+            command = frame.f_locals.get("self")
+            if isinstance(command, subprocess.Popen):
+                command.kill()
+                return
+        frame = frame.f_back
 
 
 def position(trainer: Any) -> dict[str, Any]:

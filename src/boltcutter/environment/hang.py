@@ -17,7 +17,7 @@ import signal
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -34,7 +34,8 @@ EARLY = 2.5  # seconds before the timeout at which stacks are taken, while colle
 GRACE = 12.0  # seconds that a rank has to notice that another has failed
 HELD_GRACE = 2.0  # of one that had made no progress for long before
 END_SECONDS = 5.0  # for HangError, after which a process is killed
-FIRST = 10  # times the timeout, after which a run is ended that has trained no batch yet, or compiles
+FIRST = 10  # times the timeout, after which a run is ended that is busy before its first batch, or compiles
+BUSY = 0.01  # seconds of CPU a second, from which it is busy; or if it reads or writes a storage device
 MAX_SCAN = 10.0  # seconds between two searches for further processes
 DEEPEST = 40  # frames of a stack on the terminal
 
@@ -325,14 +326,31 @@ def _of(pid: int, folder: str) -> Iterator[Process]:
     return iter([best] if best else [])
 
 
+def stats() -> Iterator[tuple[int, list[str]]]:
+    """ID of each process, and what its ``stat`` has after the name: state, parent and so on."""
+    for name in filter(re.compile("[0-9]+").fullmatch, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{name}/stat") as file:
+            yield int(name), file.read().rpartition(")")[2].split()
+
+
 def children(pid: int) -> list[int]:
     """IDs of the processes that a process has started."""
-    found = []
-    for name in filter(re.compile("[0-9]+").fullmatch, os.listdir("/proc")):
-        with suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat") as file:
-            if int(file.read().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(name))
-    return found
+    return [child for child, fields in stats() if fields[1] == str(pid)]
+
+
+def usage(pids: Iterable[int]) -> tuple[float, int]:
+    """Seconds of CPU of processes and of all that they have started, and bytes from and to storage devices."""
+    found, family, before = dict(stats()), set(pids), 0
+    while before != (before := len(family)):
+        family |= {pid for pid, fields in found.items() if int(fields[1]) in family}
+    ticks = sum(int(field) for pid in family & found.keys() for field in found[pid][11:15])
+    return ticks / os.sysconf("SC_CLK_TCK"), sum(map(_stored, family))
+
+
+def _stored(pid: int) -> int:
+    with suppress(OSError), open(f"/proc/{pid}/io") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith(("read_bytes", "write_bytes")))
+    return 0
 
 
 def has_begun(one: Process) -> bool:
@@ -460,6 +478,7 @@ class Watch:
         self.reported = 0.0  # when a run without progress was; 0: not since it has made some
         self.ending = 0.0  # when processes were asked to end; 0: not yet
         self.saved: tuple[Any, float] = [], -math.inf  # files, and when they were looked at
+        self.used: tuple[float, tuple[float, int]] = 0.0, (0.0, 0)  # time, and what the run had used of the machine
         self.next_scan, self.pause = 0.0, POLL_SECONDS
 
     def run(self) -> None:
@@ -550,6 +569,7 @@ class Watch:
             return
         if not self.reported:
             self.reported = now
+            self.used = now, usage(self.members)
             self.report(
                 f"no batch, validation batch or write to a checkpoint for {self.timeout:g} s (timeout={self.timeout:g})"
             )
@@ -560,11 +580,22 @@ class Watch:
         if all(one.state() == "T" for one in self.members.values()):
             return  # somebody has stopped the whole run, to continue it later
         compiles = any(at in file for file in frames for at in COMPILERS)
-        if idle > self.timeout * (2 if begun and not compiles else FIRST):
+        if idle > 2 * self.timeout and (
+            (begun and not compiles) or idle > FIRST * self.timeout or not self.is_busy(now)
+        ):
             found = self.report(
                 f"no progress for {idle:.0f} s: the run is ended (timeout={self.timeout:g})", wakes=True
             )
             self.end(list(self.members.values()), found)
+
+    def is_busy(self, now: float) -> bool:
+        """Whether the run has used the machine in the last ``timeout``, as to prepare data before its first batch."""
+        since, (cpu, stored) = self.used
+        if now - since < self.timeout:
+            return True
+        self.used = now, usage(self.members)
+        cpu_now, stored_now = self.used[1]
+        return abs(cpu_now - cpu) > BUSY * (now - since) or stored_now != stored  # less: what it has started has ended
 
     def judge_failed(self, now: float) -> bool:
         """Report where the others of a failed rank are, and end them, if they stay there."""
