@@ -29,7 +29,7 @@ WITHIN = 30.0  # seconds after the timeout within which the place has to be said
 MARK = "BOLTCUTTER_PLANTED"  # in the environment of all processes of a run, by which those that are left are found
 
 CODE = '''
-import hashlib, multiprocessing, os, signal, socket, subprocess, sys, threading, time
+import hashlib, multiprocessing, os, signal, socket, subprocess, sys, threading, time, urllib.request
 import ctypes
 import lightning as L
 import torch
@@ -122,7 +122,9 @@ class DataModule(L.LightningDataModule):
 
     def predict_dataloader(self):
         if here("predict-loader", 0):
-            threading.Thread(target=time.sleep, args=[10**6]).join()  # at predict-loader
+            thread = threading.Thread(target=time.sleep, args=[10**6], daemon=True)
+            thread.start()
+            thread.join()  # at predict-loader
         return self.loader()
 
 
@@ -175,8 +177,9 @@ class Module(L.LightningModule):
             subprocess.run(["sleep", "1000000"])  # at subprocess
         if here("popen"):
             subprocess.Popen(["sleep", "1000000"]).wait()  # at popen
-        if here("resolver"):
-            socket.getaddrinfo("planted.example", 80)  # at resolver
+        if here("download"):
+            server = socket.create_server(("127.0.0.1", 0))
+            urllib.request.urlopen("http://127.0.0.1:%d" % server.getsockname()[1])  # at download
 
     def validation_step(self, batch, number):
         if not self.trainer.sanity_checking and number == 1 and here("validation"):
@@ -195,6 +198,10 @@ class Module(L.LightningModule):
             time.sleep(10**6)  # at predict
         return self.net(batch[0])
 
+    def on_test_end(self):
+        if here("evaluate-end", 0):
+            time.sleep(10**6)  # at evaluate-end
+
     def teardown(self, stage):
         if here("teardown"):
             time.sleep(10**6)  # at teardown
@@ -211,10 +218,6 @@ class Hook(Callback):
     def on_save_checkpoint(self, trainer, module, checkpoint):
         if here("checkpoint", 0):
             time.sleep(10**6)  # at checkpoint
-
-    def on_test_end(self, trainer, module):
-        if here("evaluate-end", 0):
-            time.sleep(10**6)  # at evaluate-end
 
     def on_fit_end(self, trainer, module):
         if here("end", 0):
@@ -282,7 +285,7 @@ HANGS = {
     "end": Hang(rank=0, launch="single"),
     "prepare": Hang(rank=0, launch="single"),
     "popen": Hang(),
-    "resolver": Hang(launch="fork"),
+    "download": Hang(launch="fork"),
     "worker-stopped": Hang(rank=0, launch="single", workers=2, said=": stopped by a signal"),
     "loader-iter": Hang(rank=0, launch="single"),
     "teardown": Hang(launch="fork"),
@@ -388,8 +391,6 @@ def plant(name: str, scratch: Path) -> Outcome:
     if hang.command != "train":
         subprocess.run(command, env={**variables, "HANG": "nothing"}, cwd=root, check=True, capture_output=True)
         command = [*boltcutter, hang.command, f"run={run}"]
-    if name == "resolver":  # which asks a server that does not answer
-        variables["RES_OPTIONS"] = "timeout:30 attempts:5"
     return follow(command, {**variables, "HANG": name}, root, name, hang)
 
 

@@ -150,7 +150,7 @@ def test_what_a_run_uses_is_that_of_all_its_processes(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("used", "is_busy"), [((3.05, 7), False), ((3.2, 7), True), ((3.0, 8), True), ((1.0, 7), True)]
+    ("used", "is_busy"), [((3.05, 9), False), ((3.2, 7), True), ((3.0, 2_000_000), True), ((1.0, 7), True)]
 )
 def test_a_run_is_busy_that_computes_reads_or_writes(
     monkeypatch: pytest.MonkeyPatch, used: tuple[float, int], *, is_busy: bool

@@ -225,7 +225,7 @@ class Announcement:
 
 
 def end_awaited(frame: FrameType | None) -> None:
-    """End the command for which a thread waits: in an error, ``subprocess.run`` does so, and ``Popen.wait`` does not."""
+    """End the command for which a thread waits, as ``subprocess.run`` does in an error, and ``Popen.wait`` does not."""
     while frame is not None:
         if frame.f_code.co_filename == subprocess.__file__:
             command = frame.f_locals.get("self")

@@ -35,7 +35,8 @@ GRACE = 12.0  # seconds that a rank has to notice that another has failed
 HELD_GRACE = 2.0  # of one that had made no progress for long before
 END_SECONDS = 5.0  # for HangError, after which a process is killed
 FIRST = 10  # times the timeout, after which a run is ended that is busy before its first batch, or compiles
-BUSY = 0.01  # seconds of CPU a second, from which it is busy; or if it reads or writes a storage device
+BUSY = 0.01  # seconds of CPU a second, from which it is busy
+STORED = 1 << 20  # bytes in a timeout, read from and written to storage devices, from which it is
 MAX_SCAN = 10.0  # seconds between two searches for further processes
 DEEPEST = 40  # frames of a stack on the terminal
 
@@ -595,7 +596,8 @@ class Watch:
             return True
         self.used = now, usage(self.members)
         cpu_now, stored_now = self.used[1]
-        return abs(cpu_now - cpu) > BUSY * (now - since) or stored_now != stored  # less: what it has started has ended
+        # It is less where what it has started has ended.
+        return abs(cpu_now - cpu) > BUSY * (now - since) or abs(stored_now - stored) > STORED
 
     def judge_failed(self, now: float) -> bool:
         """Report where the others of a failed rank are, and end them, if they stay there."""
