@@ -113,6 +113,9 @@ def test_row_numbers_without_a_name_are_left_out(tmp_path: Path, first: int, nam
     path.write_text("\n".join([shuffled[0], *reversed(shuffled[1:])]))
     with pytest.warns(UserWarning, match="numbers the rows, so it is left out"):
         assert [*read_table(path)] == ["x"]
+    path.write_text("\n".join(f"{'Unnamed: 0.1' if row == 0 else row},{line}" for row, line in enumerate(shuffled)))
+    with pytest.warns(UserWarning, match="numbers the rows, so it is left out"):
+        assert [*read_table(path)] == ["x"]  # written twice
     path.write_text("\n".join(shuffled) + "\n")
     path.write_text(path.read_text().replace("5,", "7,", 1))
     assert [*read_table(path)] == [name, "x"]
@@ -206,6 +209,16 @@ def test_types_of_parquet_files(tmp_path: Path) -> None:
         (["2024-01", "2024-02", "2023/11"], "dates"),
         (["12:30 PM", "1:05 am", "2:15 pm"], "dates"),
         (["\u20b95", "\u20b97.5"], "number"),
+        (["2020-W01", "2020-W53", "2021W07"], "dates"),
+        (["2020Q1", "2020-Q2", "Q3 2020"], "dates"),
+        (["00:10.2", "01:02.5", "02:00.1"], "dates"),
+        ([f"{i}/100" for i in range(21)], "number"),
+        ([f"{120 + i}/{80 + i}" for i in range(21)], "number"),
+        ([f"{'<>'[i % 2]}{i}" for i in range(21)], "number"),
+        ([f"{i} \u00b1 0.{i}" for i in range(21)], "number"),
+        ([f"{i}_000" for i in range(21)], "number"),
+        ([f"{i}-{i + 5}" for i in range(21)], "number"),
+        ([f"{i} years old" for i in range(21)], "number"),
         (["5\u2030", "6\u2030"], "number"),
         (["5-", "6-"], "number"),
         (["\u0663", "\u0664"], "number"),
@@ -218,7 +231,20 @@ def test_texts_that_stand_for_dates_and_numbers_are_no_categories(texts: list[st
     assert decide_types(pd.DataFrame({"c": texts}), {"c": "text"}, "a.csv")[0] == {"c": "text"}
 
 
-@pytest.mark.parametrize("texts", [["5 marbles", "6 marbles"], ["may", "june"], ["A-1", "B-2"], ["16:9", "4:3"]])
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["5 marbles", "6 marbles"],
+        ["may", "june"],
+        ["A-1", "B-2"],
+        ["16:9", "4:3"],
+        ["0-4", "5-9", "10-19", "20-64", "65+"],
+        ["<5", ">5"],
+        [f"store {i}" for i in range(30)],
+        [f"#{i % 16:x}{i:02x}a" for i in range(30)],
+        [f"{i}{'ABC'[i % 3]}" for i in range(30)],
+    ],
+)
 def test_names_with_digits_are_categories(texts: list[str]) -> None:
     assert decide_types(pd.DataFrame({"c": texts}), {}, "a.csv")[0] == {"c": "text"}
 

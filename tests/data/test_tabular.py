@@ -202,6 +202,11 @@ def test_several_targets_and_ignored_columns(path: Path) -> None:
     assert data.statistics["target_std"] == pytest.approx(targets.double().std(0, correction=0).tolist())
 
 
+def test_a_target_that_is_given_twice_is_refused(path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^data.target=\['price', 'price'\]: price is there more than once; remove"):
+        Tabular(path=path, target=["price", "price"])
+
+
 def test_parquet_and_compressed_csv_give_the_same_table(path: Path, tmp_path: Path) -> None:
     table().to_parquet(tmp_path / "homes.parquet")
     table().to_csv(tmp_path / "homes.csv.gz", index=False)

@@ -30,6 +30,7 @@ BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\
 # Texts that stand for a missing number; in a column of texts, all but the empty one are texts like others.
 MISSING = {"", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "none", "?", "-"}
 FLAGS = {"true": "True", "false": "False"}
+UNNAMED = re.compile(r"(Unnamed: 0(\.[0-9]+)*)?")
 ROW_NUMBER = re.compile("0|[1-9][0-9]*")
 CODE = re.compile("0[0-9]+")  # such as 01234: as a number, it would lose its zeros
 MONTH = (
@@ -37,7 +38,8 @@ MONTH = (
     r"dec(ember)?)\.?"
 )
 DATE = re.compile(  # or a time of day, or a month
-    r"[0-9]{1,4}([-/.])[0-9]{1,2}\1[0-9]{1,4}([ T].*)?|[0-9]{1,2}:[0-9]{2}((:[0-9]{2}.*)?|\s?[ap]\.?m\.?)|"
+    r"[0-9]{1,4}([-/.])[0-9]{1,2}\1[0-9]{1,4}([ T].*)?|[0-9]{1,2}:[0-9]{2}(([:.][0-9]+.*)?|\s?[ap]\.?m\.?)|"
+    r"(19|20)[0-9]{2}[- ]?(W(0[1-9]|[1-4][0-9]|5[0-3])(-[1-7])?|Q[1-4])|Q[1-4][- /]?(19|20)[0-9]{2}|"
     rf"[0-9]{{1,4}}[-/. ]?{MONTH}([-/. ,]+[0-9]{{1,4}}(,? .*)?)?|{MONTH}[-/. ]?[0-9]{{1,4}}(,? [0-9]{{4}}(,? .*)?)?|"
     r"(19|20)[0-9]{2}[-/](0[1-9]|1[0-2])",
     re.IGNORECASE,
@@ -67,6 +69,8 @@ DISGUISED = re.compile(
     re.IGNORECASE,
 )
 EXAMPLES = 3
+NUMERALS = re.compile(r"\d+(?:[.,]\d+)*")
+MAX_PATTERNED = 20  # different values of a column that differ only in their numerals, such as groups of ages
 MAX_COLUMNS = 200_000  # of a CSV file
 BATCH_ROWS = 1 << 16  # of a Parquet file
 
@@ -177,11 +181,11 @@ def _read_csv(path: Path, encoding: str | None, separator: str | None, limit: in
     table = cells.iloc[1:].reset_index(drop=True).set_axis(header, axis="columns")
     is_used = [bool(name) or bool(table.iloc[:, place].notna().any()) for place, name in enumerate(header)]
     used: pd.DataFrame = table.loc[:, is_used]  # without what follows a separator at the end of each line
-    if len(used.columns) > 1 and is_index(used.iloc[:, 0]):
+    while len(used.columns) > 1 and is_index(used.iloc[:, 0]):  # several, if the table was written several times
         rank_zero_warn(
             f"{path}: the first column has no name and numbers the rows, so it is left out; give it a name to use it"
         )
-        return used.iloc[:, 1:]
+        used = used.iloc[:, 1:]
     return used
 
 
@@ -199,7 +203,7 @@ def is_index(values: pd.Series[Any]) -> bool:
     They need not be in order, as the rows of a table that was shuffled or split keep their numbers.
     """
     is_integer = values.map(lambda value: value is not None and ROW_NUMBER.fullmatch(str(value)) is not None)
-    return str(values.name) in ("", "Unnamed: 0") and bool(is_integer.all()) and not values.duplicated().any()
+    return UNNAMED.fullmatch(str(values.name)) is not None and bool(is_integer.all()) and not values.duplicated().any()
 
 
 def decide_types(
@@ -285,6 +289,12 @@ def _decide(values: pd.Series[Any], given: Type | None, name: str, decimal: str)
             if others == [known.iloc[0]] and (known == others[0]).sum() == 1:
                 remedy = f"remove the first row if it belongs to the header, such as units; else {remedy}"
         raise ValueError(f"{name}: column {values.name} has {_quoted(shown)}, which {what}; {remedy}")
+    if _has_pattern(numerals):
+        raise ValueError(
+            f"{name}: column {values.name} has {len(numerals)} texts that differ only in their numbers, such as "
+            f"{_quoted(list(numerals))}; convert them to numbers, such as one column for each number in them, or set "
+            f"data.ignore=[{values.name}], or data.columns='{{{values.name}: text}}' if each is a category"
+        )
     _warn_of_spellings(distinct, name, str(values.name))
     return "text", f"text, {len(distinct)} different" + _count_missing(len(texts) - len(known), "")
 
@@ -298,6 +308,17 @@ def _warn_of_spellings(distinct: pd.Series[Any], name: str, column: str) -> None
             f"{name}: column {column} has {' and '.join(ascii(text[:40]) for text in same[:2])} as different "
             "categories; write them alike if they are the same"
         )
+
+
+def _has_pattern(texts: pd.Series[Any]) -> bool:
+    """Whether many texts are the same but for their numbers, as fractions, bounds and ratios are.
+
+    Names such as ``room 12`` begin with a letter.
+    """
+    patterns = {NUMERALS.sub("0", text) for text in texts} if len(texts) > MAX_PATTERNED else set()
+    if len(patterns) > 1 and any(letter.isalpha() for pattern in patterns for letter in pattern):
+        return False
+    return bool(patterns) and all("0" in pattern and not pattern[0].isalpha() for pattern in patterns)
 
 
 def _with_unit(texts: Sequence[str]) -> list[str]:

@@ -80,6 +80,8 @@ class Tabular(DataModule):
         if path is not None and not target:
             raise ValueError(f"data.target is not set; set it to a column of {path}, such as data.target=price")
         self.path, self.targets = path, [target] if isinstance(target, str) else list(target or ["target"])
+        if repeated := [column for column in self.targets if self.targets.count(column) > 1]:
+            raise ValueError(f"data.target={self.targets}: {repeated[0]} is there more than once; remove one of them")
         self.given_kind, self.kind, self.ignore = kind, kind or "regression", list(ignore)
         self.columns, self.decimal, self.separator, self.encoding = dict(columns or {}), decimal, separator, encoding
         self.max_categories, self.max_expansion = max_categories, max_expansion
