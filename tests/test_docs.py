@@ -18,6 +18,7 @@ from boltcutter.assembly.overrides import read_overrides
 from boltcutter.cli.commands import commands as known_commands
 from boltcutter.cli.commands import run
 from boltcutter.cli.mcp_server import RUN_LIMITS
+from boltcutter.cli.translate import translate
 from boltcutter.config.values import split_overrides
 from boltcutter.export.command import read_settings
 from boltcutter.export.serving.server import LIMITS, SERVER
@@ -100,6 +101,8 @@ def check(project: Project, name: str, arguments: list[str]) -> None:
     if name == "check" and arguments[:1] == ["doctor"]:
         name, arguments = "doctor", arguments[1:]
     arguments = [argument for argument in arguments if argument not in ("…", "--json")]
+    if name == "train":  # which a multirun translates to a search
+        name, arguments = translate(project, name, arguments)
     if name == "bench" and {argument.strip("[]").partition("=")[0] for argument in arguments} <= OWN["bench"]:
         return  # the command, not scripts/bench.py
     if name == "bench":
