@@ -134,6 +134,7 @@ class Predictor:
         """
         import pandas as pd
 
+        from boltcutter.data.table import to_numbers
         from boltcutter.data.tabular import encode_features
 
         statistics = self.data.statistics
@@ -146,9 +147,12 @@ class Predictor:
             inputs = encode_features(table, statistics, "inputs").numpy()
         except OverflowError:
             raise ValueError("inputs: a number is too large") from None
-        missing = [column for column in statistics["numbers"] if table[column].isna().any()]
-        if missing and not self.data.fill_missing:
-            raise ValueError(f"column {missing[0]} has a missing value; give a number")
+        for column in statistics["numbers"]:
+            found = to_numbers(table[column], "inputs")  # also of texts such as "NA" and "inf"
+            if np.isinf(found).any():
+                raise ValueError(f"column {column} has an infinite value; give a number")
+            if np.isnan(found).any() and not self.data.fill_missing:
+                raise ValueError(f"column {column} has a missing value; give a number")
         return inputs
 
     def array(self, values: Any) -> Array | list[Any]:
