@@ -197,7 +197,8 @@ if RUNS:
         yield
         announcement.withdraw()
         for thread in threading.enumerate():
-            if thread.name == "announcement":
+            is_cancelled = isinstance(thread, threading.Timer) and thread.finished.is_set()
+            if is_cancelled or thread.name == "announcement":
                 thread.join(10)
 
     @pytest.fixture(autouse=True)

@@ -105,6 +105,22 @@ class ZeroInitialized(Module):
         nn.init.ones_(self.layer.bias)
 
 
+class SkipsAll(Module):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int:
+        return -1
+
+
+class Resumed(Module):
+    """A training that has ended but for its validation."""
+
+    def on_train_start(self) -> None:
+        self.trainer.fit_loop.epoch_loop._batches_that_stepped = 10
+        self.trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = 10
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int:
+        return -1
+
+
 class Gan(Module):
     """Two optimizers, of which one gets its first gradient late, and a step that returns nothing."""
 
@@ -170,6 +186,7 @@ pytestmark = pytest.mark.filterwarnings(
         (ZeroSchedule, "all learning rates were 0 in 30 steps"),
         (ConstantLoss, "all gradients were exactly 0"),
         (ForgetsStep, "SGD has made no step"),
+        (SkipsAll, "SGD has made no step; let on_train_batch_start skip none"),
     ],
 )
 def test_a_run_that_trains_nothing_warns(
@@ -196,6 +213,7 @@ def test_a_run_that_trains_nothing_warns(
         (ZeroInitialized, {"accumulate_grad_batches": 5}),
         (Gan, {}),
         (RawOptimizers, {}),
+        (Resumed, {}),
     ],
 )
 def test_unusual_runs_do_not_warn(kind: type[Module], options: dict[str, Any], fit: Any) -> None:

@@ -35,7 +35,10 @@ def no_update(seen: Evidence) -> Lines:
         return
     count, enough = max(each.count for each in steps), seen.ended or seen.step >= 3
     if enough and not any(each.rated for each in steps) and (seen.ended or not seen.trainer.lr_scheduler_configs):
-        yield f"all learning rates were 0 in {count} steps; raise the rate, or correct the schedule"
+        if count:
+            yield f"all learning rates were 0 in {count} steps; raise the rate, or correct the schedule"
+        elif not seen.trainer.global_step:  # a resumed training may have had to validate only
+            yield f"{names} has made no step; let on_train_batch_start skip none, and optimizer_step call step()"
     elif enough and count and not seen.got_gradient & {*seen.trained} and not has_changed(seen):
         yield (
             f"no parameter of {names} gets a gradient: the loss of {type(seen.module).__name__}.training_step depends "
