@@ -162,6 +162,27 @@ class Minimal(Logger):
         self.seen += metrics
 
 
+class Ordered(Minimal):
+    """Other arguments, in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def log_metrics(  # type: ignore[override]
+        self, prefix: str = "", *, step: int | None = None, metrics: Any = None
+    ) -> None:
+        self.seen.append((prefix, metrics, step))
+
+
+def test_a_logger_is_called_as_lightning_calls_it(tmp_path: Path) -> None:
+    logger: Any = Ordered()
+    MediaLogging(tmp_path).setup(L.Trainer(logger=[logger], accelerator="cpu"), L.LightningModule(), "fit")
+    logger.log_metrics(metrics={"x": 1.0}, step=3)
+    logger.log_metrics({"x": 2.0}, 4, prefix="of a module/")
+    assert logger.seen == [("", {"x": 1.0}, 3), ("of a module/", {"x": 2.0}, 4)]
+
+
 def test_an_extended_logger_is_pickled_as_what_it_was(tmp_path: Path) -> None:
     for logger in (LightningCSVLogger(tmp_path, "plain"), TensorBoardLogger(tmp_path, "board")):
         kind, trainer = type(logger), L.Trainer(accelerator="cpu", logger=logger)

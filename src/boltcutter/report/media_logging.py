@@ -97,10 +97,10 @@ class MediaLogger(Logger):
                 object.__setattr__(found, name, partial(self._record_media, own, write) if own else write)
         return found
 
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Log numbers, of the current step by default."""
+    def log_metrics(self, metrics: Any, step: int | None = None, **options: Any) -> None:
+        """Log numbers, of the current step by default; as Lightning does, the logger is called by keyword."""
         if not self._repeats:
-            super().log_metrics(metrics, self._media_step(step))  # type: ignore[safe-super]
+            super().log_metrics(metrics=metrics, step=self._media_step(step), **options)  # type: ignore[safe-super]
 
     @rank_zero_only
     def log_image(self, key: str, images: Any, step: int | None = None, **kwargs: Any) -> None:
