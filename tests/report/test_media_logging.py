@@ -16,6 +16,8 @@ from conftest import ROOT, Script
 from lightning.pytorch.loggers import CSVLogger as LightningCSVLogger
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.loggers import WandbLogger as LightningWandbLogger
+from lightning.pytorch.loggers.logger import DummyExperiment
+from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 from torch import Tensor, nn
 
@@ -181,6 +183,16 @@ def test_a_logger_is_called_as_lightning_calls_it(tmp_path: Path) -> None:
     logger.log_metrics(metrics={"x": 1.0}, step=3)
     logger.log_metrics({"x": 2.0}, 4, prefix="of a module/")
     assert logger.seen == [("", {"x": 1.0}, 3), ("of a module/", {"x": 2.0}, 4)]
+
+
+def test_another_rank_has_the_experiment_that_does_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    logger: Any = LightningCSVLogger(tmp_path)
+    MediaLogging(tmp_path).setup(L.Trainer(logger=[logger], accelerator="cpu"), L.LightningModule(), "fit")
+    assert isinstance(logger.experiment, DummyExperiment)
+    logger.experiment.add_image("picture", np.zeros((1, 2, 2)), 0)
+    logger.experiment.config.update({"of": "W&B"})
+    assert not [*tmp_path.iterdir()]
 
 
 def test_an_extended_logger_is_pickled_as_what_it_was(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ class MediaLogger(Logger):
         return own(*args, **kwargs)
 
 
-class ExperimentCalls:
+class ExperimentCalls(_DummyExperiment):
     """Calls of TensorBoard's ``SummaryWriter`` and of W&B's ``Run``; other calls and attributes have no effect."""
 
     def __init__(self, logger: Any, path: str = "experiment") -> None:
