@@ -1,10 +1,17 @@
+import codecs
+import configparser
 import copy
+import gzip
+import mimetypes
 import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,17 +84,39 @@ def test_the_environment_behaves_as_before() -> None:
     assert reads.current() is None
 
 
-def test_files_that_are_read_are_noted(tmp_path: Path) -> None:
-    (tmp_path / "data.csv").write_text("1")
+def test_each_way_to_read_a_file_is_noted(tmp_path: Path) -> None:
+    file = tmp_path / "data.csv"
+    with gzip.open(file, "wt") as packed:
+        packed.write("1")
+    (tmp_path / "data.ini").write_text("[a]")
+    ways: tuple[Callable[[Path], Any], ...] = (
+        lambda path: path.read_bytes(),
+        lambda path: path.open().close(),
+        lambda path: open(path).close(),
+        lambda path: os.close(os.open(path, os.O_RDONLY)),
+        lambda path: gzip.open(path).close(),
+        lambda path: codecs.open(str(path)).close(),
+        lambda path: zipfile.is_zipfile(path),
+        lambda path: configparser.ConfigParser().read(path.with_suffix(".ini")),
+    )
+    for way in ways:
+        with reads.observed():
+            way(file)
+            file.with_suffix(".txt").write_text("2")
+            found = reads.end()
+        assert found is not None
+        assert [Path(name).stem for name in found.files] == ["data"]
+    file.read_bytes()
+    assert len(found.files) == 1, "nothing is noted afterwards"
+
+
+def test_files_that_the_standard_library_needs_are_not_noted() -> None:
     with reads.observed():
-        (tmp_path / "data.csv").read_text()
-        (tmp_path / "written.txt").write_text("2")
-        os.close(os.open(tmp_path / "data.csv", os.O_RDONLY))
+        assert metadata.version("pytest")
+        mimetypes.init()
         found = reads.end()
     assert found is not None
-    assert [*found.files] == [str(tmp_path / "data.csv")]
-    (tmp_path / "data.csv").read_text()
-    assert len(found.files) == 1, "nothing is noted afterwards"
+    assert not found.files
 
 
 def test_only_rank_zero_notes_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,9 @@ from boltcutter.environment.this_process import this_process
 ACCESS = ("<frozen os>", os.__file__, "<frozen _collections_abc>", _collections_abc.__file__, __file__)
 # Functions of the standard library that read variables which their caller names; others read those they need.
 ON_BEHALF = ("expandvars", "substitute", "safe_substitute", "convert", "__getitem__", "format_map", "vformat")
+# Modules of the standard library that open files which their caller names; others open those they need.
+OPENERS = {"bz2", "codecs", "configparser", "dbm", "fileinput", "gzip", "lzma", "pathlib", "plistlib"}
+OPENERS |= {"shelve", "shutil", "tarfile", "wave", "xml", "zipfile"}
 CODE = (".py", ".pyc", ".pyi", ".so", ".pth", ".pyd")
 ENVIRON = type(os.environ)
 MAX_READS = 10_000  # variables, and files
@@ -67,8 +70,12 @@ class Reads:
         if not self.notes_files or not isinstance(path, str | bytes | os.PathLike) or not isinstance(flags, int):
             return  # or it is a file descriptor
         name = os.fsdecode(path)
-        is_read = flags & os.O_ACCMODE == os.O_RDONLY and not name.endswith(CODE)
-        if is_read and len(self.files) < MAX_READS and (frame := _caller()) is not None and _is_of_user(frame):
+        if flags & os.O_ACCMODE != os.O_RDONLY or name.endswith(CODE) or len(self.files) >= MAX_READS:
+            return
+        frame = _caller()
+        while frame is not None and _module_of_standard(frame.f_code.co_filename) in OPENERS:
+            frame = frame.f_back
+        if frame is not None and _is_of_user(frame):
             self.files[os.path.abspath(name)] = None
 
 
@@ -160,6 +167,17 @@ def _is_of_user(caller: FrameType) -> bool:
             return kind == "user"
         frame = frame.f_back
     return False
+
+
+@lru_cache(maxsize=10_000)
+def _module_of_standard(file: str) -> str:
+    """The module or package of the standard library that a file has; empty if it has none."""
+    if file.startswith("<frozen "):
+        return file[8:-1]
+    place = next((at for at in STANDARD if file.startswith(at)), None)
+    if place is None or kind_of(file) != "standard":
+        return ""
+    return file[len(place) :].partition(os.sep)[0].removesuffix(".py")
 
 
 @lru_cache(maxsize=10_000)
