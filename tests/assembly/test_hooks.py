@@ -29,6 +29,17 @@ def test_epoch_ends_of_lightning_1(stage: str) -> None:
         check_hooks(old, {}, tests=False)
 
 
+def test_hooks_that_are_no_longer_called_are_named_unless_they_are_called() -> None:
+    with pytest.warns(UserWarning, match=r"task: Old.on_epoch_end .* rename it to on_train_epoch_end"):
+        check_hooks(module("on_epoch_end", lambda self: None), {}, tests=True)
+    with pytest.warns(UserWarning, match=r"callback.mine: Mine.on_batch_end .* rename it to on_train_batch_end"):
+        check_hooks(
+            BoringModel(), {"callback.mine": callback("on_batch_end", lambda self, trainer, module: None)}, tests=True
+        )
+    both = {"on_epoch_end": lambda self: None, "on_train_epoch_end": lambda self: self.on_epoch_end()}
+    check_hooks(type("Both", (BoringModel,), both)(), {}, tests=True)  # for both versions of Lightning
+
+
 @pytest.mark.parametrize(
     ("name", "hook", "extra"),
     [
@@ -57,7 +68,7 @@ def test_modules_whose_hooks_take_more(name: str, hook: Any, extra: str) -> None
 )
 def test_callbacks_whose_hooks_take_more(name: str, hook: Any, extra: str) -> None:
     with pytest.raises(ConfigError, match=rf"callback\.mine: Mine\.{name} takes {extra}"):
-        check_hooks(BoringModel(), {"mine": callback(name, hook)}, tests=True)
+        check_hooks(BoringModel(), {"callback.mine": callback(name, hook)}, tests=True)
 
 
 def test_hooks_of_lightning_2() -> None:

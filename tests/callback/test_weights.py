@@ -79,10 +79,38 @@ class Average(Callback):
             checkpoint["state_dict"] |= {n: a.clone() for n, a in zip(names, self.average, strict=True)}
 
 
+class Swaps(Module):
+    """Validates an average of its own, which it does not save."""
+
+    def on_validation_epoch_start(self) -> None:
+        self.backup = self.net.weight.detach().clone()
+        self.net.weight.data.mul_(0.5)
+
+    def on_validation_epoch_end(self) -> None:
+        self.net.weight.data.copy_(self.backup)
+
+
+class Resets(Module):
+    """Has hooks, and a buffer that a validation changes, but leaves its weights alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def on_validation_epoch_start(self) -> None:
+        self.seen.zero_()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.seen += 1
+        super().validation_step(batch, batch_idx)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("callback", "lines"),
     [
+        (Swaps, 1),
+        (Resets, 0),
         (lambda: EMAWeightAveraging(decay=0.9), 0),
         (WeightAveraging, 0),
         (lambda: EMA(0.9), 0),
@@ -100,10 +128,14 @@ def test_what_is_tested_is_what_was_saved(
     callback: Any, lines: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.manual_seed(0)
-    module, last = Module(), LastCheckpoint(str(tmp_path), filename="last", every_n_epochs=1)
+    given = callback()
+    module, last = (
+        given if isinstance(given, Module) else Module(),
+        LastCheckpoint(str(tmp_path), filename="last", every_n_epochs=1),
+    )
     trainer = L.Trainer(
         accelerator="cpu",
-        callbacks=[callback(), SameWeights(), last],
+        callbacks=[*([] if given is module else [given]), SameWeights(), last],
         max_epochs=3,
         logger=False,
         enable_progress_bar=False,

@@ -99,6 +99,13 @@ def test_a_metric_of_which_the_worst_is_taken_as_the_best_warns(
     assert warning.endswith(f"{monitor} counts as best; set {key}.mode={other}\n" if other else "")
 
 
+def test_two_callbacks_that_save_to_the_same_file_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^callback\.last\.filename=last: callback\.best saves to the same file; give"
+    ):
+        check_command(PROJECT, ["+callback.best.filename=last", "model=linear", "logger=null"])
+
+
 BARE = "_target_: lightning.pytorch.trainer.Trainer\naccelerator: cpu\ndevices: 1\nmax_epochs: 1\n"
 
 

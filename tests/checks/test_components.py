@@ -17,6 +17,8 @@ from boltcutter.topology import Topology
         ({"accumulate_grad_batches": 0}, "try 1"),
         ({"limit_train_batches": 0.0}, "try 1.0"),
         ({"accelerator": "tpu", "plugins": ["${checkpoint_io}"]}, "trainer=tpu"),
+        ({"max_epochs": -5}, "try 10, or -1 for no limit"),
+        ({"max_steps": -2}, "try 10, or -1 for no limit"),
         ({"gradient_clip_val": -1}, "null for no clipping"),
         ({"gradient_clip_val": float("nan")}, "null for no clipping"),
         ({"accumulate_grad_batches": 2, "limit_train_batches": 1, "gradient_clip_val": None}, None),
@@ -64,6 +66,15 @@ def test_components_may_refuse_one_another(ranks: int, callback: Any, message: s
         return
     with pytest.raises(ConfigError, match=f"^{message}$"):
         check_components(*arguments, [callback])
+
+
+def test_names_of_classes_that_are_more_or_fewer_than_the_classes_are_refused() -> None:
+    data: Any = L.LightningDataModule()
+    data.num_classes, data.classes = 3, ["malignant", "benign"]
+    with pytest.raises(ConfigError, match=r"^data\.num_classes=3, but LightningDataModule\.classes has 2 names; set "):
+        check_components(Settings({"data": {}}), Topology(1, 1, 1, 1, 1), data, L.LightningModule(), [])
+    data.num_classes = 2
+    check_components(Settings({"data": {}}), Topology(1, 1, 1, 1, 1), data, L.LightningModule(), [])
 
 
 def test_a_component_of_a_wrong_type_is_named() -> None:

@@ -266,6 +266,8 @@ KUBERNETES = ["launch=kubernetes", "launch.image=a:1", "launch.storage=s3://buck
         (["trainer.gradient_clip_val=-1"], r"trainer\.gradient_clip_val=-1 is negative"),
         (["trainer=fsdp", "trainer.strategy.state_dict_type=sharded"], r"trainer\.strategy\.state_dict_type=sharded: "),
         (["trainer=deepspeed"], r"trainer\.strategy=deepspeed: shards need a folder"),
+        (["optimizer.lr=-1"], r"optimizer\.lr=-1\.0: Invalid learning rate"),
+        (["trainer.max_epochs=-5"], r"trainer\.max_epochs=-5 is negative; try 10"),
         (["callback.best.monitor=val/acc"], r"callback\.best\.monitor=val/acc is never logged"),
         (["model.dropout=-3"], r"model\.dropout"),
         (["trainer.num_nodes=16", "data.batch_size=100"], r"data\.batch_size=100 does not divide over 16 ranks"),

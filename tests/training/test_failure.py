@@ -222,7 +222,7 @@ def test_the_proposed_batch_divides_over_the_ranks() -> None:
             ["scheduler=onecycle", "scheduler.total_steps=10"],
             r"scheduler\.total_steps=10: training has more steps; remove it",
         ),
-        (["trainer.max_epochs=-2"], r"trainer\.max_epochs=-2: `max_epochs` must be"),
+        (["trainer.max_epochs=-2"], r"trainer\.max_epochs=-2 is negative; try 10, or -1 for no limit"),
     ],
 )
 def test_what_lightning_refuses_is_one_line(script: Script, tmp_path: Path, overrides: list[str], message: str) -> None:

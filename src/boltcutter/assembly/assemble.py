@@ -295,7 +295,10 @@ def assemble(
     load_compiled(task)
     seed_hooks(data or task, cfg.seed)
     check_components(cfg, topology, data, task, callbacks.values())
-    check_hooks(task, callbacks, tests=bool(cfg.test))
+    named = {f"callback.{name}": callback for name, callback in callbacks.items()}
+    others = [one for one in trainer.callbacks if one not in callbacks.values()]  # type: ignore[attr-defined]
+    named |= {f"trainer.callbacks[{number}]": callback for number, callback in enumerate(others)}
+    check_hooks(task, named, tests=bool(cfg.test))
     check_combination(cfg, trainer, task, callbacks if with_callbacks else None)
     adapt(trainer, task)
     return Components(trainer, data, task, topology)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from boltcutter.internals import foreach_norm
 
+HOOKS = ("on_validation_start", "on_validation_epoch_start", "on_train_end")  # in which a module may replace weights
+LIBRARIES = ("boltcutter.", "lightning.", "pytorch_lightning.")
 REPLACING = (known.WeightAveraging, known.StochasticWeightAveraging)  # of Lightning, those that replace weights
 Norms = dict[str, Tensor]
 
@@ -23,7 +25,8 @@ class SameWeights(Callback):
     """Print one line if the weights that are validated, saved and tested are not the same.
 
     Any callback or module may replace the weights, in hooks of validation, of saving, or at the end. Norms of all
-    tensors are compared, only if there is a callback that neither the library nor Lightning knows to leave them alone.
+    tensors are compared, only if there is a callback that neither the library nor Lightning knows to leave them alone,
+    or the module has hooks before the validation or at the end.
     After training, Lightning's averages of weights would test the weights without averaging; the averaged ones, which
     the checkpoint has, are loaded instead, as ``evaluate`` does.
     """
@@ -36,8 +39,9 @@ class SameWeights(Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin anew, if a callback may replace weights, and no rank has only a shard of them."""
-        others = [c for c in trainer.callbacks if _may_replace(c)]  # type: ignore[attr-defined]
-        self._watches = bool(others) and isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy)
+        self._watches = bool(_replacing(trainer, pl_module)) and isinstance(
+            trainer.strategy, SingleDeviceStrategy | DDPStrategy
+        )
         self._validated = self._saved = (-1, {})
         self._hook_validation(enabled=self._watches)
 
@@ -46,7 +50,7 @@ class SameWeights(Callback):
     ) -> None:
         """Read the weights of a validation, after all hooks before its first batch."""
         if batch_idx == dataloader_idx == 0 and trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._validated = (trainer.global_step, norms(_tensors(pl_module)))
+            self._validated = (trainer.global_step, norms(pl_module.named_parameters()))
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Compare what is saved with what was validated after the same step."""
@@ -55,7 +59,9 @@ class SameWeights(Callback):
         self._saved = (trainer.global_step, norms(checkpoint["state_dict"].items()))
         self._trained = norms(_tensors(pl_module))
         if self._validated[0] == self._saved[0] and _differ(self._validated[1], self._saved[1]):
-            self._end(trainer, "validated are not those that checkpoints save, so that no metric is of the latter")
+            self._end(
+                trainer, pl_module, "validated are not those that checkpoints save, so that no metric is of the latter"
+            )
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Compare the weights after training with those that were saved after the same step."""
@@ -63,7 +69,9 @@ class SameWeights(Callback):
             return
         last = norms(_tensors(pl_module))
         if _differ(last, self._saved[1]) and _differ(last, self._trained):
-            self._end(trainer, "that training ended with are in no checkpoint, so they are neither tested nor used")
+            self._end(
+                trainer, pl_module, "that training ended with are in no checkpoint, so they are neither tested nor used"
+            )
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Load the averaged weights of a checkpoint that is tested, and remember its weights."""
@@ -71,7 +79,7 @@ class SameWeights(Callback):
             return
         if any(isinstance(c, WeightAveraging) for c in trainer.callbacks):  # type: ignore[attr-defined]
             trainer.strategy.load_model_state_dict(checkpoint, strict=pl_module.strict_loading)
-        if any(_may_replace(c) for c in trainer.callbacks):  # type: ignore[attr-defined]
+        if _replacing(trainer, pl_module):
             self._loaded = norms(checkpoint["state_dict"].items())
 
     def on_test_batch_start(
@@ -81,15 +89,15 @@ class SameWeights(Callback):
         loaded, self._loaded = self._loaded, None
         is_whole = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy)
         if loaded and is_whole and _differ(norms(_tensors(pl_module)), loaded):
-            self._end(trainer, "tested are not those of the checkpoint, which evaluate would test")
+            self._end(trainer, pl_module, "tested are not those of the checkpoint, which evaluate would test")
 
-    def _end(self, trainer: L.Trainer, what: str) -> None:
+    def _end(self, trainer: L.Trainer, module: L.LightningModule, what: str) -> None:
         self._watches = False
         self._hook_validation(enabled=False)
-        names = dict.fromkeys(type(c).__name__ for c in trainer.callbacks if _may_replace(c))  # type: ignore[attr-defined]
+        names = dict.fromkeys(type(one).__name__ for one in _replacing(trainer, module))
         if trainer.is_global_zero:
             print(
-                f"warning: the weights {what}: one of the callbacks {', '.join(names)} replaces them; put the same "
+                f"warning: the weights {what}: a hook of {' or '.join(names)} replaces them; put the same "
                 "weights into checkpoint['state_dict'] in its on_save_checkpoint, or use callback=[default,ema]",
                 file=sys.stderr,
             )
@@ -98,6 +106,13 @@ class SameWeights(Callback):
         vars(self).pop("on_validation_batch_start", None)
         if not enabled:
             vars(self)["on_validation_batch_start"] = None  # Lightning skips hooks that are not callable
+
+
+def _replacing(trainer: L.Trainer, module: L.LightningModule) -> list[Any]:
+    """The callbacks, and the module, that may replace weights."""
+    found: list[Any] = [c for c in trainer.callbacks if _may_replace(c)]  # type: ignore[attr-defined]
+    places = [str(getattr(getattr(module, hook), "__module__", LIBRARIES[0])) for hook in HOOKS]
+    return [*found, *([] if all(place.startswith(LIBRARIES) for place in places) else [module])]
 
 
 def _may_replace(callback: Callback) -> bool:

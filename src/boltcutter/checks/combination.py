@@ -12,9 +12,10 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch import strategies
-from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping
+from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, ModelCheckpoint
 from torch import nn
 
+from boltcutter.callback.checkpoint import BestCheckpoint, LastCheckpoint
 from boltcutter.callback.guard import Guard
 from boltcutter.callback.reseed import Reseed
 from boltcutter.checkpoint.checkpoint_io import AtomicCheckpointIO
@@ -94,8 +95,9 @@ def report_unusual(cfg: Settings, trainer: L.Trainer, callbacks: Mapping[str, Ca
     """Print which settings train nothing, or take the worst as the best; once where one refers to another.
 
     Raises:
-        ConfigError: The patience of early stopping is negative.
+        ConfigError: The patience of early stopping is negative, or two callbacks save to the same file.
     """
+    files = dict[tuple[Any, str], str]()
     zeros = [key for key in ("max_epochs", "max_steps") if getattr(trainer, key) == 0]
     found = [f"trainer.{key}=0: nothing is trained, and the initial weights are tested; set it to 1" for key in zeros]
     references = {key for key, raw in flatten(cfg.written) if key.startswith("callback.") and "${" in str(raw)}
@@ -103,6 +105,12 @@ def report_unusual(cfg: Settings, trainer: L.Trainer, callbacks: Mapping[str, Ca
     for path, callback in sorted(paths.items(), key=lambda item: f"{item[0]}.mode" in references):
         if isinstance(callback, EarlyStopping) and callback.patience < 0:
             raise ConfigError(f"{path}.patience={callback.patience} is negative; try 5, or set {path}=null to go on")
+        if isinstance(callback, ModelCheckpoint) and callback.save_top_k and (name := callback.filename):
+            other = files.get(place := (callback.dirpath, name), path)
+            # Lightning's own class gives another name to a file that is there.
+            if other != path and any(isinstance(paths[one], BestCheckpoint | LastCheckpoint) for one in (path, other)):
+                raise ConfigError(f"{path}.filename={name}: {other} saves to the same file; give them different names")
+            files[place] = path
         mode, metric = getattr(callback, "mode", None), getattr(callback, "monitor", None)
         better = infer_mode(metric) if metric and mode in ("min", "max") else None
         is_repeated = f"{path}.mode" in references and (metric, mode) in reported

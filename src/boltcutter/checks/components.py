@@ -38,6 +38,9 @@ def check_batches_and_clipping(trainer: Mapping[str, Any]) -> None:
             "trainer.accelerator=tpu needs another plugin for checkpoints; use trainer=tpu instead",
             kind="conflict",
         )
+    for key in ("max_epochs", "max_steps"):
+        if isinstance(number := trainer.get(key), int) and number < -1:
+            raise ConfigError(f"trainer.{key}={number} is negative; try 10, or -1 for no limit")
     limit, norm = trainer.get("limit_train_batches"), trainer.get("gradient_clip_val")
     if limit is not None and limit == 0:
         raise ConfigError(f"trainer.limit_train_batches={limit} leaves no batch to train on; try 1.0, which is all")
@@ -142,7 +145,13 @@ def check_components(
     task: L.LightningModule,
     callbacks: Iterable[Any],
 ) -> None:
-    """Let components refuse one another: a global batch, and tasks that a callback cannot handle."""
+    """Let components refuse one another: a global batch, names of classes, and tasks that a callback cannot handle."""
+    classes, num_classes = getattr(data, "classes", None), getattr(data, "num_classes", None)
+    if isinstance(classes, list | tuple) and classes and isinstance(num_classes, int) and num_classes != len(classes):
+        raise ConfigError(
+            f"data.num_classes={num_classes}, but {type(data).__name__}.classes has {len(classes)} names; set "
+            f"data.num_classes={len(classes)}, or correct its classes"
+        )
     with as_config_error():
         if isinstance(data, NativeData):  # other data modules set the batch per rank
             check_batch_size(data.batch_size, topology.data_ranks)

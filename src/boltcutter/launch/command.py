@@ -306,6 +306,7 @@ def _check_constructors(cfg: Settings) -> None:
     from lightning.pytorch.strategies import StrategyRegistry
 
     from boltcutter.assembly.assemble import build_each
+    from boltcutter.checks.combination import check_optimizer
     from boltcutter.checks.components import check_batches_and_clipping, check_monitors
 
     check_batches_and_clipping(cfg.trainer)
@@ -327,6 +328,7 @@ def _check_constructors(cfg: Settings) -> None:
             return  # a package or file that only the nodes may have
         raise
     check_monitors(task, callbacks)
+    check_optimizer(task)
 
 
 def _build_task(cfg: Settings) -> Any:
