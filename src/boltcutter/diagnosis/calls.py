@@ -221,7 +221,10 @@ class LossCalls(TorchFunctionMode):
         is_split = before.ndim == 3 and after.ndim == 4 and len(after) == len(before)
         is_split = is_split and after.shape[2] == before.shape[1] != after.shape[1] > 1 < after.shape[2]
         is_permuted = is_permuted and (before.is_contiguous() or before.ndim == 2)
-        if (is_permuted or is_split) and before.is_floating_point():
+        # (N, H, T, D) to (N, T, H * D): heads are transposed first, and then joined.
+        is_joined = before.ndim == 4 and after.ndim == 3 and len(after) == len(before) and before.is_contiguous()
+        is_joined = is_joined and after.shape[1] == before.shape[2] != before.shape[1] > 1 < before.shape[2]
+        if (is_permuted or is_split or is_joined) and before.is_floating_point():
             self._remark(
                 "reshape-not-transpose",
                 f"{tuple(before.shape)} is reshaped to {tuple(after.shape)}, which keeps the order of values, so rows "

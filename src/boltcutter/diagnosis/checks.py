@@ -74,6 +74,15 @@ class Check:
 # Checks of probes and data, which no training imports: it only lets users ignore them.
 ON_DEMAND = frozenset(
     (
+        *(
+            "advantage-gradient",
+            "averaged-metric",
+            "box-format",
+            "clipped-too-early",
+            "little-noise",
+            "mean-probability",
+            "own-messages",
+        ),
         *("at-chance", "augmented-validation", "average-copies", "average-unchanged", "baseline", "batch-order"),
         *("broadcasting", "bytes-wrap", "class-dimension", "constant-target", "deviation", "flat-logits"),
         *("label-smoothing", "loss-maximized", "mask-inverted", "masked-matters", "metric-shared", "misaligned-batch"),

@@ -24,6 +24,9 @@ LAYERS = frozenset(("linear", "conv1d", "conv2d", "conv3d", "conv_transpose2d", 
 READS = frozenset(("__get__", "size", "dim", "numel", "__len__", "detach"))
 EXTREMES = frozenset(("min", "max", "amin", "amax"))
 COPIES = frozenset(("detach", "__get__"))  # the latter of .data
+MEAN_LOSSES = frozenset(("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"))
+LEVELS = 16  # samples, whose levels of noise show those of all
+MOST_NOISE = 0.5  # of the variance of the noisiest of them
 FRACTIONS = 0.2  # share of targets that lose one
 
 
@@ -45,7 +48,11 @@ class Cuts(TorchFunctionMode):
         self.samples: list[list[bool]] = []
         self.truncated: list[Tensor] = []
         self.weights = WeakTensorKeyDictionary()  # results of a softmax: its dimension, from the end
+        self.levels = WeakTensorKeyDictionary()  # products with a factor of each sample: whether of noise, the factor
         self.masked = WeakTensorKeyDictionary()  # products with a mask: the values, and the mask
+        self.gathered = WeakTensorKeyDictionary()  # rows, and layers of them: the indices
+        self.means = WeakTensorKeyDictionary()  # losses of a batch, and what is less than nothing by them
+        self.sides = WeakTensorKeyDictionary()  # differences of two columns of four
         self.ascending = WeakTensorKeyDictionary()  # orders of a part of the batch, and what is in them
         self.differentiates = False
         self.differentiated = set[int]()  # inputs of autograd.grad, whose results have no gradient
@@ -60,6 +67,8 @@ class Cuts(TorchFunctionMode):
         self.differentiates |= name in ("grad", "backward")
         if name == "grad" and not kwargs.get("create_graph"):
             self.differentiated |= {id(t) for t in tensors_of(args[1] if len(args) > 1 else kwargs.get("inputs"))}
+        if name in ADDITIONS and len(given) == 2:
+            self._mix(given)
         self._follow_noise(name, given, found)
         self._follow_cut(name, given, found)
         if name in ("long", "int", "to", "type", "short") and found and found[0].dtype in INTEGERS:
@@ -69,6 +78,9 @@ class Cuts(TorchFunctionMode):
         if name in LOSSES and len(given) > 1:
             self._targets(name, given[1])
         self._follow_order(name, args, kwargs, found)
+        self._follow_edges(name, args, kwargs, found)
+        self._follow_mean(name, given, found)
+        self._follow_boxes(name, given, found)
         if name in ("sin", "cos") and given:
             self._angle(name, given[0])
         if isinstance(result, Tensor) or name in EXTREMES:
@@ -143,11 +155,72 @@ class Cuts(TorchFunctionMode):
         for t in found if is_ascending else ():
             self.ascending[t] = name
 
+    def _follow_edges(self, name: str, args: Any, kwargs: Any, found: Sequence[Tensor]) -> None:
+        """Follow rows that are gathered, as of the source of each edge, to a sum by the same indices."""
+        tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+        if not tensors:
+            return
+        first, others = tensors[0], tensors[1:]
+        index = next((t for t in others if t.ndim == 1 and t.dtype in INTEGERS), None)
+        if name in ("__getitem__", "index_select") and index is not None and first.requires_grad:
+            self.gathered.update({t: index for t in found if t.ndim == 2})
+        elif name in ("linear", "relu", "dropout") and first in self.gathered:
+            self.gathered.update(dict.fromkeys(found, self.gathered[first]))
+        elif name in ("index_add", "index_add_") and index is not None:
+            source = next((t for t in others if t in self.gathered), None)
+            if (
+                source is not None
+                and torch.equal(self.gathered[source], index)
+                and len(torch.unique(index)) < len(index)
+            ):
+                self._say(
+                    "own-messages",
+                    f"{name} adds the rows of {tuple(source.shape)} by the indices by which they were gathered, so "
+                    "each node gets its own values, and nothing of its neighbours; add those of sources at the targets",
+                )
+
+    def _follow_mean(self, name: str, given: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+        """Follow the mean loss of a batch to exp(-loss), which is a probability of one sample only."""
+        if (
+            name in MEAN_LOSSES
+            and found
+            and found[0].requires_grad
+            and found[0].ndim == 0 < given[0].ndim
+            and len(given[0]) > 1
+        ):
+            self.means[found[0]] = "mean"
+        elif name in ("neg", "__neg__") and given[0] in self.means:
+            self.means.update(dict.fromkeys(found, "negative"))
+        elif name == "exp" and given[0] in self.means and self.means[given[0]] == "negative":
+            self._say(
+                "mean-probability",
+                "exp(-loss) is computed of the mean loss of a batch, so it is no probability of a sample, and weights "
+                "all of them alike; use reduction='none', and mean() at the end",
+            )
+
+    def _follow_boxes(self, name: str, given: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+        """Follow differences of columns 2 and 0, or 3 and 1, of the batch to what clamps them at 0."""
+        if name in ("sub", "__sub__") and len(given) == 2 and found:
+            one, other = given
+            of_batch = any(t.shape[-1:] == (4,) and is_part(one, t) and is_part(other, t) for t in self.batch)
+            if of_batch and one.shape == other.shape and one.storage_offset() - other.storage_offset() == 2:
+                self.sides[found[0]] = float((found[0] < 0).float().mean())
+        elif (
+            name in ("clamp", "clamp_", "clamp_min", "relu")
+            and given
+            and given[0] in self.sides
+            and self.sides[given[0]] > FRACTIONS
+        ):
+            self._say(
+                "box-format",
+                f"{self.sides[given[0]]:.0%} of the boxes of the batch end before they begin: the last two of four "
+                "columns are less than the first two; convert centers and sizes to corners first",
+            )
+
     def _angle(self, name: str, t: Tensor) -> None:
         """Degrees that come from the batch as they are."""
-        is_raw = t.untyped_storage().data_ptr() in {each.untyped_storage().data_ptr() for each in self.batch}
         if (
-            is_raw
+            any(is_part(t, each) for each in self.batch)
             and t.numel() >= 8
             and float(t.max()) <= 360
             and float(t.min()) >= -180
@@ -162,6 +235,8 @@ class Cuts(TorchFunctionMode):
     def _weights(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Follow softmax to the product that it weights, and masks that multiply to a minimum or maximum."""
         first = args[0] if args else kwargs.get("input")
+        if name == "einsum" and isinstance(first, str):
+            self._contract(first, args[1:])
         if not isinstance(first, Tensor):
             return
         if name == "softmax" and first.ndim >= 3:
@@ -170,14 +245,9 @@ class Cuts(TorchFunctionMode):
         elif name == "dropout" and first in self.weights:
             self.weights[result] = self.weights[first]
         elif name in ("matmul", "__matmul__", "bmm") and first in self.weights and self.weights[first] == -2:
-            sums = first.detach().sum(-1)
-            if not torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
-                self._say(
-                    "weights-of-queries",
-                    f"softmax over dimension -2 of {tuple(first.shape)} gives the weights of a sum over its dimension "
-                    "-1, in which they do not add up to 1; use softmax(-1)",
-                )
+            self._weigh(first, -2, -1)
         elif name in ("mul", "__mul__", "__rmul__"):
+            self._follow_level(args, result)
             for values, mask in (args[:2], args[1::-1]) if len(args) > 1 else ():
                 if is_mask(mask) and isinstance(values, Tensor) and values.is_floating_point():
                     self.masked[result] = values.detach(), mask.detach().expand_as(result)
@@ -191,6 +261,46 @@ class Cuts(TorchFunctionMode):
                     "masked-extreme",
                     f"the {'least' if is_least else 'largest'} of {tuple(first.shape)} values is 0 for all, as a mask "
                     f"multiplies others by 0; use masked_fill(~mask, float('{'' if is_least else '-'}inf'))",
+                )
+
+    def _contract(self, equation: str, operands: Sequence[Any]) -> None:
+        """Find the dimension of a softmax's result over which an einsum sums."""
+        given, arrow, kept = equation.replace(" ", "").partition("->")
+        for t, letters in zip(operands, given.split(","), strict=False):
+            over = self.weights[t] if isinstance(t, Tensor) and arrow and t in self.weights else None
+            if over is None or len(letters) != t.ndim or letters[over] not in kept:
+                continue
+            for letter in letters.strip(kept):
+                self._weigh(t, over, letters.index(letter) - t.ndim)
+
+    def _weigh(self, weights: Tensor, over: int, summed: int) -> None:
+        """Say it if weights do not add up to 1 over the dimension over which what they weight is summed."""
+        sums = weights.detach().sum(summed)
+        if not torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+            self._say(
+                "weights-of-queries",
+                f"softmax over dimension {over} of {tuple(weights.shape)} gives the weights of a sum over its "
+                f"dimension {summed}, in which they do not add up to 1; use softmax({summed})",
+            )
+
+    def _follow_level(self, factors: Sequence[Any], result: Tensor) -> None:
+        """Follow how much of each sample, and how much noise, is mixed."""
+        for t, level in (factors[:2], factors[1::-1]) if len(factors) > 1 else ():
+            is_level = isinstance(level, Tensor) and not level.requires_grad and [level.numel()] == [*result.shape[:1]]
+            if is_level and isinstance(t, Tensor) and t.numel() > level.numel() >= LEVELS:
+                self.levels[result] = t in self.noise, level.flatten()
+
+    def _mix(self, parts: Sequence[Tensor]) -> None:
+        """Say it if noise is never half of the variance of a sample, though its level is drawn for each."""
+        found = dict(self.levels[t] for t in parts if t in self.levels)
+        if len(found) == 2 and torch.allclose(found[0] ** 2 + found[1] ** 2, torch.ones_like(found[0]), atol=1e-3):
+            least, most = (float(level**2) for level in found[1].aminmax())
+            if most < MOST_NOISE and least < 0.5 * most:
+                self._say(
+                    "little-noise",
+                    f"noise is {least:.1%} to {most:.1%} of the variance of {len(found[1])} noised samples, so the "
+                    "last step of the diffusion is not noise alone, from which samples are drawn; use the cumulative "
+                    "product of the alphas, or more noise",
                 )
 
     def _truncate(self, t: Tensor) -> None:
@@ -240,6 +350,29 @@ def constant_term(seen: Evidence) -> Lines:
     yield from remarks(seen, "constant-term")
 
 
+def is_part(t: Tensor, whole: Tensor) -> bool:
+    """Whether a tensor is a view of another one, or of the same memory."""
+    return t.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+@check("own-messages", "likely", at="probe")
+def own_messages(seen: Evidence) -> Lines:
+    """Rows that are gathered by indices, or a layer of them, are added up by the same indices, of which some repeat."""
+    yield from remarks(seen, "own-messages")
+
+
+@check("mean-probability", "likely", at="probe")
+def mean_probability(seen: Evidence) -> Lines:
+    """The exponential of a negative cross-entropy, which is the mean of a batch, is part of the loss."""
+    yield from remarks(seen, "mean-probability")
+
+
+@check("box-format", "likely", at="probe")
+def box_format(seen: Evidence) -> Lines:
+    """Of boxes of the batch, columns 2 less 0, or 3 less 1, are clamped at 0, and over 20% of them are negative."""
+    yield from remarks(seen, "box-format")
+
+
 def is_mask(t: Any) -> bool:
     """Whether a tensor has no gradient, and zeros, and ones, and nothing else."""
     if not isinstance(t, Tensor) or t.requires_grad or t.ndim == 0:
@@ -261,8 +394,14 @@ def degrees(seen: Evidence) -> Lines:
 
 @check("weights-of-queries", "likely", at="probe")
 def weights_of_queries(seen: Evidence) -> Lines:
-    """A matrix product sums over the last dimension of a softmax that is over the one before it."""
+    """A matrix product, or einsum, sums over another dimension of a softmax than over which its weights add up to 1."""
     yield from remarks(seen, "weights-of-queries")
+
+
+@check("little-noise", "likely", at="probe")
+def little_noise(seen: Evidence) -> Lines:
+    """Of 16 samples and more that are mixed with noise at levels of their own, none is half noise."""
+    yield from remarks(seen, "little-noise")
 
 
 @check("masked-extreme", "certain", at="probe")

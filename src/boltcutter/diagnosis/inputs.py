@@ -18,6 +18,12 @@ from boltcutter.diagnosis.source import codes_of
 from boltcutter.diagnosis.targets import replaced
 from boltcutter.structure import flatten, tensors
 
+# Metrics whose mean over batches is not that of all samples; IoU and Dice may be means of pictures.
+NOT_ADDITIVE = re.compile(
+    r"(^|[/_\-. ])(f1|fbeta|auc|auroc|roc_?auc|auprc|average_precision|r2|pearson|spearman|pearsonr|spearmanr|kappa|mcc"
+    r"|rmse|c_?index|concordance)($|[/_\-. 0-9@])",
+    re.IGNORECASE,
+)
 MANY = 64  # values of a tensor, fewer of which may be equal by chance
 LARGE = 1000.0  # size of a column, and its ratio to that of the others
 MOST_DROPPED = 0.7  # share of conditions
@@ -228,6 +234,21 @@ def metric_shared(seen: Evidence) -> Lines:
                 "for each"
             )
             return
+
+
+@check("averaged-metric", "likely", at="probe")
+def averaged_metric(seen: Evidence) -> Lines:
+    """A validation of several batches logs the mean of a number of each batch that is named as F1, AUC, R2 and such."""
+    probe = seen.probe
+    if probe is None or "validation_step" not in probe.batches or seen.splits is None:
+        return
+    with suppress(TypeError):  # of a loader of unknown length
+        names = sorted(filter(NOT_ADDITIVE.search, probe.base("validation_step").averaged))
+        if names and len(seen.splits.loaders["validation"]) > 1:
+            yield (
+                f"{names[0]} is computed for each batch, and the mean of these is logged, which is not its value for "
+                "all samples; update a metric of torchmetrics, and log it"
+            )
 
 
 def is_metric_object(value: object) -> bool:

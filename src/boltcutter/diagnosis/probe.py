@@ -57,6 +57,7 @@ class Trace:
         remarks: On reshapes and shapes.
         output: Of the step.
         logged: Values that were logged.
+        averaged: Names of those numbers of which Lightning logs the mean.
         buffers: Names of the buffers that it changed.
         cumulative: Name of a cumulative operation over the samples.
         pairs: Of each loss function, whether both of its sides have a gradient, and its mean.
@@ -78,6 +79,7 @@ class Trace:
         self.remarks: list[Remark] = []
         self.output: Any = None
         self.logged: dict[str, Any] = {}
+        self.averaged: set[str] = set()
         self.buffers: set[str] = set()
         self.cumulative, self.has_generator, self.differentiates = "", False, False
         self.pairs: list[tuple[bool, float]] = []
@@ -115,12 +117,13 @@ class Probe:
         self.passes, self.most, self.end = 0, MOST_PASSES, monotonic() + seconds
         self.terms: Any = None  # of the loss, as ``signs`` reads them
         self._base: dict[tuple[str, bool], Trace] = {}
-        self._repeated: dict[int, Trace] = {}
+        self._repeated: dict[tuple[str, int], Trace] = {}
 
     @property
     def evaluated(self) -> str:
-        """The step in which samples should not depend on each other: that of validation, if there is one."""
-        return "validation_step" if "validation_step" in self.batches else "training_step"
+        """The step in which samples should not depend on each other: that of validation, if it has a loss function."""
+        steps = [kind for kind in ("validation_step", "training_step") if kind in self.batches]
+        return next((kind for kind in steps if self.base(kind, training=False).calls), steps[0])
 
     def size(self, kind: str) -> int:
         """Number of samples that are rows of a batch; 0 if there are none."""
@@ -140,11 +143,11 @@ class Probe:
         for trace in self._base.values():
             trace.tensors.clear()
 
-    def repeated(self, seed: int) -> Trace:
-        """The step of ``evaluated`` once more, in evaluation mode, with the random numbers of a seed."""
-        if seed not in self._repeated:
-            self._repeated[seed] = self.run(self.evaluated, self.batches[self.evaluated], training=False, seed=seed)
-        return self._repeated[seed]
+    def repeated(self, kind: str, seed: int) -> Trace:
+        """A step once more, in evaluation mode, with the random numbers of a seed."""
+        if (kind, seed) not in self._repeated:
+            self._repeated[kind, seed] = self.run(kind, self.batches[kind], training=False, seed=seed)
+        return self._repeated[kind, seed]
 
     def run(
         self,
@@ -280,9 +283,12 @@ def without_effects(trainer: L.Trainer, module: L.LightningModule, trace: Trace)
 
     def log(name: str, value: Any, *args: Any, **options: Any) -> None:
         trace.logged[name] = value.detach().clone() if isinstance(value, Tensor) else value
+        if isinstance(value, Tensor | float) and options.get("reduce_fx", "mean") in ("mean", torch.mean):
+            trace.averaged.add(name)
 
     def log_dict(values: Any, *args: Any, **options: Any) -> None:
-        trace.logged.update(values)
+        for name, value in values.items():
+            log(name, value, **options)
 
     def no_step(closure: Any = None, *args: Any, **kwargs: Any) -> Any:
         return closure() if callable(closure) else None

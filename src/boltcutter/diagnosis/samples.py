@@ -53,7 +53,7 @@ def are_permuted(a: Tensor, b: Tensor, most: int) -> bool:
 
 def is_comparable(probe: Probe) -> bool:
     """Whether a pass of evaluation can be repeated, and fits no weights, as MAML does within validation."""
-    base, again = probe.base(probe.evaluated, training=False), probe.repeated(seed=0)
+    base, again = probe.base(probe.evaluated, training=False), probe.repeated(probe.evaluated, seed=0)
     same = all(is_close(a, b) for (_, a), (_, b) in zip(base.tensors, again.tensors, strict=False))
     count, tensors = probe.size(probe.evaluated), tensors_of(probe.batches[probe.evaluated])
     if any(t.shape == (count, count) for t in tensors[1:]):
@@ -126,7 +126,7 @@ def position(seen: Evidence) -> Lines:
     states = [v for part in module.modules() for v in vars(part).values() if isinstance(v, Tensor)]
     if any(id(v) not in known and count in v.shape for v in states):
         return  # a state for each place in the batch, as of a recurrent network, is meant to stay there
-    other_seed = probe.repeated(seed=1)
+    other_seed = probe.repeated(kind, seed=1)
     is_seeded = (
         base.random is not None and other_seed.random is not None and torch.equal(base.random, other_seed.random)
     )
@@ -210,7 +210,7 @@ def random_in_validation(seen: Evidence) -> list[str]:
     probe = seen.probe
     if probe is None or "validation_step" not in probe.batches:
         return []
-    base, other = probe.base("validation_step"), probe.repeated(seed=1)
+    base, other = probe.base("validation_step"), probe.repeated("validation_step", seed=1)
     return [name for (name, a), (_, b) in zip(base.tensors, other.tensors, strict=False) if not is_close(a, b)]
 
 

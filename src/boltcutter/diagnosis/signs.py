@@ -12,7 +12,7 @@ from torch import Tensor
 
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence
-from boltcutter.diagnosis.graph import LOSSES, MAX_NODES, name_of, operation_behind, saved
+from boltcutter.diagnosis.graph import LOSSES, MAX_NODES, MOVES, name_of, operation_behind, saved
 
 NORMS = ("Pow", "Norm", "LinalgVectorNorm")
 SUMS = ("Add", "Sub", "Rsub")
@@ -176,6 +176,35 @@ def deviation(seen: Evidence) -> Lines:
                 "deviation, exp(0.5 * log_var)"
             )
             return
+
+
+@check("advantage-gradient", "likely", at="probe")
+def advantage_gradient(seen: Evidence) -> Lines:
+    """A log-probability multiplies data less a value that has a gradient, and the value is also a regression's."""
+    terms = terms_of(seen)
+    values = {id(behind_moves(parent)) for term in terms.losses for parent in inputs_of(term.node)} if terms else set()
+    for node in terms.nodes if terms and values else ():
+        if name_of(node) != "Mul" or len(factors := [*inputs_of(node)]) != 2:
+            continue
+        for one, other in (factors, factors[::-1]):
+            less = behind_moves(one)
+            is_less = name_of(less) in ("Sub", "Rsub") and len(value := [*inputs_of(less)]) == 1
+            if is_less and id(behind_moves(value[0])) in values and _is_log_probability(other):
+                yield (
+                    "the advantage, by which log-probabilities are multiplied, has the gradient of the value, so the "
+                    "policy's loss changes the value, too; use advantage.detach()"
+                )
+                return
+
+
+def behind_moves(node: Any) -> Any:
+    """The operation that computed a value, behind those that only move values."""
+    return operation_behind(node) if node is not None and node.name() in MOVES else node
+
+
+def _is_log_probability(node: Any) -> bool:
+    kinds = {name_of(each) for each in nodes_behind(node)}
+    return bool(kinds & {"LogSoftmax", "Logsumexp"} or {"Log", "Pow"} <= kinds)
 
 
 def inputs_of(node: Any) -> Iterator[Any]:

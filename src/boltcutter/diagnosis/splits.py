@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -141,42 +141,47 @@ def rounded_integers(seen: Evidence) -> Lines:
 
 @check("target-not-flipped", "likely", at="data")
 def target_not_flipped(seen: Evidence) -> Lines:
-    """Between two draws of a training sample, its picture is flipped or turned, and its mask, of equal size, is not."""
+    """Between two draws of a training sample, its picture and its mask, of equal size, are not turned alike."""
     dataset = seen.splits.dataset("train") if seen.splits else None
     if dataset is None or isinstance(dataset, IterableDataset):
         return
-    found: dict[str, int] = {}
     draws: list[list[Any]] = []
     for seed in range(FEWEST_WINDOWS):
         with seeded(seed):
             draws.append([_picture_and_mask(each) for each in items(dataset, range(min(FEWEST_WINDOWS, len(dataset))))])
         if any(pair is None for pair in draws[-1]):
             return
+    count = 0
     for (first, mask), *rest in zip(*draws, strict=True):
-        for turn, name in ((lambda t: t.flip(-1), "flipped"), (lambda t: t.flip(-2), "flipped"), (_turned, "turned")):
-            if torch.equal(turn(mask), mask):
-                continue
-            for picture, other in rest:
-                if picture.shape == first.shape and _likeness(turn(first), picture) > LIKE > _likeness(first, picture):
-                    found[name] = found.get(name, 0) + (1 if torch.equal(other, mask) else -MANY_DRAWS)
-    for name, count in found.items():
-        if count >= 3:
-            yield (
-                f"pictures of training samples are {name} at random, and their masks are not; apply each random "
-                "transform to both"
-            )
-            return
+        for picture, other in rest:
+            of_picture = [n for n, turn in enumerate(TURNS) if _likeness(turn(first), picture) > LIKE]
+            of_mask = [n for n, turn in enumerate(TURNS) if torch.equal(turn(mask), other)]
+            if len(of_picture) == 1:  # else it is symmetric, or changed otherwise
+                count += -MANY_DRAWS if not of_mask else of_picture[0] not in of_mask
+    if count >= 3:
+        yield (
+            "pictures of training samples and their masks are flipped or turned at random, but not alike; apply each "
+            "random transform to both"
+        )
 
 
-def _turned(t: Tensor) -> Tensor:
-    return t.rot90(1, (-2, -1))
+TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda t: t,
+    lambda t: t.flip(-1),
+    lambda t: t.flip(-2),
+    lambda t: t.flip(-2, -1),
+    lambda t: t.rot90(1, (-2, -1)),
+    lambda t: t.rot90(3, (-2, -1)),
+)
 
 
 def _picture_and_mask(sample: Any) -> tuple[Tensor, Tensor] | None:
-    """A picture (…, H, W), and then a mask of integers (…, H, W), of which a sample consists."""
+    """A picture (…, H, W), and then a mask of integers, or of 0 and 1, (…, H, W), of which a sample consists."""
     leaves = [torch.as_tensor(t) for t in flatten(sample) if isinstance(t, Tensor | np.ndarray)]
     spatial = [t for t in leaves if t.ndim in (2, 3) and min(t.shape[-2:]) >= 4 and not t.is_complex()]
-    if len(spatial) != 2 or spatial[0].shape[-2:] != spatial[1].shape[-2:] or spatial[1].is_floating_point():
+    if len(spatial) != 2 or spatial[0].shape[-2:] != spatial[1].shape[-2:]:
+        return None
+    if spatial[1].is_floating_point() and not bool(((spatial[1] == 0) | (spatial[1] == 1)).all()):
         return None
     return spatial[0], spatial[1]
 
@@ -504,23 +509,33 @@ def misaligned_batch(seen: Evidence) -> Lines:
         return
     with seeded(0):
         batch = next(iter(loader))  # type: ignore[arg-type]
-    if not isinstance(batch, list | tuple) or len(batch) != 2 or not all(isinstance(t, Tensor) for t in batch):
+    if not isinstance(batch, list | tuple) or len(batch) < 2 or not all(isinstance(t, Tensor) for t in batch):
         return
+    inputs, labels = _unpadded(batch)
     known: dict[bytes, set[int]] = {}
     for x, y in pairs:
         known.setdefault(digest(x), set()).add(int(y))
-    rows = [(known.get(digest(x)), int(y)) for x, y in zip(*batch, strict=False) if y.numel() == 1]
-    found = [(labels, y) for labels, y in rows if labels is not None]
-    wrong = sum(y not in labels for labels, y in found)
+    rows = [(known.get(digest(x)), int(y)) for x, y in zip(inputs, labels, strict=False) if y.numel() == 1]
+    found = [(right, y) for right, y in rows if right is not None]
+    wrong = sum(y not in right for right, y in found)
     renamed: dict[int, set[int]] = {}
-    for labels, y in found:
-        renamed.setdefault(min(labels), set()).add(y)
+    for right, y in found:
+        renamed.setdefault(min(right), set()).add(y)
     is_renamed = all(len(names) == 1 for names in renamed.values())
-    if len(found) > 0.8 * len(batch[1]) and wrong > 0.2 * len(found) and not is_renamed:
+    if len(found) > 0.8 * len(labels) and wrong > 0.2 * len(found) and not is_renamed:
         yield (
             f"{wrong / len(found):.0%} of the samples of a batch have another label than in the dataset; correct "
             "collate_fn, which must order both alike"
         )
+
+
+def _unpadded(batch: Sequence[Tensor]) -> tuple[Iterable[Tensor], Tensor]:
+    """The rows of the first part of a batch, each as long as another part says, and the last part."""
+    inputs, *lengths, labels = batch
+    if inputs.ndim < 2:
+        return inputs, labels
+    fits = [t for t in lengths if t.shape == (len(inputs),) and 0 < int(t.min()) <= int(t.max()) == inputs.shape[1]]
+    return [row[: int(n)] for row, n in zip(inputs, fits[0], strict=True)] if fits else inputs, labels
 
 
 SHUFFLES = frozenset(("randperm", "permutation", "shuffle", "choice", "multinomial"))

@@ -52,6 +52,14 @@ STATELESS = (
 MATTERS = re.compile(r"(^|_)(masks?|masked|pads?|padding|noisy|noised|positions?|pos|pe|penalty|kl|kld|augmented)($|_)")
 READS = frozenset(("size", "dim", "len", "numel", "item", "get", "pop", "int", "float", "str", "list", "dict", "range"))
 SCOPES = frozenset(("locals", "eval", "exec", "vars"))
+ORDERED = {
+    "clip_grad_norm_": "clip",
+    "clip_grad_value_": "clip",
+    "clip_gradients": "clip",
+    "backward": "backward",
+    "manual_backward": "backward",
+    "step": "step",
+}
 HOOKS = re.compile(r"(on_|train(ing)?_|valid(ation)?_|val_|test_|predict_|configure_|optimizer_|lr_scheduler_)")
 ALIKE = 0.88  # of two names
 
@@ -159,6 +167,31 @@ def _dropped(value: ast.expr, owner: nn.Module) -> str:
         is_tensor = not isinstance(value.func.value, ast.Constant) and not _is_other_object(receiver, owner)
         is_dropped = name in PURE and is_tensor
     return "returns a new tensor, which is dropped; assign it" if is_dropped else ""
+
+
+@check("clipped-too-early", "likely", at="probe")
+def clipped_too_early(seen: Evidence) -> Lines:
+    """A function clips gradients before its first backward pass, and makes the step after it."""
+    for place in functions_of(seen.module):
+        calls = [node for node in ast.walk(place.tree) if isinstance(node, ast.Call)]
+        called = [(call.lineno, name) for call in calls if (name := _called(call)) in ORDERED]
+        lines = {name: [line for line, each in called if ORDERED[each] == name] for name in ORDERED.values()}
+        if (
+            all(lines.values())
+            and max(lines["clip"]) < min(lines["backward"])
+            and max(lines["backward"]) < min(lines["step"])
+        ):
+            line = place.line + lines["clip"][0] - 1
+            yield Line(
+                f"{place.name} clips gradients (line {line}) before they are computed, so those of the step are not "
+                "clipped; clip between backward and step",
+                subject=place.name,
+            )
+
+
+def _called(call: ast.Call) -> str:
+    """The last name of the function that a call is of."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 @check("untied", "likely", at="probe")
