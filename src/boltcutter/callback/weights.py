@@ -109,17 +109,15 @@ class SameWeights(Callback):
 
 
 def _replacing(trainer: L.Trainer, module: L.LightningModule) -> list[Any]:
-    """The callbacks, and the module, that may replace weights."""
-    found: list[Any] = [c for c in trainer.callbacks if _may_replace(c)]  # type: ignore[attr-defined]
+    """What may replace weights: callbacks of Lightning that do, callbacks of somebody else, and a module with hooks."""
+    found: list[Any] = []
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        place = type(callback).__module__
+        is_known = place.startswith(("boltcutter", "lightning.pytorch.callbacks", "pytorch_lightning.callbacks"))
+        if isinstance(callback, REPLACING) if is_known else not isinstance(callback, Checkpoint):
+            found.append(callback)
     places = [str(getattr(getattr(module, hook), "__module__", LIBRARIES[0])) for hook in HOOKS]
     return [*found, *([] if all(place.startswith(LIBRARIES) for place in places) else [module])]
-
-
-def _may_replace(callback: Callback) -> bool:
-    """Whether a callback may replace weights: one of Lightning that does, or a class of somebody else."""
-    module = type(callback).__module__
-    is_known = module.startswith(("boltcutter", "lightning.pytorch.callbacks", "pytorch_lightning.callbacks"))
-    return isinstance(callback, REPLACING) if is_known else not isinstance(callback, Checkpoint)
 
 
 def _tensors(module: L.LightningModule) -> Iterable[tuple[str, Tensor]]:
