@@ -106,7 +106,8 @@ class Cuts(TorchFunctionMode):
                 "and has no gradient, so weights do not learn by it; pass create_graph=True",
             )
         is_sum = name in ADDITIONS or name == "stack"
-        if is_sum and cuts and any(t.requires_grad for t in given) and all(t.numel() == 1 for t in given):
+        are_terms = all(t.ndim == 0 for t in given) and any(t.requires_grad and not t.is_leaf for t in given)
+        if is_sum and cuts and are_terms:  # not of a parameter, of which a step of its own takes a gradient
             remedy = "pass create_graph=True" if cuts[0] == "grad" else "compute it from values that have a gradient"
             self._say(
                 "constant-term",

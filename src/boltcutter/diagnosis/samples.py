@@ -123,8 +123,8 @@ def position(seen: Evidence) -> Lines:
     kind, module = probe.evaluated, probe.module
     base = probe.base(kind, training=False)
     known = {id(t) for t in (*module.parameters(), *module.buffers())}
-    states = [v for part in module.modules() for v in vars(part).values() if isinstance(v, Tensor)]
-    if any(id(v) not in known and count in v.shape for v in states):
+    kept = [v for part in module.modules() for v in vars(part).values() if isinstance(v, Tensor | tuple | list)]
+    if any(id(v) not in known and count in v.shape for v in tensors_of(kept)):
         return  # a state for each place in the batch, as of a recurrent network, is meant to stay there
     other_seed = probe.repeated(kind, seed=1)
     is_seeded = (

@@ -25,6 +25,7 @@ WIDE = 32  # values of a sample, fewer of which may be equal by chance
 FEWEST_WINDOWS = 8
 FEWEST_ROWS = 50  # of a table
 NUMBERS = (Tensor, np.ndarray, np.number, int, float)
+FEWEST_VALUES = 4  # of a window
 LIKE = 0.9  # correlation of two draws of a picture
 MANY_DRAWS = 1000
 MOST_INDICES = 256  # of a sampler
@@ -440,7 +441,7 @@ def _windows(splits: Splits, name: str) -> list[Tensor]:
     """Inputs of a split that may be windows of a series, shape (T,) or (T, F)."""
     found = [first_leaf(sample) for sample in splits.samples(name)]
     kept = [w for w in found if w is not None and w.ndim in (1, 2) and len(w) >= 4 and w.is_floating_point()]
-    return [w for w in kept if bool((w[1:] != w[:-1]).any())]
+    return [w for w in kept if len(torch.unique(w)) >= FEWEST_VALUES]  # not a class in 0 and 1
 
 
 @check("constant-target", "likely", at="data")

@@ -1,7 +1,7 @@
 """Correct programs that are close to the bugs of ``planted/eighth.py``."""
 
 import torch
-from programs import Manual, digits, halves, no_bug, sequences
+from programs import LossOnly, Manual, diabetes, digits, halves, no_bug, sequences
 from programs.planted.eighth import (
     ActorCritic,
     Boxes,
@@ -22,7 +22,9 @@ from programs.planted.eighth import (
     rare,
 )
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 
 @no_bug()
@@ -147,3 +149,72 @@ def one_coin():
         joint = True
 
     return Masks(), *masks(Joint)
+
+
+@no_bug()
+def first_order_adaptation():
+    """Validation adapts a copy of the weights, one of which is a single number, without second derivatives."""
+
+    class M(LossOnly):
+        def network(self):
+            return nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 1))
+
+        def adapted(self, x, y, create_graph):
+            named = dict(self.net.named_parameters())
+            loss = F.mse_loss(functional_call(self.net, named, x[::2])[:, 0], y[::2])
+            gradients = torch.autograd.grad(loss, [*named.values()], create_graph=create_graph)
+            fast = {n: p - 0.02 * g for (n, p), g in zip(named.items(), gradients, strict=True)}
+            return F.mse_loss(functional_call(self.net, fast, x[1::2])[:, 0], y[1::2])
+
+        def training_step(self, batch, batch_idx):
+            return self.adapted(*batch, create_graph=True)
+
+        def validation_step(self, batch, batch_idx):
+            with torch.inference_mode(False), torch.enable_grad():
+                x, y = (t.clone() for t in batch)
+                self.log("val/loss", self.adapted(x, y, create_graph=False).detach())
+
+    return M(), *diabetes()
+
+
+@no_bug()
+def cells_of_a_grid():
+    """Transitions between cells, each of which is one of 25 in 0 and 1."""
+
+    class M(LossOnly):
+        def network(self):
+            return nn.Linear(25, 4)
+
+        def loss(self, x, action, reward):
+            return F.mse_loss(self(x).gather(1, action[:, None])[:, 0], reward)
+
+    g = torch.Generator().manual_seed(0)
+    cell, action = torch.randint(0, 25, (640,), generator=g), torch.randint(0, 4, (640,), generator=g)
+    reward = (cell % 5 == action).float() + 0.1 * torch.randn(640, generator=g)
+    return M(), *halves(F.one_hot(cell, 25).float(), action, reward)
+
+
+@no_bug()
+def state_of_each_stream():
+    """The state of an LSTM, a tuple, is carried from chunk to chunk of eight streams, in order."""
+
+    class M(LossOnly):
+        def network(self):
+            return nn.ModuleList([nn.LSTM(1, 16, batch_first=True), nn.Linear(16, 1)])
+
+        def on_train_epoch_start(self):
+            self.state = None
+
+        def on_validation_epoch_start(self):
+            self.state = None
+
+        def loss(self, x, y):
+            lstm, head = self.net
+            hidden, state = lstm(x, self.state)
+            self.state = tuple(each.detach() for each in state)
+            return F.mse_loss(head(hidden)[..., 0], y)
+
+    g = torch.Generator().manual_seed(0)
+    series = torch.sin(torch.arange(801) * (0.1 + 0.2 * torch.rand(8, 1, generator=g)))
+    chunks = [(series[:, a : a + 20, None], series[:, a + 1 : a + 21]) for a in range(0, 800, 20)]
+    return M(), *(DataLoader(part, batch_size=None) for part in (chunks[:30], chunks[30:]))
