@@ -37,6 +37,16 @@ def test_checkpoints_at_a_url() -> None:
     assert find_newest("memory://bucket/run") is None
 
 
+def test_weights_that_a_launcher_of_lightning_passes_from_a_rank_are_read_and_removed(tmp_path: Path) -> None:
+    path = tmp_path / ".temp.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"weight": torch.ones(1)}, path)  # in the rank
+    store = AtomicCheckpointIO()
+    assert store.load_checkpoint(path) == {"weight": torch.ones(1)}
+    store.remove_checkpoint(path)
+    store.wait()
+    assert not path.exists()
+
+
 def test_folders_are_created(tmp_path: Path) -> None:
     for name in ("a/b/c", "a/b/d"):
         AtomicCheckpointIO().save_checkpoint(STATE, tmp_path / "a" / "b" / f"{name}.ckpt")

@@ -118,6 +118,8 @@ class AtomicCheckpointIO(CheckpointIO):
         if lazy and (fault := find_damage(path)):
             raise CheckpointError(f"{path}: {fault}; use another checkpoint")
         found = load_checkpoint(path, map_location, lazy=lazy)
+        if _is_of_launcher(path):
+            return found
         if "state_dict" not in found:
             raise CheckpointError(
                 f"{path}: holds weights but no training state to resume; load them with init_from={path}"
@@ -137,7 +139,8 @@ class AtomicCheckpointIO(CheckpointIO):
         Raises:
             CheckpointError: It is not in a folder into which a checkpoint was saved; the path may come from a file.
         """
-        if _place(path) not in self._written and str(path) not in self._removable and not _is_sharded_folder(path):
+        is_own = _place(path) in self._written or str(path) in self._removable
+        if not is_own and not _is_sharded_folder(path) and not _is_of_launcher(path):
             if not is_url(path) and not os.path.lexists(path):
                 return  # as of Lightning's OnExceptionCheckpoint, which removes at the end what it may have saved
             raise CheckpointError(
@@ -223,6 +226,11 @@ def _place(path: str | Path) -> tuple[str, str]:
     """The folder of a checkpoint, with links resolved, and the suffix of its name."""
     folder, _, name = str(path).removeprefix("file://").rpartition("/")
     return folder if is_url(folder) else os.path.realpath(folder or "."), Path(name).suffix if name != ".." else name
+
+
+def _is_of_launcher(path: str | Path) -> bool:
+    """Whether it is the file in which a launcher of Lightning, or a subclass of it, passes weights from a rank."""
+    return Path(path).name == ".temp.ckpt"
 
 
 def _is_sharded_folder(path: str | Path) -> bool:
