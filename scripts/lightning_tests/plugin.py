@@ -98,7 +98,7 @@ class Treatment:
     def _init(self, original: Callable[..., None]) -> Callable[..., None]:
         from lightning.fabric.plugins import CheckpointIO
         from lightning.pytorch import loggers as kinds
-        from lightning.pytorch.strategies import Strategy
+        from lightning.pytorch.strategies import Strategy, StrategyRegistry
 
         from boltcutter.assembly.assemble import build_loggers, permit_removals
         from boltcutter.callback.metrics import SeparateMetrics
@@ -129,6 +129,8 @@ class Treatment:
                 arguments["logger"] = [*as_list(loggers), *build_loggers(cfg)[-1:]]
             plugins, strategy = as_list(arguments.get("plugins")), arguments.get("strategy")
             has_own = isinstance(strategy, Strategy) and strategy._checkpoint_io is not None
+            if isinstance(strategy, str) and strategy in StrategyRegistry:
+                has_own = "checkpoint_io" in StrategyRegistry[strategy]["init_params"]
             if not has_own and not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
                 arguments["plugins"] = [*plugins, AtomicCheckpointIO()]
             original(trainer, *args, **arguments)
