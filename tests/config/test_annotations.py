@@ -110,7 +110,14 @@ def test_type_name(wanted: Any, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("made", "wanted", "expected"),
-    [([1, 2], tuple[float, ...], (1.0, 2.0)), ("a/b", Path, Path("a/b")), ("x", int, "x"), ([1], "unreadable", [1])],
+    [
+        ([1, 2], tuple[float, ...], (1.0, 2.0)),
+        ("a/b", Path, Path("a/b")),
+        ("x", int, "x"),
+        ([1], "unreadable", [1]),
+        (1000.0, str | int, 1000),
+        (7, str, "7"),
+    ],
 )
 def test_coerce(made: Any, wanted: Any, expected: Any) -> None:
     assert coerce(made, wanted) == expected

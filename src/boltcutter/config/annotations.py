@@ -160,18 +160,18 @@ def coerce(value: Any, wanted: Any) -> Any:
             value = [_inner(inner, element(receiver, index)) for index, inner in enumerate(value)]
         if kind:
             return make(kind, value)
-    try:
-        typed = _adapter(wanted).validate_python(value)
-    except (ValidationError, PydanticUserError):
-        return value
-    return value if isinstance(typed, Iterator) else typed
+    for numbers_as_text in (False, True):  # 1e3 is an integer for ``str | int``, and a text only for ``str``
+        with suppress(ValidationError, PydanticUserError):
+            typed = _adapter(wanted, numbers_as_text).validate_python(value)
+            return value if isinstance(typed, Iterator) else typed
+    return value
 
 
 def _inner(value: Any, wanted: Any) -> Any:
     return value if wanted is Any else coerce(value, wanted)
 
 
-def _adapter(wanted: Any, numbers_as_text: bool = True) -> TypeAdapter[Any]:
+def _adapter(wanted: Any, numbers_as_text: bool) -> TypeAdapter[Any]:
     with warnings.catch_warnings():
         # It warns about an annotation that is no type, such as the module torch.optim.lr_scheduler.
         warnings.filterwarnings("ignore", "(?s).* is not a Python type", UserWarning)
