@@ -70,11 +70,15 @@ def test_components_may_refuse_one_another(ranks: int, callback: Any, message: s
 
 def test_names_of_classes_that_are_more_or_fewer_than_the_classes_are_refused() -> None:
     data: Any = L.LightningDataModule()
-    data.num_classes, data.classes = 3, ["malignant", "benign"]
-    with pytest.raises(ConfigError, match=r"^data\.num_classes=3, but LightningDataModule\.classes has 2 names; set "):
+    data.num_classes, data.classes = 1, ["malignant", "benign"]
+    with pytest.raises(ConfigError, match=r"^data\.num_classes=1, but LightningDataModule\.classes has 2 names; set "):
         check_components(Settings({"data": {}}), Topology(1, 1, 1, 1, 1), data, L.LightningModule(), [])
-    data.num_classes = 2
+    data.num_classes = 3  # with one for the background
     check_components(Settings({"data": {}}), Topology(1, 1, 1, 1, 1), data, L.LightningModule(), [])
+    data = Digits(batch_size=8)
+    data.num_classes = 3
+    with pytest.raises(ConfigError, match=r"^data\.num_classes=3, but Digits\.classes has 10 names; set "):
+        check_components(Settings({"data": {}}), Topology(1, 1, 1, 1, 1), data, L.LightningModule(), [])
 
 
 def test_a_component_of_a_wrong_type_is_named() -> None:

@@ -147,10 +147,13 @@ def check_components(
 ) -> None:
     """Let components refuse one another: a global batch, names of classes, and tasks that a callback cannot handle."""
     classes, num_classes = getattr(data, "classes", None), getattr(data, "num_classes", None)
-    if isinstance(classes, list | tuple) and classes and isinstance(num_classes, int) and num_classes != len(classes):
+    names = [*classes] if isinstance(classes, list | tuple) else []
+    # A module of others may have a class without a name, as a background.
+    is_exact = isinstance(data, NativeData)
+    if names and isinstance(num_classes, int) and (num_classes < len(names) or (is_exact and num_classes > len(names))):
         raise ConfigError(
-            f"data.num_classes={num_classes}, but {type(data).__name__}.classes has {len(classes)} names; set "
-            f"data.num_classes={len(classes)}, or correct its classes"
+            f"data.num_classes={num_classes}, but {type(data).__name__}.classes has {len(names)} names; set "
+            f"data.num_classes={len(names)}, or correct its classes"
         )
     with as_config_error():
         if isinstance(data, NativeData):  # other data modules set the batch per rank
