@@ -4,8 +4,10 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 from conftest import run_command
 
 from boltcutter.environment import process
@@ -123,3 +125,15 @@ def test_freed_memory_is_reused_by_the_next_step() -> None:
 
     retained, released = faults("retained"), faults("default", MALLOC_TRIM_THRESHOLD_="1048576")
     assert retained < 1000 < 10 * 32 * 256 / 2 < released  # of 256 pages in each block
+
+
+def test_a_program_that_goes_on_keeps_the_connections_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[Any] = []
+    monkeypatch.setattr(process.atexit, "register", registered.append)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with process.distributed_shutdown(at_exit=True):
+        pass
+    assert dist.is_initialized()  # as for trainer.test() after boltcutter.train()
+    (end,) = registered
+    end()
+    assert not dist.is_initialized()

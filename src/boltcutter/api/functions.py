@@ -74,7 +74,7 @@ def train(*overrides: str, project: Location = None, task: Any = None, data: Any
             from boltcutter.api.objects import registered  # slow import of Lightning
 
             overrides = stack.enter_context(registered(task, data, trainer, overrides))
-        folder: Path = _call("boltcutter.training.train:train_command", project, overrides)
+        folder: Path = _call("boltcutter.training.train:train_command", project, overrides, goes_on=True)
     return folder
 
 
@@ -178,7 +178,7 @@ def _format(**arguments: Path | str | None) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in arguments.items() if value is not None)
 
 
-def _call(target: str, project: Location, overrides: tuple[str, ...]) -> Any:
+def _call(target: str, project: Location, overrides: tuple[str, ...], **options: Any) -> Any:
     """Call a function of a command, given as ``package.module:function``."""
     if flags := [override for override in overrides if override.startswith("-")]:
         raise ConfigError(f"{flags[0]}: a flag of the command line; remove it")
@@ -187,7 +187,7 @@ def _call(target: str, project: Location, overrides: tuple[str, ...]) -> Any:
     with _unchanged_process():
         arguments = trust.apply_overrides([expand_home(override) for override in overrides])
         prepare_process()
-        return load_object(target)(found, local_runs(found, arguments))
+        return load_object(target)(found, local_runs(found, arguments), **options)
 
 
 def _find(project: Location) -> Project:

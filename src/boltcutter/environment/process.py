@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import sys
@@ -58,11 +59,15 @@ def external_world_size(env: Mapping[str, str] = os.environ) -> tuple[int, int] 
 
 
 @contextmanager
-def distributed_shutdown() -> Iterator[None]:
+def distributed_shutdown(*, at_exit: bool = False) -> Iterator[None]:
     """Wait for the other ranks after the block, and destroy the process group.
 
     An interpreter that exits while gloo's threads are running is occasionally aborted, so that a completed run would
     return a failure.
+
+    Args:
+        at_exit: Whether to do so only when the process ends, if the block succeeds: a program may go on with Lightning,
+            and torch waits for ever for a second group of ranks that torchrun has started.
     """
     try:
         yield
@@ -76,7 +81,11 @@ def distributed_shutdown() -> Iterator[None]:
         _destroy_process_group(wait=False)  # closes the connections, which notifies the other ranks
         _end_children()
         raise
-    _destroy_process_group()
+    if at_exit:
+        _note_rank()
+        atexit.register(_destroy_process_group)
+    else:
+        _destroy_process_group()
 
 
 def retain_freed_memory() -> bool:
@@ -136,13 +145,19 @@ def _end_children() -> None:
             (child.join if hasattr(child, "join") else child.wait)()
 
 
+def _note_rank() -> None:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        this_process.distributed_rank = dist.get_rank()
+
+
 def _destroy_process_group(*, wait: bool = True) -> None:
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
         return
-    if dist.get_world_size() > 1:
-        this_process.distributed_rank = dist.get_rank()
+    _note_rank()
     if not wait:
         if "nccl" in dist.get_backend_config():  # whose destruction waits for kernels, which wait for the other ranks
             _abort_process_group()

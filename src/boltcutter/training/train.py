@@ -45,8 +45,13 @@ from boltcutter.training.resume import explain_restoring, load_initial_state
 
 
 @reads.observed()
-def train_command(project: Project, overrides: list[str]) -> Path:
+def train_command(project: Project, overrides: list[str], *, goes_on: bool = False) -> Path:
     """Compose the configuration, create or resume the run folder, and train.
+
+    Args:
+        project: The project.
+        overrides: Those of the command line.
+        goes_on: Whether the program goes on afterwards, as with Lightning, on the connections of its ranks.
 
     Returns:
         The folder of the run.
@@ -59,7 +64,7 @@ def train_command(project: Project, overrides: list[str]) -> Path:
     cfg = read_config(project, overrides)
     startup.prepare()
     isolate_attempts()
-    with run_id(overrides) as name, distributed_shutdown():
+    with run_id(overrides) as name, distributed_shutdown(at_exit=goes_on):
         given = bool(cfg.folder)
         place = cfg.folder or join(cfg.runs, cfg.name, name)
         folder = run_store().pull(place, "folder" if given else "runs")
