@@ -193,7 +193,9 @@ class Cuts(TorchFunctionMode):
         elif name in ("neg", "__neg__") and given[0] in self.means:
             self.means.update(dict.fromkeys(found, "negative"))
         elif name == "exp" and given[0] in self.means and self.means[given[0]] == "negative":
-            self._say(
+            self.means.update(dict.fromkeys(found, "probability"))
+        elif name in ARITHMETIC and any(t in self.means and self.means[t] == "probability" for t in given):
+            self._say(  # it is used, not only logged
                 "mean-probability",
                 "exp(-loss) is computed of the mean loss of a batch, so it is no probability of a sample, and weights "
                 "all of them alike; use reduction='none', and mean() at the end",
