@@ -4,6 +4,7 @@
 REPAIRED = {
     "sed=1": "seed=1",
     "lr=1": "optimizer.lr=1",
+    "trainer.max_epochs=-3": "trainer.max_epochs=10",
     "trainr.devices=1": "trainer.devices=1",
     "trainer.devces=1": "trainer.devices=1",
     "model=mlp model.hidden_size=[3]": "model.hidden_sizes=[3]",

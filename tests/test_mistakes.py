@@ -151,7 +151,7 @@ MISTAKES = [
     ("optimizer.lr=-1", "optimizer.lr=-1.0: ", "learning rate: -1.0; correct it"),
     ("scheduler.warmup_ratio=2", "scheduler.warmup_ratio=2.0 ", "try 0.05"),
     ("scheduler=onecycle scheduler.pct_start=2", "scheduler.pct_start=2.0: ", "correct it"),
-    ("trainer.max_epochs=-3", "trainer.max_epochs=-3: ", "correct it, or remove it"),
+    ("trainer.max_epochs=-3", "trainer.max_epochs=-3", "try 10, or -1 for no limit"),
     ("trainer.max_time=soon", "trainer.max_time=soon: ", "such as 30m; correct it, or remove it"),
     ("trainer.gradient_clip_val=-1", "trainer.gradient_clip_val=-1 ", "null for no clipping"),
     ("trainer.limit_train_batches=0", "trainer.limit_train_batches=0 ", "try 1.0"),
