@@ -19,26 +19,33 @@ from boltcutter.run.remote import store as remote
 
 
 @contextmanager
-def s3_server(port: int = 0) -> Iterator[dict[str, str]]:
+def s3_server() -> Iterator[dict[str, str]]:
     """Start a server with a bucket ``bucket``; yields the variables with which it is used."""
-    if not port:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-    command = ["timeout", "3600", sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    url, end = f"http://127.0.0.1:{port}", time.monotonic() + 60
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    process, url = _start_server()
+    with process:
         try:
-            while True:
-                with suppress(OSError):
-                    urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT"), timeout=20).close()
-                    break
-                assert process.poll() is None
-                assert time.monotonic() < end
-                time.sleep(0.1)
             variables = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
             yield variables | {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
         finally:
             process.terminate()
+
+
+def _start_server() -> tuple[subprocess.Popen[bytes], str]:
+    """Start a server on a free port; on another one if a process beside it takes this first."""
+    for _ in range(5):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        command = ["timeout", "3600", sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        url, end = f"http://127.0.0.1:{port}", time.monotonic() + 60
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and time.monotonic() < end:
+            with suppress(OSError):
+                urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT"), timeout=20).close()
+                return process, url
+            time.sleep(0.1)
+        process.terminate()
+        process.wait(20)
+    raise AssertionError("the server does not start")
 
 
 @pytest.fixture(scope="module")
