@@ -21,7 +21,7 @@ from boltcutter.structure import flatten, tensors
 # Metrics whose mean over batches is not that of all samples; IoU and Dice may be means of pictures.
 NOT_ADDITIVE = re.compile(
     r"(^|[/_\-. ])(f1|fbeta|auc|auroc|roc_?auc|auprc|average_precision|r2|pearson|spearman|pearsonr|spearmanr|kappa|mcc"
-    r"|rmse|c_?index|concordance)($|[/_\-. 0-9@])",
+    r"|c_?index|concordance)($|[/_\-. 0-9@])",
     re.IGNORECASE,
 )
 MANY = 64  # values of a tensor, fewer of which may be equal by chance

@@ -61,6 +61,11 @@ def is_comparable(probe: Probe) -> bool:
     return same and not base.is_packed and not (probe.evaluated == "validation_step" and base.with_grad)
 
 
+def fits_weights(probe: Probe) -> bool:
+    """Whether results are those of a training step, which may make a step of its own, in place of the validation's."""
+    return probe.evaluated == "training_step" and "validation_step" in probe.batches
+
+
 def halves(probe: Probe) -> Iterator[tuple[slice, Trace]]:
     """Passes of evaluation with one half of the samples, while the others are copies of one of these."""
     kind = probe.evaluated
@@ -76,7 +81,12 @@ def halves(probe: Probe) -> Iterator[tuple[slice, Trace]]:
 def mixing(seen: Evidence) -> Lines:
     """In evaluation, results of kept samples change if the others become copies of one of them; so for both halves."""
     probe = seen.probe
-    if probe is None or (count := probe.size(probe.evaluated)) < FEWEST or not is_comparable(probe):
+    if (
+        probe is None
+        or (count := probe.size(probe.evaluated)) < FEWEST
+        or fits_weights(probe)
+        or not is_comparable(probe)
+    ):
         return
     base = probe.base(probe.evaluated, training=False)
     for keep, other in halves(probe):
@@ -118,7 +128,12 @@ def _mixing_line(probe: Probe, name: str, base: Trace, count: int) -> Line:
 def position(seen: Evidence) -> Lines:
     """In evaluation, reversing the order of the samples does not reverse that of the results."""
     probe = seen.probe
-    if probe is None or (count := probe.size(probe.evaluated)) < FEWEST or not is_comparable(probe):
+    if (
+        probe is None
+        or (count := probe.size(probe.evaluated)) < FEWEST
+        or fits_weights(probe)
+        or not is_comparable(probe)
+    ):
         return
     kind, module = probe.evaluated, probe.module
     base = probe.base(kind, training=False)
