@@ -45,6 +45,10 @@ def test_weights_that_a_launcher_of_lightning_passes_from_a_rank_are_read_and_re
     store.remove_checkpoint(path)
     store.wait()
     assert not path.exists()
+    AtomicCheckpointIO().save_checkpoint(STATE, path)  # of somebody else, under this name
+    assert AtomicCheckpointIO().load_checkpoint(path)["state_dict"]
+    with pytest.raises(CheckpointError, match="not removed, since no checkpoint was saved to its folder"):
+        AtomicCheckpointIO().remove_checkpoint(path)
 
 
 def test_folders_are_created(tmp_path: Path) -> None:

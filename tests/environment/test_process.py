@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,7 +130,9 @@ def test_freed_memory_is_reused_by_the_next_step() -> None:
 
 def test_a_program_that_goes_on_keeps_the_connections_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     registered: list[Any] = []
-    monkeypatch.setattr(process.atexit, "register", registered.append)
+    monkeypatch.setattr(
+        process.atexit, "register", lambda *args, **options: registered.append(partial(*args, **options))
+    )
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with process.distributed_shutdown(at_exit=True):
         pass

@@ -35,6 +35,7 @@ from boltcutter.config.errors import one_line
 from boltcutter.environment.process import is_rank_zero
 
 # Constructor arguments, stored by Lightning and read only by its load_from_checkpoint.
+OF_LAUNCHER = ".temp.ckpt"  # in which a launcher of Lightning passes weights from a rank, without a state of training
 HYPERPARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters", "hparams_type", "datamodule_hparams_type")
 
 
@@ -118,9 +119,10 @@ class AtomicCheckpointIO(CheckpointIO):
         if lazy and (fault := find_damage(path)):
             raise CheckpointError(f"{path}: {fault}; use another checkpoint")
         found = load_checkpoint(path, map_location, lazy=lazy)
-        if _is_of_launcher(path):
-            return found
         if "state_dict" not in found:
+            if Path(path).name == OF_LAUNCHER:
+                self.permit_removal(str(path))
+                return found
             raise CheckpointError(
                 f"{path}: holds weights but no training state to resume; load them with init_from={path}"
             )
@@ -139,8 +141,7 @@ class AtomicCheckpointIO(CheckpointIO):
         Raises:
             CheckpointError: It is not in a folder into which a checkpoint was saved; the path may come from a file.
         """
-        is_own = _place(path) in self._written or str(path) in self._removable
-        if not is_own and not _is_sharded_folder(path) and not _is_of_launcher(path):
+        if _place(path) not in self._written and str(path) not in self._removable and not _is_sharded_folder(path):
             if not is_url(path) and not os.path.lexists(path):
                 return  # as of Lightning's OnExceptionCheckpoint, which removes at the end what it may have saved
             raise CheckpointError(
@@ -226,11 +227,6 @@ def _place(path: str | Path) -> tuple[str, str]:
     """The folder of a checkpoint, with links resolved, and the suffix of its name."""
     folder, _, name = str(path).removeprefix("file://").rpartition("/")
     return folder if is_url(folder) else os.path.realpath(folder or "."), Path(name).suffix if name != ".." else name
-
-
-def _is_of_launcher(path: str | Path) -> bool:
-    """Whether it is the file in which a launcher of Lightning, or a subclass of it, passes weights from a rank."""
-    return Path(path).name == ".temp.ckpt"
 
 
 def _is_sharded_folder(path: str | Path) -> bool:

@@ -25,6 +25,7 @@ READS = frozenset(("__get__", "size", "dim", "numel", "__len__", "detach"))
 EXTREMES = frozenset(("min", "max", "amin", "amax"))
 COPIES = frozenset(("detach", "__get__"))  # the latter of .data
 MEAN_LOSSES = frozenset(("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"))
+SCATTERS = frozenset(("index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"))
 LEVELS = 16  # samples, whose levels of noise show those of all
 MOST_NOISE = 0.5  # of the variance of the noisiest of them
 FRACTIONS = 0.2  # share of targets that lose one
@@ -51,9 +52,10 @@ class Cuts(TorchFunctionMode):
         self.levels = WeakTensorKeyDictionary()  # products with a factor of each sample: whether of noise, the factor
         self.masked = WeakTensorKeyDictionary()  # products with a mask: the values, and the mask
         self.gathered = WeakTensorKeyDictionary()  # rows, and layers of them: the indices
-        self.means = WeakTensorKeyDictionary()  # losses of a batch, and what is less than nothing by them
+        self.means = WeakTensorKeyDictionary()  # mean losses of a batch, and what exp(-loss) computes of them
         self.sides = WeakTensorKeyDictionary()  # differences of two columns of four
         self.ascending = WeakTensorKeyDictionary()  # orders of a part of the batch, and what is in them
+        self.error: Exception | None = None  # of following values, which ends it
         self.differentiates = False
         self.differentiated = set[int]()  # inputs of autograd.grad, whose results have no gradient
 
@@ -63,6 +65,15 @@ class Cuts(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         given = tensors_of([args, kwargs])
         result = function(*args, **kwargs)
+        if self.error is None:
+            try:
+                self._follow(function, name, args, kwargs, given, result)
+            except Exception as error:  # which is not the user's, in whose step this is
+                self.error = error
+        return result
+
+    def _follow(self, function: Any, name: str, args: Any, kwargs: Any, given: Sequence[Tensor], result: Any) -> None:
+        """Note what a function has made of its arguments."""
         found = tensors_of(result) if isinstance(result, Tensor) or name == "grad" else []
         self.differentiates |= name in ("grad", "backward")
         if name == "grad" and not kwargs.get("create_graph"):
@@ -85,7 +96,6 @@ class Cuts(TorchFunctionMode):
             self._angle(name, given[0])
         if isinstance(result, Tensor) or name in EXTREMES:
             self._weights(name, args, kwargs, result)
-        return result
 
     def _say(self, check: str, text: str) -> None:
         self.remarks.append(Remark(check, text))
@@ -162,12 +172,13 @@ class Cuts(TorchFunctionMode):
         if not tensors:
             return
         first, others = tensors[0], tensors[1:]
-        index = next((t for t in others if t.ndim == 1 and t.dtype in INTEGERS), None)
+        integers = (t for t in others if t.dtype in INTEGERS)
+        index = next((t if t.ndim == 1 else t[:, 0] for t in integers if t.ndim == 1 or is_expanded(t)), None)
         if name in ("__getitem__", "index_select") and index is not None and first.requires_grad:
             self.gathered.update({t: index for t in found if t.ndim == 2})
         elif name in ("linear", "relu", "dropout") and first in self.gathered:
             self.gathered.update(dict.fromkeys(found, self.gathered[first]))
-        elif name in ("index_add", "index_add_") and index is not None:
+        elif name in SCATTERS and index is not None:
             source = next((t for t in others if t in self.gathered), None)
             if (
                 source is not None
@@ -182,13 +193,9 @@ class Cuts(TorchFunctionMode):
 
     def _follow_mean(self, name: str, given: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         """Follow the mean loss of a batch to exp(-loss), which is a probability of one sample only."""
-        if (
-            name in MEAN_LOSSES
-            and found
-            and found[0].requires_grad
-            and found[0].ndim == 0 < given[0].ndim
-            and len(given[0]) > 1
-        ):
+        if not given or not found:
+            return
+        if name in MEAN_LOSSES and found[0].requires_grad and found[0].ndim == 0 < given[0].ndim and len(given[0]) > 1:
             self.means[found[0]] = "mean"
         elif name in ("neg", "__neg__") and given[0] in self.means:
             self.means.update(dict.fromkeys(found, "negative"))
@@ -271,10 +278,13 @@ class Cuts(TorchFunctionMode):
         given, arrow, kept = equation.replace(" ", "").partition("->")
         for t, letters in zip(operands, given.split(","), strict=False):
             over = self.weights[t] if isinstance(t, Tensor) and arrow and t in self.weights else None
-            if over is None or len(letters) != t.ndim or letters[over] not in kept:
+            if over is None or "." in letters or len(letters) != t.ndim or letters[over] not in kept:
                 continue
-            for letter in letters.strip(kept):
-                self._weigh(t, over, letters.index(letter) - t.ndim)
+            for place, letter in enumerate(letters, -t.ndim):
+                if (
+                    letter not in kept and t.shape[place] == t.shape[over]
+                ):  # others assign what they sum, as to clusters
+                    self._weigh(t, over, place)
 
     def _weigh(self, weights: Tensor, over: int, summed: int) -> None:
         """Say it if weights do not add up to 1 over the dimension over which what they weight is summed."""
@@ -374,6 +384,11 @@ def mean_probability(seen: Evidence) -> Lines:
 def box_format(seen: Evidence) -> Lines:
     """Of boxes of the batch, columns 2 less 0, or 3 less 1, are clamped at 0, and over 20% of them are negative."""
     yield from remarks(seen, "box-format")
+
+
+def is_expanded(t: Tensor) -> bool:
+    """Whether a matrix has one value for each row, as the index of scatter_add has."""
+    return t.ndim == 2 and t.shape[1] > 0 and bool((t == t[:, :1]).all())
 
 
 def is_mask(t: Any) -> bool:

@@ -242,7 +242,7 @@ def averaged_metric(seen: Evidence) -> Lines:
     probe = seen.probe
     if probe is None or "validation_step" not in probe.batches or seen.splits is None:
         return
-    with suppress(TypeError):  # of a loader of unknown length
+    with suppress(KeyError, TypeError):  # of no loader, or one of unknown length
         names = sorted(filter(NOT_ADDITIVE.search, probe.base("validation_step").averaged))
         if names and len(seen.splits.loaders["validation"]) > 1:
             yield (

@@ -121,9 +121,14 @@ class Probe:
 
     @property
     def evaluated(self) -> str:
-        """The step in which samples should not depend on each other: that of validation, if it has a loss function."""
-        steps = [kind for kind in ("validation_step", "training_step") if kind in self.batches]
-        return next((kind for kind in steps if self.base(kind, training=False).calls), steps[0])
+        """The step in which samples should not depend on each other: that of validation, if there is one."""
+        return "validation_step" if "validation_step" in self.batches else "training_step"
+
+    @property
+    def scored(self) -> str:
+        """The step whose predictions are compared: that of validation, if it has a loss function, which gets them."""
+        has_loss = self.base(self.evaluated, training=False).calls
+        return self.evaluated if has_loss or "training_step" not in self.batches else "training_step"
 
     def size(self, kind: str) -> int:
         """Number of samples that are rows of a batch; 0 if there are none."""
@@ -283,7 +288,8 @@ def without_effects(trainer: L.Trainer, module: L.LightningModule, trace: Trace)
 
     def log(name: str, value: Any, *args: Any, **options: Any) -> None:
         trace.logged[name] = value.detach().clone() if isinstance(value, Tensor) else value
-        if isinstance(value, Tensor | float) and options.get("reduce_fx", "mean") in ("mean", torch.mean):
+        is_mean = options.get("reduce_fx", "mean") in ("mean", torch.mean) and options.get("on_epoch") is not False
+        if isinstance(value, Tensor | float) and is_mean:
             trace.averaged.add(name)
 
     def log_dict(values: Any, *args: Any, **options: Any) -> None:

@@ -51,19 +51,14 @@ def are_permuted(a: Tensor, b: Tensor, most: int) -> bool:
     return int((distances.min(1).values <= tolerance(a)).sum()) >= most
 
 
-def is_comparable(probe: Probe) -> bool:
+def is_comparable(probe: Probe, kind: str) -> bool:
     """Whether a pass of evaluation can be repeated, and fits no weights, as MAML does within validation."""
-    base, again = probe.base(probe.evaluated, training=False), probe.repeated(probe.evaluated, seed=0)
+    base, again = probe.base(kind, training=False), probe.repeated(kind, seed=0)
     same = all(is_close(a, b) for (_, a), (_, b) in zip(base.tensors, again.tensors, strict=False))
-    count, tensors = probe.size(probe.evaluated), tensors_of(probe.batches[probe.evaluated])
+    count, tensors = probe.size(kind), tensors_of(probe.batches[kind])
     if any(t.shape == (count, count) for t in tensors[1:]):
         return False  # relations between the rows, as of the nodes of a graph
-    return same and not base.is_packed and not (probe.evaluated == "validation_step" and base.with_grad)
-
-
-def fits_weights(probe: Probe) -> bool:
-    """Whether results are those of a training step, which may make a step of its own, in place of the validation's."""
-    return probe.evaluated == "training_step" and "validation_step" in probe.batches
+    return same and not base.is_packed and not (kind == "validation_step" and base.with_grad)
 
 
 def halves(probe: Probe) -> Iterator[tuple[slice, Trace]]:
@@ -81,12 +76,7 @@ def halves(probe: Probe) -> Iterator[tuple[slice, Trace]]:
 def mixing(seen: Evidence) -> Lines:
     """In evaluation, results of kept samples change if the others become copies of one of them; so for both halves."""
     probe = seen.probe
-    if (
-        probe is None
-        or (count := probe.size(probe.evaluated)) < FEWEST
-        or fits_weights(probe)
-        or not is_comparable(probe)
-    ):
+    if probe is None or (count := probe.size(probe.evaluated)) < FEWEST or not is_comparable(probe, probe.evaluated):
         return
     base = probe.base(probe.evaluated, training=False)
     for keep, other in halves(probe):
@@ -128,12 +118,7 @@ def _mixing_line(probe: Probe, name: str, base: Trace, count: int) -> Line:
 def position(seen: Evidence) -> Lines:
     """In evaluation, reversing the order of the samples does not reverse that of the results."""
     probe = seen.probe
-    if (
-        probe is None
-        or (count := probe.size(probe.evaluated)) < FEWEST
-        or fits_weights(probe)
-        or not is_comparable(probe)
-    ):
+    if probe is None or (count := probe.size(probe.evaluated)) < FEWEST or not is_comparable(probe, probe.evaluated):
         return
     kind, module = probe.evaluated, probe.module
     base = probe.base(kind, training=False)
@@ -255,9 +240,11 @@ def own_dropout(seen: Evidence) -> Lines:
 def padding_matters(seen: Evidence) -> Lines:
     """In evaluation, predictions of a model with attention change if a batch gets one more column of padding."""
     probe = seen.probe
-    if probe is None or (padded := one_more_column(probe)) is None or not is_comparable(probe):
+    if probe is None:
         return
-    kind = probe.evaluated
+    kind = probe.scored
+    if (padded := one_more_column(probe, kind)) is None or not is_comparable(probe, kind):
+        return
     base = probe.base(kind, training=False)
     try:
         other = probe.run(kind, padded, training=False, record=False)
@@ -275,9 +262,9 @@ def padding_matters(seen: Evidence) -> Lines:
             return
 
 
-def one_more_column(probe: Probe) -> Any:
+def one_more_column(probe: Probe, kind: str) -> Any:
     """The batch with one more column of padding; None without padded tokens, of which an embedding knows the index."""
-    batch, count = probe.batches[probe.evaluated], probe.size(probe.evaluated)
+    batch, count = probe.batches[kind], probe.size(kind)
     pads = {m.padding_idx for m in probe.module.modules() if isinstance(m, nn.Embedding)} - {None}
     tensors = [t for t in tensors_of(batch) if t.ndim == 2 and len(t) == count and t.shape[1] > 1]
     tokens = [t for t in tensors if not t.is_floating_point() and t.dtype != torch.bool and int(t.max()) > 1]

@@ -126,9 +126,8 @@ def mask_inverted(seen: Evidence) -> Lines:
 def mask_findings(seen: Evidence) -> Iterator[tuple[bool, str | Line]]:
     """Whether a mask is inverted, and the line."""
     probe = seen.probe
-    if probe is None or (count := probe.size(probe.evaluated)) < FEWEST:
+    if probe is None or (count := probe.size(kind := probe.scored)) < FEWEST:
         return
-    kind = probe.evaluated
     masks = probe.base(kind, training=False).masks
     for j, t in enumerate(flatten(probe.batches[kind])):
         if _are_padded(t, count) and any(_is_inverted(mask, t) for mask in masks):
@@ -138,7 +137,7 @@ def mask_findings(seen: Evidence) -> Iterator[tuple[bool, str | Line]]:
                 f"{tuple(t.shape)} and False at their padding: the mask is inverted; in torch, True is padding",
             )
             return
-    if not is_comparable(probe):
+    if not is_comparable(probe, kind):
         return
     base = probe.base(kind, training=False)
     for j, values, valid in paddings(flatten(probe.batches[kind]), count):
@@ -197,16 +196,15 @@ def has_attention(module: nn.Module) -> bool:
 def order_ignored(seen: Evidence) -> Lines:
     """Predictions of a transformer are the same if the tokens between the first and the last are reversed."""
     probe = seen.probe
-    if probe is None or (count := probe.size(probe.evaluated)) < FEWEST or not has_attention(probe.module):
+    if probe is None or not has_attention(probe.module) or (count := probe.size(kind := probe.scored)) < FEWEST:
         return
-    kind = probe.evaluated
     leaves = flatten(probe.batches[kind])
     tokens = [
         j for j, t in enumerate(leaves)
         if isinstance(t, Tensor) and t.ndim == 2 and len(t) == count and t.shape[1] >= 6 and not _is_mask(t)
         and t.dtype in INTEGERS
     ]  # fmt: skip
-    if not tokens or not is_comparable(probe):
+    if not tokens or not is_comparable(probe, kind):
         return
     base = probe.base(kind, training=False)
     length = leaves[tokens[0]].shape[1]

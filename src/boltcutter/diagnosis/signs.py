@@ -203,6 +203,7 @@ def behind_moves(node: Any) -> Any:
 
 
 def _is_log_probability(node: Any) -> bool:
+    """Whether a value depends on a log_softmax, as of a class, or on a logarithm and a square, as of a normal one."""
     kinds = {name_of(each) for each in nodes_behind(node)}
     return bool(kinds & {"LogSoftmax", "Logsumexp"} or {"Log", "Pow"} <= kinds)
 

@@ -27,6 +27,14 @@ FEWEST_ROWS = 50  # of a table
 NUMBERS = (Tensor, np.ndarray, np.number, int, float)
 FEWEST_VALUES = 4  # of a window
 LIKE = 0.9  # correlation of two draws of a picture
+TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda t: t,
+    lambda t: t.flip(-1),
+    lambda t: t.flip(-2),
+    lambda t: t.flip(-2, -1),
+    lambda t: t.rot90(1, (-2, -1)),
+    lambda t: t.rot90(3, (-2, -1)),
+)
 MANY_DRAWS = 1000
 MOST_INDICES = 256  # of a sampler
 PAIRS = (("train", "validation"), ("train", "test"), ("validation", "test"))
@@ -164,16 +172,6 @@ def target_not_flipped(seen: Evidence) -> Lines:
             "pictures of training samples and their masks are flipped or turned at random, but not alike; apply each "
             "random transform to both"
         )
-
-
-TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda t: t,
-    lambda t: t.flip(-1),
-    lambda t: t.flip(-2),
-    lambda t: t.flip(-2, -1),
-    lambda t: t.rot90(1, (-2, -1)),
-    lambda t: t.rot90(3, (-2, -1)),
-)
 
 
 def _picture_and_mask(sample: Any) -> tuple[Tensor, Tensor] | None:

@@ -138,9 +138,8 @@ def replaced(probe: Probe, kind: str, parts: dict[int, Tensor]) -> Any:
 def series_leak(seen: Evidence) -> Lines:
     """If a value of a series is replaced, the prediction changes whose target it is, and targets are shifted inputs."""
     probe = seen.probe
-    if probe is None or (count := probe.size(probe.evaluated)) < 2:
+    if probe is None or (count := probe.size(kind := probe.scored)) < 2:
         return
-    kind = probe.evaluated
     leaves = flatten(probe.batches[kind])
     for j, x in enumerate(leaves):
         is_series = isinstance(x, Tensor) and x.is_floating_point() and x.ndim in (2, 3) and len(x) == count
@@ -175,9 +174,8 @@ def _is_shifted(call: Loss, x: Tensor) -> bool:
 def future_leak(seen: Evidence) -> Lines:
     """If one token is replaced, the prediction changes whose target it is, of a causal model or of shifted targets."""
     probe = seen.probe
-    if probe is None or (count := probe.size(probe.evaluated)) < 2:
+    if probe is None or (count := probe.size(kind := probe.scored)) < 2:
         return
-    kind = probe.evaluated
     leaves = flatten(probe.batches[kind])
     tokens = [j for j, t in enumerate(leaves) if _are_tokens(t, count)]
     calls = [c for c in probe.base(kind).calls if c.kind in ("cross_entropy", "nll_loss")] if tokens else []

@@ -83,7 +83,7 @@ def distributed_shutdown(*, at_exit: bool = False) -> Iterator[None]:
         raise
     if at_exit:
         _note_rank()
-        atexit.register(_destroy_process_group)
+        atexit.register(_destroy_process_group, wait=False)  # what follows is the program's, whose ranks may end apart
     else:
         _destroy_process_group()
 

@@ -50,6 +50,30 @@ def slots_that_compete():
 
 
 @no_bug()
+def times_are_assigned_to_clusters():
+    """Softmax over clusters, and a sum over the times, as of NetVLAD."""
+
+    class M(LossOnly):
+        def network(self):
+            return nn.ModuleList([nn.Linear(5, 8), nn.Linear(5, 16), nn.Linear(128, 4)])
+
+        def loss(self, x, y):
+            assign, embed, head = self.net
+            found = torch.einsum("btk,btd->bkd", assign(x).softmax(-1), embed(x))
+            return F.cross_entropy(head(found.flatten(1)), y)
+
+    return M(), *halves(*sequences())
+
+
+@no_bug()
+def neighbours_by_scatter_add():
+    class M(Edges):
+        scatters = True
+
+    return M(), *halves(*sequences())
+
+
+@no_bug()
 def noise_to_the_end():
     return Denoiser(), *halves(torch.randn(640, 10, generator=torch.Generator().manual_seed(0)))
 

@@ -119,7 +119,7 @@ def advantage_has_a_gradient():
 class Edges(LossOnly):
     """Graphs whose nodes are the times of a series, each of which has an edge to the next."""
 
-    to_source = False
+    to_source = scatters = False
 
     def network(self):
         return nn.ModuleList([nn.Linear(5, 16), nn.Linear(16, 16), nn.Linear(32, 4)])
@@ -129,7 +129,11 @@ class Edges(LossOnly):
         count, length = x.shape[:2]
         h = embed(x).relu().flatten(0, 1)
         source = torch.arange(len(h)).view(count, length)[:, :-1].repeat(1, 2).flatten()
-        sums = torch.zeros_like(h).index_add(0, source if self.to_source else source + 1, message(h[source]))
+        index, messages = source if self.to_source else source + 1, message(h[source])
+        if self.scatters:
+            sums = torch.zeros_like(h).scatter_add(0, index[:, None].expand_as(messages), messages)
+        else:
+            sums = torch.zeros_like(h).index_add(0, index, messages)
         return head(torch.cat([h, sums], 1).view(count, length, -1).mean(1))
 
 
@@ -139,6 +143,16 @@ def messages_return():
 
     class M(Edges):
         to_source = True
+
+    return M(), *halves(*sequences())
+
+
+@bug("own-messages")
+def messages_are_scattered_back():
+    """The same by scatter_add."""
+
+    class M(Edges):
+        to_source = scatters = True
 
     return M(), *halves(*sequences())
 
@@ -275,6 +289,21 @@ def last_state_is_padding():
 def only_inputs_are_sorted():
     """collate_fn sorts the inputs, and not the labels."""
     return Recurrent(), *ragged(lambda samples: joined(samples, "inputs"))
+
+
+@bug("mixing")
+def statistics_of_the_batch_beside_accuracy():
+    """Samples are standardized by those beside them, also in a validation that has no loss function."""
+
+    class M(Base):
+        def forward(self, x):
+            return self.net((x - x.mean(0)) / (x.std(0) + 1))
+
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            self.log("val/acc", (self(x).argmax(1) == y).float().mean())
+
+    return M(), *digits()
 
 
 class Rare(LossOnly):
