@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from compared_runs import write_run
 from conftest import require
 
 from boltcutter.assembly.assemble import read_config
+from boltcutter.cli import mcp_server
 from boltcutter.cli.mcp_server import Tools, as_text, mcp_command
 from boltcutter.config.compose import refuse_duplicates
 from boltcutter.config.errors import ConfigError
@@ -90,6 +92,26 @@ def test_commands_end_with_a_server_that_a_client_ends(number: int, tmp_path: Pa
         assert server.wait() == 128 + number
     while not (tmp_path / "ended").exists():
         time.sleep(0.1)
+
+
+def test_a_command_that_starts_at_the_moment_of_a_signal_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    tools, found = Tools(ROOT), list[Any]()
+
+    async def start(*_: Any, **__: Any) -> Any:
+        tools.end(signal.SIGINT, None)
+        assert found == []
+        return SimpleNamespace(pid=7)
+
+    def leave(status: int) -> None:
+        found.append(status)
+        raise SystemExit
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(mcp_server, "_signal", lambda *given: found.append(given))
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(SystemExit):
+        asyncio.run(tools.check([]))
+    assert found == [(7, signal.SIGTERM), 128 + signal.SIGINT]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no parent-death signal")

@@ -96,9 +96,13 @@ class Tools:
         found = {key: RUN_LIMITS[key] if value is None else value for key, value in counts.items()}
         self.run_limits = f"{found['max_runs_per_hour']}/{found['max_runs']}"
         self.root, self.limit, self.grace, self.running = root, limit, grace, set[int]()
+        self.starting = self.ending = 0  # commands whose process is not known yet; the signal that waits for them
 
     def end(self, number: int, _: object) -> None:
-        """End the commands as well if a client ends the server by a signal."""
+        """End the commands as well if a client ends the server by a signal, also those that start at this moment."""
+        self.ending = number
+        if self.starting:
+            return
         for group in self.running:
             _signal(group, signal.SIGTERM)
         os._exit(128 + number)
@@ -188,22 +192,28 @@ class Tools:
             if not argument.isprintable() or is_option or sum(map(len, given)) > MAX_LENGTH:
                 return _failed("failed", f"{argument[:100]!a}: not an argument of this tool, or too long; leave it out")
         arguments += tuple(f"--{name}={value}" for name, value in options.items())
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "boltcutter", *arguments, "--json"),
-            cwd=self.root,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-            # If the server is killed, it saves.
-            env={
-                **os.environ,
-                trust.AGENT: "1",
-                TRY_LIMITS: self.run_limits,
-                PARENT_PID: f"{os.getpid()}:{signal.SIGTERM:d}",
-            },
-        )
-        self.running.add(process.pid)
+        self.starting += 1
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "boltcutter", *arguments, "--json"),
+                cwd=self.root,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                # If the server is killed, it saves.
+                env={
+                    **os.environ,
+                    trust.AGENT: "1",
+                    TRY_LIMITS: self.run_limits,
+                    PARENT_PID: f"{os.getpid()}:{signal.SIGTERM:d}",
+                },
+            )
+            self.running.add(process.pid)
+        finally:
+            self.starting -= 1
+            if self.ending:
+                self.end(self.ending, None)
         reading = asyncio.ensure_future(process.communicate())
         try:
             for number, wait in ((signal.SIGTERM, seconds or self.limit), (signal.SIGKILL, self.grace)):
