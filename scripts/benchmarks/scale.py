@@ -1,10 +1,10 @@
 """How time and memory up to the first training step, or of one command, grow with the size of what is given.
 
 ``samples`` of a computed data set, ``tokens`` in a file that is sparse, so that no disk is measured, image ``files``,
-``parameters`` of an MLP, ``metrics`` of a task over 2,000 steps, ``runs`` in a folder that is listed without and with
-an index, ``ranks`` that are processes of this machine, and ``fake_ranks``: rank 0 of so many with torch's fake process
-group, which is everything before the first step but the collectives; ``modules`` of a model, ``keys`` of a
-configuration, ``rows`` of the metrics of a run whose curves are drawn.
+``parameters`` of an MLP, ``metrics`` of a task over 2,000 steps, ``names`` that are logged in 25 steps, ``runs`` in a
+folder that is listed without and with an index, ``ranks`` that are processes of this machine, and ``fake_ranks``: rank
+0 of so many with torch's fake process group, which is everything before the first step but the collectives;
+``modules`` of a model, ``keys`` of a configuration, ``rows`` of the metrics of a run whose curves are drawn.
 
 CPU time is that of all processes, memory the largest resident set of one process, or of this one if it has more. An
 exponent e says that what exceeds the cost of the smallest size grows with size^e between the two largest sizes; 0 if it
@@ -62,6 +62,22 @@ class Keys(Callback):
 
     def __init__(self, values: dict[str, int]) -> None:
         self.values = values
+
+
+class LogNames(Callback):
+    """Logs many metrics in each step, and their means at the end of each epoch.
+
+    Args:
+        number: Number of metrics.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.names = [f"many/m{each}" for each in range(number)]
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *step: Any) -> None:
+        """Log the number of the step by each name."""
+        for name in self.names:
+            module.log(name, float(trainer.global_step), on_step=True, on_epoch=True)
 
 
 class LastStep(Callback):
@@ -157,6 +173,13 @@ def metrics(size: int, folder: Path) -> Commands:
     return [(train(folder, *many, "trainer.limit_val_batches=0", "data=synthetic", "model=linear", steps=2000), {})]
 
 
+def names(size: int, folder: Path) -> Commands:
+    """Names that a callback logs, with their columns of metrics.csv, in an epoch and some steps of the next one."""
+    many = f"+callback.names={{_target_: {__name__}.LogNames, number: {size}}}"
+    command = [each for each in train(folder, many, "model=linear", steps=25) if each != "logger=null"]
+    return [([*command, "logger=csv", "trainer.log_every_n_steps=10"], {})]
+
+
 def runs(size: int, folder: Path) -> Commands:
     """Records of runs that are listed."""
     for number in range(size):
@@ -217,6 +240,7 @@ WORKS = {
     "files": Work((10**3, 10**4, 10**5), files, (1, 1)),
     "parameters": Work((10**5, 10**7, 10**8), parameters, (1, 1)),
     "metrics": Work((1, 10, 100), metrics, (1, 1)),
+    "names": Work((10**2, 10**3, 10**4), names, (1, 1)),
     "runs": Work((10**3, 10**4, 10**5), runs, (1, 1)),
     "runs_index": Work((10**3, 10**4, 10**5), runs, (1, 1), warm=True),
     "modules": Work((10**2, 10**3, 10**4), modules, (1, 1)),
