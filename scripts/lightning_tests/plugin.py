@@ -157,7 +157,7 @@ class Treatment:
                 load_compiled(model)
                 data = options.get("datamodule")
                 seed_hooks(data or model, 0)
-                adapt(trainer, model)
+                adapt(trainer, model, is_own=True)
                 if data is not None:
                     run_hooks_early(trainer, model, data)
                 options.setdefault("weights_only", True)

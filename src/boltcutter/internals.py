@@ -218,6 +218,11 @@ IN_PLACE = {
         "_should_check_val_fx": "without a validation at the end, the last weights have no score",
         "_iteration_based_training": "with max_steps, a resumed run would repeat the end of an epoch",
     },
+    "training/resume_state": {
+        "_checkpoint_connector": "has _loaded_checkpoint",
+        "_loaded_checkpoint": "what Lightning restores right before training, unless a search has restored its own",
+        "_combined_loader": "made for a search",
+    },
     "training/failure": {
         "_run_exitfuncs": "Python's handlers at exit, before a process is ended without finalization",
         "_get_default_store": "still works after a collective has failed, to find out which rank is lost",

@@ -46,6 +46,15 @@ def test_the_default_clipping_gives_way_to_that_of_the_module(capsys: pytest.Cap
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("given", [DEFAULT_CLIPPING, 0.5])
+def test_a_value_of_a_trainer_of_the_user_is_no_default(given: float) -> None:
+    made = trainer(gradient_clip_val=given)
+    adapt(made, Clips(), is_own=True)
+    assert made.gradient_clip_val == given
+    with pytest.raises(ConfigError, match=rf"gradient_clip_val={given} .*gradient_clip_val=null"):
+        adapt(made, Manual(), is_own=True)
+
+
 def test_the_default_is_that_of_the_trainer() -> None:
     assert f"\ngradient_clip_val: {DEFAULT_CLIPPING} " in (ROOT / "configs" / "trainer" / "default.yaml").read_text()
 

@@ -79,6 +79,18 @@ class Average(Callback):
             checkpoint["state_dict"] |= {n: a.clone() for n, a in zip(names, self.average, strict=True)}
 
 
+class Converts(Callback):
+    """Weights in another precision from the end of a validation to the next epoch."""
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pl_module.double()
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pl_module.float()
+
+    on_test_start = on_train_epoch_start
+
+
 class Swaps(Module):
     """Validates an average of its own, which it does not save."""
 
@@ -121,6 +133,7 @@ class Resets(Module):
         (lambda: Average("end"), 1),
         (lambda: Average("test"), 1),
         (Average, 0),
+        (Converts, 0),
         (lambda: ModelPruning("l1_unstructured", amount=0.5), 0),
     ],
 )

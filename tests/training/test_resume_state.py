@@ -137,6 +137,20 @@ class Interrupt(L.Callback):
             signals.handle_signal(signal.SIGTERM)
 
 
+class Search(L.Callback):
+    """Saves and restores before training, as a search for a batch size or a learning rate does."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        trainer.callback_metrics["trial"] = torch.tensor(1.0)
+        trainer.save_checkpoint(path := f"{trainer.default_root_dir}/search.ckpt")
+        trainer.callback_metrics.clear()
+        trainer._checkpoint_connector.restore(path)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert "trial" not in trainer.callback_metrics
+        assert "val/loss" in trainer.callback_metrics
+
+
 class Flush(L.Callback):
     """Writes the metrics before each checkpoint, and copies both after that of an epoch, as a kill leaves them."""
 
@@ -164,6 +178,7 @@ def fit(
     ending = EndOfTraining(Settings({"trainer": limits}))
     trainer = L.Trainer(
         accelerator="cpu",
+        default_root_dir=folder,
         logger=CSVLogger(folder / "metrics.csv"),
         callbacks=[*callbacks, Preemption(str(folder)), Reseed(0), ResumeState(), Flush(folder), kept, ending],
         enable_progress_bar=False,
@@ -294,7 +309,7 @@ def test_a_run_that_is_killed_after_the_checkpoint_of_an_epoch_has_its_metrics(t
     cut = tmp_path / "cut"
     cut.mkdir()
     shutil.copy(tmp_path / "whole" / f"{BATCHES}.csv", cut / "metrics.csv")
-    resumed = fit(cut, module(), resume=tmp_path / "whole" / f"step={BATCHES}.ckpt")
+    resumed = fit(cut, module(), Search(), resume=tmp_path / "whole" / f"step={BATCHES}.ckpt")
     assert rows(cut) == rows(tmp_path / "whole")
     assert_equal(resumed, whole)
 

@@ -16,34 +16,41 @@ DEFAULT_CLIPPING = 1.0  # of configs/trainer/default.yaml, where Lightning has n
 WRAPPER = "_orig_mod"  # what torch.compile inserts into names
 
 
-def adapt(trainer: L.Trainer, task: L.LightningModule) -> None:
+def adapt(trainer: L.Trainer, task: L.LightningModule, *, is_own: bool = False) -> None:
     """Adapt the trainer to a module's own clipping or optimization.
+
+    Args:
+        trainer: The trainer.
+        task: The module.
+        is_own: Whether the user has built the trainer, so that no argument is a default of the library.
 
     Raises:
         ConfigError: A setting has no effect with manual optimization.
     """
-    name = type(task).__name__
+    name, default = type(task).__name__, None if is_own else DEFAULT_CLIPPING
     if task.automatic_optimization:
         clips_itself = is_overridden("configure_gradient_clipping", task) and not isinstance(task, NativeTask)
-        if clips_itself and trainer.gradient_clip_val == DEFAULT_CLIPPING:  # any other value is passed to it
-            _leave_clipping(trainer, f"{name}.configure_gradient_clipping clips gradients")
+        if clips_itself and default and trainer.gradient_clip_val == default:
+            why = f"{name}.configure_gradient_clipping clips gradients; any other value is passed to it"
+            _leave_clipping(trainer, default, why)
         return
     if trainer.accumulate_grad_batches != 1:
         raise ConfigError(
             f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: {name} uses manual optimization and "
             "must accumulate gradients itself; set trainer.accumulate_grad_batches=1"
         )
-    _leave_clipping(trainer, f"{name} uses manual optimization; call self.clip_gradients in its training_step")
+    why = f"{name} uses manual optimization; call self.clip_gradients in its training_step"
+    _leave_clipping(trainer, default, why)
 
 
-def _leave_clipping(trainer: L.Trainer, why: str) -> None:
+def _leave_clipping(trainer: L.Trainer, default: float | None, why: str) -> None:
     """Do not clip the gradients of a module that does so itself; Lightning would refuse a second value.
 
     Raises:
         ConfigError: The user has set ``gradient_clip_val``.
     """
     value = trainer.gradient_clip_val
-    if value and value != DEFAULT_CLIPPING:
+    if value and value != default:
         raise ConfigError(f"trainer.gradient_clip_val={value} has no effect: {why}; set trainer.gradient_clip_val=null")
     if value and is_rank_zero():
         print(f"trainer.gradient_clip_val={value}, the default, has no effect: {why}")

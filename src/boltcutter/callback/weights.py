@@ -137,6 +137,6 @@ def norms(tensors: Iterable[tuple[str, Any]]) -> Norms:
 
 
 def _differ(one: Norms, other: Norms) -> bool:
-    """Whether any of the common tensors has another norm; NaN equals NaN."""
-    pairs = [(one[name], other[name].to(one[name].device)) for name in one.keys() & other.keys()]
+    """Whether any of the common tensors has another norm, in the type of the first; NaN equals NaN."""
+    pairs = [(one[name], other[name].to(one[name])) for name in one.keys() & other.keys()]
     return any(not torch.allclose(a, b, rtol=1e-6, atol=0, equal_nan=True) for a, b in pairs)

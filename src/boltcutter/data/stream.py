@@ -288,6 +288,9 @@ def _convert_each(samples: list[Any]) -> list[Any]:
 
 def until_any_exhausted(batches: Iterator[Any]) -> Iterator[Any]:
     """Yield batches until any process has none left, for which the others would wait in the next step."""
+    if not dist.is_initialized():  # a strategy that communicates by something else, or a loader read before training
+        yield from batches
+        return
     group = _host_group(dist.group.WORLD)
     while True:
         batch = next(batches, NOTHING)

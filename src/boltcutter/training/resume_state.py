@@ -36,6 +36,8 @@ class ResumeState(Callback):
 
     def __init__(self) -> None:
         self._saved: dict[str, Any] = {}
+        self._checkpoint: dict[str, Any] | None = None  # what a resumed run has loaded, until training begins
+        self._is_training = self._is_searching = False  # in a search, a callback saves and restores before training
         self._trained: dict[str, bool] = {}  # whether each parameter was trained at the start
         self._updates: dict[str, int] = {}  # of each metric, before validation
         self._resumed_epoch = 0
@@ -44,22 +46,34 @@ class ResumeState(Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Note the forms of metrics, and convert weights, which Lightning does after it has loaded rounded ones."""
+        if stage == "fit":
+            self._checkpoint, self._is_training, self._is_searching = None, False, False
         self._forms = _forms(pl_module)
         if trainer.precision == "64-true":
             pl_module.double()
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep the state of this rank, unless the number of ranks has changed."""
-        ranks = checkpoint.get("resume_state", []) if trainer.state.fn == "fit" else []
+        """Keep the state of this rank, unless the number of ranks has changed, or a search restores its own."""
+        if self._is_training or self._is_searching:
+            return
+        self._checkpoint = checkpoint if trainer.state.fn == "fit" else None
+        ranks = checkpoint.get("resume_state", []) if self._checkpoint else []
         self._saved = ranks[trainer.global_rank] if len(ranks) == trainer.world_size else {}
         if isinstance(pl_module, NativeTask):
             self._is_suspect = any(state.get("pending") for state in checkpoint.get("train_metrics") or [])
 
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Let Lightning restore what it has forgotten after a search for a batch size or a learning rate."""
+        if self._is_searching and self._checkpoint:
+            trainer._checkpoint_connector._loaded_checkpoint = self._checkpoint
+            trainer.fit_loop._combined_loader = None  # it was made for the search
+        self._checkpoint, self._is_searching = None, False
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore the state."""
         load_loader_states(trainer)
-        self._trained = _trained(pl_module)
-        saved, self._saved = self._saved, {}
+        self._trained = {name: parameter.requires_grad for name, parameter in pl_module.named_parameters()}
+        saved, self._saved, self._is_training = self._saved, {}, True
         self.restore_epoch(trainer, pl_module, saved)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -98,7 +112,14 @@ class ResumeState(Callback):
         self._updates = {name: metric.update_count for name, metric in _metrics(pl_module).items()}
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Save the state of each rank; at the end of an epoch, log its metrics first."""
+        """Save the state of each rank; at the end of an epoch, log its metrics first.
+
+        Before training, it is what was loaded.
+        """
+        if not self._is_training:
+            self._is_searching = True
+            checkpoint["resume_state"] = gather_objects(self._saved)
+            return
         progress: Any = trainer.fit_loop.epoch_progress.current
         metrics = {name: metric for name, metric in _metrics(pl_module).items() if metric.update_count}
         if trainer.validating:
@@ -110,8 +131,9 @@ class ResumeState(Callback):
                 reset = {id(item.value) for item in logged.values()}
                 metrics = {name: metric for name, metric in metrics.items() if id(metric) not in reset}
                 logged = {}
+        named = [(name, p) for name, p in pl_module.named_parameters() if name in self._trained]
         local = {
-            "trained": {name: on for name, on in _trained(pl_module).items() if on != self._trained.get(name, on)},
+            "trained": {name: p.requires_grad for name, p in named if p.requires_grad != self._trained.get(name)},
             "monitored": {name: plain_tensor(value) for name, value in trainer.callback_metrics.items()},
             "states": {name: get_state(metric) for name, metric in metrics.items()},
             "logged": {key: _state(item) for key, item in logged.items() if _can_restore(key, item)},
@@ -124,11 +146,6 @@ def _forms(module: L.LightningModule) -> list[Any]:
     states = [state for part in module.modules() if isinstance(part, Metric) for state in part.metric_state.values()]
     listed = [state if isinstance(state, list) else [state] for state in states]
     return [[(value.shape, value.dtype, value.layout) for value in state] for state in listed]
-
-
-def _trained(module: L.LightningModule) -> dict[str, bool]:
-    """Whether each parameter is trained."""
-    return {name: parameter.requires_grad for name, parameter in module.named_parameters()}
 
 
 def _metrics(module: L.LightningModule) -> dict[str, Metric]:
