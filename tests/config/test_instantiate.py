@@ -199,6 +199,8 @@ def test_a_value_is_refused(node: dict[str, Any], mistake: str) -> None:
 
 
 def requires(how: str) -> None:
+    if how == "text":
+        raise ModuleNotFoundError("this needs Other: pip install other-package")
     if how == "module":
         importlib.import_module("no_such_package")
     raise ImportError("Requirement 'other-package>=2' not met")
@@ -209,10 +211,12 @@ def requires(how: str) -> None:
     [
         ("module", "no_such_package", "install the distribution that has no_such_package"),
         ("requirement", "other-package", "pip install other-package"),
+        ("text", "", ""),
     ],
 )
 def test_a_package_that_a_class_needs_is_named(how: str, package: str, remedy: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^a\.b: {package} is not installed; {remedy}$"):
+    text = f"{package} is not installed; {remedy}$" if package else "this needs Other: pip install other-package; "
+    with pytest.raises(ConfigError, match=rf"^a\.b: {text}"):
         build({"_target_": f"{__name__}.requires", "how": how}, "a.b")
 
 
@@ -385,3 +389,6 @@ def test_settings_that_a_class_instantiates_itself_are_passed_as_they_are() -> N
     assert find_mistakes(cfg, root) == []
     cfg = cfg.changed({"task": {"_recursive_": True}})
     assert any("no.such.Net" in mistake for mistake in find_mistakes(cfg, root))
+    settings = {"_recursive_": False, "optimizer": {"_target_": "torch.optim.SGD"}}
+    cfg = Settings({"constants": settings, "choices": {"constants": "default"}})
+    assert find_mistakes(cfg, lambda choices: None) == []

@@ -414,8 +414,8 @@ def test_fifos_devices_and_loops_of_links_are_not_copied(tmp_path: Path) -> None
     ignored = [_ignored(place.parent, folder, sorted(os.listdir(folder)), ()) for folder in (place.parent, place)]
     assert ignored == [{"a", "a.py"}, {"a.yaml", "zero", "self", "loop", "up"}]
     assert (entry_script(place.parent), config_files(place.parent)) == (None, [])
-    (place / "train.yaml").write_text("seed: 1\n")
-    layout = port_lht.Layout(place, place / "train.yaml")
+    (place / "train.yaml").write_text("model: {_target_: a.B}\n")
+    layout = port_lht.Layout(place, place / "train.yaml", groups={"model": "task"})
     assert [file for file, _, _ in port_lht.convert(layout, tmp_path / "target")] == ["configs/train.yaml"]
 
 

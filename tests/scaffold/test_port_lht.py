@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.scaffold.port_lht import Conversion, Layout, callbacks, convert, find_layout, left_open
+from boltcutter.scaffold.port_lht import Conversion, Layout, callbacks, convert, find_layout, left_open, missing_main
 
 CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"
 TRAIN = """
@@ -49,7 +49,9 @@ out: ${hydra:runtime.output_dir}
     "conf/system/net/mlp.yaml": "_target_: p.Mlp\nwidth: ${width}\nof: ${system.lr}\n",
     "conf/system/net/wide.yaml": "_target_: p.Wide\n",
     "conf/loss/mse.yaml": "_target_: torch.nn.MSELoss\n",
-    "conf/trainer/default.yaml": "max_epochs: 2\ngpus: 1\nauto_lr_find: true\nenable_progress_bar: false\n",
+    "conf/trainer/default.yaml": (
+        "max_epochs: 2\ngpus: 1\nauto_lr_find: true\nmax_steps: null\nenable_progress_bar: false\n"
+    ),
     "conf/hydra/launcher/x.yaml": "a: 1\n",
     "conf/experiment/one.yaml": """# @package _global_
 defaults:
@@ -117,18 +119,30 @@ def test_each_thing_that_is_left_out_is_a_row(source: Path) -> None:
     assert notes["conf/hydra/launcher/x.yaml"].startswith("– left out")
 
 
-@pytest.mark.parametrize(
-    ("call", "role"),
-    [
-        ("trainer.fit(Lit(cfg), datamodule=dm)", "model"),
-        ("trainer.fit(net, train_dataloaders=loader(cfg))", "datamodule"),
-        ("trainer.fit(net, loader(cfg))", "datamodule"),
-    ],
-)
-def test_what_a_script_builds_itself_is_named_with_its_place(source: Path, call: str, role: str) -> None:
-    (source / "src/train.py").write_text(TRAIN.replace("trainer.fit(net, datamodule=dm)", call))
-    with pytest.raises(ConfigError, match=rf"src/train.py:12: {role} of fit is not instantiated .* configs/"):
-        find_layout(source)
+def test_a_configuration_without_a_class_of_a_module_is_refused(tmp_path: Path) -> None:
+    for name, text in {"train.yaml": "defaults: [model: a]\n", "model/a.yaml": "width: 4\n"}.items():
+        (tmp_path / "configs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "configs" / name).write_text(text)
+    layout = find_layout(tmp_path)
+    assert layout is not None
+    with pytest.raises(ConfigError, match=r"train.yaml: no group of configs has the class of a LightningModule"):
+        convert(layout, tmp_path / "new")
+
+
+def test_a_main_file_that_is_not_there_is_named_with_the_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text('import hydra\n\n@hydra.main("conf", "x")\ndef main(cfg): ...\n')
+    assert missing_main(tmp_path) == "train.py:3: hydra.main reads conf/x.yaml, which is not there; add it"
+
+
+def test_of_several_scripts_and_main_files_those_that_train_are_taken(source: Path) -> None:
+    (source / "evaluation.py").write_text(TRAIN.replace("main.yaml", "eval.yaml").replace("../conf", "conf"))
+    for name in ("eval.yaml", "train_all.yaml"):
+        (source / "conf" / name).write_text(FILES["conf/main.yaml"])
+    (source / "src" / "main.py").write_text(TRAIN.replace("main.yaml", "none"))
+    (source / "src" / "train.py").unlink()
+    layout = find_layout(source)
+    assert layout is not None
+    assert (layout.script, layout.main.name) == (source / "src" / "main.py", "train_all.yaml")
 
 
 def test_references(tmp_path: Path) -> None:

@@ -130,6 +130,8 @@ def find_mistakes(cfg: Settings, root: Callable[..., Any]) -> list[Mistake]:
     ]
     found = [*_check_call({key: value for key, value in resolved.items() if key not in more}, raw, root, "")]
     for group in more:
+        if isinstance(resolved[group], dict) and resolved[group].get("_recursive_") is False:
+            continue  # what refers to it instantiates it itself
         found += _check(resolved[group], raw[group], group)
     # A mistake in the target of references is reported once, where it is defined.
     by_key = {mistake.setting: mistake for mistake in found}

@@ -120,7 +120,9 @@ def _missing_package(section: str, text: str, error: Exception) -> Mistake | Non
     requirement = re.match(r"Requirement '([\w-]+)", text) if isinstance(error, ImportError) else None
     if not requirement and not isinstance(error, ModuleNotFoundError):
         return None
-    needed = requirement[1] if requirement else str(getattr(error, "name", "")).partition(".")[0]
+    needed = requirement[1] if requirement else str(getattr(error, "name", None) or "").partition(".")[0]
+    if not needed:  # raised by a library, whose text says what is missing
+        return None
     kind: Kind = "not_installed"
     if not requirement and (beside := module_folder(needed, error)):
         return Mistake.of(section, f"needs {needed}", add_to_path(beside), kind=kind)

@@ -1,4 +1,4 @@
-"""A LightningModule whose optimizer and schedule are settings, as Lightning CLI has them beside the module."""
+"""What other projects have beside their classes: optimizer and schedule as settings, and loaders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
-from lightning import LightningModule
+from lightning import LightningDataModule, LightningModule
 
 
 def with_optimizer(
@@ -31,3 +31,18 @@ def with_optimizer(
 
     module.configure_optimizers = MethodType(configure_optimizers, module)  # type: ignore[method-assign]
     return module
+
+
+def with_loaders(train: Any, val: Any = None, test: Any = None) -> LightningDataModule:
+    """A data module of loaders that are made already, as scripts give them to ``fit``.
+
+    Args:
+        train: One or several loaders, in any form that Lightning takes.
+        val: Those for validation; by default, there is none.
+        test: Those for the test.
+    """
+    data = LightningDataModule()
+    for name, loaders in (("train", train), ("val", val), ("test", test)):
+        if loaders is not None:
+            setattr(data, f"{name}_dataloader", lambda loaders=loaders: loaders)
+    return data

@@ -16,7 +16,7 @@ from pathlib import Path
 from boltcutter import files
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.project import TABLE, Project, display_path
-from boltcutter.scaffold import port_cli, port_lht, source_code
+from boltcutter.scaffold import port_cli, port_lht, port_script, source_code
 from boltcutter.scaffold.add import split_flag
 from boltcutter.scaffold.yaml_text import Rows
 
@@ -63,6 +63,8 @@ def import_command(project: Project, arguments: list[str]) -> None:
     layout = port_lht.find_layout(source) if kind != "cli" and not layers else None
     kind = kind or ("lht" if layout else "cli")
     if not (layout if kind == "lht" else port_cli.config_files(source)):  # before it is copied, as it may be large
+        if missing := port_lht.missing_main(source):
+            raise ConfigError(missing)
         raise ConfigError(f"import {folders[0]}: no configuration of {KINDS[kind]} there; give the folder of one")
     target = source.with_name(f"{source.name}-boltcutter")
     if target.exists():
@@ -75,7 +77,8 @@ def import_command(project: Project, arguments: list[str]) -> None:
             shutil.copytree(source, written, ignore=lambda place, names: _ignored(source, Path(place), names, skipped))
             for name in linked:
                 (written / name).symlink_to(source / name)
-            rows = port_lht.convert(layout, written / "configs") if layout else Rows()
+            converter = port_script if layout and layout.fit else port_lht
+            rows = converter.convert(layout, written / "configs") if layout else Rows()
             experiments = [] if layout else port_cli.convert(source, written / "configs", rows, layers)
             rows += _write_resolvers(source, written)
             _write_settings(written)
@@ -174,7 +177,8 @@ def _hydra_pair(source: Path, layout: port_lht.Layout, overrides: list[str]) -> 
     if not _has_gpu():
         theirs += ["++trainer.accelerator=cpu", "++trainer.devices=1"]
     script = [str(layout.script), *theirs] if layout.script else []
-    names = layout.groups | {key: f"constants.{key}" for key in port_lht.constants(layout)}
+    keys = port_script.constants(layout) if layout.fit else port_lht.constants(layout)
+    names = ({} if layout.fit else layout.groups) | {key: f"constants.{key}" for key in keys}
     return [(layout.main.name, script, [_renamed(override, names) for override in overrides])]
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.scaffold.port_lht import GIVEN_BY_RUN, TRAINER, TURNED_OFF, callbacks
-from boltcutter.scaffold.source_code import NotConstantError, SourceFile, source_files
+from boltcutter.scaffold.port_lht import GIVEN_BY_RUN, OLD_NULL, TRAINER, TURNED_OFF, callbacks, takes_null
+from boltcutter.scaffold.source_code import IGNORED, NotConstantError, SourceFile, source_files
 from boltcutter.scaffold.yaml_text import Rows, dump, read_yaml, write_yaml
 
 SECTIONS = ("trainer", "model", "data", "optimizer", "lr_scheduler")
@@ -97,10 +98,25 @@ class Experiment:
 
 
 def config_files(folder: Path) -> list[Path]:
-    """The configuration files of Lightning CLI in a folder and its folders of configuration."""
+    """The configuration files of Lightning CLI in a folder: usually in folders of that name, else anywhere."""
     places = [folder.glob("*.y*ml"), *((folder / name).rglob("*.y*ml") for name in ("configs", "config", "examples"))]
     files = sorted({file for place in places for file in place if file.is_file()})
-    return [file for file in files if {*SECTIONS} & unnested(read_yaml(file)).keys()]
+    if found := [file for file in files if {*SECTIONS} & unnested(read_yaml(file)).keys()]:
+        return found
+    other = sorted(file for file in folder.rglob("*.y*ml") if file.is_file() and not _is_hidden(file, folder))
+    return [file for file in other if {"trainer", "model"} & unnested(_readable(file)).keys()]
+
+
+def _is_hidden(file: Path, folder: Path) -> bool:
+    parts = file.relative_to(folder).parts
+    return any(part.startswith(".") or part in IGNORED for part in parts)
+
+
+def _readable(file: Path) -> dict[str, Any]:
+    """The contents of a file of any program; nothing if it is not read as one of configuration is."""
+    with suppress(ConfigError):
+        return read_yaml(file)
+    return {}
 
 
 def entry_script(folder: Path) -> Path | None:
@@ -143,7 +159,7 @@ def read_script(folder: Path) -> Cli:
     for name, section in (("model_class", "model"), ("datamodule_class", "data")):
         path = script.path(given[name]) if name in given else None
         if path and ast.unparse(given.get(f"subclass_mode_{section}", ast.Constant(False))) != "True":
-            cli.classes[section] = _importable(path, script)
+            cli.classes[section] = importable(path, script)
     cli.has_subcommands = ast.unparse(given.get("run", ast.Constant(True))) != "False"
     for name, key in (("trainer_defaults", "trainer"), ("seed_everything_default", "seed_everything")):
         if name in given:
@@ -157,7 +173,7 @@ def read_script(folder: Path) -> Cli:
     return cli
 
 
-def _importable(path: str, script: SourceFile) -> str:
+def importable(path: str, script: SourceFile) -> str:
     """The dotted path under which a class is found from the root, where the script finds it beside itself."""
     first = path.partition(".")[0]
     place = script.file.parent
@@ -407,7 +423,7 @@ class Converter:
         if "." in name:
             return name
         if self.cli.script and name in self.cli.script.names:
-            return _importable(self.cli.script.names[name], self.cli.script)
+            return importable(self.cli.script.names[name], self.cli.script)
         for source in source_files(self.source, f"class {name}"):
             if source.names.get(name) == f"{source.module}.{name}":
                 return f"{source.module}.{name}"
@@ -423,6 +439,9 @@ class Converter:
         for key in [key for key in kept if key not in inspect.signature(Trainer).parameters]:
             if kept.pop(key) is not None:
                 self._note(f"trainer.{key}", "left out, as Lightning's trainer has no such argument")
+        for key in [key for key, value in kept.items() if value is None and not takes_null(key)]:
+            del kept[key]
+            self._note(f"trainer.{key}", OLD_NULL)
         for key in [key for key in TURNED_OFF if kept.get(key, True) in (None, False)]:
             if kept.pop(key) is False:
                 self._note(f"trainer.{key}", TURNED_OFF[key])

@@ -5,16 +5,18 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from boltcutter.config.annotations import matches
 from boltcutter.config.compose import OVERLAYS
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.foreign import with_targets
 from boltcutter.scaffold.hydra_defaults import entries, expand_file, is_plain, merge_all, merged, place_of
 from boltcutter.scaffold.source_code import SourceFile, source_files
-from boltcutter.scaffold.yaml_text import Rows, dump, parse, read_yaml, without, write_yaml
+from boltcutter.scaffold.yaml_text import Rows, dump, parse, read_yaml, replace_all, without, write_yaml
 
 NOT_USED = {
     "extras": "left out: nothing reads it",
@@ -23,6 +25,7 @@ NOT_USED = {
     "local": "left out: write configs/local.yaml",
 }
 SETTINGS = ("seed", "test", "tags", "name")  # keys that have the same meaning here
+CONFIG_NAMES = ("cfg", "config", "conf", "args", "hparams")  # what scripts call the configuration
 ROLES = ("task", "data", "trainer", "callback", "logger")
 USUAL = {  # what the group of each is called, where the script does not say it
     "task": ("model", "module", "system", "lit_module", "lightning_module", "pl_module", "task"),
@@ -31,6 +34,7 @@ USUAL = {  # what the group of each is called, where the script does not say it
     "callback": ("callbacks", "callback"),
     "logger": ("logger", "loggers"),
 }
+NOT_TRAINING = ("eval", "test", "predict", "infer", "export")  # words in the names of other scripts and main files
 MAIN_FILES = ("train.yaml", "config.yaml", "main.yaml", "default.yaml")
 HYDRA_REFERENCES = {
     r"\$\{hydra[:.]\s*(runtime\.output_dir|run\.dir|sweep\.dir)\}": "${folder}",
@@ -43,6 +47,7 @@ TURNED_OFF = {  # what callbacks of each run do, which an argument of the traine
     "enable_progress_bar": "left out; callback.progress=null shows no progress",
     "enable_checkpointing": "left out; callback.best=null callback.last=null saves no checkpoints",
 }
+OLD_NULL = "left out, as null was the default of an older version"
 TRAINER = "lightning.pytorch.Trainer"
 
 
@@ -56,6 +61,7 @@ class Layout:
         script: The script that trains; None if it was not found.
         groups: For each of this project's groups that trains here, the name that it has here, such as ``task``.
         not_recursive: Groups that the script instantiates without what is in them.
+        fit: The script and its call of ``fit``, if it constructs module or data itself.
     """
 
     configs: Path
@@ -63,6 +69,7 @@ class Layout:
     script: Path | None = None
     groups: dict[str, str] = field(default_factory=dict)
     not_recursive: frozenset[str] = frozenset()
+    fit: tuple[SourceFile, ast.Call] | None = None
 
     def ours(self, group: str) -> str:
         """The name of a group here."""
@@ -73,15 +80,15 @@ def find_layout(source: Path) -> Layout | None:
     """Find the configuration of a project; None if it has none of Hydra's form.
 
     Raises:
-        ConfigError: A script is not valid Python, or builds what is trained without the configuration.
+        ConfigError: A script is not valid Python.
     """
     sources = [file for file in source_files(source, "hydra") if "test" not in file.file.name]
-    scripts = sorted(_scripts(sources), key=lambda found: "train" not in f"{found[0].file.stem} {found[2].stem}")
+    scripts = sorted(_scripts(sources), key=lambda found: _rank(f"{found[0].file.stem} {found[2].stem}"))
     for script, configs, main in scripts:
         is_flat = any("_target_" in section for section in read_yaml(main).values() if isinstance(section, dict))
-        if "defaults" in read_yaml(main) or is_flat or any(configs.glob("*/*.yaml")):
-            groups, not_recursive = _groups(script, sources, read_yaml(main), configs)
-            return Layout(configs, main, script.file, groups, not_recursive)
+        groups, lazily, fit = _groups(script, sources, read_yaml(main), configs)
+        if fit or "defaults" in read_yaml(main) or is_flat or any(configs.glob("*/*.yaml")):
+            return Layout(configs, main, script.file, groups, lazily, fit)
     for configs in (source / name for name in ("configs", "config", "conf")):
         for main in (configs / name for name in MAIN_FILES):
             if "defaults" in read_yaml(main):
@@ -89,24 +96,44 @@ def find_layout(source: Path) -> Layout | None:
     return None
 
 
+def _rank(name: str) -> tuple[bool, bool]:
+    """What sorts the files that train before others, by their names."""
+    return "train" not in name, any(word in name for word in NOT_TRAINING)
+
+
+def missing_main(source: Path) -> str | None:
+    """Where a script names a configuration that is not there; None if none does."""
+    for script in source_files(source, "hydra"):
+        for call, folder, stem in _main_calls(script):
+            return f"{script.place(call)}: hydra.main reads {folder}/{stem}.yaml, which is not there; add it"
+    return None
+
+
+def _main_calls(script: SourceFile) -> Iterator[tuple[ast.Call, str, str]]:
+    """The calls of ``hydra.main`` with the folder and the name of the main file that each gives."""
+    for name, call in script.calls():
+        if name != "main" or not ast.unparse(call.func).startswith("hydra"):
+            continue
+        given = dict(zip(("config_path", "config_name"), call.args, strict=False))
+        given |= {str(keyword.arg): keyword.value for keyword in call.keywords}
+        texts = {key: _last_text(script, given[key]) for key in ("config_path", "config_name") if key in given}
+        folder, stem = str(texts.get("config_path") or "."), str(texts.get("config_name", "config"))
+        if folder.endswith(".yaml"):  # as before Hydra 1.0
+            folder, stem = str(Path(folder).parent), Path(folder).name
+        yield call, folder, stem.removesuffix(".yaml")
+
+
 def _scripts(sources: list[SourceFile]) -> list[tuple[SourceFile, Path, Path]]:
     """The scripts with ``hydra.main``, with the folder and the main file of the configuration."""
     found = []
     for script in sources:
-        for name, call in script.calls():
-            if name != "main" or not ast.unparse(call.func).startswith("hydra"):
-                continue
-            given = dict(zip(("config_path", "config_name"), call.args, strict=False))
-            given |= {str(keyword.arg): keyword.value for keyword in call.keywords}
-            texts = {key: _last_text(script, given[key]) for key in ("config_path", "config_name") if key in given}
-            stem = str(texts.get("config_name", "config")).removesuffix(".yaml")
+        for _, folder, stem in _main_calls(script):
             for base in (script.file.parent, script.root):
-                configs = (base / str(texts.get("config_path") or ".")).resolve()
+                configs = (base / folder).resolve()
                 main = configs / f"{stem}.yaml"
                 if not main.is_file():  # it is given as --config-name
-                    main = next(
-                        (file for file in sorted(configs.glob("*.yaml")) if "defaults" in read_yaml(file)), main
-                    )
+                    others = (file for file in sorted(configs.glob("*.yaml")) if "defaults" in read_yaml(file))
+                    main = min(others, key=lambda file: _rank(file.stem), default=main)
                 if main.is_file() and configs.is_relative_to(script.root.resolve()):
                     found.append((script, script.root / configs.relative_to(script.root.resolve()), main))
                     break
@@ -129,16 +156,17 @@ def _usual_groups(values: dict[str, Any], configs: Path) -> dict[str, str]:
 
 def _groups(
     script: SourceFile, sources: list[SourceFile], values: dict[str, Any], configs: Path
-) -> tuple[dict[str, str], frozenset[str]]:
+) -> tuple[dict[str, str], frozenset[str], tuple[SourceFile, ast.Call] | None]:
     """What each group is, by the arguments of ``fit``, and the groups that are not instantiated recursively.
 
-    Raises:
-        ConfigError: The script builds the module or the data otherwise.
+    The third is the call of ``fit`` where the script constructs the module or the data otherwise.
     """
     usual = _usual_groups(values, configs)
     for source in sorted(sources, key=lambda each: each is not script):
         made = dict(_instantiated(source))
-        for call in (call for name, call in source.calls() if name == "fit" and made):
+        for call in (call for name, call in source.calls() if name == "fit"):
+            if not made and "trainer" not in ast.unparse(call.func).lower():
+                continue
             given = dict(zip(("model", "datamodule"), call.args, strict=False))
             given |= {str(keyword.arg): keyword.value for keyword in call.keywords}
             if "model" not in given:
@@ -149,28 +177,40 @@ def _groups(
                 if isinstance(node, ast.Name) and node.id not in made and node.id in source.assigned:
                     value = source.assigned[node.id]  # such as torch.compile(model)
                     node = value.args[0] if isinstance(value, ast.Call) and value.args else None
-                if isinstance(node, ast.Name) and node.id in made:
-                    found[made[node.id][0]] = role
+                if isinstance(node, ast.Name) and node.id in made and made[node.id].is_whole:
+                    found[made[node.id].group] = role
                 elif argument in given or role == "task" or "train_dataloaders" in given:
-                    raise ConfigError(
-                        f"{source.place(call)}: {argument} of fit is not instantiated from the configuration there; "
-                        f"write a class that is, and its file in configs/{role}"
-                    )
+                    return usual, frozenset(), (source, call)
             roles = {theirs: ours for theirs, ours in usual.items() if ours not in found.values()} | found
-            return roles, frozenset(group for group, is_recursive in made.values() if not is_recursive)
-    return usual, frozenset()
+            return roles, frozenset(each.group for each in made.values() if not each.is_recursive), None
+    return usual, frozenset(), None
 
 
-def _instantiated(source: SourceFile) -> list[tuple[str, tuple[str, bool]]]:
-    """The variables that hold what is instantiated from a group, with it and whether it is so recursively."""
+class Made(NamedTuple):
+    """What a script instantiates: a group, whether with what is in it, and whether with nothing else."""
+
+    group: str
+    is_recursive: bool
+    is_whole: bool
+
+
+def is_instantiate(node: ast.Call) -> bool:
+    """Whether a call is one of ``hydra.utils.instantiate``."""
+    return ast.unparse(node.func).endswith("instantiate")
+
+
+def _instantiated(source: SourceFile) -> list[tuple[str, Made]]:
+    """The variables that hold what is instantiated from a group."""
     found = []
     for variable, value in source.assignments:
-        if not (isinstance(value, ast.Call) and value.args and ast.unparse(value.func).endswith("instantiate")):
+        if not (isinstance(value, ast.Call) and value.args and is_instantiate(value)):
             continue
-        group = re.search(r"\b(?:cfg|config|conf|args)(?:\.(\w+)|\[['\"](\w+)['\"]\])$", ast.unparse(value.args[0]))
+        names = "|".join(CONFIG_NAMES)
+        group = re.search(rf"\b(?:{names})(?:\.(\w+)|\[['\"](\w+)['\"]\])$", ast.unparse(value.args[0]))
         if group:
             options = {k.arg: ast.unparse(k.value) for k in value.keywords}
-            found.append((variable, (group[1] or group[2], options.get("_recursive_") != "False")))
+            is_whole = {*options} <= {"_recursive_", "_convert_"}
+            found.append((variable, Made(group[1] or group[2], options.get("_recursive_") != "False", is_whole)))
     return found
 
 
@@ -235,6 +275,12 @@ class Conversion:
             if file != self.layout.main:
                 self._convert_file(file, path)
         self._convert_main()
+        if not any("_target_" in file.read_text() for file in (self.target / "task").rglob("*.yaml")):
+            place = self.layout.script or self.layout.main
+            raise ConfigError(
+                f"{place}: no group of {self.layout.configs.name} has the class of a LightningModule as _target_; "
+                "write it, in a group that is instantiated there"
+            )
         return self.rows
 
     def _row(self, path: Path, became: str, *notes: str) -> None:
@@ -268,8 +314,7 @@ class Conversion:
         """Rewrite references to renamed groups, Hydra's values, and keys of the main configuration."""
         text = re.sub(r"^#\s*@package.*\n", "", text, flags=re.M)
         text = re.sub(r"^\s*_convert_:.*\n", "", text, flags=re.M)  # values are plain here
-        for pattern, replacement in HYDRA_REFERENCES.items():
-            text = re.sub(pattern, lambda _, new=replacement: new, text)  # type: ignore[misc]
+        text = replace_all(text, HYDRA_REFERENCES)
         renamed = self.layout.groups | {key: f"constants.{key}" for key in self.constants}
         for old, new in renamed.items():
             text = re.sub(rf"\$\{{{re.escape(old)}(?=[.\[}}])", f"${{{new}", text)
@@ -312,11 +357,13 @@ class Conversion:
 
         known = {*inspect.signature(Trainer).parameters, "defaults"}
         removed = [key for key in values if key not in known and not key.startswith("_") and key != "gpus"]
-        notes = [f"{key}: left out, as Lightning's trainer has no such argument" for key in removed]
+        unset = [key for key in values if values[key] is None and not takes_null(key)]
+        notes = [f"{key}: {OLD_NULL}" for key in unset]
+        notes += [f"{key}: left out, as Lightning's trainer has no such argument" for key in removed]
         notes += [f"{key}: left out; use configs/{key.rstrip('s')}" for key in ("callbacks",) if values.get(key)]
         off = [key for key in TURNED_OFF if values.get(key) is False]
         notes += [f"{key}: {TURNED_OFF[key]}" for key in off]
-        text = without(text, *GIVEN_BY_RUN, *removed, *off)
+        text = without(text, *GIVEN_BY_RUN, *removed, *off, *unset)
         text = re.sub(r"^gpus:", "devices:", text, flags=re.M)
         if "_target_" not in values and is_complete:
             text = f"_target_: {TRAINER}\n{text}"
@@ -433,12 +480,31 @@ class Conversion:
         if self.constants:
             chosen["constants"] = "default"
             kept = {key: self.main[key] for key in self.constants if key in self.main}
-            self._write(Path("constants", "default.yaml"), dump(kept) if kept else "# Set by experiments.\n")
+            self._write(
+                Path("constants", "default.yaml"),
+                self._without_loggers(dump(kept)) if kept else "# Set by experiments.\n",
+            )
         self._write(Path("train.yaml"), dump({"defaults": chosen}) + text)
         self._row(self.files[layout.main], "configs/train.yaml", *notes)
         if self.constants:
             note = "keys that other files refer to, as ${constants.…}"
             self._row(self.files[layout.main], "configs/constants/default.yaml", note)
+
+    def _without_loggers(self, text: str) -> str:
+        """Replace references to settings of loggers, which other loggers do not have, by the values."""
+        names = {ours: theirs for theirs, ours in self.layout.groups.items()}
+        pattern = rf"\$\{{({names.get('logger', 'logger')}\.[\w.]+)\}}"
+        if not re.search(pattern, text):
+            return text
+        values = merged(expand_file(self.layout.configs, self.layout.main, "", ()))
+
+        def value(found: re.Match[str]) -> str:
+            inner: Any = values
+            for part in found[1].split("."):
+                inner = inner.get(part) if isinstance(inner, dict) else None
+            return found[0] if inner is None or isinstance(inner, dict | list) else str(inner)
+
+        return re.sub(pattern, value, text)
 
     def _imported(self, theirs: str, values: dict[str, Any], option: Any) -> str:
         """Write an option with the settings that the main file has for a group; return its name."""
@@ -452,6 +518,14 @@ class Conversion:
         inherited = option if isinstance(option, list) else [option] if option else []
         self._write(Path(role, "imported.yaml"), (dump({"defaults": inherited}) if inherited else "") + text)
         return "imported"
+
+
+def takes_null(argument: str) -> bool:
+    """Whether an argument of the trainer may be None; of older versions, more may."""
+    from lightning.pytorch import Trainer  # slow import
+
+    known = inspect.signature(Trainer).parameters
+    return argument not in known or matches(None, known[argument].annotation)
 
 
 def _is_made(settings: Any) -> bool:

@@ -123,23 +123,28 @@ class SourceFile:
         except (ValueError, TypeError, RecursionError):
             raise NotConstantError(ast.unparse(node)) from None
 
+    def constructors(self, name: str) -> Iterator[ast.arguments]:
+        """The arguments of a class's constructor, or of a function, if this file defines it."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                yield from (n.args for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
+            elif isinstance(node, ast.FunctionDef) and node.name == name and node in self.tree.body:
+                yield node.args
+
     def defaults(self, path: str) -> dict[str, Any]:
         """The constant defaults of the arguments of a class's constructor, if this file defines the class."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.ClassDef) and f"{self.module}.{node.name}" == path:
-                for made in (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"):
-                    last = [*zip(reversed(made.args.args), reversed(made.args.defaults), strict=False)]
-                    last += [(a, d) for a, d in zip(made.args.kwonlyargs, made.args.kw_defaults, strict=True) if d]
-                    return {a.arg: d.value for a, d in last if isinstance(d, ast.Constant)}
+        name = path.removeprefix(f"{self.module}.")
+        for made in self.constructors(name) if path == f"{self.module}.{name}" else ():
+            last = [*zip(reversed(made.args), reversed(made.defaults), strict=False)]
+            last += [(a, d) for a, d in zip(made.kwonlyargs, made.kw_defaults, strict=True) if d]
+            return {a.arg: d.value for a, d in last if isinstance(d, ast.Constant)}
         return {}
 
     def takes(self, name: str, argument: str) -> bool | None:
         """Whether the constructor of a class takes an argument; None if this file does not say it."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.ClassDef) and node.name == name:
-                for made in (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"):
-                    given = [*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs]
-                    return made.args.kwarg is not None or argument in [each.arg for each in given]
+        for made in self.constructors(name):
+            given = [*made.posonlyargs, *made.args, *made.kwonlyargs]
+            return made.kwarg is not None or argument in [each.arg for each in given]
         return None
 
     def extract(self, statements: list[ast.stmt]) -> str:

@@ -90,6 +90,13 @@ def write_yaml(file: Path, text: str) -> None:
     file.write_text(text.lstrip("\n"))
 
 
+def replace_all(text: str, replacements: dict[str, str]) -> str:
+    """Replace each match of a pattern, in order, by a text that is taken as it is."""
+    for pattern, new in replacements.items():
+        text = re.sub(pattern, lambda _, new=new: new, text)  # type: ignore[misc]
+    return text
+
+
 def without(text: str, *keys: str) -> str:
     """Remove top-level keys from YAML text, so that comments of the others stay."""
     for key in keys:

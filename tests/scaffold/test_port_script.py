@@ -1,0 +1,128 @@
+"""Projects whose scripts call the constructors of module and data themselves."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.scaffold.port_lht import find_layout
+from boltcutter.scaffold.port_script import constants, convert
+
+SCRIPT = """
+import hydra
+import os
+import lightning as L
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch.utils.data import DataLoader
+from parts import Data, Lit, samples
+
+@hydra.main(version_base=None, config_path="conf", config_name="config")
+def main(cfg):
+    job = make_name()
+    net = hydra.utils.instantiate(cfg.net)
+    options = dict(cfg.data)
+    lit = MODEL
+    dm = DATA
+    saving = ModelCheckpoint(monitor="val_loss", dirpath="x")
+    trainer = L.Trainer(max_epochs=cfg.epochs, callbacks=[saving, EarlyStopping("val_loss")], precision=job, logger=job)
+    trainer.fit(lit, dm)
+"""
+CONFIG = """defaults:
+  - net: mlp
+  - _self_
+seed: 3
+epochs: 2
+data: {n: 64, dir: "${hydra:runtime.cwd}/d"}
+"""
+PARTS = """
+class Lit:
+    def __init__(self, cfg, width=1): ...
+class Data:
+    def __init__(self, n, dir, batch=4): ...
+"""
+
+
+def converted(folder: Path, model: str, data: str) -> tuple[dict[str, Any], list[tuple[str, str, str]]]:
+    script = SCRIPT.replace("MODEL", model).replace("DATA", data)
+    net = "_target_: p.Mlp\nwidth: ${seed}\n"
+    files = {"train.py": script, "parts.py": PARTS, "conf/config.yaml": CONFIG, "conf/net/mlp.yaml": net}
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    layout = find_layout(folder)
+    assert layout is not None
+    assert {*constants(layout)} == {"net", "seed", "epochs", "data"}
+    rows = convert(layout, folder / "new")
+    written = (folder / "new").rglob("*.yaml")
+    made = {file.relative_to(folder / "new").as_posix(): yaml.safe_load(file.read_text()) for file in written}
+    return made, rows
+
+
+def test_what_a_script_constructs_refers_to_its_configuration(tmp_path: Path) -> None:
+    made, rows = converted(tmp_path, 'Lit(cfg, width=cfg.get("width", 2))', 'Data(**cfg.data, batch=cfg["seed"])')
+    assert made["task/imported.yaml"] == {
+        "_target_": "parts.Lit",
+        "cfg": "${constants}",
+        "width": 2,
+        "_recursive_": False,
+    }
+    assert made["data/imported.yaml"] == {
+        "_target_": "parts.Data",
+        "n": "${constants.data.n}",
+        "dir": "${constants.data.dir}",
+        "batch": "${constants.seed}",
+    }
+    assert made["constants/default.yaml"]["net"] == {"_target_": "p.Mlp", "width": "${constants.seed}"}
+    assert made["constants/default.yaml"]["data"]["dir"] == "./d"
+    assert made["trainer/imported.yaml"]["max_epochs"] == "${constants.epochs}"
+    assert made["callback/imported.yaml"]["best"] == {"monitor": "val_loss"}
+    assert made["train.yaml"]["seed"] == 3
+    notes = {place: note for place, _, note in rows}
+    assert notes["train.py:17: precision"] == "left out, as only the program knows make_name(); set trainer.precision"
+
+
+NET = {"_target_": "p.Mlp", "width": "${constants.seed}"}
+
+
+@pytest.mark.parametrize(
+    ("model", "task"),
+    [
+        ("Lit(net, *[], width=1)", None),
+        ("Lit(net, 5)", {"_target_": "parts.Lit", "cfg": NET, "width": 5}),
+        ("Lit(cfg=net)", {"_target_": "parts.Lit", "cfg": NET}),
+        ("hydra.utils.instantiate(cfg.net)", {"_target_": "p.Mlp", "width": "${constants.seed}"}),
+        (
+            "hydra.utils.instantiate(cfg.net, width=cfg.epochs, _recursive_=False)",
+            {"_target_": "p.Mlp", "width": "${constants.epochs}", "_recursive_": False},
+        ),
+        ('Lit(f"{cfg.seed}-x")', {"_target_": "parts.Lit", "cfg": "${constants.seed}-x"}),
+        ("Lit(cfg, net)", None),
+        ("Lit(job)", None),
+        ("Lit(cfg.nothing)", None),
+        ("make(job)", None),
+    ],
+)
+def test_values_that_only_the_program_knows_are_named(tmp_path: Path, model: str, task: Any) -> None:
+    if task is not None:
+        made, _ = converted(tmp_path, model, "Data(**options)")
+        assert made["task/imported.yaml"] == task
+        assert made["data/imported.yaml"]["n"] == "${constants.data.n}"
+        return
+    with pytest.raises(
+        ConfigError, match=r"train.py:18: model of fit is made from .* only the program knows; .*configs/"
+    ):
+        converted(tmp_path, model, "Data(1)")
+
+
+def test_loaders_become_a_data_module(tmp_path: Path) -> None:
+    made, _ = converted(tmp_path, "Lit(1)", "DataLoader(samples(n=cfg.seed), batch_size=cfg.data.n)")
+    assert made["data/imported.yaml"] == {
+        "_target_": "boltcutter.scaffold.configured.with_loaders",
+        "train": {
+            "_target_": "torch.utils.data.DataLoader",
+            "_args_": [{"_target_": "parts.samples", "n": "${constants.seed}"}],
+            "batch_size": "${constants.data.n}",
+        },
+    }
