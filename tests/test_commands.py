@@ -24,7 +24,8 @@ from boltcutter.scaffold import new
 ALL = [*PAGES, ROOT / "SECURITY.md", *TEMPLATE_PAGES]
 OURS = r"(?:python scripts/{0}\.py|boltcutter {0})"
 RUN = [  # patterns of whole commands
-    r"python scripts/train\.py(?: (?:model|trainer\.max_epochs|data\.\w+|debug|optimizer|optimizer\.lr|callback)=\S+)*",
+    r"python scripts/train\.py"
+    r"(?: (?:model|trainer\.max_epochs|data\.\w+|debug|optimizer|optimizer\.lr|callback|folder|logger|report)=\S+)*",
     r"python scripts/train\.py data=digits data\.num_folds=5.*",
     r"python scripts/train\.py (?:experiment=diabetes|debug=\S+ experiment=diabetes|--help|--describe data)",
     r"python scripts/train\.py (?:resume|reproduce)=runs/digits-convnet/<id>.*",
@@ -34,7 +35,7 @@ RUN = [  # patterns of whole commands
     r"boltcutter train model=mlp trainer\.max_epochs=3 --json",
     r"boltcutter check (?:--batch )?model=\w+(?: --json)?",
     r"boltcutter runs(?! --live).*",
-    r"boltcutter compare --metric test/accuracy .*",
+    r"boltcutter compare (?:--metric test/accuracy .*|runs/a runs/b)",
     r"boltcutter doctor (?:experiment=gpt_124m data=text|run=<folder>) devices=\d memory=\d+GiB",
     r"python scripts/evaluate\.py run=<folder>(?! split=all).*",
     r"python scripts/predict\.py run=(?:<folder>|runs/…) (?:export=onnx )?input=(?:digit\.png,)?(?:more|photos)/",
@@ -103,7 +104,11 @@ ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here
         "need labelled files of the reader",
         "evaluation/test_evaluate.py::test_all_samples_are_evaluated_and_counted",
     ),
-    r"python scripts/evaluate\.py run=s3://.*": (CLOUD, "run/remote/test_mirror.py"),
+    r"python scripts/\w+\.py (?:runs|resume|run)=s3://.*": (CLOUD, "run/remote/test_mirror.py"),
+    r"(?:python|boltcutter) .*\bruns/killed\b.*": ("it is killed after some seconds", "test_faults.py"),
+    r"boltcutter bench .*": ("measures for minutes", "planning/test_bench.py"),
+    r"mpirun .*": ("needs MPI", "strategy/test_mpi.py"),
+    r"bash \.ci/run|(?:\w+=\S+ )*pytest .*": ("they are tests", "test_workflows.py"),
     r"python scripts/search\.py search=(?:asha|pbt) .*": ("need Ray Tune, for minutes", "search/test_ray_tune.py"),
     r"python scripts/search\.py (?:search|resume)=.*|boltcutter search .*": (
         "train for hours",
@@ -244,6 +249,12 @@ def test_a_covering_test_exists(covering: str) -> None:
     assert re.search(rf"^def {function or 'test_'}", (ROOT / "tests" / file).read_text(), re.M)
 
 
+@pytest.mark.parametrize("page", ALL, ids=name)
+def test_no_command_is_in_a_block_that_is_not_read(page: Path) -> None:
+    command = re.compile(r"\$ |(?:\w+=\S+ )*(?:python|boltcutter|pytest|mpirun|bash|pip) ")
+    assert not [line for text in blocks(page, "") for line in text.splitlines() if command.match(line)]
+
+
 def test_each_exception_is_needed() -> None:
     written = [command for page in ALL for command in commands(page)]
     assert not [pattern for pattern in [*RUN, *ELSEWHERE] if not any(re.fullmatch(pattern, c) for c in written)]
@@ -300,6 +311,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (project / "configs").mkdir()
     (project / "configs" / "local.yaml").write_text(SHORT)
     (project / "pyproject.toml").write_text("[tool.boltcutter]\n")
+    (project / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "demo.py", project / "docs")
     for file in ("digit.png", "more/1.png", "photos/1.png"):
         (project / file).parent.mkdir(exist_ok=True)
         Image.fromarray(np.eye(8, dtype="uint8") * 255).save(project / file)
