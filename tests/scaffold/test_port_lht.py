@@ -134,6 +134,13 @@ def test_a_main_file_that_is_not_there_is_named_with_the_script(tmp_path: Path) 
     assert missing_main(tmp_path) == "train.py:3: hydra.main reads conf/x.yaml, which is not there; add it"
 
 
+def test_a_folder_of_another_machine_is_searched_in_the_project(source: Path) -> None:
+    (source / "src" / "train.py").write_text(TRAIN.replace("../conf", "/kaggle/conf"))
+    layout = find_layout(source)
+    assert layout is not None
+    assert layout.main == source / "conf" / "main.yaml"
+
+
 def test_of_several_scripts_and_main_files_those_that_train_are_taken(source: Path) -> None:
     (source / "evaluation.py").write_text(TRAIN.replace("main.yaml", "eval.yaml").replace("../conf", "conf"))
     for name in ("eval.yaml", "train_all.yaml"):

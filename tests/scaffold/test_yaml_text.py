@@ -4,8 +4,8 @@ from boltcutter.scaffold.yaml_text import parse, without
 
 
 def test_a_removed_key_takes_what_is_below_it() -> None:
-    text = "a: 1\nb:\n  c: 2\n\n  d: 3  # kept with b\ne:\n- 1\n- 2\nf: 4\n"
-    assert without(text, "b", "e") == "a: 1\nf: 4\n"
+    text = "a: 1\nb:\n  c: 2\n\n  d: 3  # kept with b\ne:\n- 1\n\n\n# of e\n- 2\n\n# of f\nf: 4\n"
+    assert without(text, "b", "e") == "a: 1\n\n# of f\nf: 4\n"
 
 
 def test_python_tuples_are_lists() -> None:

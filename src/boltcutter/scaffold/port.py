@@ -61,10 +61,11 @@ def import_command(project: Project, arguments: list[str]) -> None:
             "executed to compare the first steps; if you trust it, copy it and import the copy"
         )
     layout = port_lht.find_layout(source) if kind != "cli" and not layers else None
+    is_unknown = kind is None and not (layout or layers or port_cli.entry_script(source))
+    if is_unknown and (missing := port_lht.missing_main(source)):
+        raise ConfigError(missing)
     kind = kind or ("lht" if layout else "cli")
     if not (layout if kind == "lht" else port_cli.config_files(source)):  # before it is copied, as it may be large
-        if missing := port_lht.missing_main(source):
-            raise ConfigError(missing)
         raise ConfigError(f"import {folders[0]}: no configuration of {KINDS[kind]} there; give the folder of one")
     target = source.with_name(f"{source.name}-boltcutter")
     if target.exists():

@@ -128,8 +128,9 @@ def _scripts(sources: list[SourceFile]) -> list[tuple[SourceFile, Path, Path]]:
     found = []
     for script in sources:
         for _, folder, stem in _main_calls(script):
-            for base in (script.file.parent, script.root):
-                configs = (base / folder).resolve()
+            named = script.root.rglob(f"{Path(folder).name}/{stem}.yaml") if folder.startswith("/") else ()
+            places = [*(base / folder for base in (script.file.parent, script.root)), *(f.parent for f in named)]
+            for configs in (place.resolve() for place in places):
                 main = configs / f"{stem}.yaml"
                 if not main.is_file():  # it is given as --config-name
                     others = (file for file in sorted(configs.glob("*.yaml")) if "defaults" in read_yaml(file))

@@ -100,5 +100,5 @@ def replace_all(text: str, replacements: dict[str, str]) -> str:
 def without(text: str, *keys: str) -> str:
     """Remove top-level keys from YAML text, so that comments of the others stay."""
     for key in keys:
-        text = re.sub(rf"^{re.escape(key)}:.*\n?(?:[ \t-].*\n?|\n(?=[ \t-]))*", "", text, flags=re.M)
+        text = re.sub(rf"^{re.escape(key)}:.*\n?(?:[ \t-].*\n?|(?:(?:#.*)?\n)+(?=[ \t-]))*", "", text, flags=re.M)
     return text
