@@ -2,13 +2,16 @@ import argparse
 import copy
 import pickle
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from types import SimpleNamespace
-from typing import Any, Optional, TypedDict
+from typing import Any, Literal, Optional, TypedDict
 
 import pytest
 from omegaconf import DictConfig
 from pydantic import BaseModel, Field
+from torch import nn
 
 from boltcutter.config.annotations import coerce
 from boltcutter.config.errors import ConfigError
@@ -38,9 +41,26 @@ class Model(BaseModel):
     size: int = Field(gt=0)
 
 
+class Color(Enum):
+    RED = "red"
+    BLUE = 2
+
+
 class Network:
-    def __init__(self, cfg: Optional[Config] = None, model: Optional[Model] = None) -> None:  # noqa: UP045
-        self.cfg, self.model = cfg, model
+    def __init__(
+        self,
+        cfg: Optional[Config] = None,  # noqa: UP045
+        model: Optional[Model] = None,  # noqa: UP045
+        either: Block | Config | None = None,
+        color: Color = Color.RED,
+        colors: list[Color] | None = None,
+        names: dict[int, str] | None = None,
+        layer: type[nn.Module] = nn.ReLU,
+        function: Callable[..., Any] = len,
+        one: Literal[1, 2] = 1,
+    ) -> None:
+        self.cfg, self.model, self.either, self.color, self.colors = cfg, model, either, color, colors
+        self.names, self.layer, self.function, self.one = names, layer, function, one
 
 
 def root(net: Network) -> None:
@@ -82,6 +102,19 @@ def test_settings_have_attributes_at_any_depth() -> None:
         ({"cfg": {"size": 1, "blocks": [{}, {"width": "x"}]}}, r"net\.cfg\.blocks\.1\.width=x: expected int"),
         ({"model": {"size": -1}}, r"net\.model\.size: .*greater than 0"),
         ({"cfg": 5}, r"net\.cfg=5: expected Config"),
+        ({"either": {"q": 1}}, r"net\.either\.q: Block has no such field"),
+        ({"color": "green"}, r"net\.color=green: expected Color \(RED, BLUE\)$"),
+        ({"names": {"a": "b"}}, r"net\.names\.a: the key a is no int; rename it"),
+        (
+            {"layer": "torch.nn.GELU"},
+            r"net\.layer=.*; write net\.layer\._target_=torch\.nn\.GELU net\.layer\._partial_=true",
+        ),
+        (
+            {"layer": {"_target_": "torch.optim.SGD", "_partial_": True}},
+            r"net\.layer=torch\.optim\.SGD: expected type\[Module\]",
+        ),
+        ({"function": "torch.relu"}, r"net\.function=torch\.relu: .*; write net\.function\._target_="),
+        ({"one": "1"}, r"net\.one='1': expected 1 \| 2; did you mean 1\?"),
     ],
 )
 def test_a_mistake_inside_has_its_full_path(given: dict[str, Any], mistake: str) -> None:
@@ -94,6 +127,23 @@ def test_a_mistake_inside_has_its_full_path(given: dict[str, Any], mistake: str)
 def test_build() -> None:
     net = build({"_target_": f"{__name__}.Network", "cfg": {"size": 1}, "model": {"size": 2}})
     assert (net.cfg, net.model) == (Config(1), Model(size=2))
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "made"),
+    [
+        ("either", {"size": 3}, Config(3)),  # the class that has these fields
+        ("either", {"width": 3}, Block(3)),
+        ("color", "red", Color.RED),
+        ("color", "BLUE", Color.BLUE),  # by name, as in structured configurations and Lightning CLI
+        ("colors", ["BLUE", "red"], [Color.BLUE, Color.RED]),
+        ("layer", {"_target_": "torch.nn.GELU", "_partial_": True}, nn.GELU),
+    ],
+)
+def test_classes_and_members_are_found(key: str, given: Any, made: Any) -> None:
+    net = {"_target_": f"{__name__}.Network", key: given}
+    assert find_mistakes(Settings({"net": net}), root) == []
+    assert getattr(build(net), key) == made
 
 
 class Reader:

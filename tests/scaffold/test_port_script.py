@@ -26,7 +26,9 @@ def main(cfg):
     lit = MODEL
     dm = DATA
     saving = ModelCheckpoint(monitor="val_loss", dirpath="x")
-    trainer = L.Trainer(max_epochs=cfg.epochs, callbacks=[saving, EarlyStopping("val_loss")], precision=job, logger=job)
+    callbacks = [saving]
+    callbacks.append(EarlyStopping("val_loss"))
+    trainer = L.Trainer(max_epochs=cfg.epochs, callbacks=callbacks, precision=job, logger=job, gpus=1, old=2)
     trainer.fit(lit, dm)
 """
 CONFIG = """defaults:
@@ -77,10 +79,13 @@ def test_what_a_script_constructs_refers_to_its_configuration(tmp_path: Path) ->
     assert made["constants/default.yaml"]["net"] == {"_target_": "p.Mlp", "width": "${constants.seed}"}
     assert made["constants/default.yaml"]["data"]["dir"] == "./d"
     assert made["trainer/imported.yaml"]["max_epochs"] == "${constants.epochs}"
+    assert made["trainer/imported.yaml"]["devices"] == 1
     assert made["callback/imported.yaml"]["best"] == {"monitor": "val_loss"}
+    assert made["callback/imported.yaml"]["earlystopping"]["_args_"] == ["val_loss"]
     assert made["train.yaml"]["seed"] == 3
     notes = {place: note for place, _, note in rows}
-    assert notes["train.py:17: precision"] == "left out, as only the program knows make_name(); set trainer.precision"
+    assert "train.py:19: old" in notes
+    assert notes["train.py:19: precision"] == "left out, as only the program knows make_name(); set trainer.precision"
 
 
 NET = {"_target_": "p.Mlp", "width": "${constants.seed}"}
@@ -111,7 +116,7 @@ def test_values_that_only_the_program_knows_are_named(tmp_path: Path, model: str
         assert made["data/imported.yaml"]["n"] == "${constants.data.n}"
         return
     with pytest.raises(
-        ConfigError, match=r"train.py:18: model of fit is made from .* only the program knows; .*configs/"
+        ConfigError, match=r"train.py:20: model of fit is made from .* only the program knows; .*configs/"
     ):
         converted(tmp_path, model, "Data(1)")
 

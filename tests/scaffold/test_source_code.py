@@ -30,13 +30,22 @@ OmegaConf.register_resolver("up", lambda x: math.ceil(x))
 OmegaConf.register_new_resolver("half", halved)
 """
 
+LOOP = """from omegaconf import OmegaConf
+
+def register_resolvers():
+    for name, function in {"tenfold": lambda x: 10 * x}.items():
+        OmegaConf.register_new_resolver(name, function, replace=True)
+"""
+
 
 def test_resolvers_are_extracted_with_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").write_text("")
     (tmp_path / "pkg" / "helpers.py").write_text("def half(x):\n    return x / 2\n")
     (tmp_path / "pkg" / "train.py").write_text(TRAIN)
+    (tmp_path / "pkg" / "looped.py").write_text(LOOP)
     text, found = resolvers(tmp_path)
+    assert ("pkg/looped.py:3", "the resolvers that it registers") in found
     assert ("pkg/train.py:15", "the resolver bad needs cfg of a function; register it there by hand") in found
     (tmp_path / "made.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -50,9 +59,10 @@ def test_resolvers_are_extracted_with_what_they_need(tmp_path: Path, monkeypatch
                 "c": "${scaled:2}",
                 "d": "${up:1.2}",
                 "e": "${half:3}",
+                "f": "${tenfold:3}",
             }
         )
-        assert [cfg[key] for key in "abcde"] == [2, 6, 6, 2, 1.5]
+        assert [cfg[key] for key in "abcdef"] == [2, 6, 6, 2, 1.5, 30]
     finally:
         for name in ("len", "eval", "scaled", "up", "half"):
             OmegaConf.clear_resolver(name)

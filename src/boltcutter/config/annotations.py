@@ -8,6 +8,7 @@ import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from enum import Enum
 from functools import cache, lru_cache, partial, reduce
 from operator import or_
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -19,7 +20,7 @@ from pydantic.errors import PydanticUserError
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.locate import adapter, locate, parameters
-from boltcutter.config.nested import as_settings, fields, make, takes_mapping
+from boltcutter.config.nested import as_settings, fields, make, takes_mapping, takes_other_keys
 from boltcutter.config.settings import Settings
 from boltcutter.config.values import SPECIAL, Written, children, has_written, is_map, raw_node, read_scalar
 
@@ -28,7 +29,7 @@ UNKNOWN = object()
 
 def matches(value: Any, wanted: Any, *, numbers_as_text: bool = True) -> bool:
     """Whether ``value``, once instantiated, matches the annotation ``wanted``; text is also given as a number."""
-    placeholder = _placeholder(value)
+    placeholder = _placeholder(value, wants_class(wanted))
     if placeholder is UNKNOWN:
         return True
     if takes_mapping(wanted):  # whose fields are checked one by one
@@ -52,10 +53,30 @@ def _strictly(wanted: Any) -> Any:
         return Annotated[wanted, BeforeValidator(_number)]
     if wanted is bool:
         return StrictBool
+    if is_subclass(wanted, Enum):
+        return Annotated[wanted, BeforeValidator(partial(_as_member, wanted))]
     origin, inner = get_origin(wanted), tuple(map(_strictly, get_args(wanted)))
     if origin in (Union, types.UnionType):
         return reduce(or_, inner)
     return origin[inner] if is_subclass(origin, Collection) else wanted
+
+
+def member_named(wanted: Any, name: Any) -> Any:
+    """The member of an enumeration in an annotation that a text names and that none has as its value; None if none."""
+    for kind in (wanted, *get_args(wanted)):
+        if is_subclass(kind, Enum) and isinstance(name, str) and name in kind.__members__:
+            return None if any(each.value == name for each in kind) else kind[name]
+    return None
+
+
+def _as_member(wanted: Any, value: Any) -> Any:
+    member = member_named(wanted, value)
+    return value if member is None else member
+
+
+def wants_class(wanted: Any) -> bool:
+    """Whether an annotation takes a class itself, such as ``type[nn.Module]``."""
+    return any(get_origin(kind) is type for kind in (wanted, *get_args(wanted)))
 
 
 def _number(value: Any) -> Any:
@@ -71,7 +92,7 @@ def is_too_large(value: Any) -> bool:
     return isinstance(value, int) and not -(2**63) <= value < 2**64  # seeds of torch have no sign
 
 
-def _placeholder(value: Any) -> Any:
+def _placeholder(value: Any, as_class: bool = False) -> Any:
     """``value`` with a placeholder of the right class wherever an object will be instantiated."""
     if isinstance(value, list):
         items = [_placeholder(v) for v in value]
@@ -86,6 +107,8 @@ def _placeholder(value: Any) -> Any:
     except ConfigError:
         return UNKNOWN  # reported elsewhere
     if value.get("_partial_"):
+        if as_class and inspect.isclass(target) and value.keys() == {"_target_", "_partial_"}:
+            return target
         missing = any(p.default is p.empty and n not in value for n, p in parameters(target).items())
         return _PartialCall(target) if missing and inspect.isclass(target) else partial(target)
     returned = target if inspect.isclass(target) else getattr(target, "__annotations__", {}).get("return")
@@ -126,10 +149,16 @@ class _PartialCall(partial[Any]):
         return self.func
 
 
-def nested_class(wanted: Any) -> type | None:
-    """The class in an annotation that a mapping is converted to; None if it stays a mapping."""
+def nested_class(wanted: Any, given: Collection[str] = ()) -> type | None:
+    """The class in an annotation that a mapping is converted to; None if it stays a mapping.
+
+    Of several, it is the first that has the fields of the ``given`` keys, or else the first.
+    """
     if get_origin(wanted) in (Union, types.UnionType):
-        return next((found for member in get_args(wanted) if (found := nested_class(member))), None)
+        found = [kind for member in get_args(wanted) if (kind := nested_class(member))]
+        return next(
+            (kind for kind in found if takes_other_keys(kind) or {*given} <= {*fields(kind)}), [*found, None][0]
+        )
     origin = get_origin(wanted) or wanted
     return origin if takes_mapping(origin) else None
 
@@ -152,7 +181,7 @@ def coerce(value: Any, wanted: Any) -> Any:
     if not isinstance(value, dict | list | str | int | float | None):
         return value  # an object
     if isinstance(value, dict | list):
-        kind = nested_class(wanted) if isinstance(value, dict) else None
+        kind = nested_class(wanted, value) if isinstance(value, dict) else None
         receiver: Any = kind or wanted
         if isinstance(value, dict):
             value = {key: _inner(inner, element(receiver, key)) for key, inner in value.items()}
@@ -160,6 +189,8 @@ def coerce(value: Any, wanted: Any) -> Any:
             value = [_inner(inner, element(receiver, index)) for index, inner in enumerate(value)]
         if kind:
             return make(kind, value)
+    if (named := member_named(wanted, value)) is not None:
+        return named
     for numbers_as_text in (False, True):  # 1e3 is an integer for ``str | int``, and a text only for ``str``
         with suppress(ValidationError, PydanticUserError):
             typed = _adapter(wanted, numbers_as_text).validate_python(value)
@@ -306,5 +337,6 @@ def type_name(wanted: Any) -> str:
     if wanted is type(None):
         return "null"
     if inspect.isclass(wanted) and not get_args(wanted):
-        return wanted.__qualname__
+        members = f" ({', '.join(wanted.__members__)})" if issubclass(wanted, Enum) else ""
+        return f"{wanted.__qualname__}{members}"
     return re.sub(r"\b(\w+\.)+(?=\w)", "", str(wanted))

@@ -27,6 +27,7 @@ from boltcutter.config.annotations import (
     matches,
     nested_class,
     type_name,
+    wants_class,
 )
 from boltcutter.config.compose import ALWAYS_BUILT
 from boltcutter.config.errors import ConfigError, Mistake, one_line
@@ -91,6 +92,8 @@ def _typed(value: Any, parameter: inspect.Parameter | None, path: str) -> Any:
     if parameter is None or made is None:
         return made
     wanted = parameter.annotation
+    if isinstance(made, partial) and not (made.args or made.keywords) and wants_class(wanted):
+        return made.func
     if _has_target(value) and not (wanted is Any or nested_class(wanted)):
         return made
     try:
@@ -221,7 +224,7 @@ def _check_positional(
 
 def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[Mistake]:
     """Yield what does not match the type ``wanted``: ``value`` as a whole, or entries of a mapping."""
-    if isinstance(value, dict) and "_target_" not in value and (kind := nested_class(wanted)):
+    if isinstance(value, dict) and "_target_" not in value and (kind := nested_class(wanted, value)):
         yield from _nested_mistakes(value, kind, path)
         return
     found = False
@@ -238,7 +241,9 @@ def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[Mistake]:
     if maps and isinstance(value, dict) and "_target_" not in value:
         for key, inner in value.items():
             if not matches({key: inner}, wanted):
-                yield from _mismatches(inner, get_args(maps[0])[1], f"{path}.{key}")
+                of_key, of_value = get_args(maps[0])
+                problems = list(_mismatches(inner, of_value, f"{path}.{key}"))
+                yield from problems or [refusals.wrong_key(f"{path}.{key}", of_key)]
         return
     yield refusals.wrong_type(path, value, wanted)
 

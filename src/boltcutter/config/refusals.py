@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from boltcutter.config import foreign
-from boltcutter.config.annotations import is_too_large, literal_values, matches, type_name
+from boltcutter.config.annotations import is_too_large, literal_values, matches, type_name, wants_class
 from boltcutter.config.errors import ConfigError, Kind, Mistake, hint, one_line, suggestion
 from boltcutter.config.locate import add_to_path, locate, module_folder, origin, package, parameters
 from boltcutter.config.nested import MissingSettingError
@@ -62,6 +62,8 @@ def wrong_type(key: str, value: Any, wanted: Any) -> Mistake:
     meant = next((format_value(other) for other in _readings(value, key) if matches(other, wanted)), None)
     near = f"; did you mean {meant}?" if meant else foreign.remedy(target and locate(target))
     near = near or hint(str(value), literal_values(wanted))
+    if isinstance(value, str) and re.fullmatch(r"\w+(\.\w+)+", value) and (wants_class(wanted) or matches(len, wanted)):
+        near = f"; write {key}._target_={value} {key}._partial_=true"
     expected = f"expected {type_name(wanted)}"
     if is_too_large(value):
         expected, near = f"{expected} of at most 64 bits", "; correct it"
@@ -70,13 +72,19 @@ def wrong_type(key: str, value: Any, wanted: Any) -> Mistake:
     return Mistake.of(key, expected, near.removeprefix("; ") or None, value=shown, kind="wrong_type")
 
 
+def wrong_key(key: str, wanted: Any) -> Mistake:
+    """A key of a mapping that an annotation does not take."""
+    last = key.rpartition(".")[2]
+    return Mistake.of(key, f"the key {last} is no {type_name(wanted)}", "rename it", kind="wrong_type")
+
+
 def _readings(value: Any, path: str) -> Iterator[Any]:
     """What a plain value of a wrong type may stand for: a quoted number, a boolean, one or more elements of a list."""
     if isinstance(value, str | int | float):
-        yield from (TRUTH[text] for text in (str(value).lower(),) if text in TRUTH)
         with suppress(ConfigError):
             yield from (parse(path, str(value)), list(parse(path, f"[{value}]")))  # the latter as in Hydra
         yield str(value)
+        yield from (TRUTH[text] for text in (str(value).lower(),) if text in TRUTH)
 
 
 def is_bug(target: Callable[..., Any], error: Exception) -> bool:

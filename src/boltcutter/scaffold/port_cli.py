@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.scaffold.port_lht import GIVEN_BY_RUN, OLD_NULL, TRAINER, TURNED_OFF, callbacks, takes_null
+from boltcutter.scaffold.port_lht import GIVEN_BY_RUN, TRAINER, callbacks, trainer_arguments
 from boltcutter.scaffold.source_code import IGNORED, NotConstantError, SourceFile, source_files
 from boltcutter.scaffold.yaml_text import Rows, dump, read_yaml, write_yaml
 
@@ -433,18 +432,9 @@ class Converter:
         return None
 
     def _trainer(self, trainer: dict[str, Any]) -> dict[str, Any]:
-        from lightning.pytorch import Trainer  # slow import
-
-        kept = {"devices" if key == "gpus" else key: value for key, value in trainer.items()}
-        for key in [key for key in kept if key not in inspect.signature(Trainer).parameters]:
-            if kept.pop(key) is not None:
-                self._note(f"trainer.{key}", "left out, as Lightning's trainer has no such argument")
-        for key in [key for key, value in kept.items() if value is None and not takes_null(key)]:
-            del kept[key]
-            self._note(f"trainer.{key}", OLD_NULL)
-        for key in [key for key in TURNED_OFF if kept.get(key, True) in (None, False)]:
-            if kept.pop(key) is False:
-                self._note(f"trainer.{key}", TURNED_OFF[key])
+        kept, notes = trainer_arguments(trainer)
+        for key, note in notes:
+            self._note(f"trainer.{key}", note)
         if kept.get("plugins"):
             kept["plugins"] = [*(kept["plugins"] if isinstance(kept["plugins"], list) else [kept["plugins"]])]
             kept["plugins"].append("${checkpoint_io}")

@@ -37,6 +37,7 @@ USUAL = {  # what the group of each is called, where the script does not say it
 NOT_TRAINING = ("eval", "test", "predict", "infer", "export")  # words in the names of other scripts and main files
 MAIN_FILES = ("train.yaml", "config.yaml", "main.yaml", "default.yaml")
 HYDRA_REFERENCES = {
+    r"(?m)(?<=: )[^\n#]*\$\{now:[^\n]*$": "${folder}",  # the folder of a run, of which there is one for each here
     r"\$\{hydra[:.]\s*(runtime\.output_dir|run\.dir|sweep\.dir)\}": "${folder}",
     r"\$\{hydra[:.]\s*(runtime\.cwd|runtime\.original_cwd)\}": ".",
     r"\$\{hydra[:.]\s*job\.name\}": "${name}",
@@ -257,13 +258,13 @@ class Conversion:
         self.own = [key for key in dict.fromkeys(k for f in tops for k in self.values[f]) if key not in known]
         everything = "\n".join(file.read_text() for file in used)
         self.constants = [key for key in self.own if re.search(rf"\$\{{(?:[^{{}}]*:)?{re.escape(key)}\b", everything)]
-        listed = {(entry.group, entry.option) for file in files for entry in entries(self.values[file])}
+        listed = {entry.group for file in files for entry in entries(self.values[file])}
         self.nested = {  # groups inside of groups, whose options are merged into what selects them
             f"{self.group(file)}/{entry.group}".strip("/")
             for file in files
             for entry in entries(self.values[file])
             if entry.group and not entry.is_absolute and self.group(file) not in ("", *OVERLAYS)
-        } | {group for group, _ in listed if "/" in group}
+        } | {group for group in listed if "/" in group}
         self.checkpoints = self._checkpoint_callbacks()
 
     def group(self, file: Path) -> str:
@@ -390,7 +391,7 @@ class Conversion:
     ) -> tuple[str, list[str]]:
         """An option of callbacks; it adds to the built-in ones, unless another option includes it."""
         name = file.stem
-        included = {e.option for f in self.files if self.layout.ours(self.group(f)) == "callback" for e in
+        included = {str(e.option) for f in self.files if self.layout.ours(self.group(f)) == "callback" for e in
                     entries(self.values[f])}  # fmt: skip
         parents = parents if name in included else ["default", *parents]
         parents = [parent for parent in dict.fromkeys(parents) if parent != name or name == "default"]
@@ -519,6 +520,24 @@ class Conversion:
         inherited = option if isinstance(option, list) else [option] if option else []
         self._write(Path(role, "imported.yaml"), (dump({"defaults": inherited}) if inherited else "") + text)
         return "imported"
+
+
+def trainer_arguments(values: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The arguments of the trainer that Lightning knows, and what was left out with the reason."""
+    from lightning.pytorch import Trainer  # slow import
+
+    kept = {"devices" if key == "gpus" else key: value for key, value in values.items()}
+    notes = list[tuple[str, str]]()
+    for key in [key for key in kept if key not in inspect.signature(Trainer).parameters]:
+        if kept.pop(key) is not None:
+            notes.append((key, "left out, as Lightning's trainer has no such argument"))
+    for key in [key for key, value in kept.items() if value is None and not takes_null(key)]:
+        del kept[key]
+        notes.append((key, OLD_NULL))
+    for key in [key for key in TURNED_OFF if kept.get(key, True) in (None, False)]:
+        if kept.pop(key) is False:
+            notes.append((key, TURNED_OFF[key]))
+    return kept, notes
 
 
 def takes_null(argument: str) -> bool:

@@ -22,7 +22,7 @@ from boltcutter.scaffold.port_lht import (
     callbacks,
     is_instantiate,
     left_open,
-    takes_null,
+    trainer_arguments,
 )
 from boltcutter.scaffold.source_code import NotConstantError, source_files
 from boltcutter.scaffold.yaml_text import Rows, dump, replace_all, write_yaml
@@ -134,7 +134,9 @@ class _Conversion:
             try:
                 if keyword.arg is None:
                     values |= self._spread(keyword.value)
-                elif keyword.arg not in ("logger", "default_root_dir"):
+                elif keyword.arg == "callbacks":
+                    values["callbacks"] = [self.value(each) for each in self._entries(keyword.value)]
+                elif keyword.arg not in GIVEN_BY_RUN:
                     values[keyword.arg] = self.value(keyword.value)
             except NotConstantError as error:
                 note = f"left out, as only the program knows {error}; set trainer.{keyword.arg}"
@@ -144,7 +146,8 @@ class _Conversion:
             inner = self._read(path) if path else {}
             values = (_rewritten(inner, self._referring) if isinstance(inner, dict) else {}) | values
         listed = values.pop("callbacks", None)
-        kept = {k: v for k, v in values.items() if k not in GIVEN_BY_RUN and (v is not None or takes_null(k))}
+        kept, unknown = trainer_arguments({k: v for k, v in values.items() if k not in (*GIVEN_BY_RUN, "_target_")})
+        self.rows += [(f"{self.script.place(made)}: {key}", "–", note) for key, note in unknown]
         self._write("trainer", {"_target_": TRAINER, "plugins": ["${checkpoint_io}"], **kept})
         found = listed if isinstance(listed, list) else []
         named = {str(e["_target_"]).rpartition(".")[2].lower(): e for e in found if isinstance(e, dict)}
@@ -155,6 +158,15 @@ class _Conversion:
             self.rows.append((f"{self.script.place(made)}: {key}", "–", text or key))
         if kept:
             self._write("callback", {"defaults": ["default"], **kept})
+
+    def _entries(self, node: ast.expr) -> list[ast.expr]:
+        """The entries of a list, with those that the script appends to it."""
+        listed = self._assigned(node)
+        if not isinstance(listed, ast.List | ast.Tuple):
+            raise NotConstantError(ast.unparse(node))
+        appended = [call.args[0] for name, call in self.script.calls() if name == "append" and len(call.args) == 1
+                    and ast.unparse(call.func) == f"{ast.unparse(node)}.append"]  # fmt: skip
+        return [*listed.elts, *appended]
 
     def value(self, node: ast.expr, seen: tuple[str, ...] = ()) -> Any:
         """The value of an expression of the script, with references to the configuration.

@@ -229,6 +229,15 @@ def resolvers(root: Path) -> tuple[str, list[tuple[str, str]]]:
                 call.keywords = [k for k in call.keywords if k.arg != "replace"]
                 call.keywords.append(ast.keyword("replace", ast.Constant(True)))
                 found.append(ast.fix_missing_locations(ast.Expr(call)))
+        for node in (node for node in source.tree.body if isinstance(node, ast.FunctionDef)):
+            calls = [n for n in ast.walk(node) if isinstance(n, ast.Call) and ast.unparse(n.func).endswith(RESOLVERS)]
+            if (
+                "resolver" in node.name
+                and not node.args.args
+                and any(not (call.args and isinstance(call.args[0], ast.Constant)) for call in calls)
+            ):  # such as a loop over names
+                texts.append(f"from {source.module} import {node.name}\n\n{node.name}()")
+                rows.append((source.place(node), "the resolvers that it registers"))
         if found:
             texts.append(f"# From {source.file.relative_to(root)}\n{source.extract(found)}")
     return "\n\n".join(texts), rows
