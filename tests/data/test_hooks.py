@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils.data import DataLoader, random_split
+from torch.utils.data import DataLoader, DistributedSampler, random_split
 
 from boltcutter.data.hooks import has_no_batch, run_hooks_early, seed_hooks
 from boltcutter.data.tabular import Tabular
@@ -29,8 +29,14 @@ class Split(L.LightningDataModule):
         return DataLoader(self.train, batch_size=4, drop_last=True)
 
 
-def trainer() -> L.Trainer:
-    return L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+def trainer(**options: Any) -> L.Trainer:
+    plain = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return L.Trainer(accelerator="cpu", **plain, **options)
 
 
 def test_a_random_split_is_the_same_in_each_process_and_drawn_once(  # of which only one sets data up early
@@ -49,6 +55,30 @@ def test_a_random_split_is_the_same_in_each_process_and_drawn_once(  # of which 
     assert early.calls == [f"LightningModule 1 {TrainerFn.FITTING}"]  # as Lightning calls it
     early.setup("test")
     assert len(early.calls) == 2
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_each_rank_sets_up_data_that_depends_on_it(strategy: str) -> None:
+    data, several = Split(), trainer(devices=2, strategy=strategy)
+    seed_hooks(data, 3)
+    run_hooks_early(several, L.LightningModule(), data)
+    first = data.rest.indices
+    data.setup("fit")
+    assert len(data.calls) == 2
+    assert data.rest.indices == first
+
+
+class OfRank(Split):
+    """A sampler that asks for the rank, as of many examples."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.train, sampler=DistributedSampler(self.train))
+
+
+def test_data_that_needs_the_process_group_is_loaded_by_ranks_only() -> None:
+    run_hooks_early(trainer(devices=2, strategy="ddp"), L.LightningModule(), OfRank())
+    with pytest.raises((ValueError, RuntimeError), match="init_process_group"):
+        run_hooks_early(trainer(), L.LightningModule(), OfRank())
 
 
 def test_data_is_loaded_again_for_the_statistics_of_a_checkpoint() -> None:

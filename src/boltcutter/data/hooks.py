@@ -67,22 +67,33 @@ def shard_loaders(trainer: L.Trainer, seed: int) -> None:
 def run_hooks_early(trainer: L.Trainer, task: L.LightningModule, data: L.LightningDataModule) -> None:
     """Load the data before processes are launched, with the trainer attached as during Lightning's own calls.
 
+    On several devices, each rank runs ``setup`` again, which may depend on the rank; what needs the process group runs
+    then only.
+
     Raises:
         ValueError: A split has no batch.
     """
     trainer.strategy.connect(task)
     data_connector(trainer).attach_data(task, datamodule=data)
-    data.prepare_data()
-    data.setup(stage=TrainerFn.FITTING)
-    for split in ("train", "val"):
-        name = f"{split}_dataloader"
-        if is_overridden(name, data) and has_no_batch(getattr(data, name)()):
-            raise ValueError(f"data: the {split} split has no batch; give more samples or lower data.batch_size")
-    for name in HOOKS:
-        hook = getattr(data, name)
-        # A native data module loads its splits once, and again for the statistics of a checkpoint.
-        if isinstance(hook, SeededHook) and not (name == "setup" and isinstance(data, NativeData)):
-            hook.ran_early = True
+    is_repeated = isinstance(data, NativeData)  # it loads its splits once, and again for the statistics of a checkpoint
+    is_alone = trainer.num_devices * trainer.num_nodes == 1
+    try:
+        _run_hook(data, "prepare_data", will_run=False)
+        _run_hook(data, "setup", TrainerFn.FITTING, will_run=is_repeated or not is_alone)
+        for split in ("train", "val"):
+            name = f"{split}_dataloader"
+            if is_overridden(name, data) and has_no_batch(getattr(data, name)()):
+                raise ValueError(f"data: the {split} split has no batch; give more samples or lower data.batch_size")
+    except (ValueError, RuntimeError) as error:
+        if is_alone or "init_process_group" not in str(error):
+            raise
+
+
+def _run_hook(data: L.LightningDataModule, name: str, *arguments: Any, will_run: bool) -> None:
+    hook = getattr(data, name)
+    hook(*arguments)
+    if isinstance(hook, SeededHook):
+        hook.ran_early = not will_run
 
 
 def has_no_batch(loaders: Any) -> bool:
