@@ -130,6 +130,11 @@ def test_without_an_unambiguous_metric_only_the_last_checkpoint_is_saved(
     assert "val/auroc, val/f1" in capsys.readouterr().out
 
 
+def test_a_metric_of_training_is_none_of_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(tmp_path, Module(val=["a", "b"], train=("train_loss", "b")), sanity=0, best=BestCheckpoint(str(tmp_path)))
+    assert "(validation metrics: a, b)" in capsys.readouterr().out
+
+
 def test_a_resumed_run_uses_the_same_monitor(tmp_path: Path) -> None:
     module = Module(val=["val_loss"])
     fit(tmp_path, module, best=BestCheckpoint(str(tmp_path)), early_stopping=EarlyStopping("val/loss"))

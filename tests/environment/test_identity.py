@@ -141,6 +141,20 @@ def test_an_unreachable_rank_zero_is_reported(
     assert line.startswith(f"note: MASTER_ADDR={address}, MASTER_PORT={port}: ")
 
 
+def test_a_port_of_a_program_that_does_not_answer_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "1"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(identity, "RENDEZVOUS_TIMEOUT", 0.4)
+        monkeypatch.setattr(identity, "NOTE_AFTER", 0.0)
+        with pytest.raises(RendezvousError, match=rf"MASTER_PORT={port}: rank 0 .*another program"), run_id():
+            pass
+    assert f"note: MASTER_ADDR=127.0.0.1, MASTER_PORT={port}: there is no answer yet; waiting" in capfd.readouterr().err
+
+
 def test_commands_of_one_slurm_step_differ_and_a_requeue_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SRUN.items():
         monkeypatch.setenv(name, value)

@@ -179,7 +179,7 @@ def test_checkpoint_callbacks() -> None:
 def test_callbacks_that_others_include_do_not_repeat_the_built_in_ones(source: Path) -> None:
     swa = "swa:\n  _target_: lightning.pytorch.callbacks.StochasticWeightAveraging\n"
     both = "defaults: [swa]\nswa: {swa_lrs: 0.1}\nearly_stopping: {patience: 3}\n"  # nothing makes the second
-    for name, text in {"swa": swa, "both": both, "alone": swa}.items():
+    for name, text in {"swa": swa, "both": both, "alone": swa, "default": swa, "more": "defaults: [default]\n"}.items():
         (source / "conf/callbacks").mkdir(exist_ok=True)
         (source / "conf/callbacks" / f"{name}.yaml").write_text(text)
     made, notes = converted(source)
@@ -187,6 +187,7 @@ def test_callbacks_that_others_include_do_not_repeat_the_built_in_ones(source: P
     assert made["callback/both.yaml"] == {"defaults": ["default", "swa"], "swa": {"swa_lrs": 0.1}}
     assert notes["conf/callbacks/both.yaml: early_stopping"].startswith("– left out")
     assert made["callback/alone.yaml"]["defaults"] == ["default"]
+    assert made["callback/default.yaml"]["defaults"] == ["default"]  # the built-in one, though another includes this
 
 
 def test_options_that_are_left_open_have_to_be_given(source: Path) -> None:

@@ -55,7 +55,10 @@ class MonitorCheck(Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record the validation metrics."""
         if trainer.state.fn == "fit" and not self._validation_done:
-            self._validated = set(trainer.callback_metrics)
+            own = {result.meta.name for result in (trainer._results or {}).values()}
+            self._validated = {
+                name for name in trainer.callback_metrics if name in own or name not in (self._trained or ())
+            }
             self._validation_done = not trainer.sanity_checking
             if trainer.sanity_checking and any("sanity" in name.lower() for name in self._validated):
                 self._validated = set()  # the module names its metrics by the stage, so later ones are unknown

@@ -17,9 +17,13 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any
 
 from boltcutter.environment import platform_facts as platform
 from boltcutter.environment import startup
@@ -30,6 +34,7 @@ from boltcutter.protocols import PlannedExit
 RUN_ID_VARIABLE = "BOLTCUTTER_RUN_ID"
 EXIT_TIMEOUT = 30.0  # seconds that a failed process keeps serving the store
 RENDEZVOUS_TIMEOUT = 300.0  # seconds to wait for rank 0, whose node may still be booting
+LATE = "rank 0 did not respond within {:.0f} s"
 NOTE_AFTER = 10.0  # seconds after which it is said what is waited for
 
 
@@ -123,18 +128,18 @@ def _agree() -> str | None:
     is_server = is_rank_zero() and not agent_is_server
     address, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
     _reach(address, port, connects=not is_server)
-    try:
-        timeout = timedelta(seconds=RENDEZVOUS_TIMEOUT)
-        store = TCPStore(address, port, None, is_server, timeout, wait_for_workers=False, multi_tenant=True)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0][:160]
-        late = f"rank 0 did not respond within {RENDEZVOUS_TIMEOUT:.0f} s"
-        fault = "the port cannot be used" if is_server else late
-        raise RendezvousError(f"MASTER_ADDR={address}, MASTER_PORT={port}: {fault} ({reason}); correct them") from None
+    place, timeout = f"MASTER_ADDR={address}, MASTER_PORT={port}", timedelta(seconds=RENDEZVOUS_TIMEOUT)
+    make = partial(TCPStore, address, port, None, is_server, timeout, wait_for_workers=False, multi_tenant=True)
+    store = _answer_of(make, place)
+    if isinstance(store, RuntimeError):
+        reason = str(store).splitlines()[0][:160]
+        fault = "the port cannot be used" if is_server else LATE.format(RENDEZVOUS_TIMEOUT)
+        raise RendezvousError(f"{place}: {fault} ({reason}); correct them")
     store.add("arrived", 1)
     if is_server:
         this_process.rendezvous_stores.append(store)  # keeps the server running until this process ends
-    return store.compare_set("run_id", "", new_run_id()).decode()
+    agreed: str = store.compare_set("run_id", "", new_run_id()).decode()
+    return agreed
 
 
 def _reach(address: str, port: int, *, connects: bool) -> None:
@@ -155,12 +160,40 @@ def _reach(address: str, port: int, *, connects: bool) -> None:
         else:
             return
         if time.monotonic() - begin > RENDEZVOUS_TIMEOUT:
-            fault = f"rank 0 did not respond within {RENDEZVOUS_TIMEOUT:.0f} s"
-            raise RendezvousError(f"{place}: {fault} ({reason}); correct them")
+            raise RendezvousError(f"{place}: {LATE.format(RENDEZVOUS_TIMEOUT)} ({reason}); correct them")
         if not is_said and time.monotonic() - begin > NOTE_AFTER:
-            print(f"note: {place}: {reason}; waiting for rank 0 for {RENDEZVOUS_TIMEOUT:.0f} s", file=sys.stderr)
+            _say_waiting(place, reason)
             is_said = True
         time.sleep(0.2)
+
+
+def _answer_of(connect: Callable[[], Any], place: str) -> Any:
+    """What ``connect`` returns, or its RuntimeError; it may wait for an answer of another program for ever.
+
+    Raises:
+        RendezvousError: There is no answer within ``RENDEZVOUS_TIMEOUT`` seconds.
+    """
+    answers = SimpleQueue[Any]()
+
+    def wait() -> None:
+        try:
+            answers.put(connect())
+        except RuntimeError as error:
+            answers.put(error)
+
+    Thread(target=wait, daemon=True).start()
+    with suppress(Empty):
+        return answers.get(timeout=NOTE_AFTER)
+    _say_waiting(place, "there is no answer yet")
+    with suppress(Empty):
+        return answers.get(timeout=RENDEZVOUS_TIMEOUT)
+    raise RendezvousError(
+        f"{place}: {LATE.format(RENDEZVOUS_TIMEOUT)} (it may be the port of another program); correct them"
+    )
+
+
+def _say_waiting(place: str, reason: str) -> None:
+    print(f"note: {place}: {reason}; waiting for rank 0 for {RENDEZVOUS_TIMEOUT:.0f} s", file=sys.stderr)
 
 
 def _wait_for_ranks() -> None:

@@ -393,7 +393,7 @@ class Conversion:
         name = file.stem
         included = {str(e.option) for f in self.files if self.layout.ours(self.group(f)) == "callback" for e in
                     entries(self.values[f])}  # fmt: skip
-        parents = parents if name in included else ["default", *parents]
+        parents = parents if name in included and name != "default" else ["default", *parents]
         parents = [parent for parent in dict.fromkeys(parents) if parent != name or name == "default"]
         whole, _ = self._merged(file, self.group(file))  # also what it includes
         incomplete = [key for key in values if key not in self.checkpoints and not _is_made(whole.get(key))]
