@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.analysis import references
+from boltcutter.analysis.hang import print_hang
 from boltcutter.analysis.record import find_runs
 from boltcutter.analysis.references import VARIABLE, candidates, find, resolve
 from boltcutter.cli import main as cli
@@ -134,6 +135,12 @@ def test_launch_takes_names_of_runs(
     note, error = capsys.readouterr().err.splitlines()
     assert note.startswith(f"note: run=latest is {runs}/digits/{NEW}, ")
     assert error.startswith(f"error: run={runs}/digits/{NEW}: this run was not launched; ")
+
+
+def test_why_takes_names_of_runs_that_hang(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(references, "runs_folder", lambda project, overrides: str(runs))
+    with pytest.raises(ConfigError, match=f"run={runs}/digits/{NEW}: no process trains in it"):
+        print_hang(PROJECT, ["run=latest", "--hang"])
 
 
 def test_search_takes_names_of_runs(

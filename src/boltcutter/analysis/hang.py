@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from boltcutter.analysis.references import resolve
 from boltcutter.config.errors import ConfigError, printable
 from boltcutter.config.redaction import hide_variables
 from boltcutter.config.values import split_overrides
@@ -28,7 +29,8 @@ def print_hang(project: Project, overrides: list[str]) -> list[dict[str, Any]]:
     Raises:
         ConfigError: No run is given, or none of its processes is on this machine.
     """
-    given, others = split_overrides([override for override in overrides if override != FLAG], "run")
+    named = resolve(project, [override for override in overrides if override != FLAG])
+    given, others = split_overrides(named, "run")
     if others:
         raise ConfigError(f"{others[0]}: not an argument of why {FLAG}; remove it")
     if not given.get("run"):
