@@ -46,6 +46,8 @@ PROBED = NOTED | {
     *("condition_is_dropped_for_most", "initialization_unties", "average_without_statistics"),
     *("each_split_has_its_own_scale", "derivative_without_its_graph", "penalty_of_data", "loss_of_all_nodes"),
     *("numbers_of_items_in_half_precision", "risk_sets_of_the_past", "softmax_over_the_queries"),
+    *("determinant_of_the_inverse", "average_around_each_value", "windows_less_their_last_value"),
+    *("loss_of_the_last_task", "quantiles_exchanged", "end_of_episode_in_a_tuple_ignored", "box_is_not_flipped"),
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.

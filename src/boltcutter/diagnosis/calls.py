@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from boltcutter.diagnosis.checks import Lines
 from boltcutter.diagnosis.graph import MOVES, REGRESSIONS, Loss, name_of, operation_behind, saved
+from boltcutter.diagnosis.source import unpacked_names
 
 if TYPE_CHECKING:
     from boltcutter.diagnosis.evidence import Evidence
@@ -283,9 +284,11 @@ def factors_of(logits: Tensor) -> dict[str, Any]:
     return found
 
 
-def unread_parts(batch: Any, read: set[int]) -> list[str]:
-    """Names of the tensors of a mapping, or of a tuple with names, that no operation got."""
+def unread_parts(batch: Any, read: set[int], step: Any = None) -> list[str]:
+    """Names of the tensors of a mapping, or of a tuple, that no operation got; a step may give them when it unpacks."""
     named = batch._asdict() if hasattr(batch, "_asdict") else batch
+    if isinstance(named, list | tuple) and (names := unpacked_names(step)) and len(names) == len(named):
+        named = dict(zip(names, named, strict=True))
     if not isinstance(named, Mapping):
         return []
     return [str(name) for name, t in named.items() if isinstance(t, Tensor) and id(t) not in read]

@@ -220,7 +220,7 @@ class Probe:
         calls.conclude()
         trace.differentiates = cuts.differentiates
         trace.pairs = calls.pairs
-        trace.unread = unread_parts(batch, calls.read)
+        trace.unread = unread_parts(batch, calls.read, step)
         trace.cumulative, trace.has_generator = calls.cumulative, calls.has_generator
         trace.calls, trace.remarks = calls.calls, [*calls.remarks, *cuts.remarks]
         return trace

@@ -20,6 +20,7 @@ from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.source import codes_of_users
 
 MAX_CALLS = 20_000  # of a schedule, which are computed ahead
+MIN_CALLS = 3  # fewer epochs may be a trial
 GONE = 1e-4  # of the peak
 CONSTANTS = (int, float, str, NoneType, ModuleType, type)  # what a function may refer to and cannot change
 SCHEDULERS = {"lr_schedulers", "lr_scheduler_configs"}  # by which code reaches schedules
@@ -80,6 +81,22 @@ def schedule_dead(seen: Evidence) -> Lines:
                 f"{type(scheduler).__name__} lowers the learning rate to below 1/10,000 of its peak after "
                 f"{last / calls:.0%} of the training ({last} {unit}s), for good; is it meant per "
                 f"{'epoch' if per_step else 'step'}?"
+            )
+
+
+@check("schedule-unit", "likely", at="start")
+def schedule_begun(seen: Evidence) -> Lines:
+    """Called per epoch, a schedule reaches less than half of the rate that it would reach in as many steps."""
+    for scheduler, per_step, calls in schedules(seen):
+        if per_step or seen.total_steps > MAX_CALLS or any(_lengths(scheduler)):
+            continue
+        rates = _rates(seen, scheduler, int(seen.total_steps))
+        first = rates[:calls]
+        if rates and calls >= MIN_CALLS and first == sorted(first) and 0 < 2 * max(first) < max(rates):
+            yield (
+                f"{type(scheduler).__name__} is called once per epoch, {calls} times, and reaches {max(first):.2g}, "
+                f"where it would reach {max(rates):.2g} in {len(rates)} steps, as if its warm-up were one of steps; "
+                'return {"scheduler": …, "interval": "step"}'
             )
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import LOSSES, MAX_NODES, MOVES, name_of, operation_behind, saved
 
 NORMS = ("Pow", "Norm", "LinalgVectorNorm")
+QUANTILES = re.compile(r"(^|_)(taus?|qs?|quantiles?|levels?|percentiles?)$")
 SUMS = ("Add", "Sub", "Rsub")
 OUTPUTS = ("Addmm", "Mm", "Convolution", "torch::autograd::AccumulateGrad")
 
@@ -176,6 +178,61 @@ def deviation(seen: Evidence) -> Lines:
                 "deviation, exp(0.5 * log_var)"
             )
             return
+
+
+@check("quantile-sign", "likely", at="probe")
+def quantile_sign(seen: Evidence) -> Lines:
+    """The gradients of outputs train them for 1 - q, of the quantiles q that an attribute of the module has."""
+    probe = seen.probe
+    asked = [*_quantiles(seen.module)]
+    if probe is None or "training_step" not in probe.batches or not asked:
+        return
+    outputs: list[Tensor] = []
+    found: list[Tensor] = []
+    layers = [p for p in probe.module.modules() if isinstance(p, nn.Linear | nn.Conv1d)]
+    hooks = [layer.register_forward_hook(lambda part, given, output: outputs.append(output)) for layer in layers]
+    try:
+        batch = probe.batches["training_step"]
+        then = partial(_keep_gradient, outputs, found)
+        probe.run("training_step", batch, training=True, record=False, then=then)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, levels in asked if found else ():
+        columns = found[0].reshape(-1, len(levels)).unbind(1) if found[0].shape[-1] == len(levels) else ()
+        trained = [_trained_level(sign_of(seen) * column) for column in columns]
+        known = [(q, t) for q, t in zip(levels, trained, strict=False) if t is not None and abs(q - 0.5) > 0.01]
+        if known and all(abs(1 - q - t) < 0.001 for q, t in known):
+            q = known[-1][0]
+            yield (
+                f"the quantile loss trains an output for {1 - q:g} where {name} has {q:g}: its error has the wrong "
+                "sign; use target - prediction"
+            )
+            return
+
+
+def _quantiles(module: nn.Module) -> Iterator[tuple[str, list[float]]]:
+    for name, value in {**vars(module), **module._buffers}.items():
+        values = value.flatten().tolist() if isinstance(value, Tensor) and 0 < value.numel() <= 99 else value
+        values = [values] if isinstance(values, float) else values
+        is_list = isinstance(values, list | tuple) and all(isinstance(v, float) and 0 < v < 1 for v in values)
+        if QUANTILES.search(name) and is_list and values:
+            yield name, [*values]
+
+
+def _keep_gradient(outputs: list[Tensor], found: list[Tensor], loss: Any) -> None:
+    """Keep the gradient of the last output that has one."""
+    if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1 and outputs:
+        gradients = torch.autograd.grad(loss, outputs, allow_unused=True, retain_graph=True)
+        found.extend([g for g in gradients if g is not None][-1:])
+
+
+def _trained_level(gradient: Tensor) -> float | None:
+    """The quantile that two gradients, of a sample below and of one above, lead to; None if there are others."""
+    up, down = -gradient[gradient < 0], gradient[gradient > 0]
+    if not up.numel() or not down.numel() or not _is_uniform(up) or not _is_uniform(down):
+        return None
+    return float(up[0] / (up[0] + down[0]))
 
 
 @check("advantage-gradient", "likely", at="probe")

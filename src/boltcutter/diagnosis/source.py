@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import sys
+import textwrap
 import types
 from collections.abc import Iterator
 from functools import cache, partial, partialmethod
@@ -81,6 +84,29 @@ def codes_of(module: nn.Module) -> set[types.CodeType]:
 def codes_of_users(module: nn.Module, trainer: L.Trainer) -> set[types.CodeType]:
     """The code of a module, as of ``codes_of``, and of the user's callbacks."""
     return codes_of(module).union(*(codes(cls) for cls in _callback_classes(trainer)))
+
+
+def unpacked_names(step: Any) -> list[str]:
+    """The names that a step gives to the parts of its batch, where it begins with ``x, y = batch``."""
+    function = getattr(step, "__func__", None)
+    tree = tree_of(function) if isinstance(function, types.FunctionType) else None
+    first = next((s for s in tree.body if isinstance(s, ast.Assign)), None) if tree else None
+    if tree is None or first is None or len(tree.args.args) < 2 or not isinstance(first.value, ast.Name):
+        return []
+    target, given = first.targets[0], tree.args.args[1].arg
+    names = target.elts if isinstance(target, ast.Tuple) and first.value.id == given else []
+    return [name.id if isinstance(name, ast.Name) else "_" for name in names]
+
+
+def tree_of(function: types.FunctionType) -> ast.FunctionDef | None:
+    """The definition of a function; None if it is of an installed package, or has no source."""
+    if "-packages" in function.__code__.co_filename:
+        return None
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, TypeError, SyntaxError, ValueError):  # typed in, or generated
+        return None
+    return body[0] if body and isinstance(body[0], ast.FunctionDef) else None
 
 
 def _callback_classes(trainer: L.Trainer | None) -> list[type]:

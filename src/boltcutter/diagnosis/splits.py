@@ -21,11 +21,10 @@ from boltcutter.diagnosis.loaders import Splits, digest, items
 from boltcutter.diagnosis.probe import seeded
 from boltcutter.structure import flatten, inputs_of
 
+DRAWS = 8  # of a random sample
 WIDE = 32  # values of a sample, fewer of which may be equal by chance
-FEWEST_WINDOWS = 8
 FEWEST_ROWS = 50  # of a table
 NUMBERS = (Tensor, np.ndarray, np.number, int, float)
-FEWEST_VALUES = 4  # of a window
 LIKE = 0.9  # correlation of two draws of a picture
 TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda t: t,
@@ -36,6 +35,7 @@ TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda t: t.rot90(3, (-2, -1)),
 )
 MANY_DRAWS = 1000
+MAX_BOXES = 100  # of a sample
 MOST_INDICES = 256  # of a sampler
 PAIRS = (("train", "validation"), ("train", "test"), ("validation", "test"))
 SAME = 0.999999  # correlation
@@ -139,7 +139,7 @@ def rounded_integers(seen: Evidence) -> Lines:
             low, middle, high = (t[(t.abs() >= a * exact) & (t.abs() < b * exact)] for a, b in ((0, 1), (1, 2), (2, 4)))
             odd = [bool((part % step == step // 2).any()) for part, step in ((low, 2), (middle, 4), (high, 8))]
             is_rounded = bool((middle % 2 == 0).all() and (high % 4 == 0).all())
-            if all(odd) and is_rounded and min(len(torch.unique(middle)), len(torch.unique(high))) >= FEWEST_WINDOWS:
+            if all(odd) and is_rounded and min(len(torch.unique(middle)), len(torch.unique(high))) >= DRAWS:
                 yield (
                     f"integers in part {j} of the samples, of up to {int(t.max())}, were rounded, as by "
                     f"{str(kind).removeprefix('torch.')}, in which those above {int(exact)} are not exact; keep them "
@@ -150,39 +150,54 @@ def rounded_integers(seen: Evidence) -> Lines:
 
 @check("target-not-flipped", "likely", at="data")
 def target_not_flipped(seen: Evidence) -> Lines:
-    """Between two draws of a training sample, its picture and its mask, of equal size, are not turned alike."""
+    """Between two draws of a training sample, its picture and its mask, of equal size, or box, are not turned alike."""
     dataset = seen.splits.dataset("train") if seen.splits else None
     if dataset is None or isinstance(dataset, IterableDataset):
         return
     draws: list[list[Any]] = []
-    for seed in range(FEWEST_WINDOWS):
+    for seed in range(DRAWS):
         with seeded(seed):
-            draws.append([_picture_and_mask(each) for each in items(dataset, range(min(FEWEST_WINDOWS, len(dataset))))])
+            draws.append([_picture_and_mask(each) for each in items(dataset, range(min(DRAWS, len(dataset))))])
         if any(pair is None for pair in draws[-1]):
             return
     count = 0
     for (first, mask), *rest in zip(*draws, strict=True):
         for picture, other in rest:
             of_picture = [n for n, turn in enumerate(TURNS) if _likeness(turn(first), picture) > LIKE]
-            of_mask = [n for n, turn in enumerate(TURNS) if torch.equal(turn(mask), other)]
+            turns = TURNS if mask.shape[-2:] == first.shape[-2:] else TURNS[:1]
+            of_mask = [n for n, turn in enumerate(turns) if torch.equal(turn(mask), other)]
             if len(of_picture) == 1:  # else it is symmetric, or changed otherwise
                 count += -MANY_DRAWS if not of_mask else of_picture[0] not in of_mask
     if count >= 3:
         yield (
-            "pictures of training samples and their masks are flipped or turned at random, but not alike; apply each "
-            "random transform to both"
+            "pictures of training samples and their masks or boxes are flipped or turned at random, but not alike; "
+            "apply each random transform to both"
         )
 
 
 def _picture_and_mask(sample: Any) -> tuple[Tensor, Tensor] | None:
-    """A picture (…, H, W), and then a mask of integers, or of 0 and 1, (…, H, W), of which a sample consists."""
+    """A picture (…, H, W), and then a mask of integers, or of 0 and 1, (…, H, W), or boxes, of a sample."""
     leaves = [torch.as_tensor(t) for t in flatten(sample) if isinstance(t, Tensor | np.ndarray)]
     spatial = [t for t in leaves if t.ndim in (2, 3) and min(t.shape[-2:]) >= 4 and not t.is_complex()]
+    if len(spatial) == 1 and len(leaves) == 2 and _are_boxes(leaves[1], spatial[0].shape[-2:]):
+        return spatial[0], leaves[1]
     if len(spatial) != 2 or spatial[0].shape[-2:] != spatial[1].shape[-2:]:
         return None
     if spatial[1].is_floating_point() and not bool(((spatial[1] == 0) | (spatial[1] == 1)).all()):
         return None
     return spatial[0], spatial[1]
+
+
+def _are_boxes(t: Tensor, size: torch.Size) -> bool:
+    """Whether numbers, (…, 4), are corners, or center and size, of boxes within a picture, in parts of it or pixels."""
+    if t.shape[-1:] != (4,) or t.numel() > 4 * MAX_BOXES or not t.is_floating_point() or not t.numel():
+        return False
+    limits = torch.tensor([size[1], size[0]]) if float(t.max()) > 1 else torch.ones(2)
+    one, other = t[..., :2], t[..., 2:]
+    return any(
+        bool(((low >= -0.01) & (high <= limits + 0.01) & (low < high)).all())
+        for low, high in ((one, other), (one - other / 2, one + other / 2))
+    )
 
 
 def _likeness(a: Tensor, b: Tensor) -> float:
@@ -414,32 +429,6 @@ def global_seed(seen: Evidence) -> Lines:
             "the dataset seeds torch for each sample, so dropout and augmentation draw the same numbers again and "
             "again; use a torch.Generator of its own"
         )
-
-
-@check("window-overlap", "likely", at="data")
-def window_overlap(seen: Evidence) -> Lines:
-    """Over 30% of the windows of another split are, shifted by one, windows of training on both sides."""
-    splits = seen.splits
-    for name in ("validation", "test") if splits else ():
-        train, held = (_windows(splits, each) for each in ("train", name))  # type: ignore[arg-type]
-        if len(train) < WIDE or len(held) < FEWEST_WINDOWS:
-            continue
-        starts, ends = {digest(w[:-1]) for w in train}, {digest(w[1:]) for w in train}
-        share = sum(digest(w[1:]) in starts and digest(w[:-1]) in ends for w in held) / len(held)
-        if share > 0.3:
-            yield Line(
-                f"{share:.0%} of the {name} samples are windows between two of training, which overlap them but for "
-                "one value; split by time before windows are made, not windows at random",
-                subject=name,
-                sample=held[0],
-            )
-
-
-def _windows(splits: Splits, name: str) -> list[Tensor]:
-    """Inputs of a split that may be windows of a series, shape (T,) or (T, F)."""
-    found = [first_leaf(sample) for sample in splits.samples(name)]
-    kept = [w for w in found if w is not None and w.ndim in (1, 2) and len(w) >= 4 and w.is_floating_point()]
-    return [w for w in kept if len(torch.unique(w)) >= FEWEST_VALUES]  # not a class in 0 and 1
 
 
 @check("constant-target", "likely", at="data")

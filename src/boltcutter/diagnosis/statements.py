@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import difflib
-import inspect
 import re
 import sys
-import textwrap
 import types
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,7 +16,7 @@ from torch import nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
-from boltcutter.diagnosis.source import codes_of, own_classes
+from boltcutter.diagnosis.source import codes_of, own_classes, tree_of
 
 # Methods of tensors that change nothing: their results are all that they do.
 PURE = frozenset(
@@ -51,6 +49,7 @@ STATELESS = (
 )
 MATTERS = re.compile(r"(^|_)(masks?|masked|pads?|padding|noisy|noised|positions?|pos|pe|penalty|kl|kld|augmented)($|_)")
 READS = frozenset(("size", "dim", "len", "numel", "item", "get", "pop", "int", "float", "str", "list", "dict", "range"))
+TOTAL = re.compile(r"(^|_)(loss|objective)$")
 SCOPES = frozenset(("locals", "eval", "exec", "vars"))
 ORDERED = {
     "clip_grad_norm_": "clip",
@@ -90,19 +89,9 @@ def functions_of(module: nn.Module) -> Iterator[Place]:
                 if not isinstance(function, types.FunctionType) or function.__code__ in seen:
                     continue
                 seen.add(function.__code__)
-                tree = _tree(function)
+                tree = tree_of(function)
                 if tree is not None:
                     yield Place(f"{cls.__name__}.{function.__name__}", tree, part, function.__code__.co_firstlineno)
-
-
-def _tree(function: types.FunctionType) -> ast.FunctionDef | None:
-    if "-packages" in function.__code__.co_filename:
-        return None
-    try:
-        body = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    except (OSError, TypeError, SyntaxError, ValueError):  # typed in, or generated
-        return None
-    return body[0] if body and isinstance(body[0], ast.FunctionDef) else None
 
 
 @check("no-effect", "certain", at="probe")
@@ -174,7 +163,7 @@ def clipped_too_early(seen: Evidence) -> Lines:
     """A function clips gradients before its first backward pass, and makes the step after it."""
     for place in functions_of(seen.module):
         calls = [node for node in ast.walk(place.tree) if isinstance(node, ast.Call)]
-        called = [(call.lineno, name) for call in calls if (name := _called(call)) in ORDERED]
+        called = [(call.lineno, name) for call in calls if (name := called_name(call)) in ORDERED]
         lines = {name: [line for line, each in called if ORDERED[each] == name] for name in ORDERED.values()}
         if (
             all(lines.values())
@@ -189,9 +178,40 @@ def clipped_too_early(seen: Evidence) -> Lines:
             )
 
 
-def _called(call: ast.Call) -> str:
+def called_name(call: ast.Call) -> str:
     """The last name of the function that a call is of."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+@check("overwritten-loss", "likely", at="probe")
+def overwritten_loss(seen: Evidence) -> Lines:
+    """A loop assigns a loss in each round, reads it in none, and the function returns that of the last one."""
+    for place in functions_of(seen.module):
+        for loop in (n for n in ast.walk(place.tree) if isinstance(n, ast.For)):
+            inside = {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+            is_left = any(isinstance(n, ast.Break | ast.Return | ast.If) for n in ast.walk(loop))
+            for node in loop.body if not is_left and not inside & SCOPES else ():
+                name = (
+                    node.targets[0].id if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) else ""
+                )
+                if TOTAL.search(name) and name not in inside and _is_returned(place.tree, name, after=loop):
+                    line = place.line + node.lineno - 1
+                    yield Line(
+                        f"{name} is assigned anew in each round of a loop ({place.name}, line {line}), so only that of "
+                        "the last round is trained; write +=",
+                        subject=f"{place.name}:{line}",
+                    )
+
+
+def _is_returned(tree: ast.FunctionDef, name: str, *, after: ast.For) -> bool:
+    """Whether a function returns a name, or its backward pass begins there, behind a loop."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Return | ast.Call) and node.lineno > (after.end_lineno or 0):
+            is_backward = isinstance(node, ast.Call) and called_name(node) in ("backward", "manual_backward")
+            found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            if name in found and (is_backward or isinstance(node, ast.Return)):
+                return True
+    return False
 
 
 @check("untied", "likely", at="probe")

@@ -14,7 +14,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     averages,
     baselines,
+    flows,
     inputs,
+    leaks,
     pairs,
     samples,
     sequences,

@@ -1,0 +1,169 @@
+"""Checks of what training, or an input, gets of samples and targets that it must not know: for ``audit``."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import types
+from collections.abc import Iterator, Sized
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.loaders import Splits, digest
+from boltcutter.diagnosis.source import own_classes, tree_of
+from boltcutter.diagnosis.splits import WIDE, first_leaf
+from boltcutter.diagnosis.statements import called_name
+
+FEWEST_WINDOWS = 8
+FEWEST_VALUES = 4  # of a window
+DIGITS = 1000  # steps of a normalized difference, within which rounding may move it
+FEWEST_ROWS = 200  # of a series
+REACH = 8  # samples before and after one
+EXACT = 1e-8  # variance of what a linear function leaves
+SPLITTERS = frozenset(("train_test_split", "random_split", "Subset"))
+FITS = frozenset(("fit", "fit_transform"))
+RESAMPLES = frozenset(("fit_resample",))
+
+
+@check("window-overlap", "likely", at="data")
+def window_overlap(seen: Evidence) -> Lines:
+    """Over 30% of the windows of another split lie, shifted by one, between two windows of training."""
+    splits = seen.splits
+    for name in ("validation", "test") if splits else ():
+        train, held = (_windows(splits, each) for each in ("train", name))  # type: ignore[arg-type]
+        if len(train) < WIDE or len(held) < FEWEST_WINDOWS:
+            continue
+        share = 0.0
+        for part in (slice(None), slice(None, len(train[0]) // 2), slice(-(len(train[0]) // 2), None)):
+            blocks = [[w[part] for w in windows] for windows in (train, held)]
+            starts, ends = {_key(w[:-1]) for w in blocks[0]} - {None}, {_key(w[1:]) for w in blocks[0]} - {None}
+            inside = [_key(w[1:]) in starts and _key(w[:-1]) in ends for w in blocks[1]]
+            share = max(share, sum(inside) / len(held))
+        if share > 0.3:
+            yield Line(
+                f"{share:.0%} of the {name} samples are windows between two of training, which overlap them but for "
+                "one value; split by time before windows are made, not windows at random",
+                subject=name,
+                sample=held[0],
+            )
+
+
+def _windows(splits: Splits, name: str) -> list[Tensor]:
+    """Inputs of a split that may be windows of a series, shape (T,) or (T, F)."""
+    found = [first_leaf(sample) for sample in splits.samples(name)]
+    kept = [w for w in found if w is not None and w.ndim in (1, 2) and len(w) >= 4 and w.is_floating_point()]
+    return [w for w in kept if len(torch.unique(w)) >= FEWEST_VALUES]  # not a class in 0 and 1
+
+
+def _key(window: Tensor) -> bytes | None:
+    """Hash of a part of a window, but for its level and scale; None if it has few values."""
+    if len(window) <= FEWEST_VALUES:
+        return digest(window) if len(torch.unique(window)) >= FEWEST_VALUES - 1 else None
+    steps = window.double().diff(dim=0)
+    steps = (DIGITS * steps / (steps.norm() + 1e-30)).round()
+    return digest(steps.to(torch.int32)) if len(torch.unique(steps)) >= FEWEST_VALUES else None
+
+
+@check("later-targets", "likely", at="data")
+def later_targets(seen: Evidence) -> Lines:
+    """A column is an exact linear function of targets in a row, its sample's own one among others."""
+    table = seen.splits.table("train") if seen.splits else None
+    if table is None or seen.splits is None or len(table[1]) < FEWEST_ROWS or not table[1].is_floating_point():
+        return
+    if len(cast(Sized, seen.splits.dataset("train"))) != len(table[1]):
+        return  # samples that are read are not neighbours
+    x, y = table[0][:4096, -WIDE:], table[1][:4096].double()
+    inner = slice(REACH, len(y) - REACH)
+    around = torch.stack([y.roll(-lag)[inner] for lag in range(-REACH, REACH + 1)], 1)  # column REACH is its own
+    around, x = around - around.mean(0), x[inner] - x[inner].mean(0)
+    if bool((around.std(0) < 1e-9).any()):
+        return
+    weights = torch.linalg.lstsq(around, x, driver="gelsd").solution  # (lags, columns)
+    left = (x - around @ weights).var(0) / (x.var(0) + 1e-30)
+    used = weights.abs() > 0.01 * weights.abs().amax(0)
+    is_exact = (left < EXACT) & (x.var(0) > 1e-12)
+    from_own = is_exact & used[REACH] & (used.sum(0) > 1)
+    only_later = is_exact & used[REACH + 1 :].any(0) & ~used[: REACH + 1].any(0)  # as of what fills a gap
+    past = around[:, :REACH]
+    rest = y[inner] - y[inner].mean()
+    is_known = float((rest - past @ torch.linalg.lstsq(past, rest[:, None], driver="gelsd").solution[:, 0]).var())
+    if bool(from_own.any()) and not bool(only_later.any()) and is_known > 1e-6 * float(rest.var()):
+        column = int(from_own.nonzero()[0]) + table[0].shape[1] - x.shape[1]
+        yield (
+            f"column {column} of the inputs is computed of the target of its own sample and of its neighbours, "
+            "exactly, as by a moving average around it; use earlier values only"
+        )
+
+
+@check("fitted-before-split", "likely", at="data")
+def fitted_before_split(seen: Evidence) -> Lines:
+    """The code of the data fits a selection or encoding to labels of all samples, and splits them afterwards."""
+    for name, tree, first in _functions_of_data(seen):
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            kind = called_name(call)
+            if kind not in FITS | RESAMPLES or len(call.args) + len(call.keywords) < 2:
+                continue
+            arguments = [*call.args, *(k.value for k in call.keywords if k.arg in ("X", "y"))]
+            names = [a.id for a in arguments if isinstance(a, ast.Name)]
+            if len(names) < 2 or any(_is_split(tree, n, before=call.lineno) for n in names[:2]):
+                continue
+            made = _made_of(tree, call, names)
+            if any(_is_split(tree, n, after=call.lineno) for n in made):
+                line = first + call.lineno - 1
+                what = "copies samples" if kind in RESAMPLES else "is fitted to the labels of all samples"
+                yield Line(
+                    f"`{' '.join(ast.unparse(call).split())[:60]}` ({name}, line {line}) {what} before they are split, "
+                    "so that training knows labels of validation and test; split first, and fit on training only",
+                    subject=f"{name}:{line}",
+                )
+
+
+def _functions_of_data(seen: Evidence) -> Iterator[tuple[str, ast.FunctionDef, int]]:
+    """Methods of the data module, and functions beside it: name, definition and first line."""
+    data = getattr(seen.trainer, "datamodule", None)
+    for cls in own_classes(type(data)) if data is not None else ():
+        if cls.__module__.startswith("boltcutter."):
+            continue
+        beside = vars(sys.modules.get(cls.__module__, types)).values()
+        for value in (*vars(cls).values(), *beside):
+            function = getattr(value, "__func__", value)
+            is_own = isinstance(function, types.FunctionType) and function.__module__ == cls.__module__
+            if is_own and (tree := tree_of(function)) is not None:
+                yield function.__qualname__, tree, function.__code__.co_firstlineno
+
+
+def _made_of(tree: ast.FunctionDef, call: ast.Call, names: list[str]) -> set[str]:
+    """The names that are assigned what a call returns, or its arguments, in the lines from it on."""
+    made = {*names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and node.lineno >= call.lineno:
+            used = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+            if used & made or call in ast.walk(node.value):
+                made |= {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+    return made
+
+
+def _is_split(tree: ast.FunctionDef, name: str, *, before: int = sys.maxsize, after: int = 0) -> bool:
+    """Whether samples of a name are split within some lines: by a function, or by two indices."""
+    indices = set()
+    for node in ast.walk(tree):
+        if not after < getattr(node, "lineno", 0) < before:
+            continue
+        if isinstance(node, ast.Call) and called_name(node) in SPLITTERS:
+            given = {n.id for a in node.args for n in ast.walk(a) if isinstance(n, ast.Name)}
+            if name in given:
+                return True
+        if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Name | ast.Slice):
+            continue
+        if getattr(node.value, "id", "") == name:
+            indices |= {ast.unparse(node.slice), *(["other"] if _is_in_comprehension(tree, node) else [])}
+    return len(indices) > 1
+
+
+def _is_in_comprehension(tree: ast.FunctionDef, node: ast.AST) -> bool:
+    loops = (n for n in ast.walk(tree) if isinstance(n, ast.ListComp | ast.GeneratorExp | ast.DictComp | ast.For))
+    return any(node in ast.walk(loop) for loop in loops)
