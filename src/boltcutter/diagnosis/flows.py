@@ -117,6 +117,6 @@ def _sign_of_determinant(step: Step) -> float:
     finally:
         for part, mode in modes.items():
             part.training = mode
-    if not bool((exact.abs() > 0.01).all()):
+    if not bool((exact.abs() > 0.01).any()):
         return 0.0
     return next((s for s in (1.0, -1.0) if torch.allclose(s * log_det, exact, rtol=0.001, atol=0.001)), 0.0)
