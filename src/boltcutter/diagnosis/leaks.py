@@ -80,7 +80,7 @@ def later_targets(seen: Evidence) -> Lines:
     inner = slice(REACH, len(y) - REACH)
     around = torch.stack([y.roll(-lag)[inner] for lag in range(-REACH, REACH + 1)], 1)  # column REACH is its own
     around, x = around - around.mean(0), x[inner] - x[inner].mean(0)
-    if bool((around.std(0) < 1e-9).any()):
+    if bool((around.std(0) < 1e-9).any()) or not bool(x.isfinite().all() & around.isfinite().all()):
         return
     weights = torch.linalg.lstsq(around, x, driver="gelsd").solution  # (lags, columns)
     left = (x - around @ weights).var(0) / (x.var(0) + 1e-30)

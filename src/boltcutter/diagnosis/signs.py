@@ -222,6 +222,7 @@ def _quantiles(module: nn.Module) -> Iterator[tuple[str, list[float]]]:
 
 def _keep_gradient(outputs: list[Tensor], found: list[Tensor], loss: Any) -> None:
     """Keep the gradient of the last output that has one."""
+    outputs = [output for output in outputs if output.requires_grad]  # not of a target, without gradients
     if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1 and outputs:
         gradients = torch.autograd.grad(loss, outputs, allow_unused=True, retain_graph=True)
         found.extend([g for g in gradients if g is not None][-1:])
