@@ -56,6 +56,7 @@ def _windows(splits: Splits, name: str) -> list[Tensor]:
     """Inputs of a split that may be windows of a series, shape (T,) or (T, F)."""
     found = [first_leaf(sample) for sample in splits.samples(name)]
     kept = [w for w in found if w is not None and w.ndim in (1, 2) and len(w) >= 4 and w.is_floating_point()]
+    kept = [w for w in kept if bool(w.isfinite().all())]
     return [w for w in kept if len(torch.unique(w)) >= FEWEST_VALUES]  # not a class in 0 and 1
 
 
