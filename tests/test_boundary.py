@@ -65,7 +65,7 @@ LOADERS = {
     "onnxruntime.InferenceSession": {"boltcutter/export/runner.py"},
     "load_model": {"boltcutter/export/exported.py"},  # safetensors
     "JournalFileBackend": {"boltcutter/search/study.py"},  # JSON
-    "ast.literal_eval": {"boltcutter/scaffold/source_code.py"},
+    "ast.literal_eval": {"boltcutter/scaffold/port_script.py", "boltcutter/scaffold/source_code.py"},
     "runpy.run_path": {"boltcutter/scaffold/proof.py"},  # boltcutter import trains the original
     "yaml.load": {"boltcutter/config/values.py"},  # by a SafeLoader
     # Of limited size, and images by decoders that run no other program.

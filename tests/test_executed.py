@@ -17,7 +17,7 @@ MAX_FUNCTIONS = {
     "callback": 156,
     "checkpoint": 81,
     "checks": 33,
-    "config": 117,
+    "config": 118,
     "data": 105,
     "diagnosis": 231,
     "environment": 145,

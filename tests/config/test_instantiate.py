@@ -215,7 +215,7 @@ def requires(how: str) -> None:
     ],
 )
 def test_a_package_that_a_class_needs_is_named(how: str, package: str, remedy: str) -> None:
-    text = f"{package} is not installed; {remedy}$" if package else r"this needs Other: pip install other-package \("
+    text = f"{package} is not installed; {remedy}$" if package else "this needs Other: pip install other-package"
     with pytest.raises(ConfigError, match=rf"^a\.b: {text}"):
         build({"_target_": f"{__name__}.requires", "how": how}, "a.b")
 
