@@ -58,14 +58,21 @@ def test_a_random_split_is_the_same_in_each_process_and_drawn_once(  # of which 
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
-def test_each_rank_sets_up_data_that_depends_on_it(strategy: str) -> None:
+def test_each_rank_sets_up_data_once_on_several_devices(strategy: str) -> None:
     data, several = Split(), trainer(devices=2, strategy=strategy)
     seed_hooks(data, 3)
     run_hooks_early(several, L.LightningModule(), data)
-    first = data.rest.indices
+    assert not data.calls  # a copy was set up
+    assert not hasattr(data, "train")
     data.setup("fit")
-    assert len(data.calls) == 2
-    assert data.rest.indices == first
+    assert data.calls == ["LightningModule 2 fit"]
+    with pytest.raises(ValueError, match=r"train split.*data\.batch_size"):
+        run_hooks_early(several, L.LightningModule(), Split(8))
+    data = Split(8)
+    data.file = open(__file__)  # type: ignore[attr-defined]  # noqa: SIM115
+    run_hooks_early(several, L.LightningModule(), data)  # it cannot be copied, so only ranks set it up
+    data.file.close()  # type: ignore[attr-defined]
+    assert not data.calls
 
 
 class OfRank(Split):

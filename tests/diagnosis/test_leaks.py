@@ -59,6 +59,13 @@ class WithoutLabels(L.LightningDataModule):
         self.sets = x[:9], y[:9], x[9:], y[9:]
 
 
+class OfColumns(L.LightningDataModule):
+    def setup(self, stage: str) -> None:
+        table, columns = self.read()
+        table = self.encoder.fit_transform(table, columns)
+        self.sets = table[:9], table[9:]
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -68,6 +75,7 @@ class WithoutLabels(L.LightningDataModule):
         (OnTraining, ""),
         (OnRowsOfTraining, ""),
         (WithoutLabels, ""),
+        (OfColumns, ""),
     ],
 )
 def test_what_is_fitted_to_all_labels_is_found(data: Any, said: str) -> None:

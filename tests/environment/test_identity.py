@@ -155,6 +155,16 @@ def test_a_port_of_a_program_that_does_not_answer_is_reported(
     assert f"note: MASTER_ADDR=127.0.0.1, MASTER_PORT={port}: there is no answer yet; waiting" in capfd.readouterr().err
 
 
+def test_an_exception_of_the_thread_that_connects_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.TCPStore", "no class")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("NODE_RANK", "1")
+        with pytest.raises(TypeError), run_id():
+            pass
+
+
 def test_commands_of_one_slurm_step_differ_and_a_requeue_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SRUN.items():
         monkeypatch.setenv(name, value)

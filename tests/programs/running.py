@@ -48,6 +48,7 @@ PROBED = NOTED | {
     *("numbers_of_items_in_half_precision", "risk_sets_of_the_past", "softmax_over_the_queries"),
     *("determinant_of_the_inverse", "average_around_each_value", "windows_less_their_last_value"),
     *("loss_of_the_last_task", "quantiles_exchanged", "end_of_episode_in_a_tuple_ignored", "box_is_not_flipped"),
+    *("softmax_over_bags",),
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.

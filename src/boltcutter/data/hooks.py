@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import update_wrapper
 from types import MethodType
@@ -67,19 +68,26 @@ def shard_loaders(trainer: L.Trainer, seed: int) -> None:
 def run_hooks_early(trainer: L.Trainer, task: L.LightningModule, data: L.LightningDataModule) -> None:
     """Load the data before processes are launched, with the trainer attached as during Lightning's own calls.
 
-    On several devices, each rank runs ``setup`` again, which may depend on the rank; what needs the process group runs
-    then only.
+    On several devices, each rank runs ``setup`` of its own, which may depend on the rank. So the early one is that of a
+    copy, and what needs the process group is not run early.
 
     Raises:
         ValueError: A split has no batch.
     """
     trainer.strategy.connect(task)
     data_connector(trainer).attach_data(task, datamodule=data)
-    is_repeated = isinstance(data, NativeData)  # it loads its splits once, and again for the statistics of a checkpoint
     is_alone = trainer.num_devices * trainer.num_nodes == 1
     try:
-        _run_hook(data, "prepare_data", will_run=False)
-        _run_hook(data, "setup", TrainerFn.FITTING, will_run=is_repeated or not is_alone)
+        _run_hook(data, "prepare_data")
+        if isinstance(data, NativeData):  # it loads its splits once, and again for the statistics of a checkpoint
+            data.setup(stage=TrainerFn.FITTING)
+        elif is_alone:
+            _run_hook(data, "setup", TrainerFn.FITTING)
+        elif copied := _copy_of(data, trainer):
+            data = copied
+            data.setup(stage=TrainerFn.FITTING)
+        else:
+            return
         for split in ("train", "val"):
             name = f"{split}_dataloader"
             if is_overridden(name, data) and has_no_batch(getattr(data, name)()):
@@ -89,11 +97,20 @@ def run_hooks_early(trainer: L.Trainer, task: L.LightningModule, data: L.Lightni
             raise
 
 
-def _run_hook(data: L.LightningDataModule, name: str, *arguments: Any, will_run: bool) -> None:
+def _run_hook(data: L.LightningDataModule, name: str, *arguments: Any) -> None:
+    """Run a hook in place of Lightning's call of it."""
     hook = getattr(data, name)
     hook(*arguments)
     if isinstance(hook, SeededHook):
-        hook.ran_early = not will_run
+        hook.ran_early = True
+
+
+def _copy_of(data: L.LightningDataModule, trainer: L.Trainer) -> L.LightningDataModule | None:
+    """A copy of a data module that is not set up; None if it cannot be copied, such as for an open file."""
+    try:
+        return copy.deepcopy(data, {id(trainer): trainer})
+    except Exception:  # of any object that it has
+        return None
 
 
 def has_no_batch(loaders: Any) -> bool:

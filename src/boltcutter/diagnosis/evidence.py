@@ -88,7 +88,8 @@ class Repeat:
         shape: Of the input of its last call.
         node: Of the graph, which computed the output of its last call.
         is_chained: Whether an input of it, of the same shape, was computed from its output before.
-        given: Identity of the input of its last call, and in how many calls in a row it was the same.
+        given: Input of its last call.
+        times: In how many calls in a row it was the same.
     """
 
     name: str
@@ -97,7 +98,8 @@ class Repeat:
     shape: tuple[int, ...] = ()
     node: Any = None
     is_chained: bool = False
-    given: tuple[int, int] = (0, 0)
+    given: Any = None
+    times: int = 0
 
 
 class Evidence:

@@ -24,15 +24,17 @@ class Step(NamedTuple):
     """One call of a layer that returns a value and the logarithm of a determinant.
 
     Args:
-        name: Of the layer.
-        layer: It.
-        given: Its arguments.
-        log_det: That it returned, shape (N,).
+        name: Name of the layer.
+        layer: The layer.
+        given: Its arguments, of which the first is the value, shape (N, …).
+        options: Its keyword arguments.
+        log_det: The logarithm, shape (N,) or (N, 1).
     """
 
     name: str
     layer: nn.Module
     given: tuple[Any, ...]
+    options: dict[str, Any]
     log_det: Tensor
 
 
@@ -44,7 +46,7 @@ def log_determinant(seen: Evidence) -> Lines:
         return
     steps: list[Step] = []
     own = [(n, p) for n, p in probe.module.named_modules() if p is not probe.module and own_classes(type(p))]
-    hooks = [part.register_forward_hook(partial(_keep, steps, name)) for name, part in own]
+    hooks = [part.register_forward_hook(partial(_keep, steps, name), with_kwargs=True) for name, part in own]
     wrong: list[Step] = []
     try:
         probe.run(
@@ -65,21 +67,22 @@ def log_determinant(seen: Evidence) -> Lines:
         )
 
 
-def _keep(steps: list[Step], name: str, layer: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+def _keep(
+    steps: list[Step], name: str, layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], output: Any
+) -> None:
     """A forward hook that keeps the calls that return a value of the input's shape, and one number for each sample."""
     first = given[0] if given else None
-    if (
-        not isinstance(output, tuple)
-        or not isinstance(first, Tensor)
-        or first.ndim < 2
-        or layer in (s.layer for s in steps)
-    ):
+    if not isinstance(output, tuple) or not isinstance(first, Tensor) or layer in (s.layer for s in steps):
         return
-    rows, is_small = len(first), 0 < first[0].numel() <= MOST_VALUES
-    found = [t for t in output if isinstance(t, Tensor) and t.is_floating_point()]
-    is_alike = len(found) == 2 and found[0].shape == first.shape and first.is_floating_point()
-    if is_small and is_alike and found[1].requires_grad and found[1].shape in ((rows,), (rows, 1)):
-        steps.append(Step(name, layer, given, found[1]))
+    is_small = first.ndim > 1 and first.is_floating_point() and 0 < first[:1].numel() <= MOST_VALUES
+    found = _values(output)
+    is_pair = len(found) == 2 and found[0].shape == first.shape and found[1].requires_grad
+    if is_small and is_pair and found[1].shape in ((len(first),), (len(first), 1)):
+        steps.append(Step(name, layer, given, options, found[1]))
+
+
+def _values(output: tuple[Any, ...]) -> list[Tensor]:
+    return [t for t in output if isinstance(t, Tensor) and t.is_floating_point()]
 
 
 def _wrong_steps(steps: list[Step], loss: Any, sign: float) -> list[Step]:
@@ -96,27 +99,28 @@ def _wrong_steps(steps: list[Step], loss: Any, sign: float) -> list[Step]:
 
 
 def _sign_of_determinant(step: Step) -> float:
-    """1 if a layer returns the log-determinant of its Jacobian, -1 if that of the inverse one; 0: neither."""
+    """1 if a layer returns the log-determinant of its Jacobian, -1 if that of the inverse one; 0: neither, or unknown.
+
+    The layer is called again, in evaluation mode, with other weights and a few samples.
+    """
     layer, count = step.layer, len(step.given[0])
-    given = map_tensors(take_rows(step.given, range(min(SAMPLES, count)), count), Tensor.detach)
+    few = take_rows((step.given, step.options), range(min(SAMPLES, count)), count)
+    (value, *given), options = map_tensors(few, Tensor.detach)
     modes = {part: part.training for part in layer.modules()}
     weights = {n: p + SHIFT * torch.randn_like(p) for n, p in layer.named_parameters() if p.is_floating_point()}
-
-    def apply(inputs: Tensor) -> Any:
-        return functional_call(layer, weights, (inputs, *given[1:]))
-
     layer.eval()
     try:
         with torch.enable_grad():
-            inputs = given[0].requires_grad_()
-            value, log_det = (t for t in apply(inputs) if isinstance(t, Tensor) and t.is_floating_point())
-            values = value.flatten(1)
-            rows = [torch.autograd.grad(v.sum(), inputs, retain_graph=True)[0].flatten(1) for v in values.unbind(1)]
+            result, log_det = _values(functional_call(layer, weights, (value.requires_grad_(), *given), options))
+            columns = result.flatten(1).unbind(1)
+            rows = [torch.autograd.grad(c.sum(), value, retain_graph=True)[0].flatten(1) for c in columns]
         exact = torch.linalg.slogdet(torch.stack(rows, 1)).logabsdet
-        log_det = log_det.detach().flatten()
+    except Exception:  # of the user's code, which may only take whole batches
+        return 0.0
     finally:
         for part, mode in modes.items():
             part.training = mode
     if not bool((exact.abs() > 0.01).any()):
         return 0.0
+    log_det = log_det.detach().flatten()
     return next((s for s in (1.0, -1.0) if torch.allclose(s * log_det, exact, rtol=0.001, atol=0.001)), 0.0)

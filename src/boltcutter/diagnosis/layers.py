@@ -63,7 +63,7 @@ def remember_call(repeat: Repeat, inputs: Any, output: Any) -> None:
     same_shape = given.shape == output.shape == repeat.shape
     repeat.is_chained |= same_shape and repeat.node is not None and depends_on(given.grad_fn, repeat.node)
     repeat.shape, repeat.node = tuple(output.shape), output.grad_fn
-    repeat.given = (id(given), repeat.given[1] + 1 if repeat.given[0] == id(given) else 1)
+    repeat.given, repeat.times = given, repeat.times + 1 if repeat.given is given else 1
 
 
 @check("same-layer", "likely", at="graph")
@@ -71,7 +71,7 @@ def same_layer(seen: Evidence) -> Lines:
     """A list of layers has one of them several times, which gets its own output, or the same input each time."""
     for name, repeat in seen.repeated.items():
         layers = seen.module.get_submodule(name).modules()
-        is_parallel = repeat.given[1] == repeat.count and not any(isinstance(p, DROPOUTS) for p in layers)
+        is_parallel = repeat.times == repeat.count and not any(isinstance(p, DROPOUTS) for p in layers)
         if repeat.is_chained or is_parallel:
             yield Line(
                 f"{repeat.name} has the same layer {repeat.count} times ({name}), as [layer] * {repeat.count} does, so "
@@ -80,7 +80,7 @@ def same_layer(seen: Evidence) -> Lines:
                 "note" if repeat.is_named or says(seen.module, SHARING) else None,
                 subject=name,
             )
-        repeat.node, repeat.given = None, (0, 0)  # it keeps the graph
+        repeat.node, repeat.given, repeat.times = None, None, 0  # they keep the graph
 
 
 @check("dropout", "likely", at="start")

@@ -112,8 +112,7 @@ def fitted_before_split(seen: Evidence) -> Lines:
             names = [a.id for a in arguments if isinstance(a, ast.Name)]
             if len(names) < 2 or any(_is_split(tree, n, before=call.lineno) for n in names[:2]):
                 continue
-            made = _made_of(tree, call, names)
-            if any(_is_split(tree, n, after=call.lineno) for n in made):
+            if _is_split_later(tree, call, names[0], or_result=True) and _is_split_later(tree, call, names[1]):
                 line = first + call.lineno - 1
                 what = "copies samples" if kind in RESAMPLES else "is fitted to the labels of all samples"
                 yield Line(
@@ -137,15 +136,15 @@ def _functions_of_data(seen: Evidence) -> Iterator[tuple[str, ast.FunctionDef, i
                 yield function.__qualname__, tree, function.__code__.co_firstlineno
 
 
-def _made_of(tree: ast.FunctionDef, call: ast.Call, names: list[str]) -> set[str]:
-    """The names that are assigned what a call returns, or its arguments, in the lines from it on."""
-    made = {*names}
+def _is_split_later(tree: ast.FunctionDef, call: ast.Call, name: str, *, or_result: bool = False) -> bool:
+    """Whether samples of a name, or of what is made of it, are split behind a call; ``or_result``: by the call, too."""
+    made = {name}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and node.lineno >= call.lineno:
             used = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
-            if used & made or call in ast.walk(node.value):
+            if used & made and (or_result or call not in ast.walk(node.value)):
                 made |= {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
-    return made
+    return any(_is_split(tree, each, after=call.lineno) for each in made)
 
 
 def _is_split(tree: ast.FunctionDef, name: str, *, before: int = sys.maxsize, after: int = 0) -> bool:

@@ -121,8 +121,11 @@ class Probe:
 
     @property
     def evaluated(self) -> str:
-        """The step in which samples should not depend on each other: that of validation, if there is one."""
-        return "validation_step" if "validation_step" in self.batches else "training_step"
+        """The step in which samples should not depend on each other: that of validation, if it has several."""
+        if "training_step" not in self.batches:
+            return "validation_step"
+        has_several = "validation_step" in self.batches and self.size("validation_step") != 1
+        return "validation_step" if has_several else "training_step"
 
     @property
     def scored(self) -> str:

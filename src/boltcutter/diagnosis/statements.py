@@ -191,10 +191,8 @@ def overwritten_loss(seen: Evidence) -> Lines:
             inside = {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
             is_left = any(isinstance(n, ast.Break | ast.Return | ast.If) for n in ast.walk(loop))
             for node in loop.body if not is_left and not inside & SCOPES else ():
-                name = (
-                    node.targets[0].id if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) else ""
-                )
-                if TOTAL.search(name) and name not in inside and _is_returned(place.tree, name, after=loop):
+                name = getattr(node.targets[0], "id", "") if isinstance(node, ast.Assign) else ""
+                if TOTAL.search(name) and name not in inside and _is_trained(seen, place.tree, name, after=loop):
                     line = place.line + node.lineno - 1
                     yield Line(
                         f"{name} is assigned anew in each round of a loop ({place.name}, line {line}), so only that of "
@@ -203,13 +201,15 @@ def overwritten_loss(seen: Evidence) -> Lines:
                     )
 
 
-def _is_returned(tree: ast.FunctionDef, name: str, *, after: ast.For) -> bool:
-    """Whether a function returns a name, or its backward pass begins there, behind a loop."""
+def _is_trained(seen: Evidence, tree: ast.FunctionDef, name: str, *, after: ast.For) -> bool:
+    """Whether a backward pass begins at a name behind a loop, or a function returns it, which Lightning may train."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Return | ast.Call) and node.lineno > (after.end_lineno or 0):
-            is_backward = isinstance(node, ast.Call) and called_name(node) in ("backward", "manual_backward")
+        if not isinstance(node, ast.Call | ast.Return):
+            continue
+        is_return = isinstance(node, ast.Return) and seen.module.automatic_optimization
+        if is_return or (isinstance(node, ast.Call) and called_name(node) in ("backward", "manual_backward")):
             found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-            if name in found and (is_backward or isinstance(node, ast.Return)):
+            if name in found and node.lineno > (after.end_lineno or 0):
                 return True
     return False
 

@@ -135,6 +135,8 @@ def _agree() -> str | None:
         reason = str(store).splitlines()[0][:160]
         fault = "the port cannot be used" if is_server else LATE.format(RENDEZVOUS_TIMEOUT)
         raise RendezvousError(f"{place}: {fault} ({reason}); correct them")
+    if isinstance(store, Exception):
+        raise store
     store.add("arrived", 1)
     if is_server:
         this_process.rendezvous_stores.append(store)  # keeps the server running until this process ends
@@ -168,7 +170,7 @@ def _reach(address: str, port: int, *, connects: bool) -> None:
 
 
 def _answer_of(connect: Callable[[], Any], place: str) -> Any:
-    """What ``connect`` returns, or its RuntimeError; it may wait for an answer of another program for ever.
+    """What ``connect`` returns, or its exception; it may wait for an answer of another program for ever.
 
     Raises:
         RendezvousError: There is no answer within ``RENDEZVOUS_TIMEOUT`` seconds.
@@ -178,7 +180,7 @@ def _answer_of(connect: Callable[[], Any], place: str) -> Any:
     def wait() -> None:
         try:
             answers.put(connect())
-        except RuntimeError as error:
+        except Exception as error:  # raised in the thread that waits
             answers.put(error)
 
     Thread(target=wait, daemon=True).start()

@@ -209,7 +209,7 @@ class _Conversion:
             if not isinstance(inner, dict):
                 raise NotConstantError(f"{ast.unparse(node)}, which {self.layout.main.name} does not set")
             more = self._arguments(keywords, seen)
-            kept = {key: ast.literal_eval(value) for key, value in options.items() if key != "_convert_"}
+            kept = {key: self.value(value, seen) for key, value in options.items() if key != "_convert_"}
             return _rewritten(inner, self._referring) | more | kept
         target = self.script.path(node.func)
         target = importable(target, self.script) if target else ""

@@ -1,9 +1,10 @@
 """Correct programs that are close to the bugs of ``planted/ninth.py``."""
 
 import torch
-from programs import Table, digits, halves, no_bug
+from programs import Base, Manual, Table, digits, halves, no_bug
 from programs.planted.ninth import (
     Box,
+    Coupling,
     Flow,
     Forecast,
     Quantiles,
@@ -20,6 +21,7 @@ from programs.planted.ninth import (
 )
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 
 @no_bug()
@@ -144,3 +146,80 @@ def warm_up_of_steps():
 @no_bug()
 def box_is_flipped():
     return Box(), *pictures(True)
+
+
+@no_bug()
+def flow_with_a_condition():
+    """A coupling that gets a condition by its name, and only whole batches."""
+
+    class Conditional(Coupling):
+        def forward(self, x, *, shift):
+            assert len(shift) == len(x) == 32
+            z, log_det = super().forward(x)
+            return z + shift[:, None], log_det
+
+    class M(Flow):
+        def network(self):
+            return Conditional(True, 1.0)
+
+        def loss(self, x):
+            z, log_det = self.net(x, shift=x.new_ones(len(x)))
+            return (0.5 * z.square().sum(1) - log_det).mean()
+
+        def validation_step(self, batch, batch_idx):
+            pass
+
+    return M(), *points()
+
+
+@no_bug()
+def one_head_for_parts_of_the_input():
+    """A head that a list has three times gets a temporary tensor each time."""
+
+    class M(Tasks):
+        def network(self):
+            return nn.ModuleList([nn.Sequential(nn.ReLU(), nn.Linear(7, 1))] * 3)
+
+        def forward(self, x):
+            return torch.cat([head(x * k) for k, head in enumerate(self.net)], 1)
+
+    return M(), *columns()
+
+
+@no_bug()
+def several_steps_of_a_batch():
+    """Manual optimization: a method makes a step in each round of a loop, and the last loss is returned."""
+
+    class M(Manual):
+        def update(self, batch):
+            optimizer, loss = self.optimizers(), self.loss(*batch)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            return loss.detach()
+
+        def training_step(self, batch, batch_idx):
+            for _ in range(2):
+                loss = self.update(batch)
+            return loss
+
+    return M(), *digits()
+
+
+@no_bug()
+def pairs_validated_one_by_one():
+    """A contrastive loss over the samples of a batch; validation is of one sample at a time."""
+
+    class M(Base):
+        def network(self):
+            return nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 8))
+
+        def training_step(self, batch, batch_idx):
+            a, b = (F.normalize(self(batch[0] + 0.1 * torch.randn_like(batch[0])), dim=1) for _ in range(2))
+            return F.cross_entropy(a @ b.T / 0.1, torch.arange(len(a)))
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val/norm", self(batch[0]).norm())
+
+    train, held = scaled()
+    return M(), train, DataLoader(held.dataset, 1)

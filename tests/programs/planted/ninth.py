@@ -268,3 +268,26 @@ def pictures(alike):
 def box_is_not_flipped():
     """A random flip is of the picture only."""
     return Box(), *pictures(False)
+
+
+@bug("mixing")
+def softmax_over_bags():
+    """Attention over instances has its softmax over the bags; validation has one bag at a time."""
+
+    class M(LossOnly):
+        over = 0
+
+        def network(self):
+            return nn.ModuleList([nn.Linear(6, 16), nn.Linear(16, 1), nn.Linear(16, 1)])
+
+        def forward(self, x):
+            body, attention, head = self.net
+            hidden = body(x).tanh()
+            return head((attention(hidden).softmax(self.over) * hidden).sum(1))[:, 0]
+
+        def loss(self, x, y):
+            return F.binary_cross_entropy_with_logits(self(x), y)
+
+    x = torch.randn(400, 5, 6, generator=torch.Generator().manual_seed(0))
+    train, held = halves(x, (x[:, :, 0].amax(1) > 1).float(), split=384)
+    return M(), train, DataLoader(held.dataset, 1)
