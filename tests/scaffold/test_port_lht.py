@@ -156,8 +156,10 @@ def test_references(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text("k: 1\nm: ${model.x} ${k}\n")
     layout = Layout(tmp_path, tmp_path / "train.yaml", groups={"model": "task"})
     text = "# @package _global_\na: ${model.net}\nb: ${hydra:runtime.output_dir}/x\nc: ${models.x}\nd: ${k}${k2}\n"
-    text += "n: logs/${now:%Y}/${k}\ne: ${hydra.runtime.cwd} ${len:${model}} ${.model}\n"
-    expected = "a: ${task.net}\nb: ${folder}/x\nc: ${models.x}\nd: ${constants.k}${k2}\nn: ${folder}\n"
+    text += "n: logs/${now:%Y}/${k}\nl: [a, 1]\nm:\n- {b: ${now:%Y}, c: 1}\nf: {b: x_${now:%Y}, c: 1}\n"
+    text += "e: ${hydra.runtime.cwd} ${len:${model}} ${.model}\n"
+    expected = "a: ${task.net}\nb: ${folder}/x\nc: ${models.x}\nd: ${constants.k}${k2}\nn: ${folder}\nl: [a, 1]\n"
+    expected += "m:\n- {b: ${folder}, c: 1}\nf: {b: ${folder}, c: 1}\n"
     assert Conversion(layout, tmp_path).with_references(text) == expected + "e: . ${len:${task}} ${.model}\n"
 
 

@@ -36,8 +36,9 @@ USUAL = {  # what the group of each is called, where the script does not say it
 }
 NOT_TRAINING = ("eval", "test", "predict", "infer", "export")  # words in the names of other scripts and main files
 MAIN_FILES = ("train.yaml", "config.yaml", "main.yaml", "default.yaml")
+SCALAR = r"(?:\$\{[^{}\n]*\}|[^\n#{},\[\]])*"  # beside a reference, also in a list of one line
 HYDRA_REFERENCES = {
-    r"(?m)(?<=: )[^\n#]*\$\{now:[^\n]*$": "${folder}",  # the folder of a run, of which there is one for each here
+    rf"(?<=: ){SCALAR}\$\{{now:[^{{}}\n]*\}}{SCALAR}": "${folder}",  # one for each run
     r"\$\{hydra[:.]\s*(runtime\.output_dir|run\.dir|sweep\.dir)\}": "${folder}",
     r"\$\{hydra[:.]\s*(runtime\.cwd|runtime\.original_cwd)\}": ".",
     r"\$\{hydra[:.]\s*job\.name\}": "${name}",
