@@ -85,6 +85,38 @@ def test_search_works_in_a_page_opened_from_a_file(site: Path, open_tab: Callabl
     tab.wait("document.querySelectorAll('.md-search-result__item').length > 0", seconds=60)
 
 
+QUESTIONS = {
+    "how do I put my own training_step loss into it": "a-custom-loss-function-or-a-training_step-of-my-own",
+    "my nn.Module has no LightningModule, how to use it?": "my-own-nnmodule-plain-pytorch-without-a-lightningmodule",
+    "where are checkpoints saved": "where-checkpoints-are-saved",
+    "how to do 5 seeds and report mean and std": "another-seed-or-several-mean-and-standard-deviation",
+    "feature importance of columns": "which-columns-matter-feature-importance",
+    "my classes are imbalanced": "class-weights-for-imbalanced-data-and-rare-classes",
+    "cuda out of memory": "out-of-memory",
+    "does it work on windows": "windows-and-wsl",
+    "WANDB_API_KEY": "wb-login-and-wandb_api_key",
+}
+
+
+def test_questions_are_answered_by_the_search(site: Path, open_tab: Callable[[str], Tab]) -> None:
+    tab = open_tab((site / "glossary.html").as_uri())
+    tab.wait("document.readyState == 'complete' && !!document.querySelector('.md-search__input')", seconds=60)
+    missing = {}
+    for question, answer in QUESTIONS.items():
+        tab.evaluate(
+            f"i = document.querySelector('.md-search__input'); i.focus(); i.value = {question!r};"
+            "i.dispatchEvent(new KeyboardEvent('keyup'))"
+        )
+        first = (
+            "[...document.querySelectorAll('.md-search-result__item')].slice(0, 2).map(found => found.innerHTML).join()"
+        )
+        try:
+            tab.wait(f"{first}.includes('#{answer}')")
+        except AssertionError:
+            missing[question] = tab.evaluate("document.querySelector('.md-search-result').innerText")
+    assert not missing
+
+
 def test_the_site_is_light_and_dark(site: Path, open_tab: Callable[[str], Tab]) -> None:
     tab = open_tab((site / "index.html").as_uri())
     backgrounds = set()

@@ -13,6 +13,7 @@ from boltcutter.assembly.assemble import read_config
 from boltcutter.config.instantiate import build
 from boltcutter.config.settings import Settings
 from boltcutter.data.tabular import Tabular
+from boltcutter.evaluation import evaluate
 from boltcutter.project import Project
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
@@ -245,6 +246,8 @@ def test_another_table_is_standardized_by_the_checkpoint(path: Path, tmp_path: P
     after.load_state_dict(before.state_dict())
     given = next(iter(after.test_dataloader()))[0]
     assert after.statistics == before.statistics
+    after.splits = None  # as load_state_dict leaves it
+    assert sum(len(rows) for rows, _ in evaluate._loader(after, "all")) == 100
     assert (given - own)[:, 0].mean() > 1.5  # 20 years are two deviations
 
 

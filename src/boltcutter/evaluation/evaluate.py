@@ -320,6 +320,8 @@ def explain_mismatch(checkpoint: str | None) -> Iterator[None]:
 
 def _loader(owner: Any, split: str) -> Any:
     """Loader over all samples of the train or val split."""
+    if split == "all":
+        owner.setup(stage="fit")  # again, if the checkpoint has other statistics than these data
     if isinstance(owner, NativeData) and split == "all":
         train = copy(owner.splits.train)
         if getattr(train, "augment", None) is not None:
