@@ -22,7 +22,7 @@ PRINTED = re.compile(r"\bboltcutter (?:train|search|evaluate|predict|runs|launch
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new project, whose ``configs/local.yaml`` changes settings of every command."""
-    folder = new.new_command(Project.at(ROOT), ["small", f"folder={tmp_path_factory.mktemp('new')}"])
+    folder = new.new_command(Project.at(ROOT), ["small", f"folder={tmp_path_factory.mktemp('a new')}"])
     (folder / "configs" / "local.yaml").write_text("data:\n  batch_size: 64\n")
     return folder
 
@@ -53,12 +53,12 @@ def validated(record: dict[str, Any]) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_commands_of_a_training(project: Path) -> None:
-    out, (record,) = added(project, f"boltcutter train {QUICK} seed=3 name=one")
+    out, (record,) = added(project, f"boltcutter train {QUICK} seed=3 'name=o $n e'")
     commands = printed(out)
     assert commands.keys() == {"evaluate", "predict", "train"}
     evaluated = " ".join(in_shell(commands["evaluate"], project).split())
     assert all(f"{name} {value:.4f}" in evaluated for name, value in record["test"].items())
-    _, (again,) = added(project, f"boltcutter train reproduce={record['folder']}")
+    _, (again,) = added(project, f"boltcutter train 'reproduce={record['folder']}'")
     assert validated(again) == validated(record)
     assert again["config"]["data"]["batch_size"] == 64
     _, runs = added(project, commands["train"].replace("<more>", "2"))
@@ -81,7 +81,7 @@ def shown(page: Path) -> str:
 @pytest.mark.timeout(900)
 def test_commands_of_a_reproduction(project: Path) -> None:
     _, (record,) = added(project, f"boltcutter train {QUICK} seed=4 name=original")
-    out, (again,) = added(project, f"boltcutter train reproduce={record['folder']}")
+    out, (again,) = added(project, f"boltcutter train 'reproduce={record['folder']}'")
     assert f"reproduced: all {len(record['metrics'] | record['test'])} metrics equal those of" in out
     commands = printed(out)
     assert commands.keys() == {"evaluate", "predict", "train"}
@@ -100,6 +100,19 @@ def test_the_command_on_the_page_of_a_run(project: Path) -> None:
     _, (record,) = added(project, f"boltcutter train {QUICK.replace(' report=false', '')} seed=5 name=page")
     _, (again,) = added(project, shown(record["folder"] / "report.html"))
     assert validated(again) == validated(record)
+    in_shell(f"boltcutter train 'resume={record['folder']}' trainer.max_epochs=2", project)
+    _, (longer,) = added(project, shown(record["folder"] / "report.html"))
+    assert longer["config"]["trainer"]["max_epochs"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_command_on_the_page_of_a_trial(project: Path) -> None:
+    _, trials = added(project, f"boltcutter train -m {QUICK.replace(' report=false', '')} seed=6,7 'name=t r'")
+    pages = [next(project.glob(f"runs/t r/*/trials/{number:04d}/report.html")) for number in (0, 1)]
+    again = [record for page in pages for record in added(project, shown(page))[1]]
+    assert [run["config"]["seed"] for run in again] == [6, 7]
+    assert list(map(validated, again)) == [validated(t) for t in sorted(trials, key=lambda t: t["config"]["seed"])]
 
 
 @pytest.mark.slow

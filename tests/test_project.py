@@ -34,6 +34,7 @@ def root(tmp_path: Path) -> Path:
 def test_found_from_any_file_or_folder_in_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = Project(root, "small", (root / "configs", BUILTIN_CONFIGS))
     assert Project.find(root / "configs" / "train.yaml") == expected
+    assert Project.find(root / "src" / ".." / "configs" / "train.yaml") == expected  # as of python ../scripts/train.py
     monkeypatch.chdir(root / "src" / "small")
     assert Project.find() == expected
     monkeypatch.chdir("/")

@@ -89,6 +89,8 @@ class Project:
         if is_named and place.exists():
             owners |= {place.stat().st_uid, place.lstat().st_uid}
         place = place.parent if place.is_file() else place
+        if ".." in place.parts:  # of a script that was started from a folder beside it
+            place = place.resolve()
         for folder in (place, *place.parents):
             settings = _read_settings(folder / "pyproject.toml")
             if settings is not None:

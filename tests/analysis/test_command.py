@@ -172,7 +172,10 @@ def test_labels_removal_and_archives(runs: Run) -> None:
     runs("untag", "latest", "baseline")
     assert len(json.loads(runs("--json", "tag=baseline")[0])["result"]) == 1
     out, _ = runs("archive", "latest", "seed=0")
-    assert out.count("undo by: boltcutter runs restore 20260101-120000-0000000") == 2
+    undo = re.findall(r"undo by: boltcutter runs (restore 20260101-120000-0000000.) (runs=.*)", out)
+    assert len(undo) == 2
+    assert runs(*undo[0][0].split())[0].strip().endswith(f"boltcutter runs archive {undo[0][0][8:]} {undo[0][1]}")
+    runs("archive", undo[0][0][8:])
     assert len(json.loads(runs("--json")[0])["result"]) == 1
     assert len(json.loads(runs("--json", "--archived")[0])["result"]) == 2
     runs("restore", "seed=0", "seed<5")  # both, once

@@ -11,6 +11,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -129,6 +130,27 @@ def test_names_are_escaped(browse: Browse, tmp_path: Path) -> None:
     assert "<title>taken" not in seen.dom
     assert seen.count(r"<script\b") == 2
     assert seen.count("<img (?!src=.data:)") == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "changed", "expected"),
+    [
+        ("scripts/train.py 'name=a b' seed=1", {}, "python scripts/train.py 'name=a b' seed=1"),
+        ("/lib/boltcutter/__main__.py train seed=1", {}, "python -m boltcutter train seed=1"),
+        ("train.py seed=1 folder=/runs/trials/0000", {}, "python train.py seed=1"),  # which holds a run
+        ("train.py seed=1", {"trainer.max_epochs": {"was": 1, "now": 2}}, "boltcutter train 'reproduce={}'"),
+        ("", {}, ""),
+    ],
+)
+def test_the_command_trains_the_same_again(
+    command: str, changed: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path / "a run")
+    record = RECORD | {"command": command, "attempts": [RECORD["attempts"][0], {"changed": changed}]}
+    (folder / "record.json").write_text(json.dumps(record))
+    page = report.render_page(folder)
+    found = re.findall(r'<code class="command">(.*?)</code>', page)
+    assert list(map(html.unescape, found)) == [expected.format(folder)] * bool(expected)
 
 
 @pytest.mark.parametrize("make", [write_classification, write_regression])

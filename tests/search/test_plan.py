@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -149,8 +151,27 @@ def test_a_search_is_continued_as_it_was(made: Plan) -> None:
     assert [p.distribution for p in plan.space.parameters] == [p.distribution for p in made.space.parameters]
     more = continued(PROJECT, made.folder, ["search.num_trials=5", "search.max_time=1:00:00"])
     assert (more.total, more.search.time_limit) == (10, 3600)
+    save(replace(made, command="boltcutter search budget=5m 'name=a b' search.num_trials=2"))
+    more = continued(PROJECT, made.folder, ["search.num_trials=5", "search.max_time=1:00:00"])
+    assert more.command == "boltcutter search search.max_time=1:00:00 'name=a b' search.num_trials=5"
     assert continued(PROJECT, made.folder, ["budget=30m"]).search.time_limit == 1800
     assert read_config(PROJECT, ["search=optuna", "budget=30m"]).get("search")["max_time"] == "30m"
+
+
+@pytest.mark.parametrize(
+    ("started", "expected"),
+    [
+        ("/bin/boltcutter search 'name=a b' search=grid", "boltcutter search 'name=a b' search=grid"),
+        ("scripts/search.py search=grid", "python scripts/search.py search=grid"),
+        ("other/train.py search=grid seed=1", "boltcutter search search=grid seed=1"),  # by -m, without a script
+    ],
+)
+def test_the_command_of_a_search(started: str, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "search.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", shlex.split(started))
+    assert module.own_command() == expected
 
 
 @pytest.mark.parametrize(

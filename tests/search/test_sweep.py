@@ -57,12 +57,21 @@ def agent_command(sweep: dict[str, Any], values: dict[str, Any]) -> list[str]:
     return found
 
 
-def test_a_sweep_needs_no_optuna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_needs_no_optuna(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("local", "study"):
         monkeypatch.delitem(sys.modules, f"boltcutter.search.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "optuna", None)
-    search_command(PROJECT, ["search=wandb", f"folder={tmp_path}/search"])
-    assert (tmp_path / "search" / "sweep.yaml").is_file()
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    search_command(PROJECT, ["search=wandb", f"folder={tmp_path}/a search"])
+    path = tmp_path / "a search" / "sweep.yaml"
+    assert capsys.readouterr().out.startswith(f"wandb sweep '{path}' ")
+    # Agents start where paths of the overrides are relative to.
+    program = yaml.safe_load(path.read_text())["program"]
+    assert (program[:2], Path(program).resolve()) == ("..", PROJECT.root.resolve() / "scripts" / "train.py")
+    assert f"# then, in {tmp_path}/below, on" in path.read_text()
 
 
 def test_a_space_in_the_terms_of_wandb(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from boltcutter.config.errors import ConfigError, printable
 from boltcutter.config.redaction import holds_value
 from boltcutter.environment import lease
 from boltcutter.formatting import to_json
+from boltcutter.project import command
 
 ARCHIVE = ".archive"  # in the folder of all runs, with the folders of runs that were archived
 REMOVED = ".removed-"  # prefix of a folder that is being deleted
@@ -116,7 +117,8 @@ def _hold(runs: Sequence[Run], verb: str, stack: ExitStack) -> None:
         if run.parent:
             raise ConfigError(f"{verb} {run.id}: part of the search {run.parent}; {verb} the search")
         if run.status == "submitted":
-            raise ConfigError(f"{verb} {run.id}: its job has not started; boltcutter launch cancel run={run.folder}")
+            cancel = command("launch", "cancel", f"run={run.folder}")
+            raise ConfigError(f"{verb} {run.id}: its job has not started; {cancel}")
         if link := files.foreign_link(run.folder):
             raise ConfigError(f"{verb} {run.id}: {link} is a link of another user; {verb} the folder that it leads to")
         if Path(run.folder).is_symlink():

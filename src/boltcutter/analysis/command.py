@@ -16,7 +16,7 @@ from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError, hint, printable
 from boltcutter.config.values import split_overrides
 from boltcutter.formatting import aligned, parse_count
-from boltcutter.project import Project, display_path
+from boltcutter.project import Project, command, display_path
 
 VERBS = ("tag", "untag", "note", "remove", "archive", "restore")
 VALUES = ("--sort", "--columns", "--limit")  # flags that are followed by a value
@@ -40,14 +40,14 @@ def runs_command(project: Project, arguments: list[str]) -> list[Run] | None:
         raise ConfigError(f"runs={place}: runs at a URL are only listed; labels and archives need a folder")
     if rest and rest[0] in VERBS:
         with actions.writing(rest[0], "check its permissions and the free space"):
-            act(Path(place), rest[0], rest[1:], flags)
+            act(Path(place), rest[0], rest[1:], flags, [word for word in arguments if word.startswith("runs=")])
         return None
     if len(rest) > 1:
         if near := hint(rest[0], VERBS):
             raise ConfigError(
                 f"{rest[0]}: no such command{near} (there are: {', '.join(VERBS)})", kind="unknown_command"
             )
-        raise ConfigError(f"{rest[1]}: one filter is expected; quote it: boltcutter runs '{' '.join(rest)}'")
+        raise ConfigError(f"{rest[1]}: one filter is expected; quote it: {command('runs', ' '.join(rest))}")
     root = Path(place, actions.ARCHIVE) if "--archived" in flags else place
     known, text = find_runs(root), rest[0] if rest else ""
     runs = chosen(known, text) if text else known
@@ -134,8 +134,8 @@ def serve(project: Project, place: str, flags: dict[str, str], rest: Sequence[st
     live.serve(place, chosen, settings)
 
 
-def act(root: Path, verb: str, words: Sequence[str], flags: dict[str, str]) -> None:
-    """Change the labels of runs, or remove, archive or restore them."""
+def act(root: Path, verb: str, words: Sequence[str], flags: dict[str, str], given: Sequence[str]) -> None:
+    """Change the labels of runs, or remove, archive or restore them; ``given`` is ``runs=…`` of the command."""
     texts = {"tag": "<tag> …", "untag": "<tag> …", "note": "<text>"}
     least = 2 if verb in texts else 1
     if len(words) < least or (verb == "note" and len(words) > least):
@@ -159,8 +159,8 @@ def act(root: Path, verb: str, words: Sequence[str], flags: dict[str, str]) -> N
             print(printable(f"removed {display_path(Path(run.folder))}"))
     else:
         for run, place in zip(runs, actions.archive(root, runs, restores=verb == "restore"), strict=True):
-            undo = "archive" if verb == "restore" else "restore"
-            print(printable(f"{display_path(place)}; undo by: boltcutter runs {undo} {run.id}"))
+            undo = command("runs", "archive" if verb == "restore" else "restore", run.id, *given)
+            print(printable(f"{display_path(place)}; undo by: {undo}"))
 
 
 def chosen(runs: Sequence[Run], word: str) -> list[Run]:

@@ -19,6 +19,7 @@ from torch.optim import SGD, Optimizer
 from boltcutter import files
 from boltcutter.callback.nonfinite import find_origin
 from boltcutter.internals import foreach_norm
+from boltcutter.project import command
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
 from boltcutter.task.after_hook import AfterHook
 from boltcutter.task.host_copy import HostCopy, copy_to_host
@@ -204,7 +205,7 @@ class Guard(Callback):
 
     def _why(self) -> str:
         """The command that finds what a change of the step would do: what helps is not known before it is tried."""
-        return f"boltcutter why run={self.folder} tries what removes it"
+        return f"{command('why', f'run={self.folder}')} tries what removes it"
 
     def _stop(self, trainer: L.Trainer, pl_module: Any, check: GradientCheck, what: str, *remedies: str) -> NoReturn:
         """Save the batch, and say what happened, where it began, and what may help."""

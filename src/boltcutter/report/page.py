@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ import yaml
 from boltcutter import extend, files, run_files
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import one_line, printable
+from boltcutter.project import LIBRARY, command
 from boltcutter.report import exports, media, pixels
 from boltcutter.report.outcome_report import read_outcomes
 from boltcutter.report.reader import ReportReader
@@ -77,7 +79,7 @@ def render_page(folder: Path, home: str = "") -> str:
         place=run_store().show(folder),
         record=record,
         findings=[_with_evidence(each) for each in record.get("findings") or [] if isinstance(each, dict)],
-        command=reader.get("Command", "", redact_command, record.get("command") or ""),
+        command=reader.get("Command", "", _command, folder, record),
         choices=config.get("choices") or {},
         sections=sections,
         finals=_final_metrics(groups, modes, scores, record.get("metrics") or {}, record.get("best_after")),
@@ -94,6 +96,16 @@ def render_page(folder: Path, home: str = "") -> str:
         data={"charts": _charts(groups, modes), **{key: outcomes.get(key) for key in ("confusion", "scatters")}},
     )
     return page.encode(errors="replace").decode()  # the command may contain file names that are not UTF-8
+
+
+def _command(folder: Path, record: Mapping[str, Any]) -> str:
+    """The command that trains this again: of a run that went on with other settings, that which has them all."""
+    if any(attempt.get("changed") for attempt in record.get("attempts") or ()):
+        return command("train", f"reproduce={run_store().show(folder)}")
+    program, *words = shlex.split(redact_command(record.get("command") or "")) or [""]
+    started = ["-m", LIBRARY] if program.endswith(f"{LIBRARY}/__main__.py") else [program]
+    # A folder that holds a run, such as that of a trial of a search, takes no other.
+    return shlex.join(["python", *started, *(word for word in words if not word.startswith("folder="))]) * bool(program)
 
 
 def _with_evidence(finding: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,8 @@ def search(plan: Plan, worker: int | None = None) -> None:
     if settings.engine == "wandb":
         from boltcutter.search.sweep import write_sweep
 
-        print(f"wandb sweep {write_sweep(plan)}    # creates the sweep, and prints the command of its agents")
+        path = shlex.quote(str(write_sweep(plan)))
+        print(f"wandb sweep {path}    # creates the sweep, and prints the command of its agents")
         return
     from boltcutter.search.local import TimeLimit, run_trials  # which need Optuna
     from boltcutter.search.outcome import best_on_average, write_outcome

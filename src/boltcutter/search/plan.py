@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -21,6 +22,7 @@ from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError, as_config_error, hint, one_line, prefix_errors
 from boltcutter.config.instantiate import build, checked
 from boltcutter.config.locate import locate
+from boltcutter.config.redaction import MAX_COMMAND
 from boltcutter.config.settings import Settings
 from boltcutter.config.values import last_of_each, split_overrides
 from boltcutter.environment import user_key
@@ -137,7 +139,11 @@ def continued(project: Project, folder: Path, arguments: Sequence[str]) -> Plan:
     used |= {"settings": settings, "metrics": [(name, mode) for name, mode in record["metrics"]]}
     if search.gpus is not None:
         used["gpus"] = search.gpus
-    return Plan(project, folder.absolute(), search=search, command=str(record.get("command", "")), **used)
+    text = str(record.get("command", ""))
+    if arguments and len(text) <= MAX_COMMAND:
+        with suppress(ValueError):  # quotes that are not closed
+            text = shlex.join(last_of_each(with_budget([*shlex.split(text), *arguments])))
+    return Plan(project, folder.absolute(), search=search, command=text, **used)
 
 
 def with_budget(arguments: Sequence[str]) -> list[str]:
@@ -314,8 +320,8 @@ def find_metric(cfg: Settings, default: tuple[str, Mode]) -> tuple[str, Mode]:
 
 def own_command() -> str:
     """The command that started this process."""
-    is_script = command("search").startswith("python ")
-    return shlex.join([*shlex.split(command("search")), *sys.argv[1 if is_script else 2 :]])
+    words = sys.argv[1:]
+    return command("search", *(words[1:] if words[:1] == ["search"] else words))
 
 
 def signed_part(plan: Plan) -> dict[str, Any]:

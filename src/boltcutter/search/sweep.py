@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ def write_sweep(plan: Plan) -> Path:
         "W&B sweep: W&B samples the values, and its agents train with them.",
         f"from: {redact_command(plan.command)}",
         f"create it: wandb sweep {shlex.quote(str(path))}",
-        f"then, in {plan.project.root}, on as many machines as wished: wandb agent <the id that it prints>",
+        f"then, in {Path.cwd()}, on as many machines as wished: wandb agent <the id that it prints>",
     ]
     write_yaml(path, comments, {"name": plan.folder.name, **sweep})
     return path
@@ -45,7 +46,7 @@ def as_sweep(plan: Plan) -> dict[str, Any]:
         if p.condition:
             raise ConfigError(f"{p.setting}: a W&B sweep has no conditions; remove it, or use another search")
     train = plan.project.train_command
-    program = "scripts/train.py" if train[0].endswith(".py") else "train"
+    program = os.path.relpath(train[0]) if train[0].endswith(".py") else "train"
     start = ["${program}"] if train[0].endswith(".py") else train
     overrides = last_of_each([*plan.search.overrides, *plan.overrides])
     return {
