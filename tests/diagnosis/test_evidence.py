@@ -1,6 +1,6 @@
 import torch
 
-from boltcutter.diagnosis.evidence import nonzero, sampled, tensors_of
+from boltcutter.diagnosis.evidence import nonzero, overrides, sampled, tensors_of
 
 
 def test_few_elements_are_sampled_and_those_of_a_sparse_tensor_are_its_values() -> None:
@@ -18,3 +18,15 @@ def test_tensors_that_are_not_zero_are_found() -> None:
 def test_the_tensors_of_a_nested_batch_are_found() -> None:
     batch = {"a": [torch.zeros(1), "text"], "b": (None, torch.zeros(2))}
     assert [len(t) for t in tensors_of(batch)] == [1, 2]
+
+
+def test_hooks_of_either_package_of_lightning_are_found() -> None:
+    def hook(module: object) -> None:
+        """The one of the base class."""
+
+    named = {"__module__": "pytorch_lightning.core.module", "training_step": hook, "validation_step": hook}
+    base = type("LightningModule", (), named)
+    module = type("Mine", (base,), {"training_step": lambda module: None})()
+    assert overrides(module, "training_step")
+    assert not overrides(module, "validation_step")
+    assert not overrides(object(), "training_step")

@@ -1,5 +1,6 @@
 """The audit command: any Lightning script without a configuration, a configuration, and a run with its weights."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +110,53 @@ def test_mistakes_are_one_line(arguments: str, setting: str, call: Audit) -> Non
 def test_objects_classes_and_functions_are_made(call: Audit, tmp_path: Path) -> None:
     made: Any = [make(f"audited_script.py:{name}") for name in ("net", "Net", "loaders")]
     assert [type(each).__name__ for each in made] == ["Net", "Net", "tuple"]
+
+
+STREAM = """
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        random = torch.Generator().manual_seed(0)
+        for row in torch.randn(2000, SIZE, generator=random):
+            yield row, (row[0] > 0).long()
+
+
+class Drifting(Net):
+    def on_train_start(self):
+        self.net.bias.data += self.global_rank
+
+
+def stream():
+    return DataLoader(Stream(), 16)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "data", "expected"),
+    [("Net", "stream", ["ranks-same-data"]), ("Net", "loaders", []), ("Drifting", "loaders", ["ranks-differ"])],
+)
+def test_two_ranks_are_compared(module: str, data: str, expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "audited_script.py").write_text(SCRIPT + STREAM)
+    (tmp_path / "helper.py").write_text("SIZE = 40\n")
+    objects = [f"{tmp_path}/audited_script.py:{name}" for name in (module, data)]
+    command = [sys.executable, "-m", "boltcutter", "audit", *objects, "trainer.devices=2", "--json"]
+    done = run_command(command)
+    found = [each["check"] for each in json.loads(done.stdout)["result"]["findings"]]
+    assert [name for name in found if name.startswith("ranks")] == expected, done.stderr
+
+
+@pytest.mark.slow
+def test_two_ranks_of_a_configuration_are_compared() -> None:
+    done = run_command([sys.executable, "-m", "boltcutter", "audit", *QUICK, "model=mlp", "trainer.devices=2"])
+    assert done.returncode == 0
+    assert "ranks" not in done.stderr
+
+
+def test_ranks_that_cannot_be_compared_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = audit.compare_ranks(Project.at(Path.cwd()), ["model=nothing"])
+    assert (found.check, found.level) == ("ranks", "note")
+    assert "model=nothing" in found.text
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
@@ -327,6 +328,15 @@ def nonzero(tensors: list[Tensor]) -> list[bool]:
     for i, each in zip(rest, again, strict=True):
         found[i] = each
     return found
+
+
+def overrides(instance: Any, name: str) -> bool:
+    """Whether a module or data module, of ``lightning`` or of ``pytorch_lightning``, defines a hook of Lightning."""
+    for base in type(instance).__mro__:
+        is_theirs = base.__module__.startswith(("lightning.", "pytorch_lightning."))
+        if is_theirs and base.__name__ in ("LightningModule", "LightningDataModule"):
+            return is_overridden(name, instance, base)
+    return False
 
 
 def is_metric(module: nn.Module) -> bool:

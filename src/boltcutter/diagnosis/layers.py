@@ -7,11 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
-from boltcutter.diagnosis.evidence import Evidence, Repeat, is_metric, sampled
+from boltcutter.diagnosis.evidence import Evidence, Repeat, is_metric, overrides, sampled
 from boltcutter.diagnosis.graph import depends_on
 from boltcutter.diagnosis.source import says
 from boltcutter.internals import BatchNorm
@@ -178,7 +177,7 @@ def hooks_grow(seen: Evidence) -> Lines:
 def train_in_validation(seen: Evidence) -> Lines:
     """The module itself is in training mode after a validation step, and has BatchNorm or dropout."""
     module = seen.module
-    if not module.training or not is_overridden("validation_step", module):
+    if not module.training or not overrides(module, "validation_step"):
         return
     named = [(n, m) for n, m in module.named_modules() if m.training]
     norms = [n for n, m in named if isinstance(m, BatchNorm) and m.track_running_stats]
@@ -194,7 +193,7 @@ def train_in_validation(seen: Evidence) -> Lines:
 def part_trains_in_validation(seen: Evidence) -> Lines:
     """BatchNorm of a part is in training mode after a validation step, and the module is not."""
     module = seen.module
-    if module.training or not is_overridden("validation_step", module):
+    if module.training or not overrides(module, "validation_step"):
         return
     norms = [n for n, m in module.named_modules() if isinstance(m, BatchNorm) and m.training and m.track_running_stats]
     if norms:

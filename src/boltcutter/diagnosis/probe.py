@@ -20,7 +20,6 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
@@ -29,7 +28,7 @@ from torchmetrics import Metric
 
 from boltcutter.diagnosis.calls import LossCalls, Remark, unread_parts
 from boltcutter.diagnosis.cuts import Cuts
-from boltcutter.diagnosis.evidence import is_metric, num_rows, tensors_of
+from boltcutter.diagnosis.evidence import is_metric, num_rows, overrides, tensors_of
 from boltcutter.diagnosis.graph import Loss
 from boltcutter.structure import map_tensors, take_rows
 
@@ -111,9 +110,7 @@ class Probe:
         self.trainer, self.module = trainer, module
         self.modes = {part: part.training for part in module.modules()}
         batches = {"training_step": batch, "validation_step": held}
-        self.batches = {
-            kind: data for kind, data in batches.items() if data is not None and is_overridden(kind, module)
-        }
+        self.batches = {kind: data for kind, data in batches.items() if data is not None and overrides(module, kind)}
         self.passes, self.most, self.end = 0, MOST_PASSES, monotonic() + seconds
         self.terms: Any = None  # of the loss, as ``signs`` reads them
         self._base: dict[tuple[str, bool], Trace] = {}

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from types import ModuleType, NoneType, SimpleNamespace
 from typing import Any
 
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlateau
 
 from boltcutter.diagnosis.checks import Line, Lines, check
-from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.evidence import Evidence, overrides
 from boltcutter.diagnosis.source import codes_of_users
 
 MAX_CALLS = 20_000  # of a schedule, which are computed ahead
@@ -168,7 +167,7 @@ def schedule_unused(seen: Evidence) -> Lines:
 @check("schedule-called-twice", "likely", at="summary")
 def schedule_called_twice(seen: Evidence) -> Lines:
     """Schedules that Lightning calls were called over 1.5 times as often as there were steps, or epochs."""
-    if not seen.module.automatic_optimization or is_overridden("lr_scheduler_step", seen.module):
+    if not seen.module.automatic_optimization or overrides(seen.module, "lr_scheduler_step"):
         return
     epochs = seen.trainer.current_epoch - seen.first_epoch + (not seen.ended)
     for config in seen.trainer.lr_scheduler_configs:

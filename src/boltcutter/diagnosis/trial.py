@@ -9,7 +9,6 @@ from time import monotonic
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     averages,
@@ -25,6 +24,7 @@ from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     statements,
     targets,
 )
+from boltcutter.diagnosis.evidence import overrides
 from boltcutter.diagnosis.invariants import FIRST, Guarded, Invariants
 from boltcutter.diagnosis.loaders import MOST, Splits
 from boltcutter.diagnosis.probe import Probe, seeded
@@ -149,7 +149,7 @@ def _validates(probe: Probe) -> bool:
 def _test_loader(trainer: L.Trainer) -> Any:
     """The loader of the test split; None if there is none, or it cannot be made."""
     data = trainer.datamodule  # type: ignore[attr-defined]
-    if data is None or not is_overridden("test_dataloader", data):
+    if data is None or not overrides(data, "test_dataloader"):
         return None
     try:
         data.setup("test")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -20,20 +24,30 @@ from boltcutter.checkpoint.weights import load_weights
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.values import split_overrides
 from boltcutter.diagnosis import Finding
+from boltcutter.diagnosis.checks import CHECKS
 from boltcutter.diagnosis.trial import Trial
+from boltcutter.environment.startup import PARENT_PID
 from boltcutter.environment.warning_filters import filter_warnings
-from boltcutter.planning.check import run_trial
+from boltcutter.planning.check import TWO_RANKS, run_trial
 from boltcutter.project import Project
+from boltcutter.replay.job import NOT_INHERITED
+from boltcutter.run import trust
 from boltcutter.run.best import find_checkpoint
 from boltcutter.run.folder import read_record
+from boltcutter.topology import ONE_DEVICE, count_devices
 from boltcutter.training.failure import explain_errors
 
+RANKS = "BOLTCUTTER_AUDIT_RANKS"  # set in a process that trains on two ranks: the file for what they have found
+RANKS_SECONDS = 300.0  # for which two ranks may train eight steps
 OBJECT = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
 DATA = (L.LightningDataModule, DataLoader)
 
 
 def audit_command(project: Project, arguments: list[str]) -> dict[str, list[Finding]]:
     """Train eight steps of a copy, ask all checks, probes and baselines, and print what they found, notes too.
+
+    Steps and probes are those of one device. If several ranks are requested, two of them also train eight steps on the
+    CPU, in processes of their own, by which weights, learning rates and batches are compared.
 
     Args:
         project: Project whose configuration is used.
@@ -46,16 +60,53 @@ def audit_command(project: Project, arguments: list[str]) -> dict[str, list[Find
     filter_warnings()
     objects = [argument for argument in arguments if OBJECT.fullmatch(argument)]
     if objects:
-        found = audit_objects(objects, [argument for argument in arguments if argument not in objects])
+        found, num_ranks = audit_objects(objects, [argument for argument in arguments if argument not in objects])
     else:
-        found = audit_configuration(project, arguments)
+        found, num_ranks = audit_configuration(project, arguments)
+    if file := os.environ.get(RANKS):
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            of_ranks = [name for name, group in CHECKS.items() if any(each.at == "ranks" for each in group)]
+            theirs = [each for each in found if each.check in (*of_ranks, "invariants")]  # or that it could not look
+            Path(file).write_text(json.dumps([asdict(each) for each in theirs]))
+        return {"findings": found}
+    if num_ranks > 1:
+        found += compare_ranks(project, arguments)
     loud = sum(finding.level != "note" for finding in found)
     print(f"{loud or 'no'} finding{'s' * (loud != 1)}, {len(found) - loud} note{'s' * (len(found) - loud != 1)}")
     return {"findings": found}
 
 
-def audit_configuration(project: Project, arguments: list[str]) -> list[Finding]:
-    """Audit a configuration, or that of a run with its weights."""
+def compare_ranks(project: Project, arguments: Sequence[str]) -> list[Finding]:
+    """What two ranks have found that train eight steps on the CPU; a note, if they cannot."""
+    trusted = ["trust=true"] if trust.is_granted() else []
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "findings.json")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "boltcutter", "audit", *arguments, *trusted],
+                env={**inherited, **project.environment, RANKS: str(file), PARENT_PID: str(os.getpid())},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=RANKS_SECONDS,
+            )
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            reason = (lines or [f"exit status {done.returncode}"])[-1]
+        except subprocess.TimeoutExpired:
+            reason = f"eight steps took over {RANKS_SECONDS:.0f} s"
+        if file.is_file():
+            found = [Finding(**each) for each in json.loads(file.read_text())]
+        else:
+            found = [Finding("ranks", "note", f"could not be compared: {one_line(reason)}")]
+    for finding in found:
+        print(f"{'note' if finding.level == 'note' else 'warning'}: {finding}", file=sys.stderr)
+    return found
+
+
+def audit_configuration(project: Project, arguments: list[str]) -> tuple[list[Finding], int]:
+    """Audit a configuration, or that of a run with its weights; return findings, and over how many ranks it trains."""
     special, rest = split_overrides(arguments, "run", "ckpt")
     run, weights = special.get("run"), None
     if "ckpt" in special and not run:
@@ -70,11 +121,13 @@ def audit_configuration(project: Project, arguments: list[str]) -> list[Finding]
         cfg = cfg.changed({"folder": folder})
         num_ranks = assemble(cfg).topology.data_ranks
         try:
-            return run_trial(cfg, num_ranks, with_data=True, weights=weights)
+            on_ranks = RANKS in os.environ
+            found = run_trial(cfg, num_ranks, with_data=not on_ranks, weights=weights, on_ranks=on_ranks)
         except Exception as error:
             if getattr(error, "hide_traceback", False):
                 raise ConfigError(str(error)) from error
             raise
+    return found, num_ranks
 
 
 def load_trained(task: L.LightningModule, path: str, record: Mapping[str, Any]) -> bool:
@@ -92,13 +145,16 @@ def is_converged(record: Mapping[str, Any]) -> bool:
         return False
 
 
-def audit_objects(objects: Sequence[str], settings: Sequence[str]) -> list[Finding]:
+def audit_objects(objects: Sequence[str], settings: Sequence[str]) -> tuple[list[Finding], int]:
     """Audit a module and data that scripts define.
 
     Args:
         objects: ``script.py:Name`` of a LightningModule, and of a LightningDataModule, a loader or two (train, val),
             each a class or function without arguments, or an object; a module that has its own loaders needs no data.
         settings: ``trainer.<argument>=<value>``.
+
+    Returns:
+        Findings, and over how many ranks the trainer trains.
 
     Raises:
         ConfigError: They cannot be made, or are something else.
@@ -120,16 +176,20 @@ def audit_objects(objects: Sequence[str], settings: Sequence[str]) -> list[Findi
     quiet: Mapping[str, Any] = {
         "logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
     }  # fmt: skip
-    watch = Trial(with_data=True)
+    on_ranks = RANKS in os.environ
+    watch = Trial(with_data=not on_ranks)
+    num_ranks = max(1, count_devices(given)) * int(given.get("num_nodes", 1))
+    place = TWO_RANKS if on_ranks else ONE_DEVICE if num_ranks > 1 else {}
     with TemporaryDirectory() as folder:
         defaults = {"max_epochs": 1000, "accelerator": "auto", "devices": 1, "limit_val_batches": 2}
+        ours = {**quiet, **place, "default_root_dir": folder, "callbacks": [watch]}
         try:
-            trainer = L.Trainer(**{**defaults, **given, **quiet, "default_root_dir": folder, "callbacks": [watch]})
+            trainer = L.Trainer(**{**defaults, **given, **ours})
         except TypeError as error:
             raise ConfigError(f"{' '.join(settings)}: {one_line(error)}; correct it") from error
         with explain_errors(trainer):
             trainer.fit(module, **options)
-    return watch.findings
+    return watch.findings, num_ranks
 
 
 def make(reference: str) -> Any:

@@ -37,6 +37,7 @@ from boltcutter.topology import ONE_DEVICE
 from boltcutter.training.failure import LAUNCH_BLOCKING, explain_errors
 
 NUM_SAMPLES = 16  # to which the model is applied; in two of them, one class may be missing
+TWO_RANKS = {"accelerator": "cpu", "devices": 2, "num_nodes": 1, "strategy": "ddp"}
 BROADCAST = ".*Using a target size .* that is different to the input size.*"  # trains on wrong pairs of values
 
 
@@ -122,6 +123,7 @@ def run_trial(
     *,
     with_data: bool = False,
     weights: Callable[[L.LightningModule], bool] | None = None,
+    on_ranks: bool = False,
 ) -> list[Finding]:
     """Train some batches, validate and test one, on one device, without loggers, checkpoints and progress bar.
 
@@ -130,6 +132,7 @@ def run_trial(
         num_ranks: Over which training divides a batch.
         with_data: Whether the data are checked, too.
         weights: Loads trained weights, with which predictions are compared with baselines; see ``Trial``.
+        on_ranks: Whether two ranks train, on the CPU, and nothing is tested.
 
     Returns:
         What ``callback.invariants`` and its probes found; nothing without that callback.
@@ -139,13 +142,14 @@ def run_trial(
         FirstBatchError: The task, the model or the data failed.
     """
     planned = cfg.trainer
-    cfg = cfg.changed({"trainer": {"fast_dev_run": 1, **(ONE_DEVICE if num_ranks > 1 else {})}})
+    devices = TWO_RANKS if on_ranks else ONE_DEVICE if num_ranks > 1 else {}
+    cfg = cfg.changed({"trainer": {"fast_dev_run": 1, **devices}})
     with redirect_stdout(io.StringIO()):  # notes that were printed before
         components = assemble(cfg)
     trainer, data, task = components.trainer, components.data, components.task
     trainer.num_sanity_val_steps = 1  # as in training, which validates first
     if isinstance(data, NativeData):
-        data.batch_size //= num_ranks
+        data.batch_size = data.batch_size // num_ranks * trainer.world_size
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     callbacks[:] = [c for c in callbacks if not isinstance(c, ProgressBar) and not handles_signals([c])]
     trials = []
@@ -161,7 +165,7 @@ def run_trial(
             if data is not None:
                 run_hooks_early(trainer, task, data)
         trainer.fit(task, datamodule=data)
-        if cfg.test and not skip_reason(data, task, "test"):
+        if cfg.test and not on_ranks and not skip_reason(data, task, "test"):
             trainer.test(task, datamodule=data, verbose=False)
     return [finding for trial in trials for finding in trial.findings]
 
