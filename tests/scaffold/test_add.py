@@ -60,7 +60,7 @@ def test_clone_of_the_library_can_be_extended_in_place(tmp_path: Path) -> None:
         add.add_command(Project.find(clone), [kind, "very_tiny"])
     assert (clone / "src/boltcutter/model/very_tiny.py").is_file()
     assert (clone / "src/boltcutter/launch/very_tiny.py").is_file()
-    tests = [f"tests/{'launch' if kind == 'launch' else f'core/{kind}'}/test_very_tiny.py" for kind in add.KINDS]
+    tests = [f"tests/{'launch' if kind == 'launch' else kind}/test_very_tiny.py" for kind in add.KINDS]
     assert "passed" in run_tests(clone, *tests, "tests/test_layout.py", PYTHONPATH=str(clone / "src"))
 
 

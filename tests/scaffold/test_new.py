@@ -112,7 +112,7 @@ class Waves(L.LightningDataModule):
 @pytest.mark.slow
 def test_project_passes_its_tests_with_components_of_its_own(tmp_path: Path) -> None:
     project = create(["my-project", f"folder={tmp_path}"])
-    for component in ("data.resnet", "language.gpt", "data.regression", "callback.guard"):
+    for component in ("model.resnet", "model.gpt", "task.regression", "callback.guard"):
         vendor.vendor_command(Project.find(project), [component])
     (project / "src/my_project/task/forecaster.py").write_text(FORECASTER)
     for kind, name in {"task": "Forecaster", "data": "Waves"}.items():
@@ -307,7 +307,7 @@ def test_two_updates_bring_the_changes_of_the_template_and_keep_ones_own(templat
     own = project / "src" / "my_project" / "model" / "tiny.py"
     own.write_text("from torch import nn\n\n\nclass Tiny(nn.Linear):\n    pass\n")
     experiment = next((project / "configs" / "experiment").glob("*.yaml"))
-    experiment.write_text(experiment.read_text() + "seed: 7  # mine\n")
+    experiment.write_text(experiment.read_text() + "test: true  # mine\n")
     commit(project, "My work")
 
     inside = source / "{{cookiecutter.project_slug}}"
@@ -322,16 +322,16 @@ def test_two_updates_bring_the_changes_of_the_template_and_keep_ones_own(templat
 
     (inside / "NOTES.md").unlink()
     theirs = inside / experiment.relative_to(project)
-    theirs.write_text(theirs.read_text() + "seed: 1\n")
+    theirs.write_text(theirs.read_text() + "test: false\n")
     (inside / "README.md").write_text(readme + "\nNew in the second version.\n")
     commit(source, "Second version")
     run(CRUFT, "update", "-y", cwd=project)
     assert not (project / "NOTES.md").exists()
     assert (project / "README.md").read_text().endswith("\nNew in the second version.\n")
     assert own.is_file()
-    conflict = "<<<<<<< ours\nseed: 7  # mine\n=======\nseed: 1\n>>>>>>> theirs\n"
+    conflict = "<<<<<<< ours\ntest: true  # mine\n=======\ntest: false\n>>>>>>> theirs\n"
     assert experiment.read_text().endswith(conflict)
-    experiment.write_text(experiment.read_text().replace(conflict, "seed: 7  # mine\n"))
+    experiment.write_text(experiment.read_text().replace(conflict, "test: true  # mine\n"))
     run(CRUFT, "check", cwd=project)
     assert requirement(project).endswith(run("git", "rev-parse", "HEAD", cwd=source).strip())
     commit(project, "Second update")

@@ -20,6 +20,11 @@ from boltcutter.environment.platform_facts import DEVICES, JOB, NODES, PLATFORM,
 from boltcutter.environment.process import in_slurm_step
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# By which a process that this one starts would take itself for one of the launcher's: beginnings of names.
+LAUNCHER_VARIABLES = (
+    *("SLURM_", "TORCHELASTIC_", "PET_", "OMPI_", "PMI_", "BOLTCUTTER_RUN_ID", "BOLTCUTTER_NODES", "BOLTCUTTER_TRIAL"),
+    *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+)
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LAUNCHERS = {"TORCHELASTIC_RUN_ID", "JSM_NAMESPACE_RANK", "HOROVOD_RANK"}  # set by launchers that set all ranks
 POOLS = ("workerpool0", "workerpool1")  # worker pools that train, in the order of ranks

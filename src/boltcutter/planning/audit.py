@@ -26,11 +26,11 @@ from boltcutter.config.values import split_overrides
 from boltcutter.diagnosis import Finding
 from boltcutter.diagnosis.checks import CHECKS
 from boltcutter.diagnosis.trial import Trial
+from boltcutter.environment.cluster_variables import LAUNCHER_VARIABLES
 from boltcutter.environment.startup import PARENT_PID
 from boltcutter.environment.warning_filters import filter_warnings
 from boltcutter.planning.check import TWO_RANKS, run_trial
 from boltcutter.project import Project
-from boltcutter.replay.job import NOT_INHERITED
 from boltcutter.run import trust
 from boltcutter.run.best import find_checkpoint
 from boltcutter.run.folder import read_record
@@ -81,7 +81,7 @@ def compare_ranks(project: Project, arguments: Sequence[str]) -> list[Finding]:
     trusted = ["trust=true"] if trust.is_granted() else []
     with TemporaryDirectory() as folder:
         file = Path(folder, "findings.json")
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_VARIABLES)}
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "boltcutter", "audit", *arguments, *trusted],

@@ -24,6 +24,7 @@ from boltcutter.config.errors import ConfigError, one_line, prefix_errors
 from boltcutter.config.redaction import MASK
 from boltcutter.config.settings import RunPlace, Settings
 from boltcutter.environment import stop_signals as signals
+from boltcutter.environment.cluster_variables import LAUNCHER_VARIABLES
 from boltcutter.environment.startup import PARENT_PID, restored_signals
 from boltcutter.project import Project
 from boltcutter.run.best import saved_places
@@ -40,14 +41,9 @@ TIMES, FEWEST_SECONDS, LONGEST_SECONDS = 20, 600.0, 86400.0  # limits of how lon
 FOREIGN_SECONDS = 180.0  # the limit for a run of somebody else, whose record may claim anything
 MAX_THREADS = 4096  # of a process; OpenMP starts as many as a variable says
 COPY = "BOLTCUTTER_CODE_COPY"  # set if the code is a copy, which is not where the process starts
-# Variables of a launcher, by which a replay would take itself for one of the launcher's processes.
-NOT_INHERITED = (
-    *("SLURM_", "TORCHELASTIC_", "PET_", "OMPI_", "PMI_", "BOLTCUTTER_RUN_ID", "BOLTCUTTER_NODES", "BOLTCUTTER_TRIAL"),
-    *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-)
 # Variables that a replay does not take from the record: these, and those that say where things are on a machine.
 NOT_RESTORED = (
-    *(*NOT_INHERITED, "BOLTCUTTER_", "PYTHON", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "LD_", "XDG_", "SSH_"),
+    *(*LAUNCHER_VARIABLES, "BOLTCUTTER_", "PYTHON", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "LD_", "XDG_", "SSH_"),
     *("HOME", "PATH", "PWD", "OLDPWD", "TMP", "TEMP", "USER", "LOGNAME", "HOSTNAME", "VIRTUAL_ENV", "CONDA_", "TERM"),
 )
 
@@ -147,7 +143,7 @@ class Surroundings:
 
     def environment(self) -> dict[str, str]:
         """The environment variables of the process."""
-        found = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
+        found = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_VARIABLES)}
         found |= {name: value for name, value in self.variables if value is not None}
         for name in (name for name, value in self.variables if value is None):
             found.pop(name, None)
