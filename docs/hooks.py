@@ -20,6 +20,7 @@ except ImportError:  # Python 3.10
 
 ROOT = Path(__file__).parents[1]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+COMMANDS_OF = re.compile(r"^```bash\n.*?^```$", re.M | re.S)
 LINK = re.compile(r"(!?)\[([^]]*)\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
 OPTIONS = {
     "boltcutter.extend": "{members: true, show_root_heading: false, filters: ['!^_']}",
@@ -54,9 +55,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: object, **_: object) -> str:
-    """Rank the page in searches; rewrite links that lead out of docs; show the files of an example of the gallery."""
+    """Rank the page in searches; rewrite links that lead out of docs; show the files of an example of the gallery.
+
+    Comments of commands are not aligned on the site, where lines are wrapped.
+    """
     source = page.file  # type: ignore[attr-defined]
     page.meta["search"] = {"boost": RANKS.get(Path(source.src_uri).with_suffix("").parts[0], 1.0)}  # type: ignore[attr-defined]
+    markdown = COMMANDS_OF.sub(lambda block: re.sub(r"(?<=\S) {3,}# ", "  # ", block.group()), markdown)
     if source.generated_by:
         return markdown
     file = ROOT / "docs" / source.src_uri

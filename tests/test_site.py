@@ -48,6 +48,7 @@ def test_pages_of_the_repository_and_the_code_are_there(site: Path) -> None:
     packages = {name for line in contracts[0]["layers"] for name in re.findall(r"\w+", line)}
     assert {*re.findall(r">(\w+)</text>", drawn)} == packages
     assert not list(site.rglob("*.py"))
+    assert not re.search(r'<span class="w"> {3,}</span><span class="c1">#', (site / "training.html").read_text())
 
 
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
