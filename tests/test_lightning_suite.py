@@ -1,9 +1,11 @@
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import yaml
+from lightning_tests import suite
 from lightning_tests.suite import GROUPS, NOT_COLLECTED, report
 
 ROOT = Path(__file__).parents[1]
@@ -19,6 +21,17 @@ def test_a_test_that_passes_plain_only_needs_a_reason(capsys: pytest.CaptureFixt
     assert report(PLAIN, TREATED, {}, quiet={"a.py::two[1]": "passed"}, record=False) == 0
     assert report(PLAIN, TREATED, {}, quiet={"a.py::two[1]": "failed"}, record=False) == 1
     assert report({}, {}, {}, record=False) == 1
+
+
+@pytest.mark.parametrize("has_git", [True, False])
+def test_a_clone_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_git: bool) -> None:
+    monkeypatch.setattr(suite, "REPOSITORY", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if not has_git:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"^error: tag=9\.9: cannot clone .*nowhere \(.*\); give .*checkout.*$"):
+        suite.main(None, ["tag=9.9", "loops"])
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_difference_that_is_gone_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,10 +58,22 @@ def main(usage: str | None, arguments: list[str]) -> int:
 
 
 def clone(tag: str) -> Path:
-    """Clone the tests of the installed version of Lightning."""
+    """Clone the tests of the installed version of Lightning.
+
+    Raises:
+        SystemExit: git is missing or cannot reach the repository, or there is no such tag.
+    """
     folder = Path(tempfile.mkdtemp(prefix="lightning-"))
     tag = tag or version("lightning")
-    subprocess.run(["git", "clone", "-q", "--depth", "1", "--branch", tag, REPOSITORY, folder], check=True)
+    command = ["git", "clone", "-q", "--depth", "1", "--branch", tag, REPOSITORY, str(folder)]
+    try:
+        subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.CalledProcessError) as error:
+        folder.rmdir()
+        reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
+        raise SystemExit(
+            f"error: tag={tag}: cannot clone {REPOSITORY} ({reason}); give the folder of a checkout, or another tag"
+        ) from None
     return folder
 
 

@@ -88,10 +88,11 @@ def test_all_parts_are_drawn(browse: Browse, tmp_path: Path) -> None:
     (best.folder / "report.html").write_text("")
     command = "scripts/search.py search=asha logger.api_key=hush"
     importances = [("val/accuracy", {"optimizer.lr": 0.75, "optimizer": 0.25})]
-    page = write(tmp_path, results, command=command, statistics="0.9 ± 0.1", importances=importances)
+    page = write(tmp_path, results, command=command, statistics="run  val/loss\n0.9 ± 0.1", importances=importances)
     seen = browse(page)
     assert seen.console == []
     sections = re.findall(r'<section id="(\w+)"', seen.dom)
+    assert '<pre>run  val/loss\n<span class="sentence">0.9 ± 0.1</span></pre>' in seen.dom
     assert sections == ["statistics", "history", "parallel", "importance", "slices", "curves", "trials", "command"]
     assert seen.count(r'<svg viewBox="0 0 \d{3}') == 1 + 1 + 5 + 1  # history, parallel, slices, curves
     assert seen.count(r'class="many lines') > 12
