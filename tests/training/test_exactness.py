@@ -1,15 +1,19 @@
 """What a resumed run cannot continue exactly is found by comparison with the checkpoint."""
 
+import itertools
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
 
 from boltcutter.config.settings import Settings
 from boltcutter.training import exactness
@@ -43,10 +47,41 @@ class Level(L.Callback):
         self.level += 1
 
 
+class Held:
+    """What a module may hold besides submodules: a schedule, an average of weights and a time."""
+
+    __slots__ = ("average", "now", "state", "step")
+
+    def __init__(self, net: torch.nn.Module) -> None:
+        self.average = {name: value.clone() for name, value in net.state_dict().items()}
+        self.step, self.now, self.state = 0, 0.0, SimpleNamespace(count=0)
+
+    def update(self, net: torch.nn.Module) -> None:
+        self.step += 1
+        self.now = time.time()  # is not used before it is set again
+        for name, value in net.state_dict().items():
+            self.average[name] = 0.9 * self.average[name] + 0.1 * value
+
+
+class Net(torch.nn.Linear):
+    """Counts its calls, and keeps its input."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen = x
+        return super().forward(x)
+
+
 class Module(L.LightningModule):
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.kind, self.net = kind, torch.nn.Linear(1, 1)
+        self.rng = np.random.default_rng(1)
+        self.held = Held(torch.nn.Linear(1, 600))
+        self.outputs: list[float] = []
+        self.draws, self.batch = itertools.count(), torch.zeros(())
+        self.kind, self.net = kind, Net(1, 1) if kind == "inner" else torch.nn.Linear(1, 1)
         self.seen, self.in_epoch, self.mean, self.fixed = 0, 0, torch.zeros(()), 3
         self.history: dict[str, list[int]] = {"batches": []}
 
@@ -57,9 +92,19 @@ class Module(L.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         self.in_epoch = 0
+        self.outputs.clear()
 
     def training_step(self, batch: list[Tensor], index: int) -> Tensor:
         self.in_epoch += 1
+        if self.kind == "cleared":
+            self.outputs.append(index)
+            self.batch = batch[0]
+        if self.kind == "held":
+            self.held.update(torch.nn.Linear(1, 600))
+            self.held.state.count += 1
+        if self.kind == "drawn":
+            self.rng.random()
+            next(self.draws)
         if self.kind in ("attributes", "saved"):
             self.seen += 1
             self.mean = self.mean + batch[0].mean()
@@ -107,6 +152,14 @@ def fit(kind: str, folder: Path, steps: int, resume: Path | None = None) -> None
         ("plain", 8, []),
         ("sampler", 8, ["Drawn.draws (was 2, is 1)"]),
         ("callback", 8, ["Level.level (was 2, is 0)"]),
+        (
+            "held",
+            8,
+            ["Module.held.average (was", "Module.held.step (was 8, is 0)", "Module.held.state.count (was 8, is 0)"],
+        ),
+        ("drawn", 8, ["Module.draws (was count(8), is count(0))", "Generator 1 of Module (was state "]),
+        ("inner", 8, ["Module.net.calls (was 8, is not set)"]),
+        ("cleared", 8, []),
         ("plain", 6, ["Module.in_epoch (was 2, is 0)"]),  # within an epoch, at whose start a hook sets it
         ("loader", 6, ["loaders are replaced in on_train_start"]),
         ("loader", 8, []),
@@ -129,4 +182,45 @@ def test_what_was_not_restored_is_reported_once(
     assert all(printed.count(name) == 1 for name in names), printed
     assert ("not exact" in printed) == bool(names)
     assert bool(recorded.get("inexact")) == bool(names)
-    assert "fixed" not in printed
+    assert not any(name in printed for name in ("fixed", "now", "batch (", "net.seen"))
+
+
+class Cursor(Dataset[Tensor]):
+    """Draws by a position of its own, and keeps what it has read."""
+
+    def __init__(self) -> None:
+        self.position, self.file, self.transform = 0, None, Drawn()
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.file = self.file or open(__file__)  # type: ignore[assignment]  # noqa: SIM115
+        self.position += 1
+        return torch.tensor(self.position)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_changes_in_workers_is_named(workers: int) -> None:
+    """It changes there only, so that it cannot be compared."""
+    loader = DataLoader(Subset(Cursor(), range(4)), num_workers=workers)
+    trainer: Any = SimpleNamespace(train_dataloader=loader)
+    assert exactness._changed_by_workers(trainer) == ["Cursor.position", "Drawn.draws"] * workers
+
+
+def test_large_tensors_and_functions_are_compared() -> None:
+    def texts(value: Any) -> dict[str, str]:
+        return dict(exactness._texts(value, "x", set(), set()))
+
+    def counter(start: int) -> Any:
+        return lambda: start
+
+    large = torch.zeros(2000, 3)
+    changed = large.clone()
+    changed[:9] = 1
+    assert texts(large).keys() == {"x"}
+    assert texts(large) == texts(large.clone()) != texts(changed)
+    assert texts(large.bfloat16()) != texts(changed.bfloat16())
+    assert texts([counter(3), torch.nn.Linear(1, 1)]).keys() == {"x[0].start", "x[1].weight", "x[1].bias"}
+    steps = (2 * number for number in range(9))
+    next(steps)
+    assert texts(steps)["x.number"] == "0"
+    assert texts([L.Trainer, np, open, torch.device("meta")]) == {}
+    assert texts([torch.zeros(2, device="meta")]) == {}
