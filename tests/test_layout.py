@@ -164,3 +164,14 @@ def test_links_lead_to_files() -> None:
     for file in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", file.read_text()):
             assert (file.parent / link).exists(), f"{file.name}: {link}"
+
+
+def test_the_table_of_layers_is_the_contract() -> None:
+    contract = next(contract for contract in CONTRACTS if contract["type"] == "layers")["layers"]
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| layer |")[2].partition("\n\n")[0]
+    rows: list[set[str]] = []
+    for number, names in re.findall(r"^\| *(\d*) *\| (.*?) \|", table, re.M):
+        rows += [set()] if number else []
+        assert not number or int(number) == len(contract) - len(rows)
+        rows[-1] |= set(re.findall(r"`(\w+)`", names))
+    assert rows == [set(re.findall(r"\w+", layer)) for layer in contract]
