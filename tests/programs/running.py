@@ -49,6 +49,12 @@ PROBED = NOTED | {
     *("determinant_of_the_inverse", "average_around_each_value", "windows_less_their_last_value"),
     *("loss_of_the_last_task", "quantiles_exchanged", "end_of_episode_in_a_tuple_ignored", "box_is_not_flipped"),
     *("softmax_over_bags",),
+    *("difference_of_bytes", "difference_of_bytes_of_tensors", "area_under_the_curve_of_labels", "targets_are_rated"),
+    *("determinants_of_all_samples", "views_of_neighbours", "messages_along_edges_of_validation"),
+    *("query_is_in_its_support", "weights_in_the_order_of_sizes", "rare_class_weighs_less"),
+    *("numbers_of_topics_by_split", "decoder_gets_what_it_predicts", "attention_over_what_fills"),
+    *("samples_and_noise_without_roots", "trained_network_follows_its_target"),
+    *("derivative_of_all_outputs", "items_beside_ratings_in_half_precision"),
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dis
 import re
+import types
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -21,6 +24,7 @@ CHANGES = frozenset(
         *("_foreach_lerp_", "_foreach_mul_", "_foreach_copy_", "swap_tensors", "set_", "Parameter", "update"),
     )
 )
+EACH_BATCH = ("training_step", "on_train_batch_end", "on_before_zero_grad")
 REPLACED = 0.02  # of what the original has moved, within which an average follows it at once
 
 ROUNDING = 1e-5  # of what the original has moved, which an average moves by its computation
@@ -68,8 +72,16 @@ def _is_left_behind(seen: Evidence, name: str, part: nn.Module, other: str, twin
 
 
 def can_change(seen: Evidence) -> bool:
-    """Whether code of the module or of a callback can change weights other than by an optimizer."""
-    return any(CHANGES & {*code.co_names} for code in codes_of_users(seen.module, seen.trainer))
+    """Whether code of the module or of a callback can change weights later, other than by an optimizer."""
+    found = [code for code in codes_of_users(seen.module, seen.trainer) if CHANGES & {*code.co_names}]
+    # What has no condition, and was called for each batch, would have changed them.
+    is_done = all(code.co_name in EACH_BATCH and not _has_condition(code) for code in found)
+    return bool(found) and (not is_done or depends_on_time(seen.module))
+
+
+def _has_condition(code: types.CodeType) -> bool:
+    names = [each.opname for each in dis.get_instructions(code)]
+    return any("_IF_" in name and before != "WITH_EXCEPT_START" for before, name in pairwise(names))
 
 
 @check("average-statistics", "likely", at="trial")

@@ -47,7 +47,7 @@ def baselines(splits: Splits, held: str = "validation") -> tuple[bool, list[Base
 
 
 def _baselines(splits: Splits, held: str) -> tuple[bool, list[Baseline]]:
-    train, val = splits.table("train"), splits.table(held)
+    train, val = splits.features("train"), splits.features(held)
     if train is None or val is None or len(train[1]) < 20 or not len(val[1]) or train[0].shape[1] != val[0].shape[1]:
         return False, []
     order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(0))[:MOST]
@@ -153,7 +153,7 @@ def classes_renumbered(seen: Evidence) -> Lines:
     if seen.splits is None:
         return
     classes, found = baselines(seen.splits)
-    table = seen.splits.table("validation")
+    table = seen.splits.features("validation")
     predicted = found[-1].classes if classes and found else None
     if predicted is None or table is None:
         return

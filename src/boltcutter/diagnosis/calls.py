@@ -31,6 +31,7 @@ OPTIONS = {
     "log_input": True,
     "label_smoothing": 0.0,
     "weight": None,
+    "pos_weight": None,
     "reduction": "mean",
 }
 RESHAPES = frozenset(("view", "reshape", "flatten", "unflatten"))

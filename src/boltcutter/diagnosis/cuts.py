@@ -20,13 +20,16 @@ ARITHMETIC = ADDITIONS | {"mul", "__mul__", "__rmul__", "neg", "__neg__"}
 DETACHES = frozenset(("detach", "detach_", "data", "__get__", "item", "requires_grad_"))
 NOISES = frozenset(("randn", "randn_like", "rand", "rand_like", "normal", "normal_", "uniform_"))
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+NARROW = (torch.uint8, torch.int8, torch.int16)
 LAYERS = frozenset(("linear", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "bilinear", "cat", "concat", "matmul"))
 READS = frozenset(("__get__", "size", "dim", "numel", "__len__", "detach"))
+FILLED = frozenset(("ones_like", "zeros_like", "full_like", "empty_like", "new_ones", "new_zeros", "new_full", *NOISES))
 EXTREMES = frozenset(("min", "max", "amin", "amax"))
 COPIES = frozenset(("detach", "__get__"))  # the latter of .data
 MEAN_LOSSES = frozenset(("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"))
 SCATTERS = frozenset(("index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"))
 LEVELS = 16  # samples, whose levels of noise show those of all
+FEWEST_LEVELS = 8  # steps of a diffusion
 MOST_NOISE = 0.5  # of the variance of the noisiest of them
 FRACTIONS = 0.2  # share of targets that lose one
 
@@ -36,10 +39,12 @@ class Cuts(TorchFunctionMode):
 
     Args:
         batch: Its batch.
+        module: Which has the step; None of a dataset.
     """
 
-    def __init__(self, batch: Any) -> None:
+    def __init__(self, batch: Any, module: nn.Module | None = None) -> None:
         super().__init__()
+        self.module = module
         self.remarks: list[Remark] = []
         self.batch = tensors_of(batch)
         self.cut = WeakTensorKeyDictionary()  # what depends on weights, but has no gradient: the function that cut it
@@ -75,7 +80,9 @@ class Cuts(TorchFunctionMode):
     def _follow(self, function: Any, name: str, args: Any, kwargs: Any, given: Sequence[Tensor], result: Any) -> None:
         """Note what a function has made of its arguments."""
         found = tensors_of(result) if isinstance(result, Tensor) or name == "grad" else []
-        self.differentiates |= name in ("grad", "backward")
+        reads_gradient = getattr(function, "__self__", None) is Tensor.grad and not isinstance(args[0], nn.Parameter)
+        is_own = name == "backward" and getattr(self.module, "automatic_optimization", False)  # not of the loss
+        self.differentiates |= name == "grad" or reads_gradient or is_own
         if name == "grad" and not kwargs.get("create_graph"):
             self.differentiated |= {id(t) for t in tensors_of(args[1] if len(args) > 1 else kwargs.get("inputs"))}
         if name in ADDITIONS and len(given) == 2:
@@ -84,7 +91,7 @@ class Cuts(TorchFunctionMode):
         self._follow_cut(name, given, found)
         if name in ("long", "int", "to", "type", "short") and found and found[0].dtype in INTEGERS:
             self._truncate(given[0])
-        if name in ARITHMETIC and found and found[0].dtype == torch.uint8:
+        if name in ARITHMETIC and found and found[0].dtype in NARROW:
             self._wrap(function, args, kwargs, found[0])
         if name in LOSSES and len(given) > 1:
             self._targets(name, given[1])
@@ -105,7 +112,7 @@ class Cuts(TorchFunctionMode):
             self.cut.update(
                 {t: "a parameter's .data or detach()" for t in found if given[0].requires_grad and not t.requires_grad}
             )
-        if not torch.is_grad_enabled() or name in DETACHES:
+        if not torch.is_grad_enabled() or name in DETACHES | FILLED:
             return
         cuts = [self.cut[t] for t in given if t in self.cut]
         others = [t for t in given if t.requires_grad and not t.is_leaf and id(t) not in self.differentiated]
@@ -126,7 +133,7 @@ class Cuts(TorchFunctionMode):
             )
         for t in found:
             if not t.requires_grad and (cuts or any(each.requires_grad for each in given)):
-                self.cut[t] = cuts[0] if cuts else name
+                self.cut[t] = cuts[0] if cuts and name != "grad" else name
 
     def _follow_noise(self, name: str, given: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         for t in given:
@@ -306,6 +313,8 @@ class Cuts(TorchFunctionMode):
     def _mix(self, parts: Sequence[Tensor]) -> None:
         """Say it if noise is never half of the variance of a sample, though its level is drawn for each."""
         found = dict(self.levels[t] for t in parts if t in self.levels)
+        if len(found) == 2 and torch.allclose(found[0] + found[1], torch.ones_like(found[0]), atol=1e-4):
+            self._mix_linearly(found[0])
         if len(found) == 2 and torch.allclose(found[0] ** 2 + found[1] ** 2, torch.ones_like(found[0]), atol=1e-3):
             least, most = (float(level**2) for level in found[1].aminmax())
             if most < MOST_NOISE and least < 0.5 * most:
@@ -316,21 +325,38 @@ class Cuts(TorchFunctionMode):
                     "product of the alphas, or more noise",
                 )
 
+    def _mix_linearly(self, level: Tensor) -> None:
+        """Say it if levels of samples, which add up to 1 with those of noise, are cumulative products of the module."""
+        held = [
+            t for part in (self.module.modules() if self.module else ()) for t in tensors_of([*vars(part).values()])
+        ]
+        lines = [t.double() for t in held if t.ndim == 1 and t.is_floating_point() and len(t) >= FEWEST_LEVELS]
+        for t in lines:
+            ratios = t[1:] / t[:-1]
+            factors = [o for o in lines if len(o) == len(t) and o is not t]
+            is_product = any(torch.allclose(each[1:], ratios, atol=1e-6) for o in factors for each in (o, 1 - o))
+            distances = (level.double()[:, None] - t).abs().amin(1)
+            if is_product and bool((t > 0).all() & (t < 1).all()) and float(distances.max()) < 1e-6:
+                self._say(
+                    "noise-levels",
+                    f"samples are multiplied by a cumulative product of {len(t)} steps, and noise by 1 less it, so the "
+                    "variance is not kept, which these steps take for granted; multiply by the square roots of both",
+                )
+
     def _truncate(self, t: Tensor) -> None:
         is_of_batch = t.is_floating_point() and any(t.data_ptr() == each.data_ptr() for each in self.batch)
         if is_of_batch and t.numel() and float((t != t.trunc()).float().mean()) > FRACTIONS:
             self.truncated.append(t.detach().trunc())
 
     def _wrap(self, function: Any, args: Any, kwargs: Any, result: Tensor) -> None:
+        if function.__name__ in ("add_", "__iadd__"):
+            return  # what it was is gone
         wide = [a.int() if isinstance(a, Tensor) else a for a in args]
         exact = function(*wide, **kwargs)
         if isinstance(exact, Tensor) and exact.shape == result.shape and bool((exact != result).any()):
             share = float((exact != result).float().mean())
-            self._say(
-                "bytes-wrap",
-                f"{share:.0%} of the results of {function.__name__.strip('_')} on bytes, of {tuple(result.shape)}, are "
-                "below 0 or above 255, and wrap around; call float() first",
-            )
+            kind = str(result.dtype).removeprefix("torch.")
+            self._say("bytes-wrap", wrap_line(function.__name__.strip("_"), kind, tuple(result.shape), share))
 
     def _targets(self, name: str, target: Tensor) -> None:
         if name in REGRESSIONS and target in self.noise and self.noise[target] == 0:
@@ -361,6 +387,14 @@ class Cuts(TorchFunctionMode):
 def constant_term(seen: Evidence) -> Lines:
     """A number that depends on weights, or a derivative, is added to the loss without its gradient, not by detach."""
     yield from remarks(seen, "constant-term")
+
+
+def wrap_line(name: str, kind: str, shape: tuple[int, ...], share: float) -> str:
+    """The line on integers that are too large or small for their type."""
+    return (
+        f"{share:.0%} of the results of {name} on {kind}, of {shape}, do not fit into it, and wrap around; convert to "
+        "floating point first"
+    )
 
 
 def is_part(t: Tensor, whole: Tensor) -> bool:
@@ -422,6 +456,12 @@ def little_noise(seen: Evidence) -> Lines:
     yield from remarks(seen, "little-noise")
 
 
+@check("noise-levels", "likely", at="probe")
+def noise_levels(seen: Evidence) -> Lines:
+    """Samples, times a cumulative product of the module, are mixed with noise times 1 less it, without roots."""
+    yield from remarks(seen, "noise-levels")
+
+
 @check("masked-extreme", "certain", at="probe")
 def masked_extreme(seen: Evidence) -> Lines:
     """The minimum of values that are never negative, times a mask, is always 0; or the maximum of the reverse."""
@@ -448,5 +488,5 @@ def truncated_target(seen: Evidence) -> Lines:
 
 @check("bytes-wrap", "certain", at="probe")
 def bytes_wrap(seen: Evidence) -> Lines:
-    """Sums, differences or products of bytes wrap around."""
+    """Sums, differences or products of integers of 8 or 16 bits wrap around."""
     yield from remarks(seen, "bytes-wrap")

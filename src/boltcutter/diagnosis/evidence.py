@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from boltcutter.diagnosis.calls import Remark
     from boltcutter.diagnosis.data import Scale
     from boltcutter.diagnosis.loaders import Splits
+    from boltcutter.diagnosis.metrics import MetricCalls
     from boltcutter.diagnosis.probe import Probe
 
 SAMPLE = 512  # elements of each parameter that are compared
@@ -46,6 +47,8 @@ class Update:
         had_gradient: Whether a gradient was not 0 after the last backward pass.
         of_others: Name of the optimizer whose backward pass the gradients are from, too, and which has made its step.
         lost: Training steps since the last one without any, whose gradients were cleared.
+        dropped: Names of parameters without a gradient, of which that of an earlier backward pass of the same training
+            step was cleared.
     """
 
     optimizer: Optimizer
@@ -61,6 +64,7 @@ class Update:
     had_gradient: bool
     of_others: str = ""
     lost: int = 0
+    dropped: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -72,6 +76,9 @@ class Steps:
     uncleared: int = 0
     emptied: int = 0
     lost: int = 0
+    dropped: int = 0
+    looks: int = 0
+    idle: int = 0  # of which all gradients were 0
     mixed: int = 0  # of which gradients were those of another optimizer's loss, too
     ratios: list[tuple[float, float]] = field(default_factory=list)  # relative change, learning rate
     jumps: list[float] = field(default_factory=list)  # changes larger than the weights, of the median matrix
@@ -155,6 +162,7 @@ class Evidence:
         self.labels: list[Tensor] = []
         self.targets: list[Tensor] = []  # of cross-entropy
         self.num_classes = 0
+        self.reconstructed: list[float] = []  # shares of the variance of the inputs, at late looks
         self.scale: dict[str, Scale | None] = {}  # of inputs; None after the comparison with validation
         # of a trial, which is no training: check --batch and audit
         self.probe: Probe | None = None
@@ -163,6 +171,7 @@ class Evidence:
         self.calls: list[Loss] = []  # of loss functions, in one pass of the steps
         self.remarks: list[Remark] = []  # on shapes, in the same passes
         self.predictions: list[Loss] = []  # of a trained model in validation
+        self.metric_calls: MetricCalls | None = None
         self.is_converged = False  # its validation had been best before training ended
         # of validation
         self.validations = 0
@@ -172,6 +181,8 @@ class Evidence:
         self.active_dropout: list[str] = []
         self.metrics: dict[str, tuple[Any, int]] = {}  # computed in the last validation and not reset: updates
         self.stale_metrics: list[tuple[str, int]] = []
+        self.epochs = 0
+        self.epoch_metrics: dict[str, int] = {}  # updates of those computed by the begin of the last epoch
 
     def begin(self) -> None:
         """Read what is known when training starts."""

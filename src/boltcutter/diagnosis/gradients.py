@@ -17,6 +17,7 @@ EARLY = 8  # optimizer steps, all of which are looked at
 NO_EFFECT = 1e-4  # relative change of the weights in the whole training that cannot matter
 HUGE = 2.0  # change of a matrix in one step, relative to its size, and to 1 / sqrt(fan-in)
 ONE = torch.ones(1)
+ENOUGH, MOSTLY = 6, 0.7  # looks, and their share
 COLLAPSED = 0.02  # size of the weights, relative to the start
 
 
@@ -54,16 +55,42 @@ def not_cleared(seen: Evidence) -> Lines:
 
 @check("gradients-lost", "certain", at="step")
 def gradients_lost(seen: Evidence) -> Lines:
-    """At two looks, gradients of a training_step in which no optimizer stepped were cleared by the next one."""
+    """At two looks, gradients were cleared before a step: of a whole training_step, or all that some weights get."""
     assert seen.update is not None
     update, steps = seen.update, seen.steps[id(seen.update.optimizer)]
-    if update.lost:
-        steps.lost += 1
-        if steps.lost >= 2:
-            yield (
-                f"{_name(update)} makes a step after {update.lost + 1} batches, but has the gradient of the last one "
-                "only, as zero_grad is called for each; call it after the step"
-            )
+    steps.lost += bool(update.lost)
+    steps.dropped += bool(update.dropped)
+    if update.lost and steps.lost >= 2:
+        yield (
+            f"{_name(update)} makes a step after {update.lost + 1} batches, but has the gradient of the last one "
+            "only, as zero_grad is called for each; call it after the step"
+        )
+    if update.dropped and steps.dropped >= 2:
+        yield Line(
+            f"the gradients of {some(sorted(update.dropped))} are cleared between two backward passes, before "
+            f"{_name(update)} makes a step, and these have none then, so only the last loss is trained; call zero_grad "
+            "once, before the first pass",
+            "likely",
+            subject="within a step",
+        )
+
+
+@check("mostly-zero", "likely", at="step")
+def mostly_zero(seen: Evidence) -> Lines:
+    """At over 70% of the looks, which are six or more, all gradients of an optimizer were exactly 0."""
+    assert seen.update is not None
+    update, steps = seen.update, seen.steps[id(seen.update.optimizer)]
+    is_idle = bool(update.with_gradient) and not update.had_gradient and not update.nonzero
+    steps.looks += 1
+    steps.idle += is_idle
+    has_any = bool(seen.got_nonzero & {*update.parameters})  # else nothing is trained
+    if steps.looks >= ENOUGH and steps.idle > MOSTLY * steps.looks and has_any:
+        yield Line(
+            f"all gradients of {_name(update)} were exactly 0 at {steps.idle} of {steps.looks} steps that were looked "
+            "at, so these train nothing: the samples are beyond the margin of the loss, or masked; choose harder ones",
+            "note" if depends_on_time(seen.module) else None,
+            subject=f"{seen.optimizers.index(update.optimizer)}",
+        )
 
 
 @check("foreign-gradient", "likely", at="step")

@@ -303,19 +303,41 @@ class Invariants(Callback):
         with Guarded(self):
             seen.validations += 1
             seen.validation_batch = None
-            seen.metrics = {}
-            if not trainer.sanity_checking and seen.validations <= VALIDATIONS:
-                seen.metrics = {
-                    name: (m, m._update_count)
-                    for name, m in pl_module.named_modules()
-                    if is_metric(m) and m._update_count and m._computed is not None and not _keeps_state(m)
-                }
+            watches = not trainer.sanity_checking and seen.validations <= VALIDATIONS
+            seen.metrics = _computed_metrics(pl_module) if watches else {}
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """See which metrics of training were computed at the end of two epochs, and have the updates of both."""
+        seen = self._seen
+        if seen is None or seen.epochs > VALIDATIONS:
+            return
+        with Guarded(self):
+            seen.epochs += 1
+            metrics = {n: (m, count) for n, (m, count) in _computed_metrics(pl_module).items() if _is_of_epoch(m)}
+            known = seen.epoch_metrics
+            seen.stale_metrics = [(n, c) for n, (_, c) in metrics.items() if c >= 2 * known.get(n, c)]
+            seen.epoch_metrics = {n: count for n, (_, count) in metrics.items()}
+            self._ask("validated")
 
 
 def next_look(step: int, last: int, first: int = 1) -> int:
     """The step after this one that is looked at: the first ones, 2, 4, 8, 32, 128, …, and the last one."""
     upcoming = next(look for look in LOOKS if look > step) if step >= first else step + 1
     return last if step < last < upcoming else upcoming
+
+
+def _computed_metrics(module: L.LightningModule) -> dict[str, tuple[Metric, int]]:
+    """Metrics that were computed after their last update, and not reset, and the number of their updates."""
+    return {
+        name: (m, m._update_count)
+        for name, m in module.named_modules()
+        if is_metric(m) and m._update_count and m._computed is not None and not _keeps_state(m)
+    }
+
+
+def _is_of_epoch(metric: Metric) -> bool:
+    """Whether a metric is none of those that count, add or average all that training has seen."""
+    return ".aggregation" not in type(metric).__module__
 
 
 def _keeps_state(metric: Metric) -> bool:
@@ -424,6 +446,10 @@ class Watch:
         self.had_gradient: dict[int, bool] = {}
         self.waiting = set[int]()  # optimizers with gradients of a training step in which none has stepped
         self.lost: dict[int, int] = {}
+        # In one training step, by optimizer: parameters with a gradient after a backward pass, and its number; and
+        # those of which it was cleared by the next one, without a step.
+        self.held: dict[int, tuple[set[str], int]] = {}
+        self.dropped: dict[int, set[str]] = {}
         self.backward_passes = self.forward_passes = 0
         # In one training step: backward passes that added to the gradients of each optimizer, and its steps, by pass.
         self.sources: dict[int, set[int]] = {}
@@ -464,7 +490,7 @@ class Watch:
             callback._ask("batch")
         self.is_within_step = True
         self.waiting = {key for key, had in self.had_gradient.items() if had and self.sources and not self.stepped}
-        self.sources, self.stepped = {}, {}
+        self.sources, self.stepped, self.held, self.dropped = {}, {}, {}, {}
         output = step(*args, **options)
         self.is_within_step = False
         with Guarded(callback):
@@ -511,6 +537,9 @@ class Watch:
             for key, group in parameters.items() if not seen.module.automatic_optimization else ():
                 if not any_nonzero([p.grad for p in group if p.grad is not None]):
                     self.sources[key] = set()
+                    names, number = self.held.pop(key, (set(), 0))
+                    if not any(each >= number for each in self.stepped.get(key, ())):
+                        self.dropped.setdefault(key, set()).update(names)
                     self.lost[key] = self.lost.get(key, 0) + (key in self.waiting)
                 self.waiting.discard(key)
                 known[key] = versions(group)
@@ -522,6 +551,10 @@ class Watch:
             for key, earlier in known.items():
                 if earlier != versions(parameters[key]):
                     self.sources.setdefault(key, set()).add(self.backward_passes)
+                    found = [p for p in parameters[key] if p.grad is not None]
+                    flags = nonzero([p.grad for p in found])
+                    names = {seen.names.get(id(p), "") for p, flag in zip(found, flags, strict=True) if flag}
+                    self.held[key] = names, self.backward_passes
             for optimizer in seen.optimizers:
                 key = id(optimizer)
                 self.had_gradient[key] = any_nonzero([p.grad for p in parameters[key] if p.grad is not None])
@@ -562,13 +595,13 @@ class Watch:
         self.found_gradient |= bool(live)
         self.found_zero |= 0 < len(live) < len(with_gradient)
         known = self.backward_passes > 0
-        of_others = self.other_loss(key)
+        of_others, dropped = self.other_loss(key), self.dropped.pop(key, set()) - live - {""}
         self.stepped.setdefault(key, set()).add(self.backward_passes)
         cleared = self.cleared.pop(key, not known) if known else True
         cleared = not self.added.pop(key, False) or cleared
         update = Update(
             optimizer, number, named, set(with_gradient), live, None, {}, learning_rate(optimizer), 0.0, cleared,
-            self.had_gradient.pop(key, False), of_others, self.lost.pop(key, 0),
+            self.had_gradient.pop(key, False), of_others, self.lost.pop(key, 0), dropped,
         )  # fmt: skip
         seen.steps[key].rated |= update.rate != 0
         self.compare(update)

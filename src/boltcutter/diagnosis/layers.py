@@ -338,10 +338,10 @@ def dropout_in_validation(seen: Evidence) -> Lines:
 
 @check("metric-not-reset", "likely", at="validated")
 def metric_not_reset(seen: Evidence) -> Lines:
-    """A metric that was computed still has its updates when the next validation begins."""
+    """A metric that was computed still has its updates when the next validation begins, or epoch of training."""
     for name, count in seen.stale_metrics:
         yield Line(
-            f"{name} still has the {count} updates of the last validation, so its value mixes epochs; log the metric "
+            f"{name} still has the {count} updates of earlier epochs, so its value mixes them; log the metric "
             "itself, or call reset() at the end of the epoch",
             subject=name,
         )

@@ -19,6 +19,8 @@ from boltcutter.structure import flatten, inputs_of, targets_of
 
 MOST = 20_000  # samples of a split that are read
 SECONDS = 20.0  # for which a split is read
+BUCKETS = 512  # of tokens
+NUMBERS = Tensor | np.ndarray | np.generic | int | float
 CHUNK = 256  # samples that a dataset of batches is asked for together
 
 
@@ -50,11 +52,25 @@ class Splits:
                 self._samples[name] = [*read_batches(self.loaders.get(name), MOST, SECONDS)]
         return self._samples[name]
 
+    def features(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """As ``table``; of tokens, how often each is in a sample, whose numbers are taken modulo ``BUCKETS``."""
+        if (table := self.table(name)) is not None:
+            return table
+        parts = [(inputs_of(sample), targets_of(sample)) for sample in self.samples(name)]
+        if not parts or not all(isinstance(x, Tensor | np.ndarray) and isinstance(y, NUMBERS) for x, y in parts):
+            return None
+        x, y = ([torch.as_tensor(pair[i]) for pair in parts] for i in range(2))
+        if any(v.ndim != 1 or v.is_floating_point() or v.dtype == torch.bool for v in x) or any(
+            v.numel() != 1 for v in y
+        ):
+            return None
+        counts = [(v.long() % BUCKETS).bincount(minlength=BUCKETS) for v in x]
+        return torch.stack(counts).double(), torch.stack([v.reshape(()) for v in y])
+
     def table(self, name: str) -> tuple[Tensor, Tensor] | None:
         """Inputs (N, F) and targets (N,) of a split, in float64; None if samples are no such pairs."""
         parts = [(inputs_of(sample), targets_of(sample)) for sample in self.samples(name)]
-        kinds = Tensor | np.ndarray | np.generic | int | float
-        if not parts or not all(isinstance(part, kinds) for pair in parts for part in pair):
+        if not parts or not all(isinstance(part, NUMBERS) for pair in parts for part in pair):
             return None
         x, y = ([torch.as_tensor(pair[i]) for pair in parts] for i in range(2))
         is_numeric = x[0].is_floating_point() or x[0].dtype == torch.uint8  # pixels; other integers are tokens

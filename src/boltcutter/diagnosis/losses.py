@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.data import loader_of
-from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import (
     COMPUTES,
     REGRESSIONS,
@@ -22,6 +22,8 @@ from boltcutter.diagnosis.graph import (
     operation_behind,
     saved,
 )
+from boltcutter.diagnosis.source import depends_on_time
+from boltcutter.structure import inputs_of
 
 # What an operation can return.
 RANGES = {
@@ -34,6 +36,9 @@ RANGES = {
 }
 FLAT = frozenset(("round", "sign", "floor", "ceil", "trunc", "heaviside"))  # operations whose derivative is 0
 MANY = 1_000_000  # values that are summed
+LATE = 100  # steps, after which a reconstruction is rated
+WIDE = 16  # samples of a batch, and values of a sample
+EXPLAINED = 0.02  # share of the variance
 SURPRISING = 8.0  # nats above those of equal probabilities: logits with a deviation above 4
 
 
@@ -469,3 +474,33 @@ def remember(seen: Evidence) -> None:
             seen.num_classes = max(seen.num_classes, loss.num_classes)
             if loss.target.ndim == 1 and loss.target.numel() < 1_000_000:
                 seen.targets.append(loss.target)
+    if seen.step >= LATE and (share := _reconstructed(seen)) is not None:
+        seen.reconstructed.append(share)
+
+
+def _reconstructed(seen: Evidence) -> float | None:
+    """The share of the variance of the batch that the prediction explains whose target is a part of it, if any is."""
+    for loss in losses(seen, *REGRESSIONS, "binary_cross_entropy_with_logits"):
+        p, t = loss.prediction, loss.target
+        if p is None or t is None or p.shape != t.shape or t.ndim < 2 or len(t) < WIDE or t[0].numel() < WIDE:
+            continue
+        parts = (x for x in tensors_of(inputs_of(seen.batch)) if x.numel() == t.numel() and x.is_floating_point())
+        if any(torch.equal(x.flatten().to(t), t.flatten()) for x in parts):
+            p, t = p.float().reshape(len(p), -1), t.float().reshape(len(t), -1)
+            p = p.sigmoid() if loss.kind == "binary_cross_entropy_with_logits" else p
+            return 1 - float((p - t).square().mean() / (t.var(0, correction=0).mean() + 1e-12))
+    return None
+
+
+@check("reconstruction", "likely", at="summary")
+def reconstruction(seen: Evidence) -> Lines:
+    """At the last two looks, of 300 steps or more, a reconstruction of the inputs was no better than their mean."""
+    found = seen.reconstructed[-2:]
+    is_worst = len(found) == 2 and max(found) < EXPLAINED and found[1] - found[0] < EXPLAINED / 4
+    if seen.ended and seen.step >= 3 * LATE and is_worst and seen.has_moved():
+        yield Line(
+            f"after {seen.step} steps, the reconstruction explains {max(0.0, found[-1]):.0%} of the variance of the "
+            "inputs, as their mean does, so nothing about a sample passes through; weigh the terms of the loss alike "
+            "(a sum over pixels beside a divergence), or look for what the decoder ignores",
+            "note" if depends_on_time(seen.module) else None,
+        )

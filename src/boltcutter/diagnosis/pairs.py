@@ -12,9 +12,12 @@ from boltcutter.diagnosis.calls import remarks
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import Loss
-from boltcutter.diagnosis.probe import Trace
+from boltcutter.diagnosis.probe import Trace, take, tolerance
+from boltcutter.diagnosis.samples import is_comparable
 
 FEWEST = 8  # pairs
+MOST_VIEWS = 8  # of a sample
+MOST_CHANGED = 0.8  # of the similarities of an embedding, which change with its sample
 
 
 def similarities(seen: Evidence) -> list[Loss]:
@@ -53,6 +56,47 @@ def pair_target(seen: Evidence) -> Lines:
                 "same one; the pairs are on the diagonal: torch.arange(len(logits))"
             )
             return
+
+
+@check("pair-target", "likely", at="probe")
+def pair_of_others(seen: Evidence) -> Lines:
+    """If a sample is replaced, the similarities of its embeddings to their targets do not change both times."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches or not (found := similarities(seen)):
+        return
+    kind, count = "training_step", probe.size("training_step")
+    if count < FEWEST or not is_comparable(probe, kind):
+        return
+    base = probe.base(kind, training=False)
+    wrong = [0] * len(base.calls)
+    for place in (count // 3, count - 2):
+        rows = torch.arange(count)
+        rows[place] = place + 1
+        other = probe.run(kind, take(probe.batches[kind], rows), training=False, record=False)
+        for i, (a, b) in enumerate(zip(base.calls, other.calls, strict=False)):
+            if any(a.prediction.shape == c.prediction.shape and a.kind == c.kind for c in found):
+                wrong[i] += _targets_others(a, b)
+    if 2 in wrong:
+        yield (
+            "each sample is drawn to another one: the target of its embedding is none of the columns that change with "
+            "the sample; views that torch.cat joins are half of the rows apart: (torch.arange(n) + n // 2) % n"
+        )
+
+
+def _targets_others(a: Loss, b: Loss) -> bool:
+    """Whether no target of the rows that belong to a sample, which was replaced, is a column that belongs to it."""
+    p, q = a.prediction.float(), b.prediction.float()
+    if p.shape != q.shape or len(p) != p.shape[-1] or not torch.equal(a.target, b.target):
+        return False
+    known = p.isfinite() & q.isfinite()
+    changed = ((p - q).abs() > tolerance(p[known])) & known
+    own_rows, own_columns = (changed.sum(d) > MOST_CHANGED * known.sum(d) for d in (1, 0))
+    rows, columns = own_rows.nonzero().flatten(), own_columns.nonzero().flatten()
+    if not 0 < len(rows) <= MOST_VIEWS or not 0 < len(columns) <= MOST_VIEWS:
+        return False
+    has_pair = len(columns) > 1 or not torch.equal(rows, columns)  # beside itself
+    is_one_set = bool(((p - p.T).abs()[known & known.T] <= tolerance(p[known])).all())
+    return (has_pair or not is_one_set) and not bool(torch.isin(a.target[rows], columns).any())
 
 
 @check("flat-logits", "likely", at="probe")

@@ -32,7 +32,7 @@ from boltcutter.diagnosis.evidence import is_metric, num_rows, overrides, tensor
 from boltcutter.diagnosis.graph import Loss
 from boltcutter.structure import map_tensors, take_rows
 
-MOST_PASSES = 40
+MOST_PASSES = 60
 MOST_BYTES = 1 << 30  # of tensors that are kept of a pass
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 ATTENTIVE = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerDecoder)
@@ -189,7 +189,7 @@ class Probe:
         indices = [0] if is_param_in_hook_signature(step, "batch_idx", min_args=2) else []
         indices += [0] if indices and is_param_in_hook_signature(step, "dataloader_idx", explicit=True) else []
         context = "train_step_context" if kind == "training_step" else "val_step_context"
-        cuts = Cuts(batch)
+        cuts = Cuts(batch, module)
         metrics = {n: m for n, m in module.named_modules() if is_metric(m)}
         counts = {n: m._update_count for n, m in metrics.items()}
         buffers = {n: b.detach().clone() for n, b in module.named_buffers()} if record else {}

@@ -14,9 +14,10 @@ from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
 from boltcutter.diagnosis.probe import Probe, Trace, is_close, take, tolerance
 from boltcutter.diagnosis.source import codes_of
-from boltcutter.structure import map_tensors
+from boltcutter.structure import map_tensors, take_rows
 
 FEWEST = 4  # samples of a batch
+SAME = 1e-3  # relative difference of losses
 SEEDS = frozenset(("manual_seed", "set_rng_state", "fork_rng", "isolate_rng", "default_rng", "RandomState"))
 SEQUENTIAL = (nn.MultiheadAttention, nn.RNNBase, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
@@ -167,6 +168,49 @@ def batch_order(seen: Evidence) -> Lines:
             f"{name} goes over the samples in the order of the batch, which is random, so the loss depends "
             "on it; sort the samples first, as by time"
         )
+
+
+@check("sum-and-mean", "likely", at="probe")
+def sum_and_mean(seen: Evidence) -> Lines:
+    """Of copies of a batch, one part of the loss grows with their number, and another one does not."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches or (count := probe.size("training_step")) < FEWEST:
+        return
+    whole, half = torch.arange(count), torch.arange(count // 2)
+    first = [_loss(probe, whole, times) for times in (1, 2, 3)]
+    noise = abs(_loss(probe, whole, 1, seed=1) - first[0])
+    if (parts := _fixed_and_growing(first, noise)) is None:
+        return
+    # A penalty of the weights may be fixed beside a sum over samples.
+    halves = [[_loss(probe, rows, n) for n in (2, 4, 6)] for rows in (half, half + count // 2)]
+    one, other = (_fixed_and_growing(each, noise) for each in halves)
+    if one and other and all(abs(a - b) > 10 * SAME * abs(a) + 20 * noise for a, b in zip(one, other, strict=True)):
+        yield (
+            f"of the loss of this batch, {parts[0]:.3g} is a mean over samples, and {parts[1]:.3g} is a sum, which "
+            "grows with the batch size, so what counts more depends on it; reduce all terms alike, such as by "
+            ".sum(1).mean()"
+        )
+
+
+def _loss(probe: Probe, rows: Tensor, times: int, seed: int = 0) -> float:
+    """The loss in evaluation mode of several copies of some samples; NaN if there is none."""
+    batch, count = probe.batches["training_step"], probe.size("training_step")
+    try:
+        chosen = take_rows(batch, rows.repeat(times), count)
+        output = probe.run("training_step", chosen, training=False, seed=seed, record=False).output
+    except (IndexError, RuntimeError, ValueError, AssertionError):  # of a step for one size of batches
+        return math.nan
+    loss = output.get("loss") if isinstance(output, dict) else output
+    return float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 else math.nan
+
+
+def _fixed_and_growing(losses: list[float], noise: float) -> tuple[float, float] | None:
+    """The parts of a loss of 1, 2 and 3 batches that are the same, and proportional to their number; None: others."""
+    step, next_step = losses[1] - losses[0], losses[2] - losses[1]
+    fixed, least = losses[0] - step, SAME * abs(losses[0]) + 20 * noise
+    # Those of pairs grow with the logarithm of their number, or with its square.
+    is_even = abs(step - next_step) <= min(SAME * abs(step) + 6 * noise, 0.1 * abs(step))
+    return (fixed, step) if is_even and abs(step) > least and abs(fixed) > least else None
 
 
 @check("updated-in-validation", "likely", at="probe")

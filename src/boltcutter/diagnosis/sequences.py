@@ -88,13 +88,13 @@ def first_results(call: Loss, count: int, length: int) -> Tensor | None:
     return None
 
 
-def moved(one: Trace, other: Trace, count: int, length: int) -> bool | None:
-    """Whether the predictions of two passes differ; None if there are none that can be compared."""
+def moved(one: Trace, other: Trace, count: int, length: int, rows: Any = slice(None)) -> bool | None:
+    """Whether the predictions of two passes differ, for some rows; None if there are none that can be compared."""
     found = []
     for a, b in zip(one.calls, other.calls, strict=False):
         p, q = first_results(a, count, length), first_results(b, count, length)
         if p is not None and q is not None and p.shape == q.shape and p.is_floating_point():
-            found.append(not is_close(p, q))
+            found.append(not is_close(p[rows], q[rows]))
     return any(found) if found else None
 
 
@@ -146,8 +146,9 @@ def mask_findings(seen: Evidence) -> Iterator[tuple[bool, str | Line]]:
             continue
         inner = valid.clone()
         inner[:, 0] = False
-        by_content = _after(probe, base, kind, j, permuted_within(values, inner))
-        if by_content is False:
+        padded = (~valid).any(1) & inner.any(1)  # a sample without padding has only content to attend to
+        by_content = _after(probe, base, kind, j, permuted_within(values, inner), padded)
+        if by_content is False and bool(padded.any()):
             yield (
                 True,
                 (
@@ -182,9 +183,9 @@ def _is_inverted(mask: Tensor, tokens: Tensor) -> bool:
     return mask.shape == tokens.shape and int(filled.sum()) >= 2 and torch.equal(mask[filled], valid[filled])
 
 
-def _after(probe: Probe, base: Trace, kind: str, j: int, new: Tensor) -> bool | None:
+def _after(probe: Probe, base: Trace, kind: str, j: int, new: Tensor, rows: Any = slice(None)) -> bool | None:
     other = probe.run(kind, replaced(probe, kind, {j: new}), training=False, record=False)
-    return moved(base, other, len(new), new.shape[1])
+    return moved(base, other, len(new), new.shape[1], rows)
 
 
 def has_attention(module: nn.Module) -> bool:

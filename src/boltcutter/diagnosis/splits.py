@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
+from boltcutter.diagnosis.cuts import Cuts, wrap_line
 from boltcutter.diagnosis.data import Scale, compare_scales
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.loaders import Splits, digest, items
@@ -35,6 +36,7 @@ TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda t: t.rot90(3, (-2, -1)),
 )
 MANY_DRAWS = 1000
+COMMON = 0.2  # share of rows
 MAX_BOXES = 100  # of a sample
 MOST_INDICES = 256  # of a sampler
 PAIRS = (("train", "validation"), ("train", "test"), ("validation", "test"))
@@ -132,20 +134,28 @@ def rounded_integers(seen: Evidence) -> Lines:
         numbers = [torch.as_tensor(t).flatten()[:64] for t in leaves if isinstance(t, NUMBERS)]
         if not numbers or any(t.is_complex() or t.dtype != numbers[0].dtype for t in numbers):
             continue
-        t = torch.cat(numbers).double()
-        t = t[t.isfinite()]
-        for kind in (torch.float16, torch.bfloat16) if len(t) and bool((t == t.round()).all()) else ():
-            exact = 2 / torch.finfo(kind).eps  # up to which all integers are exact
-            low, middle, high = (t[(t.abs() >= a * exact) & (t.abs() < b * exact)] for a, b in ((0, 1), (1, 2), (2, 4)))
-            odd = [bool((part % step == step // 2).any()) for part, step in ((low, 2), (middle, 4), (high, 8))]
-            is_rounded = bool((middle % 2 == 0).all() and (high % 4 == 0).all())
-            if all(odd) and is_rounded and min(len(torch.unique(middle)), len(torch.unique(high))) >= DRAWS:
+        columns = torch.stack(numbers).unbind(1) if len({len(t) for t in numbers}) == 1 else []
+        for t in (torch.cat(numbers), *columns):
+            if kind := _rounded_to(t[t.isfinite()].double()):
                 yield (
                     f"integers in part {j} of the samples, of up to {int(t.max())}, were rounded, as by "
-                    f"{str(kind).removeprefix('torch.')}, in which those above {int(exact)} are not exact; keep them "
-                    "as integers"
+                    f"{str(kind).removeprefix('torch.')}, in which those above {int(2 / torch.finfo(kind).eps)} are "
+                    "not exact; keep them as integers"
                 )
                 break
+
+
+def _rounded_to(t: Tensor) -> torch.dtype | None:
+    """The precision to which integers were rounded; None if there are others, or too few."""
+    for kind in (torch.float16, torch.bfloat16) if len(t) and bool((t == t.round()).all()) else ():
+        exact = 2 / torch.finfo(kind).eps  # up to which all integers are exact
+        sizes = torch.unique(t.abs())
+        low, middle, high = (sizes[(sizes >= a * exact) & (sizes < b * exact)] for a, b in ((0, 1), (1, 2), (2, 4)))
+        # Others, as of prices, have more in common: multiples of 50.
+        common = [math.gcd(*map(int, part.tolist())) for part in (low, middle, high)]
+        if common == [1, 2, 4] and min(len(middle), len(high)) >= DRAWS:
+            return kind
+    return None
 
 
 @check("target-not-flipped", "likely", at="data")
@@ -203,6 +213,47 @@ def _are_boxes(t: Tensor, size: torch.Size) -> bool:
 def _likeness(a: Tensor, b: Tensor) -> float:
     pair = [t.flatten().double() for t in (a, b)]
     return float(torch.corrcoef(torch.stack(pair))[0, 1]) if a.shape == b.shape else 0.0
+
+
+@check("shared-rows", "likely", at="data")
+def shared_rows(seen: Evidence) -> Lines:
+    """Two parts of each training sample, as support and query of an episode, have rows in common, but not all."""
+    dataset = seen.splits.dataset("train") if seen.splits else None
+    if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        return
+    with seeded(0):
+        pairs = [_two_parts(each) for each in items(dataset, range(min(DRAWS, len(dataset))))]
+    shares = [_share_of_rows(*pair) if pair else 0.0 for pair in pairs]
+    if len(shares) >= DRAWS // 2 and min(shares) > COMMON and pairs[0]:
+        shapes = " and ".join(str(tuple(t.shape)) for t in pairs[0])
+        yield Line(
+            f"of two parts of a training sample, {shapes}, {min(shares):.0%} of the rows of the smaller one are also "
+            "in the other one, as if a query were in its own support; choose them of different samples",
+            sample=pairs[0],
+        )
+
+
+def _two_parts(sample: Any) -> tuple[Tensor, Tensor] | None:
+    """The only two parts of a sample that have rows, shape (…, F), of equal size, in two or more dimensions before."""
+    leaves = [torch.as_tensor(t) for t in flatten(sample) if isinstance(t, Tensor | np.ndarray)]
+    wide = [t for t in leaves if t.is_floating_point() and t.ndim >= 2 and t.numel()]
+    if len(wide) != 2 or wide[0].ndim != wide[1].ndim or wide[0].shape == wide[1].shape:
+        return None
+    same = [a == b for a, b in zip(wide[0].shape, wide[1].shape, strict=True)]
+    if sum(not each for each in same) != 1:
+        return None
+    place = same.index(False) + 1  # up to which dimensions count rows
+    rows = tuple(t.flatten(0, place - 1).flatten(1) if t.ndim > place else t[:0] for t in wide)
+    is_wide = rows[0].ndim == 2 and rows[0].shape[1] >= WIDE // 2
+    return (rows[0], rows[1]) if is_wide else None
+
+
+def _share_of_rows(one: Tensor, other: Tensor) -> float:
+    """The share of the rows of the smaller part that are in the other one; 0 if they follow one another, as times."""
+    keys = [[digest(row) for row in part] for part in sorted((one, other), key=len)]
+    places = [keys[1].index(key) for key in keys[0] if key in keys[1]]
+    steps = {b - a for a, b in pairwise(places)}
+    return len(places) / len(keys[0]) if steps - {1} else 0.0
 
 
 @check("group-overlap", "likely", at="data")
@@ -323,6 +374,72 @@ def _spoils_loss(seen: Evidence, samples: list[Any]) -> bool:
     output = seen.probe.run("training_step", batch, training=True, record=False).output
     loss = output.get("loss") if isinstance(output, dict) else output
     return isinstance(loss, Tensor) and not bool(loss.isfinite().all())
+
+
+@check("bytes-wrap", "certain", at="data")
+def bytes_of_samples(seen: Evidence) -> Lines:
+    """Sums, differences or products of integers of 8 or 16 bits wrap around."""
+    dataset = seen.splits.dataset("train") if seen.splits else None
+    if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        return
+    lines: list[str] = []
+    with suppress(Exception), seeded(0), Cuts(()) as cuts:  # of a library that takes no subclass of an array
+        [*items(_with_exact_arrays(dataset, lines), range(min(DRAWS, len(dataset))))]
+    lines += [remark.text for remark in cuts.remarks if remark.check == "bytes-wrap"]
+    if lines:
+        yield Line(f"in the dataset, {lines[0]}", subject="dataset")
+
+
+def _with_exact_arrays(dataset: Any, lines: list[str]) -> Any:
+    """A copy whose arrays of narrow integers say it if they wrap around."""
+    copied = copy.copy(dataset)
+    for name, value in getattr(dataset, "__dict__", {}).items():
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.dtype.itemsize < 4:
+            new = value.view(ExactArray)
+            new.lines = lines
+            setattr(copied, name, new)
+        elif isinstance(dataset, Subset) and name == "dataset":
+            copied.dataset = _with_exact_arrays(value, lines)
+    return copied
+
+
+class ExactArray(np.ndarray[Any, Any]):
+    """An array that compares sums, differences and products with those of larger integers.
+
+    Attributes:
+        lines: What it says.
+    """
+
+    lines: list[str]
+
+    def __array_finalize__(self, other: Any) -> None:
+        """Keep what a slice says."""
+        self.lines = getattr(other, "lines", [])
+
+    def __array_ufunc__(self, ufunc: Any, method: Any, *inputs: Any, **kwargs: Any) -> Any:
+        """Compute it, and compare."""
+        plain = [_plain_array(value) for value in inputs]
+        wide = [value.astype(np.int64) if isinstance(value, np.ndarray) else value for value in plain]
+        is_narrow = all(v.dtype.kind in "iu" for v in plain if isinstance(v, np.ndarray))
+        compares = method == "__call__" and ufunc in (np.add, np.subtract, np.multiply) and is_narrow
+        exact = ufunc(*wide) if compares else None
+        out = kwargs.get("out")
+        if out is not None:
+            kwargs["out"] = tuple(_plain_array(value) for value in out)
+        result = getattr(ufunc, method)(*plain, **kwargs)
+        if not isinstance(result, np.ndarray | np.generic) or result.dtype.kind not in "iu":
+            return result
+        if compares and result.dtype.itemsize < 4 and (wrong := np.mean(exact != result)) > 0:
+            self.lines.append(wrap_line(ufunc.__name__, str(result.dtype), np.shape(result), float(wrong)))
+        if out is not None:
+            return out[0]
+        new = np.asarray(result).view(ExactArray)
+        new.lines = self.lines
+        return new
+
+
+def _plain_array(value: Any) -> Any:
+    return value.view(np.ndarray) if isinstance(value, ExactArray) else value
 
 
 def floating(sample: Any) -> list[Tensor]:
@@ -586,20 +703,43 @@ def sampler_weights(seen: Evidence) -> Lines:
 
 @check("class-weights", "likely", at="data")
 def class_weights(seen: Evidence) -> Lines:
-    """Weights of cross-entropy are proportional to the sizes of the classes, which differ threefold or more."""
-    labels, probe = labels_of(seen).get("train"), seen.probe
-    if labels is None or probe is None or "training_step" not in probe.batches or int(labels.min()) < 0:
+    """Weights of classes, whose sizes differ threefold, are proportional to these, or to 1 / size of other classes."""
+    table, probe = seen.splits.table("train") if seen.splits else None, seen.probe
+    if table is None or probe is None or "training_step" not in probe.batches or not _are_classes(table[1]):
         return
+    counts = table[1].long().bincount().double()
     for call in probe.base("training_step").calls:
         weights: Any = call.options.get("weight")
-        counts = labels.long().bincount().double()
-        given = call.kind == "cross_entropy" and isinstance(weights, Tensor) and len(weights) == len(counts)
-        if given and is_proportional(weights.double().cpu(), counts):
+        positive: Any = call.options.get("pos_weight")
+        if isinstance(positive, Tensor) and positive.numel() == 1 and len(counts) == 2:
+            weights = torch.stack([torch.ones_like(positive.flatten()[0]), positive.flatten()[0]])
+        elif call.kind != "cross_entropy":
+            weights = None
+        if not isinstance(weights, Tensor) or weights.shape != counts.shape:
+            continue
+        given = weights.double().cpu()
+        if is_proportional(given, counts):
             yield (
-                "the class weights of cross_entropy are the sizes of the classes, so frequent ones count most; use "
+                f"the class weights of {call.kind} are the sizes of the classes, so frequent ones count most; use "
                 "their inverse: 1 / counts"
             )
             return
+        ordered = given.sort(descending=True).values
+        for power in (1.0, 0.5):
+            ideal = counts.sort().values ** -power
+            if is_proportional(ordered, ideal) and not is_proportional(given, counts**-power):
+                yield (
+                    f"the class weights of {call.kind} are the inverse sizes of the classes, but in another order: "
+                    f"that of class {int(counts.argmax())}, the most frequent, is "
+                    f"{float(given[counts.argmax()] / given.min()):.3g} times the smallest; sort them by class"
+                )
+                return
+
+
+def _are_classes(y: Tensor) -> bool:
+    """Whether targets are numbers of classes, also 0.0 and 1.0."""
+    is_binary = bool(((y == 0) | (y == 1)).all())
+    return is_binary or (not y.is_floating_point() and int(y.min()) >= 0)
 
 
 def is_proportional(one: Tensor, other: Tensor) -> bool:

@@ -79,7 +79,7 @@ def misaligned(seen: Evidence) -> Lines:
 def label_leak(seen: Evidence) -> Lines:
     """If the label of one sample is changed, its own prediction changes, at each place that is tried."""
     for probe, kind, count in steps_with_losses(seen):
-        if probe.base(kind).differentiates and probe.module.automatic_optimization:
+        if probe.base(kind).differentiates:
             continue
         leaves = flatten(probe.batches[kind])
         for j, leaf in enumerate(leaves):
@@ -183,7 +183,8 @@ def future_leak(seen: Evidence) -> Lines:
         return
     shifted = {j for j in tokens for k in tokens if _are_next(leaves[j], leaves[k])}
     # Tokens that are targets, and no shifted inputs, before those of an encoder.
-    tokens.sort(key=lambda j: j in shifted or not any(_is_target(leaves[j], c) for c in calls))
+    cut = {j for j in tokens if any(_is_target(leaves[j][:, 1:], c) for c in calls)}  # which the step shifts itself
+    tokens.sort(key=lambda j: j in shifted or not (j in cut or any(_is_target(leaves[j], c) for c in calls)))
     first = leaves[tokens[0]]
     place = first.shape[1] // 2
     new = {j: leaves[j].clone() for j in tokens}
@@ -203,9 +204,11 @@ def future_leak(seen: Evidence) -> Lines:
         in_p, in_t = pair
         if not bool(in_t.any()) or float((in_p & in_t).sum()) < 0.9 * float(in_t.sum()):
             continue
-        same = _is_target(first, a) and not is_shifted
+        is_cut = tokens[0] in cut and not is_shifted
+        same = is_cut or (_is_target(first, a) and not is_shifted)
         # An autoencoder may see all tokens. A model is causal if no earlier position changes.
-        is_causal = len(in_p) == first.numel() and not bool(in_p.view(count, -1)[:, :place].any())
+        is_whole = len(in_p) == (first[:, 1:] if is_cut else first).numel()
+        is_causal = is_whole and not bool(in_p.view(count, -1)[:, : place - is_cut].any())
         if is_shifted or not same or is_causal:
             remedy = (
                 "the targets are the inputs of the same positions; shift them by one"

@@ -13,10 +13,13 @@ import lightning as L
 from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     averages,
     baselines,
+    edges,
     flows,
     inputs,
     leaks,
+    metrics,
     pairs,
+    reruns,
     samples,
     sequences,
     signs,
@@ -27,6 +30,7 @@ from boltcutter.diagnosis import (  # noqa: F401  registers their checks
 from boltcutter.diagnosis.evidence import overrides
 from boltcutter.diagnosis.invariants import FIRST, Guarded, Invariants
 from boltcutter.diagnosis.loaders import MOST, Splits
+from boltcutter.diagnosis.metrics import MetricCalls
 from boltcutter.diagnosis.probe import Probe, seeded
 from boltcutter.internals import tree_leaves
 
@@ -84,8 +88,14 @@ class Trial(Invariants):
                 if not _validates(seen.probe):
                     seen.splits = Splits({"train": seen.splits.train})
                 seen.probe.forget()
+                seen.metric_calls = MetricCalls(pl_module)
             self._look()
         self._end = monotonic() + self.seconds
+
+    def _close(self) -> None:
+        if self._seen is not None and self._seen.metric_calls is not None:
+            self._seen.metric_calls.close()
+        super()._close()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -100,6 +110,8 @@ class Trial(Invariants):
         seen = self._seen
         if seen is not None and seen.probe is not None:
             with Guarded(self):
+                if seen.metric_calls is not None:
+                    seen.metric_calls.close()
                 self._ask("trial")
         if self.with_data and seen is not None and seen.splits is not None:
             with Guarded(self):

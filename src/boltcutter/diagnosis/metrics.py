@@ -1,0 +1,162 @@
+"""What the user's code passes to metrics while a trial trains and validates: scores, labels, and their order."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.evidence import Evidence, is_metric
+from boltcutter.structure import targets_of
+
+# Metrics that rank scores, or rate probabilities; of labels, they are those of a single threshold.
+RANKING = re.compile(
+    r"^(roc_auc_score|average_precision_score|roc_curve|precision_recall_curve|det_curve|brier_score_loss"
+    r"|((binary|multilabel)_)?(auroc|average_precision|precision_recall_curve|roc|calibration_error)"
+    r"|(Binary|Multilabel)(AUROC|AveragePrecision|PrecisionRecallCurve|ROC|CalibrationError))$"
+)
+# Metrics that are others if predictions and targets are exchanged.
+ASYMMETRIC = re.compile(
+    r"^(r2_score|explained_variance(_score)?|mean_absolute_percentage_error|precision_score|recall_score|fbeta_score"
+    r"|confusion_matrix|balanced_accuracy_score|classification_report|mean_poisson_deviance|mean_gamma_deviance"
+    r"|((binary|multiclass|multilabel)_)?(precision|recall|fbeta_score|specificity|confusion_matrix)"
+    r"|(Binary|Multiclass|Multilabel)?(Precision|Recall|FBetaScore|Specificity|ConfusionMatrix)"
+    r"|R2Score|ExplainedVariance|MeanAbsolutePercentageError)$"
+)
+LIBRARIES = {"sklearn.metrics": True, "torchmetrics.functional": False, "torchmetrics.functional.classification": False}
+FEWEST = 20  # samples of a call
+MANY = 50  # of which all have the same score
+MOST_CALLS = 8  # of each metric, which are kept
+
+
+class Call(NamedTuple):
+    """A call of a metric.
+
+    Args:
+        name: Its name.
+        prediction: In the place of predictions, shape (N,), float64.
+        target: In the place of targets, shape (N,), float64.
+    """
+
+    name: str
+    prediction: Tensor
+    target: Tensor
+
+
+class MetricCalls:
+    """Records what metrics get: functions of scikit-learn and torchmetrics in the user's files, and a module's metrics.
+
+    Args:
+        module: Which has the metrics.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.calls: dict[str, list[Call]] = {}
+        self.varies = False  # whether a linear layer has returned other values for other samples in evaluation
+        self._replaced: list[tuple[dict[str, Any], str, Any]] = []  # where, under which name, what
+        self._hooks = [m.register_forward_hook(self._look) for m in module.modules() if isinstance(m, nn.Linear)]
+        for name, is_target_first in LIBRARIES.items():
+            if library := sys.modules.get(name):
+                self._replace_functions(library, is_target_first)
+        for part in module.modules():
+            kind = type(part).__name__
+            if is_metric(part) and (RANKING.search(kind) or ASYMMETRIC.search(kind)) and "update" in vars(part):
+                self._replace(vars(part), "update", kind, False)
+
+    def close(self) -> None:
+        """Restore all."""
+        for hook in self._hooks:
+            hook.remove()
+        for names, name, value in self._replaced:
+            names[name] = value
+        self._hooks, self._replaced = [], []
+
+    def _look(self, part: nn.Module, given: Any, output: Any) -> None:
+        if not part.training and isinstance(output, Tensor) and len(output) > 1:
+            self.varies |= bool((output != output[:1]).any())
+
+    def _replace_functions(self, library: Any, is_target_first: bool) -> None:
+        chosen = {n: f for n, f in vars(library).items() if RANKING.search(n) or ASYMMETRIC.search(n)}
+        by_identity = {id(f): n for n, f in chosen.items() if callable(f) and not isinstance(f, type)}
+        for names in (vars(library), *_own_names()):
+            for name, value in [*names.items()]:
+                if id(value) in by_identity:
+                    self._replace(names, name, by_identity[id(value)], is_target_first)
+
+    def _replace(self, names: dict[str, Any], name: str, metric: str, is_target_first: bool) -> None:
+        function = names[name]
+        self._replaced.append((names, name, function))
+        names[name] = self._recorded(function, metric, is_target_first)
+
+    def _recorded(self, function: Callable[..., Any], metric: str, is_target_first: bool) -> Callable[..., Any]:
+        @wraps(function)
+        def record(*args: Any, **options: Any) -> Any:
+            keys = ("y_true", "target") if is_target_first else ("preds", "target")
+            found = [*args, *(options[key] for key in (*keys, "y_pred", "y_score", "y_prob") if key in options)][:2]
+            values = [_values(value) for value in (found[::-1] if is_target_first else found)]
+            kept = self.calls.setdefault(metric, [])
+            if len(values) == 2 and len(kept) < MOST_CALLS and all(v is not None for v in values):
+                kept.append(Call(metric, *values))  # type: ignore[arg-type]
+            return function(*args, **options)
+
+        return record
+
+
+def _own_names() -> Iterator[dict[str, Any]]:
+    """The names of the user's own files."""
+    for module in [*sys.modules.values()]:
+        file = getattr(module, "__file__", None) or "-packages"
+        if "-packages" not in file and not file.startswith((sys.prefix, sys.base_prefix)):
+            yield vars(module)
+
+
+def _values(value: Any) -> Tensor | None:
+    """Numbers of samples, shape (N,), float64; None if they are something else."""
+    try:
+        t = value.detach().cpu() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError):
+        return None
+    return t.reshape(-1).double() if t.numel() == (len(t) if t.ndim else 1) else None
+
+
+@check("hard-scores", "likely", at="trial")
+def hard_scores(seen: Evidence) -> Lines:
+    """A metric that ranks scores, such as AUROC, gets 0 and 1 only, for 20 samples or more."""
+    calls = seen.metric_calls
+    for name, found in calls.calls.items() if calls else ():
+        scores = torch.cat([call.prediction for call in found]) if found and RANKING.search(name) else torch.zeros(0)
+        is_hard = len(scores) >= FEWEST and bool(((scores == 0) | (scores == 1)).all())
+        if is_hard and (len(torch.unique(scores)) == 2 or (len(scores) >= MANY and calls.varies)):  # type: ignore[union-attr]
+            yield Line(
+                f"{name} gets only 0 and 1 for {len(scores)} samples, so it rates a single threshold; pass scores or "
+                "probabilities, not labels",
+                subject=name,
+            )
+
+
+@check("exchanged-arguments", "likely", at="trial")
+def exchanged_arguments(seen: Evidence) -> Lines:
+    """A metric for which it matters gets the labels of validation as predictions, and others as targets."""
+    calls, splits = seen.metric_calls, seen.splits
+    samples = splits.samples("validation") if splits and calls and calls.calls else []
+    parts = [_values(targets_of(sample)) if targets_of(sample) is not None else None for sample in samples]
+    are_single = all(p is not None and p.numel() == 1 for p in parts)
+    labels = torch.cat(parts) if parts and are_single else torch.zeros(0)  # type: ignore[arg-type]
+    for name, found in calls.calls.items() if calls else ():
+        for call in found if ASYMMETRIC.search(name) else ():
+            count = len(call.prediction)
+            known = labels[:count]
+            is_other = len(call.target) == count and not torch.equal(call.target, call.prediction)
+            if count >= FEWEST and is_other and len(torch.unique(known)) > 1 and torch.equal(call.prediction, known):
+                yield Line(
+                    f"{name} gets the labels of validation in the place of predictions; exchange its arguments",
+                    subject=name,
+                )
+                break
