@@ -245,6 +245,7 @@ def test_mistakes(arguments: list[str], tmp_path: Path) -> None:
     ("argument", "message"),
     [
         ("license=GPL", r"^license=GPL: .*'MIT'.*; give another value$"),
+        ("--yes", r"^--yes: no such flag; write `boltcutter new"),
         ("vendor=maybe", r"^vendor=maybe: .* boolean; give another value$"),
         ("author={{ cycler.__init__.__globals__.os.mkdir('touched') }}", r"^author=.*: has control characters, {{"),
         ("author={% raw %}", r"^author=.*leave them out$"),

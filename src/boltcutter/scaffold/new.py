@@ -28,6 +28,8 @@ def new_command(project: Project, arguments: list[str]) -> Path:
     """
     names = [argument for argument in arguments if "=" not in argument]
     answers = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    if flags := [name for name in names if name.startswith("-")]:
+        raise ConfigError(f"{flags[0]}: no such flag; write `boltcutter new my-project`", kind="unknown_flag")
     if len(names) != 1:
         raise ConfigError("name: missing, or more than one; write `boltcutter new my-project`", kind="missing_value")
     if unknown := sorted(answers.keys() - OPTIONS):
