@@ -86,12 +86,35 @@ import sys, functools
 import lightning as L, torch
 from src.parts import Data, Lit, Net
 
-# What Hydra would build from configs/train.yaml.
-seed = int(next(a for a in sys.argv if a.startswith("++seed=")).partition("=")[2])
-L.seed_everything(seed)
-data = Data("data", batch_size=16)
-task = Lit(Net(width=12), functools.partial(torch.optim.AdamW, lr=RATE))
-L.Trainer(max_epochs=5, accelerator="cpu", logger=False, gradient_clip_val=0.5).fit(task, datamodule=data)
+
+class hydra:
+    # Builds what Hydra would from configs/train.yaml.
+
+    def main(**options):
+        return lambda main: main
+
+    def instantiate(group):
+        return {
+            "data": lambda: Data("data", batch_size=16),
+            "model": lambda: Lit(Net(width=12), functools.partial(torch.optim.AdamW, lr=RATE)),
+            "trainer": lambda: L.Trainer(max_epochs=5, accelerator="cpu", logger=False, gradient_clip_val=0.5),
+        }[group]()
+
+
+class cfg:
+    data, model, trainer = "data", "model", "trainer"
+
+
+@hydra.main(config_path="../configs", config_name="train.yaml")
+def main(cfg):
+    L.seed_everything(int(next(a for a in sys.argv if a.startswith("++seed=")).partition("=")[2]))
+    data = hydra.instantiate(cfg.data)
+    model = hydra.instantiate(cfg.model)
+    trainer = hydra.instantiate(cfg.trainer)
+    trainer.fit(model, datamodule=data)
+
+
+main(cfg)
 """,
     "configs/train.yaml": """# @package _global_
 defaults:
@@ -300,7 +323,7 @@ def test_configurations_of_lightning_cli_train_alike(make: Make, capsys: pytest.
     out = capsys.readouterr().out
     for name in ("plain", "callbacks", "optimizer"):
         assert f"{name}.yaml: the same losses in 20 steps from the same seed" in out
-    assert "| main.py:26 | – | link_arguments to model.net.init_args.size: set task.net.size by hand |" in out
+    assert "| main.py:21 | – | link_arguments to model.net.init_args.size: set task.net.size by hand |" in out
     configs = Path(f"{source}-boltcutter") / "configs" / "experiment"
     plain, callbacks, optimizer = (
         yaml.safe_load((configs / f"{name}.yaml").read_text()) for name in ("plain", "callbacks", "optimizer")
