@@ -247,7 +247,7 @@ def _with_parts(value: Any, parts: list[Any]) -> Any:
     if hasattr(value, "_fields"):
         return kind(*parts)
     if isinstance(value, Mapping):
-        new = dict(zip(value, parts, strict=True))
+        new = dict(zip(value.keys(), parts, strict=True))  # a TensorDict iterates over its rows
         if kind is dict or not hasattr(value, "__setitem__"):
             return new if kind is dict else kind(new)
         changed: Any = copy.copy(value)  # of any class, whose constructor may take something else
@@ -265,7 +265,7 @@ def _with_parts(value: Any, parts: list[Any]) -> Any:
 def _names(batch: Any) -> list[Any]:
     """Names of the elements of a mapping, dataclass or named tuple."""
     if isinstance(batch, Mapping):
-        return [*batch]
+        return [*batch.keys()]
     if isinstance(batch, PackedSequence):
         return ["data"]
     if isinstance(batch, list | tuple):

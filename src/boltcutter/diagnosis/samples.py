@@ -57,9 +57,16 @@ def is_comparable(probe: Probe, kind: str) -> bool:
     base, again = probe.base(kind, training=False), probe.repeated(kind, seed=0)
     same = all(is_close(a, b) for (_, a), (_, b) in zip(base.tensors, again.tensors, strict=False))
     count, tensors = probe.size(kind), tensors_of(probe.batches[kind])
-    if any(t.shape == (count, count) for t in tensors[1:]):
+    if any(t.shape == (count, count) or numbers_rows(t, count) for t in tensors[1:]):
         return False  # relations between the rows, as of the nodes of a graph
     return same and not base.is_packed and not (kind == "validation_step" and base.with_grad)
+
+
+def numbers_rows(t: Tensor, count: int) -> bool:
+    """Whether a tensor that is not of the rows has their numbers, as the edges of a graph have those of its nodes."""
+    if t.is_floating_point() or t.dtype == torch.bool or not t.numel() or len(t) == count:
+        return False
+    return int(t.min()) == 0 and int(t.max()) == count - 1
 
 
 def halves(probe: Probe) -> Iterator[tuple[slice, Trace]]:
@@ -85,7 +92,7 @@ def mixing(seen: Evidence) -> Lines:
             return  # the samples decide what is computed
         for (name, a), (_, b) in zip(base.tensors, other.tensors, strict=True):
             if not are_kept(a, b, keep, count) and not are_permuted(a, b, keep.stop - keep.start):
-                yield _mixing_line(probe, name, base, count)
+                yield _mixing_line(probe, name, base, a, count)
                 return
         for x, y in zip(base.calls, other.calls, strict=False):
             same_shapes = x.prediction.shape == y.prediction.shape and x.target.shape == y.target.shape
@@ -96,7 +103,13 @@ def mixing(seen: Evidence) -> Lines:
                 yield Line(f"what {x.kind} gets for a sample depends on the other samples of its batch", "note")
 
 
-def _mixing_line(probe: Probe, name: str, base: Trace, count: int) -> Line:
+def are_parts(probe: Probe, t: Tensor, count: int) -> bool:
+    """Whether rows are within others, of which the batch has no such number: parts of a series, cut in windows."""
+    sizes = {size for part in tensors_of(probe.batches[probe.evaluated]) for size in part.shape}
+    return t.ndim > 2 and t.shape[0] not in sizes and count in t.shape[1:]
+
+
+def _mixing_line(probe: Probe, name: str, base: Trace, first: Tensor, count: int) -> Line:
     layer = name.removeprefix("the input of ").removeprefix("the output of ")
     parts = layer.split(".")
     path = [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
@@ -111,7 +124,7 @@ def _mixing_line(probe: Probe, name: str, base: Trace, count: int) -> Line:
     return Line(
         "the result for a sample depends on the other samples of its batch, in evaluation mode too, first in "
         f"{name}, so metrics depend on the batch size; {remedy}",
-        "note" if inside and meant else None,
+        "note" if (inside and meant) or are_parts(probe, first, count) else None,
     )
 
 
@@ -140,9 +153,10 @@ def position(seen: Evidence) -> Lines:
     for (name, a), (_, b), (_, c) in zip(base.tensors, flipped.tensors, other_seed.tensors, strict=True):
         is_same = a.shape != b.shape or is_close(a, b) or are_reversed(a, b, count) or are_permuted(a, b, count)
         if is_close(a, c) and not is_same:
-            yield (
+            yield Line(
                 f"the result for a sample depends on its place in the batch, first in {name}, of shape "
-                f"{tuple(a.shape)} with {count} samples; add positions along time, not along the batch"
+                f"{tuple(a.shape)} with {count} samples; add positions along time, not along the batch",
+                "note" if are_parts(probe, a, count) else None,
             )
             return
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import suppress
 from itertools import islice, pairwise
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.cuts import Cuts, wrap_line
 from boltcutter.diagnosis.data import Scale, compare_scales
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
-from boltcutter.diagnosis.loaders import Splits, digest, items
-from boltcutter.diagnosis.probe import seeded
+from boltcutter.diagnosis.loaders import SECONDS, Splits, digest, items
+from boltcutter.diagnosis.probe import is_close, seeded
 from boltcutter.structure import flatten, inputs_of
 
 DRAWS = 8  # of a random sample
@@ -89,13 +90,25 @@ def overlap(seen: Evidence) -> Lines:
         copies = [sample for key, _, sample in other if key in counts]
         shared = len(copies) / len(other)
         is_wide = other[0][1] >= WIDE or _has_fractions(other[0][2])
-        if own < 0.5 and shared > 0.01 and (shared > 3 * own or (is_wide and shared > 0.05)):
+        is_copied = own < 0.5 and shared > 0.01 and (shared > 3 * own or (is_wide and shared > 0.05))
+        if is_copied and not (shared == 1 and second == "validation" and divides_samples(seen)):
             yield Line(
                 f"{shared:.1%} of the {second} samples are exact copies of {first} samples, of which only {own:.1%} "
                 "are copies of one another; split before shuffling or copying",
                 subject=second,
                 sample=copies[0],
             )
+
+
+def divides_samples(seen: Evidence) -> bool:
+    """Whether the first layer gets something else of the same batch in validation than in training, as of a series."""
+    probe, kinds = seen.probe, ("training_step", "validation_step")
+    if probe is None or not {*kinds} <= probe.batches.keys():
+        return False
+    probe.end, probe.most = monotonic() + SECONDS, probe.passes + len(kinds)
+    traces = [probe.run(kind, probe.batches["validation_step"], training=False) for kind in kinds]
+    first, second = (next((t for name, t in trace.tensors if "input of" in name), None) for trace in traces)
+    return first is not None and second is not None and not is_close(first, second)
 
 
 def _has_fractions(sample: Any) -> bool:
