@@ -13,8 +13,9 @@ import torch
 from sklearn.model_selection import train_test_split
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
+from boltcutter.data.module import DataModule, Splits
 from boltcutter.diagnosis import reruns
-from boltcutter.diagnosis.reruns import held_out_labels
+from boltcutter.diagnosis.reruns import held_out_labels, table_of
 
 
 class Table(L.LightningDataModule):
@@ -132,6 +133,19 @@ class FramedOnTraining(Framed):
     on_all = False
 
 
+class Loaded(DataModule):
+    """A data module of the library, which loads its splits once."""
+
+    shape, num_classes = (6,), 2
+
+    def load(self) -> Splits:
+        rng = np.random.default_rng(0)
+        x, y, shop = rng.normal(size=(200, 5)), rng.integers(0, 2, 200), rng.integers(0, 30, 200)
+        x = Encoded().features(x, y, shop, None)
+        parts = [TensorDataset(torch.tensor(x[rows]), torch.tensor(y[rows])) for rows in (slice(120), slice(120, None))]
+        return Splits(*parts)
+
+
 class Written(Encoded):
     """Keeps its inputs in a file."""
 
@@ -154,7 +168,7 @@ class Random(Encoded):
 @pytest.mark.parametrize(
     ("kind", "is_found"),
     [
-        *((Selected, True), (Encoded, True), (Parts, True), (Framed, True), (FramedOnTraining, False)),
+        *((Selected, True), (Encoded, True), (Parts, True), (Framed, True), (FramedOnTraining, False), (Loaded, True)),
         *((Table, False), (SelectedOnTraining, False), (EncodedOnTraining, False), (Standardized, False)),
         *((Generated, False), (Drawn, False), (Numbered, False), (Written, False), (Random, False)),
     ],
@@ -163,13 +177,16 @@ def test_inputs_of_labels_of_other_samples_are_found(kind: Any, is_found: bool, 
     data = kind()
     data.folder = tmp_path
     data.setup("fit")
-    kept = [t.clone() for t in data.parts[0][0]]
-    written = [*tmp_path.iterdir()]
-    for file in written:
+    loader = data.train_dataloader()
+    kept = table_of(loader)
+    for file in tmp_path.iterdir():
         file.unlink()
-    seen: Any = SimpleNamespace(trainer=SimpleNamespace(datamodule=data), splits=SimpleNamespace(train=True))
+    seen: Any = SimpleNamespace(trainer=SimpleNamespace(datamodule=data), splits=SimpleNamespace(train=loader))
     assert len([*held_out_labels(seen)]) == is_found
-    assert all(torch.equal(a, b) for a, b in zip(kept, data.parts[0][0], strict=True))
+    now = table_of(data.train_dataloader())
+    assert kept is not None
+    assert now is not None
+    assert all(torch.equal(a, b) for a, b in zip(kept.inputs, now.inputs, strict=True))
     assert not [*tmp_path.iterdir()]
 
 
@@ -190,7 +207,7 @@ def test_labels_that_the_data_module_has_are_restored() -> None:
     data = Held()
     data.setup("fit")
     before = data.table["y"].copy()
-    share, (_, name) = reruns.share_changed(data)
+    share, (_, name) = reruns.share_changed(data, data.train_dataloader())
     assert share > 0.2
     assert name == "self.table['y']"
     assert np.array_equal(data.table["y"], before)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from boltcutter.data.mapped import BatchedMapDataset
 from boltcutter.data.sampler import Batch
 from boltcutter.diagnosis.probe import seeded
 from boltcutter.structure import flatten, inputs_of, targets_of
@@ -100,6 +101,8 @@ def read_batches(loader: Any, most: int, seconds: float) -> Iterator[Any]:
 
 def items(dataset: Any, indices: range) -> Iterator[Any]:
     """Samples of a dataset, also of one that is only fetched a batch at a time."""
+    if isinstance(dataset, BatchedMapDataset):
+        dataset = dataset.dataset  # whose samples are not collated
     if hasattr(type(dataset), "__getitem__"):
         yield from (dataset[i] for i in indices)
     else:

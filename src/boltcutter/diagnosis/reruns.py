@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Subset
+from torch.utils.data import IterableDataset, Subset
 
 import boltcutter
+from boltcutter.data.module import DataModule
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.loaders import items
@@ -116,6 +117,8 @@ class Setup:
     def run(self, data: Any) -> Any:
         """Set up a copy of a data module, and return it."""
         copied, before = copy.copy(data), sys.gettrace()
+        if isinstance(copied, DataModule):
+            copied.splits = None  # which would not be loaded again
         self.end = monotonic() + SECONDS
         with seeded(0), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             sys.settrace(self.follow)
@@ -207,19 +210,19 @@ def numbers(value: Any) -> Tensor | None:
     return None
 
 
-def table_of(data: Any) -> Table | None:
-    """Targets and inputs of the training samples, in their order; None if there are others."""
-    dataset = getattr(data.train_dataloader(), "dataset", None)
-    if not hasattr(dataset, "__len__") or not hasattr(type(dataset), "__getitem__") or len(dataset) > MOST:  # type: ignore[arg-type]
+def table_of(loader: Any) -> Table | None:
+    """Targets and inputs of the samples of a loader, in their order; None if there are others."""
+    dataset: Any = getattr(loader, "dataset", None)
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or not 0 < len(dataset) <= MOST:
         return None
     with seeded(0):
-        first = dataset[0]  # type: ignore[index]
+        (first,) = items(dataset, range(1))
         size = sum(torch.as_tensor(t).nbytes for t in flatten(first) if isinstance(t, Tensor | np.ndarray))
-        if size * len(dataset) > MAX_BYTES:  # type: ignore[arg-type]
+        if size * len(dataset) > MAX_BYTES:
             return None
-        if len(dataset) == 1 and isinstance(first, Mapping):  # type: ignore[arg-type]
+        if len(dataset) == 1 and isinstance(first, Mapping):
             return graph_of(first)
-        samples = [*items(dataset, range(len(dataset)))]  # type: ignore[arg-type]
+        samples = [*items(dataset, range(len(dataset)))]
     targets = [targets_of(sample) for sample in samples]
     kinds = Tensor | np.ndarray | np.number | int | float
     if any(not isinstance(t, kinds) or torch.as_tensor(t).numel() != 1 for t in targets):
@@ -244,10 +247,9 @@ def graph_of(sample: Mapping[Any, Any]) -> Table | None:
     return Table(targets[mask].double(), inputs)
 
 
-def find_labels(data: Any, table: Table, found: list[Variable]) -> Labels | None:
+def find_labels(dataset: Any, table: Table, found: list[Variable]) -> Labels | None:
     """The first variable that has the targets of training, at places that another one names, and further ones."""
     count = len(table.targets)
-    dataset = data.train_dataloader().dataset
     rows = [(("", ""), torch.arange(count))]
     rows += [(("", ""), torch.as_tensor(dataset.indices))] if isinstance(dataset, Subset) else []
     for name, t, _ in found:
@@ -322,7 +324,7 @@ def held_out_labels(seen: Evidence) -> Lines:
     if data is None or seen.splits is None or seen.splits.train is None:
         return
     with suppress(UnsuitableError):
-        share, (function, name) = share_changed(data)
+        share, (function, name) = share_changed(data, seen.splits.train)
         if share > 0:
             yield (
                 f"the inputs of {share:.0%} of the training samples change if labels of other samples, in {name} of "
@@ -331,7 +333,7 @@ def held_out_labels(seen: Evidence) -> Lines:
             )
 
 
-def share_changed(data: Any) -> tuple[float, tuple[str, str]]:
+def share_changed(data: Any, train: Any) -> tuple[float, tuple[str, str]]:
     """The share of training samples whose inputs change with labels of others, and where these labels are."""
     found: list[Variable] = []
     known: set[tuple[str, str, Any]] = set()
@@ -346,20 +348,20 @@ def share_changed(data: Any) -> tuple[float, tuple[str, str]]:
                     found.append(Variable((function, name), t, len(setup.drawn)))
 
     unknown = 0.0, ("", "")
-    before = table_of(data)
+    before = table_of(train)
     if before is None or len(before.targets) < FEWEST or not before.inputs:
         return unknown
     first = Setup(keep)
-    copied = first.run(data)
-    same = table_of(copied)
-    if same is None or not _are_equal(before, same) or (labels := find_labels(copied, same, found)) is None:
+    loader = first.run(data).train_dataloader()
+    same = table_of(loader)
+    if same is None or not _are_equal(before, same) or (labels := find_labels(loader.dataset, same, found)) is None:
         return unknown  # what is drawn at random would change, too
     rows = [v.values for v in found if v.name == labels.rows]
     for draws in range(min(len(first.drawn) - labels.draws, MOST_RERUNS) + 1):
         change = Exchange(labels, draws)
         second = Setup(change)
         try:
-            other = table_of(second.run(data))
+            other = table_of(second.run(data).train_dataloader())
         finally:
             change.restore()
         # Stratified splits change all.

@@ -411,7 +411,7 @@ def _with_exact_arrays(dataset: Any, lines: list[str]) -> Any:
             new = value.view(ExactArray)
             new.lines = lines
             setattr(copied, name, new)
-        elif isinstance(dataset, Subset) and name == "dataset":
+        elif name == "dataset":  # as of a Subset
             copied.dataset = _with_exact_arrays(value, lines)
     return copied
 
