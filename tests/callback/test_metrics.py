@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics import Metric, MetricCollection, classification, regression
+from torchmetrics import MeanMetric, Metric, MetricCollection, classification, regression
+from torchmetrics.wrappers import MetricTracker, MinMaxMetric
 
 from boltcutter.callback.metrics import SeparateMetrics
 
@@ -154,3 +155,41 @@ def test_groups_that_the_user_names_are_kept() -> None:
     by_chance = train(Scores(pair))  # without the callback, to show what it prevents
     assert same(by_chance["MulticlassAll"], by_chance["MulticlassNo0"])
     assert not same(named.values["MulticlassAll"], named.values["MulticlassNo0"])
+
+
+class Extremes(L.LightningModule):
+    """Keeps the smallest and largest mean over validation samples, and its history."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(1, 1)
+        self.range, self.own = MinMaxMetric(MeanMetric()), MinMaxMetric(MeanMetric())
+        self.tracker = MetricTracker(MeanMetric(), maximize=False)
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        return self.net(batch[0][:, None].float()).mean()
+
+    def on_validation_epoch_start(self) -> None:
+        self.tracker.increment()
+
+    def validation_step(self, batch: list[Tensor], _: int) -> None:
+        for metric in (self.range, self.own, self.tracker):
+            metric.update(batch[0].float())
+
+    def on_validation_epoch_end(self) -> None:
+        self.values = {"own": self.own.compute(), "tracked": self.tracker.compute_all()}
+        self.log_dict(self.range.compute())
+        self.own.reset()
+        self.range.reset()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_training_forgets_what_the_sanity_check_has_computed() -> None:
+    module = Extremes()
+    values = train(module, SeparateMetrics())  # type: ignore[arg-type]
+    mean = (SAMPLES - 1) / 2
+    assert {name: float(value) for name, value in values["own"].items()} == {"raw": mean, "min": mean, "max": mean}
+    assert values["tracked"].tolist() == [mean]
+    assert module.trainer.callback_metrics["min"] == mean

@@ -11,6 +11,7 @@ import torch
 from conftest import QUICK, Script
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from boltcutter.assembly.assemble import assemble, read_config
@@ -282,6 +283,7 @@ def test_a_digest_depends_on_each_bit_and_on_the_order() -> None:
     others = [tensor.t(), changed, tensor.bfloat16(), tensor.to_sparse(), tensor.flip(0), nn.Parameter(tensor + 1)]
     assert len({digest([each]) for each in [tensor, *others]}) == 7
     assert digest([tensor, changed]) != digest([changed, tensor])
+    assert digest([TwoTensor(tensor, changed)]) == digest([tensor, changed])  # type: ignore[no-untyped-call]
     assert {as_integers(tensor.to(kind)).dtype for kind in (torch.float64, torch.bfloat16, torch.bool)} == {
         torch.int32,
         torch.int16,

@@ -141,16 +141,23 @@ def test_an_unreachable_rank_zero_is_reported(
     assert line.startswith(f"note: MASTER_ADDR={address}, MASTER_PORT={port}: ")
 
 
+@pytest.mark.parametrize("is_here", [True, False])
 def test_a_port_of_a_program_that_does_not_answer_is_reported(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    is_here: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """A proxy may accept a connection to another machine before rank 0 has started there."""
+    assert identity._is_here("127.0.0.1")
+    assert not identity._is_here("192.0.2.1")  # of no machine
+    if not is_here:
+        monkeypatch.setattr(identity, "_is_here", lambda address: False)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "1"}.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(identity, "RENDEZVOUS_TIMEOUT", 0.4)
+        monkeypatch.setattr(identity, "SILENCE" if is_here else "RENDEZVOUS_TIMEOUT", 0.25)
         monkeypatch.setattr(identity, "NOTE_AFTER", 0.0)
-        with pytest.raises(RendezvousError, match=rf"MASTER_PORT={port}: rank 0 .*another program"), run_id():
+        match = rf"MASTER_PORT={port}: rank 0 did not respond within 0 s .*another program"
+        with pytest.raises(RendezvousError, match=match), run_id():
             pass
     assert f"note: MASTER_ADDR=127.0.0.1, MASTER_PORT={port}: there is no answer yet; waiting" in capfd.readouterr().err
 

@@ -50,6 +50,7 @@ class Stream(EpochState):
         self.training = self.follows_epochs = training
         self.stage, self.loader_number = stage, loader_number
         self._digests: list[bytes] | None = None  # of the first batches of the workers of all ranks
+        self._says_left_out = False
         self._draws_order = True  # whether the dataset draws something when its iteration begins, as far as is known
 
     def __getattr__(self, name: str) -> Any:
@@ -175,12 +176,20 @@ class Stream(EpochState):
         if differ:
             yield from batches
             return
-        last: list[Any] = []
+        last, number = list[Any](), 0
         while group := list(islice(batches, self.world_size)):
             if len(group) == self.world_size or (not self.training and self.rank < len(group)):
                 last = group[self.rank : self.rank + 1]
                 yield from last
-            elif not self.training and not last:  # a rank without batches logs no metrics, and others wait
+                number += len(group)
+            elif self.training:
+                if not self._says_left_out and self.rank == 0:
+                    print(
+                        f"train_dataloader: the last {len(group)} of {number + len(group)} batches of the stream are "
+                        f"left out in each epoch, as all {self.world_size} ranks train on equally many"
+                    )
+                self._says_left_out = True
+            elif not last:  # a rank without batches logs no metrics, and others wait
                 yield group[0]
 
 

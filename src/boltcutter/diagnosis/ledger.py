@@ -408,7 +408,9 @@ def digest(tensors: Iterable[Tensor], found: int | Tensor = 0, *, copies: bool =
     """
     for tensor in tensors:
         local = local_shard(tensor.detach())
-        if local.is_cuda:
+        if flatten := getattr(local, "__tensor_flatten__", None):  # it holds others, as a quantized state does
+            found = digest((getattr(local, name) for name in flatten()[0]), found, copies=copies)
+        elif local.is_cuda:
             for chunk in torch.split(as_integers(local), CHUNK):
                 found = found * ODD + (chunk * multipliers(local.device)[: len(chunk)]).sum()
         elif local.device.type == "cpu" and isinstance(found, int):

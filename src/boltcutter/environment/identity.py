@@ -36,6 +36,7 @@ EXIT_TIMEOUT = 30.0  # seconds that a failed process keeps serving the store
 RENDEZVOUS_TIMEOUT = 300.0  # seconds to wait for rank 0, whose node may still be booting
 LATE = "rank 0 did not respond within {:.0f} s"
 NOTE_AFTER = 10.0  # seconds after which it is said what is waited for
+SILENCE = 30.0  # seconds after that for which a server of this machine that has accepted a connection may say nothing
 
 
 class RendezvousError(RuntimeError):
@@ -130,7 +131,7 @@ def _agree() -> str | None:
     _reach(address, port, connects=not is_server)
     place, timeout = f"MASTER_ADDR={address}, MASTER_PORT={port}", timedelta(seconds=RENDEZVOUS_TIMEOUT)
     make = partial(TCPStore, address, port, None, is_server, timeout, wait_for_workers=False, multi_tenant=True)
-    store = _answer_of(make, place)
+    store = _answer_of(make, place, SILENCE if _is_here(address) else RENDEZVOUS_TIMEOUT)
     if isinstance(store, RuntimeError):
         reason = str(store).splitlines()[0][:160]
         fault = "the port cannot be used" if is_server else LATE.format(RENDEZVOUS_TIMEOUT)
@@ -164,16 +165,26 @@ def _reach(address: str, port: int, *, connects: bool) -> None:
         if time.monotonic() - begin > RENDEZVOUS_TIMEOUT:
             raise RendezvousError(f"{place}: {LATE.format(RENDEZVOUS_TIMEOUT)} ({reason}); correct them")
         if not is_said and time.monotonic() - begin > NOTE_AFTER:
-            _say_waiting(place, reason)
+            _say_waiting(place, reason, RENDEZVOUS_TIMEOUT)
             is_said = True
         time.sleep(0.2)
 
 
-def _answer_of(connect: Callable[[], Any], place: str) -> Any:
+def _is_here(address: str) -> bool:
+    """Whether an address is of this machine, so that it is the server itself that has accepted a connection.
+
+    On the way to another one, a proxy may accept it before rank 0 has started.
+    """
+    with suppress(OSError), socket.create_server((socket.gethostbyname(address), 0)):
+        return True
+    return False
+
+
+def _answer_of(connect: Callable[[], Any], place: str, timeout: float) -> Any:
     """What ``connect`` returns, or its exception; it may wait for an answer of another program for ever.
 
     Raises:
-        RendezvousError: There is no answer within ``RENDEZVOUS_TIMEOUT`` seconds.
+        RendezvousError: There is no answer within ``timeout`` seconds.
     """
     answers = SimpleQueue[Any]()
 
@@ -186,16 +197,14 @@ def _answer_of(connect: Callable[[], Any], place: str) -> Any:
     Thread(target=wait, daemon=True).start()
     with suppress(Empty):
         return answers.get(timeout=NOTE_AFTER)
-    _say_waiting(place, "there is no answer yet")
+    _say_waiting(place, "there is no answer yet", timeout)
     with suppress(Empty):
-        return answers.get(timeout=RENDEZVOUS_TIMEOUT)
-    raise RendezvousError(
-        f"{place}: {LATE.format(RENDEZVOUS_TIMEOUT)} (it may be the port of another program); correct them"
-    )
+        return answers.get(timeout=timeout)
+    raise RendezvousError(f"{place}: {LATE.format(timeout)} (it may be the port of another program); correct them")
 
 
-def _say_waiting(place: str, reason: str) -> None:
-    print(f"note: {place}: {reason}; waiting for rank 0 for {RENDEZVOUS_TIMEOUT:.0f} s", file=sys.stderr)
+def _say_waiting(place: str, reason: str, timeout: float) -> None:
+    print(f"note: {place}: {reason}; waiting for rank 0 for {timeout:.0f} s", file=sys.stderr)
 
 
 def _wait_for_ranks() -> None:

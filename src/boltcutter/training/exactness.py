@@ -310,7 +310,7 @@ def _describe(value: Any, depth: int = 3) -> str | None:
     if isinstance(value, torch.Tensor | np.ndarray):
         shape = tuple(value.shape)
         if isinstance(value, torch.Tensor):
-            if value.is_meta or value.layout is not torch.strided or hasattr(value, "to_local"):
+            if value.is_meta or value.layout is not torch.strided or hasattr(value, "__tensor_flatten__"):
                 return None
             value = value.detach().as_subclass(torch.Tensor)
             value = value.reshape(-1)[:: value.numel() // MAX_ITEMS + 1] if value.numel() > MAX_ITEMS else value
