@@ -25,6 +25,9 @@ def test_batches_that_do_not_divide_over_ranks_are_named_once(
         assert found == [list(range(batches))[rank : batches // 2 * 2 : 2] for rank in (0, 1)]
     out = capsys.readouterr().out
     assert (left_out in out, out.count("left out")) == (True, bool(left_out))
+    ranks[1]._says_left_out = False
+    ranks[1]._say_left_out()
+    assert "rank 1 has more batches of the stream than another, which are left out" in capsys.readouterr().out
     evaluated = Stream([], seed=0, rank=0, world_size=2, training=False)
     assert list(evaluated._of_rank(iter(range(batches)), differ=False)) == list(range(0, batches, 2))
     assert not capsys.readouterr().out

@@ -72,7 +72,7 @@ class Stream(EpochState):
                 owner.set_epoch(epoch)
         batches = self._shard() if self.world_size > 1 else self.read(self._seeded_loader(differ=False))
         batches = islice(batches, start, None)
-        return until_any_exhausted(batches) if self.training and self.world_size > 1 else batches
+        return until_any_exhausted(batches, self._say_left_out) if self.training and self.world_size > 1 else batches
 
     def workers_repeat(self) -> bool:
         """Whether all workers of a rank read the same samples, as those of a stream do that nobody has sharded."""
@@ -182,15 +182,19 @@ class Stream(EpochState):
                 last = group[self.rank : self.rank + 1]
                 yield from last
                 number += len(group)
-            elif self.training:
-                if not self._says_left_out and self.rank == 0:
-                    print(
-                        f"train_dataloader: the last {len(group)} of {number + len(group)} batches of the stream are "
-                        f"left out in each epoch, as all {self.world_size} ranks train on equally many"
-                    )
-                self._says_left_out = True
+            elif self.training and self.rank == 0:
+                self._say_left_out(f"the last {len(group)} of {number + len(group)} batches of the stream are")
             elif not last:  # a rank without batches logs no metrics, and others wait
                 yield group[0]
+
+    def _say_left_out(self, what: str = "") -> None:
+        """Say once what is not trained on; by default what this rank has more than another."""
+        what = what or f"rank {self.rank} has more batches of the stream than another, which are"
+        if not self._says_left_out:
+            print(
+                f"train_dataloader: {what} left out in each epoch, as all {self.world_size} ranks train on equally many"
+            )
+        self._says_left_out = True
 
 
 class _Delegating(IterableDataset[Any]):
@@ -295,8 +299,13 @@ def _convert_each(samples: list[Any]) -> list[Any]:
     return [default_convert(sample) for sample in samples]  # type: ignore[no-untyped-call]
 
 
-def until_any_exhausted(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield batches until any process has none left, for which the others would wait in the next step."""
+def until_any_exhausted(batches: Iterator[Any], say: Callable[[], None] = lambda: None) -> Iterator[Any]:
+    """Yield batches until any process has none left, for which the others would wait in the next step.
+
+    Args:
+        batches: Those of this process.
+        say: Called if this process has another one.
+    """
     if not dist.is_initialized():  # a strategy that communicates by something else, or a loader read before training
         yield from batches
         return
@@ -306,6 +315,8 @@ def until_any_exhausted(batches: Iterator[Any]) -> Iterator[Any]:
         flag = torch.tensor(batch is not NOTHING, dtype=torch.int32)
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=group)
         if not flag:
+            if batch is not NOTHING:
+                say()
             return
         yield batch
 
