@@ -36,6 +36,7 @@ RANGES = {
 }
 FLAT = frozenset(("round", "sign", "floor", "ceil", "trunc", "heaviside"))  # operations whose derivative is 0
 MANY = 1_000_000  # values that are summed
+FEWEST = 8  # values of a softmax
 LATE = 100  # steps, after which a reconstruction is rated
 WIDE = 16  # samples of a batch, and values of a sample
 EXPLAINED = 0.02  # share of the variance
@@ -209,6 +210,23 @@ def softmax_of_one(seen: Evidence) -> Lines:
             yield (
                 f"a softmax over a dimension of size 1, of {tuple(result.shape)}, is always 1; use a sigmoid, or "
                 "another dim"
+            )
+
+
+@check("softmax-of-one", "likely", at="graph")
+def weights_of_one(seen: Evidence) -> Lines:
+    """A softmax within the graph is over a dimension of size 1, and none is over the same one of another size."""
+    sizes: dict[tuple[int, int], set[int]] = {}
+    for node in seen.graph.softmaxes if seen.graph else ():
+        result, dim = saved(node, "result"), saved(node, "dim")
+        if isinstance(result, Tensor) and result.numel() >= FEWEST and dim is not None:
+            dim = (dim - (1 << 64) if dim >= 1 << 63 else dim) % result.ndim
+            sizes.setdefault((result.ndim, dim), set()).add(result.shape[dim])
+    for (ndim, dim), found in sizes.items():
+        if found == {1}:
+            yield (
+                f"a softmax over dimension {dim} of {ndim}, which has size 1, is always 1: what it weighs counts "
+                "equally, and what feeds it is not trained; take the softmax over the elements that are weighed"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import Loss
 from boltcutter.diagnosis.probe import Trace, take, tolerance
 from boltcutter.diagnosis.samples import is_comparable
+from boltcutter.structure import flatten
 
 FEWEST = 8  # pairs
 MOST_VIEWS = 8  # of a sample
@@ -181,3 +183,26 @@ def threshold_of_logits(seen: Evidence) -> Lines:
 def class_dimension(seen: Evidence) -> Lines:
     """Logits (N, T, C) of a linear layer go to cross-entropy as they are, which takes dimension 1 for the classes."""
     yield from remarks(seen, "class-dimension")
+
+
+@check("same-views", "likely", at="probe")
+def same_views(seen: Evidence) -> Lines:
+    """Two parts of a batch are equal for all samples, and the same layer gets both."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches or (count := probe.size("training_step")) < FEWEST:
+        return
+    parts = [t for t in flatten(probe.batches["training_step"]) if isinstance(t, Tensor) and t.is_floating_point()]
+    wide = [t for t in parts if t.ndim > 1 and len(t) == count and bool((t != t.flatten()[0]).any())]
+    given = [(name, t) for name, t in probe.base("training_step").tensors if name.startswith("the input of")]
+    for i, one in enumerate(wide):
+        if not any(torch.equal(one, other) for other in wide[i + 1 :] if other.shape == one.shape):
+            continue
+        names = Counter(name for name, t in given if t.shape == one.shape and torch.equal(t, one))
+        both = torch.cat([one, one])
+        joined = [name for name, t in given if t.shape == both.shape and torch.equal(t, both)]
+        for name in [name for name, times in names.items() if times > 1][:1] or joined[:1]:
+            yield (
+                f"two parts of the batch, of shape {tuple(one.shape)}, are equal for all samples, and {name} "
+                "gets both: two views of a sample must be drawn anew, not with the same seed"
+            )
+            return

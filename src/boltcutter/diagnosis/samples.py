@@ -161,6 +161,30 @@ def position(seen: Evidence) -> Lines:
             return
 
 
+@check("edges-not-shifted", "likely", at="probe")
+def edges_not_shifted(seen: Evidence) -> Lines:
+    """Edges of a batch of graphs are all among as many nodes as its largest graph has, though there are others."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches:
+        return
+    parts = [t for t in tensors_of(probe.batches["training_step"]) if t.dtype == torch.int64 and t.numel()]
+    for owners in parts:  # of each node, its graph
+        steps = owners.diff() if owners.ndim == 1 and len(owners) > FEWEST and not int(owners[0]) else owners[:0]
+        graphs = int(owners[-1]) + 1 if len(steps) else 0
+        if graphs < FEWEST or bool(((steps < 0) | (steps > 1)).any()):
+            continue
+        most = int(owners.bincount().max())
+        for edges in parts:
+            is_pairs = edges.ndim == 2 and 2 in edges.shape and edges.numel() >= len(owners)
+            if is_pairs and int(edges.min()) >= 0 and int(edges.max()) < most < len(owners):
+                yield (
+                    f"all edges of the batch, {tuple(edges.shape)}, are among its first {most} nodes, of {len(owners)} "
+                    f"in {graphs} graphs: those of later graphs have none; add the number of nodes before a graph to "
+                    "its edges"
+                )
+                return
+
+
 @check("batch-order", "likely", at="probe")
 def batch_order(seen: Evidence) -> Lines:
     """The loss has a cumulative sum over the samples, and changes in evaluation if their order is reversed."""

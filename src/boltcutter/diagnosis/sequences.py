@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from boltcutter.diagnosis.calls import CLASSES
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.data import is_shuffled
 from boltcutter.diagnosis.evidence import Evidence
@@ -22,6 +23,7 @@ from boltcutter.structure import flatten
 FEWEST = 4  # samples, and times
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 ATTENTION = re.compile("attention|transformer|bert|gpt", re.IGNORECASE)
+LENGTHS = re.compile(r"(^|_)(len(gth)?s?|attention_mask|padding_mask|pad_mask)($|_)", re.IGNORECASE)
 TRANSFORMERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 CELLS = (nn.RNNBase, nn.RNNCellBase)
 
@@ -107,9 +109,37 @@ def permuted_within(values: Tensor, places: Tensor) -> Tensor:
     return new
 
 
+@check("padding-in-loss", "likely", at="probe")
+def padded_targets(seen: Evidence) -> Lines:
+    """Cross-entropy has targets where tokens are padding, over 5% of all, which are one class that is not ignored."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches:
+        return
+    pads = {m.padding_idx for m in probe.module.modules() if isinstance(m, nn.Embedding)} - {None}
+    count = probe.size("training_step")
+    tokens = [t for t in flatten(probe.batches["training_step"]) if len(pads) == 1 and _are_padded(t, count)]
+    for call in probe.base("training_step").calls:
+        target, options = call.target, call.options
+        if call.kind not in CLASSES or target.is_floating_point() or options.get("reduction") == "none":
+            continue
+        for t in tokens if options.get("weight") is None else ():
+            is_pad = t == next(iter(pads))
+            ends = is_pad.flip(1).cummin(1).values.flip(1)  # of which all that follows is padding
+            if target.numel() != t.numel() or not torch.equal(is_pad, ends) or float(is_pad.float().mean()) < 0.05:
+                continue
+            (kinds, of_tokens) = (target.reshape(t.shape)[where].unique().tolist() for where in (is_pad, ~is_pad))
+            if len(kinds) == 1 < len(of_tokens) and kinds[0] != options.get("ignore_index"):
+                yield (
+                    f"{float(is_pad.float().mean()):.0%} of the targets of cross-entropy are {kinds[0]} where the "
+                    "tokens are padding (padding_idx), which it learns to predict; pad targets with -100, which it "
+                    "ignores, and leave them out of metrics"
+                )
+                return
+
+
 @check("masked-matters", "likely", at="probe")
 def masked_matters(seen: Evidence) -> Lines:
-    """Predictions of a recurrent or attention model depend on what its batch's mask, or lengths, say is padding."""
+    """Predictions depend on what a mask or lengths say is padding, by attention or a cell, or no step reads them."""
     for inverted, text in mask_findings(seen):
         if not inverted:
             yield text
@@ -158,6 +188,7 @@ def mask_findings(seen: Evidence) -> Iterator[tuple[bool, str | Line]]:
             )
             return
         is_sequential = has_attention(probe.module) or any(isinstance(m, CELLS) for m in probe.module.modules())
+        is_sequential |= any(LENGTHS.search(name) for name in probe.base("training_step").unread)
         yield (
             False,
             Line(
@@ -219,7 +250,8 @@ def order_ignored(seen: Evidence) -> Lines:
     other = probe.run(kind, replaced(probe, kind, new), training=False, record=False)
     sampled = [c for c in base.calls if c.target.numel() == count]
     if sampled and moved(base, other, count, length) is False and not torch.equal(first, leaves[tokens[0]]):
-        sure = any(isinstance(m, TRANSFORMERS) for m in probe.module.modules())
+        attentive = [m for m in probe.module.modules() if isinstance(m, TRANSFORMERS)]
+        sure = any(p.requires_grad for m in attentive for p in m.parameters())  # a frozen one was chosen as it is
         yield Line(
             "predictions do not depend on the order of the tokens: attention knows no positions; add positional "
             "embeddings or encodings to what the first layer gets",

@@ -87,15 +87,23 @@ def codes_of_users(module: nn.Module, trainer: L.Trainer) -> set[types.CodeType]
 
 
 def unpacked_names(step: Any) -> list[str]:
-    """The names that a step gives to the parts of its batch, where it begins with ``x, y = batch``."""
-    function = getattr(step, "__func__", None)
+    """The names that a step, or a method to which it passes its batch, gives to the parts: ``x, y = batch``."""
+    function, owner = getattr(step, "__func__", None), getattr(step, "__self__", None)
     tree = tree_of(function) if isinstance(function, types.FunctionType) else None
-    first = next((s for s in tree.body if isinstance(s, ast.Assign)), None) if tree else None
-    if tree is None or first is None or len(tree.args.args) < 2 or not isinstance(first.value, ast.Name):
+    if tree is None or len(tree.args.args) < 2:
         return []
-    target, given = first.targets[0], tree.args.args[1].arg
-    names = target.elts if isinstance(target, ast.Tuple) and first.value.id == given else []
-    return [name.id if isinstance(name, ast.Name) else "_" for name in names]
+    given = tree.args.args[1].arg
+    first = next((s for s in tree.body if isinstance(s, ast.Assign)), None)
+    target = first.targets[0] if first and isinstance(first.value, ast.Name) and first.value.id == given else None
+    if isinstance(target, ast.Tuple):
+        return [name.id if isinstance(name, ast.Name) else "_" for name in target.elts]
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        passes = bool(call.args) and isinstance(call.args[0], ast.Name) and call.args[0].id == given
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        method = getattr(type(owner), name, None)
+        if passes and isinstance(method, types.FunctionType) and method is not function:
+            return unpacked_names(getattr(owner, name))
+    return []
 
 
 def tree_of(function: types.FunctionType) -> ast.FunctionDef | None:

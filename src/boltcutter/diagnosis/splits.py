@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
+from boltcutter.diagnosis.calls import LossCalls
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.cuts import Cuts, wrap_line
 from boltcutter.diagnosis.data import Scale, compare_scales
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.loaders import SECONDS, Splits, digest, items
 from boltcutter.diagnosis.probe import is_close, seeded
-from boltcutter.structure import flatten, inputs_of
+from boltcutter.structure import flatten, inputs_of, targets_of
 
 DRAWS = 8  # of a random sample
 WIDE = 32  # values of a sample, fewer of which may be equal by chance
@@ -38,6 +39,7 @@ TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
 )
 MANY_DRAWS = 1000
 COMMON = 0.2  # share of rows
+FEWEST_OF_CLASS = 8  # samples
 MAX_BOXES = 100  # of a sample
 MOST_INDICES = 256  # of a sampler
 PAIRS = (("train", "validation"), ("train", "test"), ("validation", "test"))
@@ -91,13 +93,36 @@ def overlap(seen: Evidence) -> Lines:
         shared = len(copies) / len(other)
         is_wide = other[0][1] >= WIDE or _has_fractions(other[0][2])
         is_copied = own < 0.5 and shared > 0.01 and (shared > 3 * own or (is_wide and shared > 0.05))
-        if is_copied and not (shared == 1 and second == "validation" and divides_samples(seen)):
+        label = copied_class(one, other) if own >= 0.5 and _has_fractions(other[0][2]) else None
+        if label is not None:
+            yield Line(
+                f"{shared:.1%} of the {second} samples are exact copies of {first} samples, most of them of class "
+                f"{label}, and hardly any of another one; split before rare samples are copied",
+                subject=second,
+                sample=copies[0],
+            )
+        elif is_copied and not (shared == 1 and second == "validation" and divides_samples(seen)):
             yield Line(
                 f"{shared:.1%} of the {second} samples are exact copies of {first} samples, of which only {own:.1%} "
                 "are copies of one another; split before shuffling or copying",
                 subject=second,
                 sample=copies[0],
             )
+
+
+def copied_class(one: Sequence[Any], other: Sequence[Any]) -> Any:
+    """The class of which most samples are copies of ones in the first split, if of another one hardly any are."""
+    known = {key for key, *_ in one}
+    found: dict[int, list[bool]] = {}
+    for key, _, sample in other:
+        label = targets_of(sample)
+        label = torch.as_tensor(label) if isinstance(label, Tensor | np.ndarray | np.generic | int) else None
+        if label is None or label.numel() != 1 or label.is_floating_point():
+            return None
+        found.setdefault(int(label), []).append(key in known)
+    shares = {label: sum(each) / len(each) for label, each in found.items() if len(each) >= FEWEST_OF_CLASS}
+    copied = max(shares, key=lambda label: shares[label], default=None)
+    return copied if copied is not None and shares[copied] > 0.5 and min(shares.values()) < 0.02 else None
 
 
 def divides_samples(seen: Evidence) -> bool:
@@ -401,6 +426,18 @@ def bytes_of_samples(seen: Evidence) -> Lines:
     lines += [remark.text for remark in cuts.remarks if remark.check == "bytes-wrap"]
     if lines:
         yield Line(f"in the dataset, {lines[0]}", subject="dataset")
+
+
+@check("reshape-not-transpose", "likely", at="data")
+def reshape_of_samples(seen: Evidence) -> Lines:
+    """A reshape within the dataset only exchanges the sizes of a tensor, so it mixes its rows."""
+    dataset = seen.splits.dataset("train") if seen.splits else None
+    if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        return
+    with suppress(Exception), seeded(0), LossCalls() as calls:
+        [*items(dataset, range(1))]
+    for remark in [each for each in calls.remarks if each.check == "reshape-not-transpose"][:1]:
+        yield Line(f"in the dataset, {remark.text}", subject="dataset")
 
 
 def _with_exact_arrays(dataset: Any, lines: list[str]) -> Any:
