@@ -19,7 +19,7 @@ MAX_FUNCTIONS = {
     "checks": 33,
     "config": 118,
     "data": 105,
-    "diagnosis": 236,
+    "diagnosis": 237,
     "environment": 145,
     "evaluation": 45,
     "report": 100,
