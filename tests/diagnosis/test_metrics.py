@@ -1,5 +1,7 @@
 """Planted bugs of what metrics get are named, and functions are themselves again afterwards."""
 
+import copy
+import pickle
 from pathlib import Path
 
 import programs.planted.tenth as own
@@ -19,6 +21,15 @@ from boltcutter.diagnosis.trial import Trial
 @pytest.mark.parametrize("program", bugs_of("metrics", probed=True))
 def test_a_planted_bug_is_named(program: Program, tmp_path: Path) -> None:
     assert_named(program, tmp_path, Trial(with_data=True))
+
+
+def test_a_layer_is_copied_and_pickled_meanwhile() -> None:
+    calls = MetricCalls(layer := nn.Linear(2, 1))
+    x = torch.eye(2)
+    for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(copied.eval()(x), layer(x))
+    calls.close()
+    assert not layer._forward_hooks
 
 
 def test_calls_are_recorded_until_it_is_closed() -> None:

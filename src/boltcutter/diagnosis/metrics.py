@@ -70,6 +70,14 @@ class MetricCalls:
             if is_metric(part) and (RANKING.search(kind) or ASYMMETRIC.search(kind)) and "update" in vars(part):
                 self._replace(vars(part), "update", kind, False)
 
+    def __deepcopy__(self, memo: Any) -> MetricCalls:
+        """A layer that a step copies keeps its hook."""
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A layer that is pickled has a hook that sees nothing."""
+        return {"calls": {}, "varies": False, "_replaced": [], "_hooks": []}
+
     def close(self) -> None:
         """Restore all."""
         for hook in self._hooks:
