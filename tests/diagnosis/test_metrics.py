@@ -47,3 +47,16 @@ def test_calls_are_recorded_until_it_is_closed() -> None:
     for found in calls.calls.values():
         assert all(torch.equal(c.target, labels.double()) for c in found)
         assert all(torch.allclose(c.prediction, scores.double()) for c in found)
+
+
+def test_copies_of_a_layer_have_an_idle_hook() -> None:
+    layer = nn.Linear(2, 2)
+    calls = MetricCalls(nn.Sequential(layer))
+    copy.deepcopy(layer).eval()(torch.eye(2))
+    assert not calls.varies
+    pickle.loads(pickle.dumps(layer)).eval()(torch.eye(2))
+    assert not calls.varies
+    layer.eval()(torch.eye(2))
+    assert calls.varies
+    calls.close()
+    assert not layer._forward_hooks

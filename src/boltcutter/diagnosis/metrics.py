@@ -61,7 +61,7 @@ class MetricCalls:
         self.calls: dict[str, list[Call]] = {}
         self.varies = False  # whether a linear layer has returned other values for other samples in evaluation
         self._replaced: list[tuple[dict[str, Any], str, Any]] = []  # where, under which name, what
-        self._hooks = [m.register_forward_hook(self._look) for m in module.modules() if isinstance(m, nn.Linear)]
+        self._hooks = [m.register_forward_hook(OutputHook(self)) for m in module.modules() if isinstance(m, nn.Linear)]
         for name, is_target_first in LIBRARIES.items():
             if library := sys.modules.get(name):
                 self._replace_functions(library, is_target_first)
@@ -85,10 +85,6 @@ class MetricCalls:
         for names, name, value in self._replaced:
             names[name] = value
         self._hooks, self._replaced = [], []
-
-    def _look(self, part: nn.Module, given: Any, output: Any) -> None:
-        if not part.training and isinstance(output, Tensor) and len(output) > 1:
-            self.varies |= bool((output != output[:1]).any())
 
     def _replace_functions(self, library: Any, is_target_first: bool) -> None:
         chosen = {n: f for n, f in vars(library).items() if RANKING.search(n) or ASYMMETRIC.search(n)}
@@ -115,6 +111,21 @@ class MetricCalls:
             return function(*args, **options)
 
         return record
+
+
+class OutputHook:
+    """Sees whether outputs of a layer vary in evaluation; a copy of the layer, as of an average, has an idle one."""
+
+    def __init__(self, owner: MetricCalls | None = None) -> None:
+        self.owner = owner
+
+    def __call__(self, part: nn.Module, given: Any, output: Any) -> None:
+        """Compare the samples."""
+        if self.owner is not None and not part.training and isinstance(output, Tensor) and len(output) > 1:
+            self.owner.varies |= bool((output != output[:1]).any())
+
+    def __reduce__(self) -> Any:
+        return OutputHook, ()
 
 
 def _own_names() -> Iterator[dict[str, Any]]:
