@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -70,14 +71,6 @@ class MetricCalls:
             if is_metric(part) and (RANKING.search(kind) or ASYMMETRIC.search(kind)) and "update" in vars(part):
                 self._replace(vars(part), "update", kind, False)
 
-    def __deepcopy__(self, memo: Any) -> MetricCalls:
-        """A layer that a step copies keeps its hook."""
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A layer that is pickled has a hook that sees nothing."""
-        return {"calls": {}, "varies": False, "_replaced": [], "_hooks": []}
-
     def close(self) -> None:
         """Restore all."""
         for hook in self._hooks:
@@ -121,8 +114,9 @@ class OutputHook:
 
     def __call__(self, part: nn.Module, given: Any, output: Any) -> None:
         """Compare the samples."""
-        if self.owner is not None and not part.training and isinstance(output, Tensor) and len(output) > 1:
-            self.owner.varies |= bool((output != output[:1]).any())
+        if self.owner is not None and not part.training:
+            with suppress(Exception):  # of nested tensors, and others that cannot be compared
+                self.owner.varies |= len(output) > 1 and bool((output != output[:1]).any())
 
     def __reduce__(self) -> Any:
         return OutputHook, ()
