@@ -223,7 +223,8 @@ def weights_of_one(seen: Evidence) -> Lines:
             dim = (dim - (1 << 64) if dim >= 1 << 63 else dim) % result.ndim
             sizes.setdefault((result.ndim, dim), set()).add(result.shape[dim])
     for (ndim, dim), found in sizes.items():
-        if found == {1}:
+        is_given = any(t.ndim > dim and t.shape[dim] == 1 for t in tensors_of(seen.batch))  # as series of length 1
+        if found == {1} and not is_given:
             yield (
                 f"a softmax over dimension {dim} of {ndim}, which has size 1, is always 1: what it weighs counts "
                 "equally, and what feeds it is not trained; take the softmax over the elements that are weighed"

@@ -106,7 +106,7 @@ def mixing(seen: Evidence) -> Lines:
 def are_parts(probe: Probe, t: Tensor, count: int) -> bool:
     """Whether rows are within others, of which the batch has no such number: parts of a series, cut in windows."""
     sizes = {size for part in tensors_of(probe.batches[probe.evaluated]) for size in part.shape}
-    return t.ndim > 2 and t.shape[0] not in sizes and count in t.shape[1:]
+    return t.ndim > 2 and t.shape[0] > 1 and t.shape[0] not in sizes and count in t.shape[1:]
 
 
 def _mixing_line(probe: Probe, name: str, base: Trace, first: Tensor, count: int) -> Line:
@@ -167,7 +167,7 @@ def edges_not_shifted(seen: Evidence) -> Lines:
     probe = seen.probe
     if probe is None or "training_step" not in probe.batches:
         return
-    parts = [t for t in tensors_of(probe.batches["training_step"]) if t.dtype == torch.int64 and t.numel()]
+    parts = [t for t in tensors_of(probe.batches["training_step"]) if t.dtype == torch.int64 and t.ndim and t.numel()]
     for owners in parts:  # of each node, its graph
         steps = owners.diff() if owners.ndim == 1 and len(owners) > FEWEST and not int(owners[0]) else owners[:0]
         graphs = int(owners[-1]) + 1 if len(steps) else 0
