@@ -174,14 +174,33 @@ trainer = L.Trainer(max_epochs=1, limit_val_batches=1, callbacks=[Invariants()])
 trainer.fit(MyModule(), torch.utils.data.DataLoader(torch.zeros(10_001, 32), batch_size=10_001))
 assert "large-batch" in [finding.check for finding in trainer.callbacks[0].findings]
 """
+WAVES = """
+import numpy as np
+for name in ("high", "low"):
+    Path("waves", name).mkdir(parents=True)
+    for seed in range(10):
+        noise = np.random.default_rng(seed).normal(0, 1000, 4000).astype(np.int16)
+        wavfile.write(f"waves/{name}/{seed}.wav", 8000, noise)
+data = Sounds("waves", batch_size=4)
+data.setup("fit")
+assert next(iter(data.train_dataloader()))[0].shape[1:] == (1, 129, 64)
+assert int((x == 0).sum()) == 2 * 129 * 20
+"""
+ENSEMBLE = """
+import boltcutter
+import torch
+runs = [boltcutter.train("logger=null", "trainer.max_epochs=1", "report=false", f"seed={seed}") for seed in (0, 1)]
+x = torch.zeros(2, 1, 8, 8)
+"""
 PROGRAMS = {  # what readers have before and after the blocks of a page, which run as one program in a project
     "CONTRIBUTING.md": ("from torch import nn\n", "Tiny((8, 8), 10)"),
     "docs/configuration.md": ("from torch import nn\n", "MyModel((8, 8))"),
+    "docs/data.md": ("import torch\nself, x = torch.nn.Identity(), torch.ones(2, 1, 129, 64)\n", WAVES),
     "docs/fine-tuning.md": (
         "import torch\nfrom torch import nn\n",
         "assert Head(nn.Linear(3, 4), 2)(torch.zeros(1, 3)).requires_grad",
     ),
-    "docs/recipes.md": ("import torch\n", ""),
+    "docs/recipes.md": (ENSEMBLE, "assert probabilities.shape == (2, 10)"),
     "docs/api.md": (OBJECTS, "assert boltcutter.load(run, task=MyModule(), data=MyDataModule()).task is not None"),
     "docs/diagnosis.md": (OBJECTS, FOUND),
     "docs/machines.md": (
