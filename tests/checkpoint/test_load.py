@@ -181,7 +181,7 @@ class Stateful(Foreign):
         return {"mode": Mode.MIN}
 
     def load_state_dict(self, state):
-        raise AssertionError("has no state that could be loaded")
+        print("state", state["mode"] is Mode.MIN)  # no other object in its place
 """
 
 
@@ -199,7 +199,7 @@ def test_a_run_whose_checkpoints_hold_objects_is_resumed_evaluated_and_compared(
     resumed = script("train", f"resume={tmp_path}/cut", "trainer.max_epochs=2")
     assert resumed.returncode == 0, resumed.stderr
     assert "root data\n" in resumed.stdout
-    assert "last.ckpt: callbacks.Stateful.mode " in resumed.stderr
+    assert "state True\n" in resumed.stdout  # as it is a run of this user
     compared = script("compare", f"run={tmp_path}/uninterrupted", f"with={tmp_path}/cut")
     assert compared.stdout.endswith("bitwise identical\n")
     assert script("evaluate", f"run={tmp_path}/cut").returncode == 0

@@ -211,3 +211,27 @@ def test_labels_that_the_data_module_has_are_restored() -> None:
     assert share > 0.2
     assert name == "self.table['y']"
     assert np.array_equal(data.table["y"], before)
+
+
+class InPlace(L.LightningDataModule):
+    """Scales what it holds, and selects inputs by all labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rng = np.random.default_rng(0)
+        self.x, self.y = rng.normal(size=(200, 40)), rng.integers(0, 2, 200)
+
+    def setup(self, stage: str) -> None:
+        self.x /= 2
+        self.part = TensorDataset(torch.from_numpy(self.x[:120]), torch.from_numpy(self.y[:120]))
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.part, 32)
+
+
+def test_what_a_data_module_changes_in_place_is_changed_in_a_copy() -> None:
+    data: Any = InPlace()
+    data.setup("fit")
+    before = data.x.copy()
+    reruns.share_changed(data, data.train_dataloader())
+    assert np.array_equal(data.x, before)

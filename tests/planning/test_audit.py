@@ -97,6 +97,13 @@ def test_a_script_is_audited_without_a_configuration(call: Audit, capsys: pytest
         ("audited_script.py:needs", "audited_script.py:needs: "),
         ("audited_script.py:Net audited_script.py:loaders max_epochs=3", "max_epochs=3: "),
         ("audited_script.py:Net audited_script.py:loaders trainer.max_epoch=3", "trainer.max_epoch=3: "),
+        ("audited_script.py:Net audited_script.py:loaders trainer.num_nodes=two", "trainer.num_nodes=two "),
+        ("audited_script.py:Net audited_script.py:loaders trainer.num_nodes=0", "trainer.num_nodes=0: "),
+        ("audited_script.py:Net audited_script.py:loaders trainer.accelerator=gpus", "trainer.accelerator=gpus: "),
+        (
+            "audited_script.py:Net audited_script.py:loaders trainer.devices=2 trainer.strategy=dpp",
+            "trainer.strategy=dpp: ",
+        ),
         ("ckpt=best", "ckpt=best: run is not set"),
     ],
 )
@@ -119,6 +126,15 @@ class Stream(torch.utils.data.IterableDataset):
         random = torch.Generator().manual_seed(0)
         for row in torch.randn(2000, SIZE, generator=random):
             yield row, (row[0] > 0).long()
+
+
+class Hanging(Net):
+    def training_step(self, batch, batch_idx):
+        if self.global_rank:
+            import time
+
+            time.sleep(600)
+        return super().training_step(batch, batch_idx)
 
 
 class Drifting(Net):
@@ -144,6 +160,19 @@ def test_two_ranks_are_compared(module: str, data: str, expected: list[str], tmp
     done = run_command(command)
     found = [each["check"] for each in json.loads(done.stdout)["result"]["findings"]]
     assert [name for name in found if name.startswith("ranks")] == expected, done.stderr
+
+
+@pytest.mark.slow
+def test_ranks_that_hang_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "audited_script.py").write_text(SCRIPT + STREAM)
+    (tmp_path / "helper.py").write_text("SIZE = 40\n")
+    monkeypatch.setattr(audit, "RANKS_SECONDS", 40.0)
+    objects = [f"{tmp_path}/audited_script.py:{name}" for name in ("Hanging", "loaders")]
+    (found,) = audit.compare_ranks(Project.at(tmp_path), [*objects, "trainer.devices=2"])
+    assert (found.check, found.level) == ("ranks", "note")
+    assert "over 40 s" in found.text
+    commands = [file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline") if file.exists()]
+    assert not [text for text in commands if objects[0].encode() in text]
 
 
 @pytest.mark.slow

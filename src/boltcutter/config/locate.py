@@ -52,6 +52,10 @@ def locate(path: str) -> Callable[..., Any]:
             break
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                if (backend := os.environ.get("KERAS_BACKEND", "torch")) != "torch":  # which the module has set
+                    raise ConfigError(
+                        f"{path}: KERAS_BACKEND={backend} is not supported; set KERAS_BACKEND=torch"
+                    ) from None
                 top, is_inner, _ = str(error.name).partition(".")
                 place = module_folder(top, error)
                 what = f"which is not on Python's path; {add_to_path(place)}" if place else "which is not installed; "

@@ -116,7 +116,8 @@ class Setup:
 
     def run(self, data: Any) -> Any:
         """Set up a copy of a data module, and return it."""
-        copied, before = copy.copy(data), sys.gettrace()
+        trainer = data.trainer  # which is not copied, as its own arrays may be changed in place
+        copied, before = copy.deepcopy(data, {id(trainer): trainer}), sys.gettrace()
         if isinstance(copied, DataModule):
             copied.splits = None  # which would not be loaded again
         self.end = monotonic() + SECONDS

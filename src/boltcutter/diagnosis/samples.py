@@ -64,7 +64,7 @@ def is_comparable(probe: Probe, kind: str) -> bool:
 
 def numbers_rows(t: Tensor, count: int) -> bool:
     """Whether a tensor that is not of the rows has their numbers, as the edges of a graph have those of its nodes."""
-    if t.is_floating_point() or t.dtype == torch.bool or not t.numel() or len(t) == count:
+    if t.dtype not in (torch.int64, torch.int32) or not t.ndim or not t.numel() or len(t) == count:
         return False
     return int(t.min()) == 0 and int(t.max()) == count - 1
 

@@ -110,7 +110,7 @@ def overlap(seen: Evidence) -> Lines:
             )
 
 
-def copied_class(one: Sequence[Any], other: Sequence[Any]) -> Any:
+def copied_class(one: Sequence[Any], other: Sequence[Any]) -> int | None:
     """The class of which most samples are copies of ones in the first split, if of another one hardly any are."""
     known = {key for key, *_ in one}
     found: dict[int, list[bool]] = {}

@@ -16,6 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import lightning as L
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.strategies import StrategyRegistry
 from torch.utils.data import DataLoader
 
 from boltcutter.assembly.assemble import assemble, complete_config, read_config
@@ -30,6 +32,7 @@ from boltcutter.environment.cluster_variables import LAUNCHER_VARIABLES
 from boltcutter.environment.startup import PARENT_PID
 from boltcutter.environment.warning_filters import filter_warnings
 from boltcutter.planning.check import TWO_RANKS, run_trial
+from boltcutter.planning.device_test import kill
 from boltcutter.project import Project
 from boltcutter.run import trust
 from boltcutter.run.best import find_checkpoint
@@ -82,20 +85,23 @@ def compare_ranks(project: Project, arguments: Sequence[str]) -> list[Finding]:
     with TemporaryDirectory() as folder:
         file = Path(folder, "findings.json")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_VARIABLES)}
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "boltcutter", "audit", *arguments, *trusted],
-                env={**inherited, **project.environment, RANKS: str(file), PARENT_PID: str(os.getpid())},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=RANKS_SECONDS,
-            )
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            reason = (lines or [f"exit status {done.returncode}"])[-1]
-        except subprocess.TimeoutExpired:
-            reason = f"eight steps took over {RANKS_SECONDS:.0f} s"
+        with subprocess.Popen(
+            [sys.executable, "-m", "boltcutter", "audit", *arguments, *trusted],
+            env={**inherited, **project.environment, RANKS: str(file), PARENT_PID: str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process:
+            try:
+                lines = [line for line in process.communicate(timeout=RANKS_SECONDS)[1].splitlines() if line.strip()]
+                reason = (lines or [f"exit status {process.returncode}"])[-1]
+            except subprocess.TimeoutExpired:
+                reason = f"eight steps took over {RANKS_SECONDS:.0f} s"
+            finally:
+                kill(process)
         if file.is_file():
             found = [Finding(**each) for each in json.loads(file.read_text())]
         else:
@@ -178,14 +184,19 @@ def audit_objects(objects: Sequence[str], settings: Sequence[str]) -> tuple[list
     }  # fmt: skip
     on_ranks = RANKS in os.environ
     watch = Trial(with_data=not on_ranks)
-    num_ranks = max(1, count_devices(given)) * int(given.get("num_nodes", 1))
+    num_nodes = given.get("num_nodes", 1)
+    if not isinstance(num_nodes, int):
+        raise ConfigError(f"trainer.num_nodes={num_nodes} is not a number of nodes; try trainer.num_nodes=1")
+    if isinstance(name := given.get("strategy"), str) and name not in (*StrategyRegistry, "auto"):
+        raise ConfigError(f"trainer.strategy={name}: no such strategy{hint(name, StrategyRegistry) or '; try ddp'}")
+    num_ranks = max(1, count_devices(given)) * num_nodes
     place = TWO_RANKS if on_ranks else ONE_DEVICE if num_ranks > 1 else {}
     with TemporaryDirectory() as folder:
         defaults = {"max_epochs": 1000, "accelerator": "auto", "devices": 1, "limit_val_batches": 2}
         ours = {**quiet, **place, "default_root_dir": folder, "callbacks": [watch]}
         try:
             trainer = L.Trainer(**{**defaults, **given, **ours})
-        except TypeError as error:
+        except (TypeError, ValueError, MisconfigurationException) as error:
             raise ConfigError(f"{' '.join(settings)}: {one_line(error)}; correct it") from error
         with explain_errors(trainer):
             trainer.fit(module, **options)

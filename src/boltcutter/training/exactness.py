@@ -188,9 +188,8 @@ def _changed_by_workers(trainer: L.Trainer) -> list[str]:
         is_stream = isinstance(getattr(loader, "dataset", None), IterableDataset)  # which is read again
         for part in _loader_parts(trainer) if getattr(loader, "num_workers", 0) and not is_stream else ():
             if hasattr(part, "__getitem__") or part is loader.collate_fn:
-                kinds: set[Any] = {
-                    type(each) for each in (part, *getattr(part, "__dict__", {}).values())
-                }  # such as transforms
+                held = getattr(part, "__dict__", {}).values()  # such as transforms
+                kinds: set[Any] = {type(each) for each in (part, *held)}
                 found |= {f"{kind.__name__}.{name}" for kind in kinds for name in _uses(kind).computed}
     return sorted(found)
 
@@ -275,12 +274,8 @@ class Uses(NamedTuple):
 
 @cache
 def _uses(kind: type) -> Uses:
-    computed, assigned, kept, own = (
-        set[str](),
-        set[str](),
-        set[str](),
-        [b for b in kind.__mro__ if _is_of_user(b)],
-    )
+    computed, assigned, kept = set[str](), set[str](), set[str]()
+    own = [base for base in kind.__mro__ if _is_of_user(base)]
     methods = {name: item for base in own[::-1] for name, item in vars(base).items() if name not in NOT_IN_TRAINING}
     for method in (item for item in methods.values() if isinstance(item, types.FunctionType)):
         read, in_statement, is_over = set[str](), set[str](), False
