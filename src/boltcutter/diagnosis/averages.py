@@ -80,7 +80,7 @@ def can_change(seen: Evidence) -> bool:
 
 
 def _has_condition(code: types.CodeType) -> bool:
-    names = [each.opname for each in dis.get_instructions(code)]
+    names = [each.opname for each in dis.get_instructions(code) if each.opname != "TO_BOOL"]  # of Python 3.13
     return any("_IF_" in name and before != "WITH_EXCEPT_START" for before, name in pairwise(names))
 
 

@@ -110,7 +110,7 @@ class Setup:
     change: Callable[[Setup, str, dict[str, Any]], None]
     drawn: list[Any] = field(default_factory=list)
     states: list[Any] = field(default_factory=list)
-    visits: Counter[tuple[int, int]] = field(default_factory=Counter)
+    visits: Counter[tuple[int, str, int]] = field(default_factory=Counter)
     before: dict[int, tuple[Any, dict[str, Any]]] = field(default_factory=dict)  # by frame: generators, variables
     end: float = 0.0
 
@@ -142,8 +142,9 @@ class Setup:
         """Before a line, and at the end of a function."""
         if monotonic() > self.end:
             raise UnsuitableError
-        self.visits[id(frame.f_code), frame.f_lineno] += 1
-        if event not in ("line", "return") or self.visits[id(frame.f_code), frame.f_lineno] > VISITS:
+        place = id(frame.f_code), event, frame.f_lineno  # a line with a loop may be that which returns, too
+        self.visits[place] += 1
+        if event not in ("line", "return") or self.visits[place] > VISITS:
             return self.read
         function = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
         found = dict(variables(frame))
