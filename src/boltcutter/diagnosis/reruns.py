@@ -208,7 +208,8 @@ def numbers(value: Any) -> Tensor | None:
     if isinstance(value, np.ndarray) and value.dtype.kind not in "biuf":
         return None
     with suppress(TypeError, ValueError, RuntimeError):
-        return torch.as_tensor(np.array(value.cpu() if isinstance(value, Tensor) else value)).double()
+        value = value.detach().clone() if isinstance(value, Tensor) else np.array(value)
+        return torch.as_tensor(value, device="cpu").double()
     return None
 
 
