@@ -6,7 +6,7 @@ import inspect
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_origin
 
 import lightning as L
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
@@ -112,6 +112,7 @@ def check_return_type(name: str, target: str, wanted: type) -> None:
     """
     found = locate(target)
     kind = found if isinstance(found, type) else getattr(found, "__annotations__", {}).get("return")
+    kind = get_origin(kind) or kind
     if inspect.isbuiltin(found) or (isinstance(kind, type) and not issubclass(kind, wanted)):
         raise _wrong_type(name, target, kind if isinstance(kind, type) else type(found), wanted)
 

@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import inspect
 import types
-from typing import Any, get_type_hints, is_typeddict
+from typing import Any, get_origin, get_type_hints, is_typeddict
 
 from omegaconf import DictConfig
 
@@ -84,7 +84,7 @@ def is_pydantic(kind: Any) -> bool:
 
 def takes_mapping(kind: Any) -> bool:
     """Whether a mapping can be converted to a class."""
-    if not inspect.isclass(kind):
+    if not inspect.isclass(kind) or get_origin(kind) is not None:  # list[int] is a class in Python 3.10
         return False
     is_known = dataclasses.is_dataclass(kind) or hasattr(kind, "__attrs_attrs__") or is_pydantic(kind)
     return is_known or is_typeddict(kind) or issubclass(kind, (DictConfig, *NAMESPACES))

@@ -116,7 +116,7 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
 def _of_object(value: Any) -> Iterator[Any]:
     yield getattr(value, "__dict__", None)
     for cls in type(value).__mro__:
-        if cls.__module__.partition(".")[0].startswith(LIBRARIES):
+        if str(cls.__module__).partition(".")[0].startswith(LIBRARIES):  # of functions of Cython, it is a descriptor
             continue
         for name, item in vars(cls).items():
             if isinstance(item, types.MemberDescriptorType):  # of __slots__
