@@ -2,6 +2,7 @@
 
 import ast
 import html
+import json
 import os
 import re
 from pathlib import Path
@@ -27,7 +28,17 @@ OPTIONS = {
     "boltcutter.protocols": "{members: true, show_root_heading: false, filters: ['!^_']}",
 }
 BOX, GAP, HEIGHT = 132, 12, 34  # of the drawing, in pixels
-RANKS = {"recipes": 4.0, "configs": 0.3, "reference": 0.3, "changelog": 0.1, "benchmarks": 0.3}  # in searches
+RANKS = {  # in searches
+    "recipes": 1.3,
+    "quality": 0.6,
+    "configs": 0.6,
+    "reference": 0.6,
+    "threat_model": 0.5,
+    "benchmarks": 0.5,
+    "changelog": 0.2,
+}
+
+ALSO: dict[str, str] = {}  # other words for a section, by its address: `<!-- also: … -->` below its heading
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -71,6 +82,26 @@ def on_page_markdown(markdown: str, page: object, **_: object) -> str:
             language = "python" if code.suffix == ".py" else "yaml"
             text += f"\n## {code.name}\n\n```{language}\n{code.read_text().rstrip()}\n```\n"
     return text
+
+
+def on_page_content(html: str, page: object, **_: object) -> str:
+    """Remember the comments that give other words for the section in which they are."""
+    found = location = page.file.url  # type: ignore[attr-defined]
+    for level, anchor, words in re.findall(r'<h([1-6]) id="([^"]*)"|<!-- also: (.*?) -->', html, flags=re.S):
+        found = f"{location}#{anchor}" if level > "1" else location if level else found
+        if words:
+            ALSO[found] = words
+    return html
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Add these words to the index of the search, where no page shows them."""
+    file = Path(config.site_dir, "search", "search_index.json")
+    index = json.loads(file.read_text())
+    for section in index["docs"]:
+        if section["location"] in ALSO:
+            section["also"] = ALSO[section["location"]]
+    file.write_text(json.dumps(index, separators=(",", ":")))
 
 
 def within_site(text: str, folder: str) -> str:

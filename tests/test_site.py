@@ -96,6 +96,10 @@ QUESTIONS = {
     "cuda out of memory": "out-of-memory",
     "does it work on windows": "windows-and-wsl",
     "WANDB_API_KEY": "wb-login-and-wandb_api_key",
+    "different learning rate for backbone and head": "smaller-learning-rates-for-early-layers",  # by other names
+    "freeze the encoder, then unfreeze it later": "freeze-a-part-of-the-model",
+    "data loader too slow": "workers-of-the-data-loader-loading-is-slow-cpus-for-each-gpu",
+    "pick up where my run stopped": "stop-a-run-and-continue-it-later",
 }
 
 
@@ -109,7 +113,7 @@ def test_questions_are_answered_by_the_search(site: Path, open_tab: Callable[[st
             "i.dispatchEvent(new KeyboardEvent('keyup'))"
         )
         first = (
-            "[...document.querySelectorAll('.md-search-result__item')].slice(0, 2).map(found => found.innerHTML).join()"
+            "[...document.querySelectorAll('.md-search-result__item')].slice(0, 3).map(found => found.innerHTML).join()"
         )
         try:
             tab.wait(f"{first}.includes('#{answer}')")
