@@ -1,11 +1,14 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from boltcutter.assembly.assemble import assemble, read_config
+from boltcutter.config.errors import ConfigError
+from boltcutter.launch.command import check_job
 from boltcutter.project import Project
 from boltcutter.topology import Topology, check_batch_size, count_devices
 
@@ -89,3 +92,33 @@ def test_a_batch_divides_over_the_ranks() -> None:
 def test_jobs_are_described_without_torch() -> None:
     code = "import sys, boltcutter.topology; sys.exit('torch' in sys.modules or 'lightning' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+REFUSED: list[Any] = [
+    (["trainer=dp", "task.compile=true"], "task.compile=true: trainer=dp .*use trainer=ddp"),
+    (["trainer=ddp", "+trainer.strategy.static_graph=true", "trainer.accumulate_grad_batches=2"], "static_graph="),
+    (["trainer=ddp", "trainer.strategy.process_group_backend=nccl"], "nccl: it needs CUDA devices.*; try gloo"),
+    (["trainer=dp", "trainer.strategy.module=net"], "trainer.strategy.module=net: the task has no such module"),
+    (["trainer=pipeline", "trainer.strategy.module=net"], "trainer.strategy.module=net: the task has no such module"),
+    (["trainer=pipeline", "task.compile=true"], "task.compile=true: stages are not compiled"),
+    (["trainer=pipeline", "model=convnet"], "ConvNet has no method stages"),
+    (["trainer=pipeline", "data.batch_size=62"], "data.batch_size=62 does not divide .*; try data.batch_size=64"),
+    (["trainer=pipeline", "trainer.strategy.num_microbatches=1"], "num_microbatches=1: fewer than the 2 stages"),
+    (["trainer=pipeline", "trainer.precision=16-mixed"], "trainer.precision=16-mixed: loss scaling"),
+    (["trainer=fsdp2", "trainer.strategy.cpu_offload=true"], "cpu_offload=true: on CPUs .*; set it to false"),
+    (["trainer=fsdp2", "trainer.strategy.tensor_parallel_size=3"], "their product is not 2"),
+    (["trainer=fsdp2", "model=convnet", "trainer.strategy.tensor_parallel_size=2"], r"has no method shard\(mesh\)"),
+    (["trainer=pipeline", "model=gpt", "data=text", "model.num_layers=1", "task=language"], "model.num_layers=1"),
+    (["trainer=fsdp2", "model=mlp", "model.dropout=0.1", "trainer.strategy.tensor_parallel_size=2"], "set model.norm="),
+    (["task.compile=xla", "trainer=fsdp2"], "does not support ModelParallelStrategy"),
+    (["task.compile=xla", "trainer.precision=bf16-mixed"], "does not support trainer.precision=bf16-mixed"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "text"), REFUSED)
+def test_what_is_not_supported_is_found_before_processes_start(overrides: list[str], text: str, tmp_path: Path) -> None:
+    where = ["trainer.accelerator=cpu", "trainer.devices=2", "logger=null", f"folder={tmp_path}/run"]
+    cfg = read_config(Project.find(__file__), [*overrides, *where])
+    for check in (assemble, check_job):
+        with pytest.raises(ConfigError, match=text):
+            check(cfg)

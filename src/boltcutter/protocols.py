@@ -30,6 +30,7 @@ class ShardsWeights(Protocol):
         """Shard matrices over ``mesh["tensor_parallel"]``; all weights are then sharded by blocks, unless it does so.
 
         The attribute ``row_permutations`` has, by parameter name, how it reorders rows; checkpoints have the old order.
+        A method ``check_shards(ranks)`` raises a ``ValueError`` for what is not supported, before there are ranks.
         """
 
 

@@ -1,15 +1,16 @@
-"""Where a run runs: its nodes, devices and ranks, as the configuration requests them or as the trainer has them."""
+"""Where a run runs: its nodes, devices and ranks, as requested or as the trainer has them, and what that refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from boltcutter.protocols import data_parallel
 
 if TYPE_CHECKING:
     import lightning as L
+    from lightning.pytorch.callbacks import Callback
 
 ONE_DEVICE = {"devices": 1, "num_nodes": 1, "strategy": "auto"}  # settings of a trainer with a single process
 
@@ -61,6 +62,64 @@ class Topology:
 
     def __str__(self) -> str:
         return f"trainer.devices={self.num_devices}, trainer.num_nodes={self.num_nodes}"
+
+
+@dataclass(frozen=True)
+class PlannedTraining:
+    """A training that has not started, on this machine or by a job.
+
+    Args:
+        task: That is to be trained; ``configure_model`` was not called.
+        topology: Its nodes, devices and ranks.
+        strategy: Strategy, or the name of one of Lightning's.
+        precision: Such as ``16-mixed``.
+        callbacks: Of the trainer.
+        accumulated: Batches of which gradients are accumulated.
+        batch_size: Of all ranks; 0: unknown.
+        checkpoint_io: Writes checkpoints; None: Lightning's own.
+        device: Type of the devices; None: a job's, unknown here.
+    """
+
+    task: Any
+    topology: Topology
+    strategy: Any
+    precision: str
+    callbacks: Sequence[Callback]
+    accumulated: int = 1
+    batch_size: int = 0
+    checkpoint_io: Any = None
+    device: str | None = None
+
+    @classmethod
+    def of(cls, trainer: L.Trainer, task: Any, data: Any) -> PlannedTraining:
+        """The training of a trainer that was built."""
+        strategy, size = trainer.strategy, getattr(data, "batch_size", None)
+        return cls(
+            task,
+            Topology.of(trainer),
+            strategy,
+            str(trainer.precision),
+            trainer.callbacks,  # type: ignore[attr-defined]
+            trainer.accumulate_grad_batches,
+            size if isinstance(size, int) else 0,
+            strategy.checkpoint_io,
+            strategy.root_device.type,
+        )
+
+    def refusals(self) -> list[str]:
+        """What strategy, precision and task do not support, each with its remedy."""
+        plugin = getattr(self.strategy, "precision_plugin", None)
+        parts = [part for part in (self.strategy, plugin, self.task) if isinstance(part, Refuses)]
+        return [text for part in parts for text in part.refusals(self)]
+
+
+@runtime_checkable
+class Refuses(Protocol):
+    """A strategy, precision or task that does not support each training."""
+
+    def refusals(self, planned: PlannedTraining) -> Iterator[str]:
+        """What is not supported, each with its remedy."""
+        yield from ()
 
 
 def count_devices(trainer: Mapping[str, Any]) -> int:

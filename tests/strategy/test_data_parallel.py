@@ -67,7 +67,7 @@ def test_a_convnet_trains_in_bfloat16(script: Script, tmp_path: Path) -> None:
 def test_a_compiled_model_is_refused(script: Script, tmp_path: Path) -> None:
     require("g++", install="apt-get install g++")
     done = script("train", *OVERRIDES, *DP, "trainer.devices=2", "task.compile=true", f"folder={tmp_path}/run")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "error: task.compile=true: trainer=dp replicates the model at each step" in done.stderr
 

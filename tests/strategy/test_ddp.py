@@ -31,14 +31,6 @@ def test_gradient_accumulation_gives_the_weights_of_one_process(script: Script, 
     assert max_difference(tmp_path / "one", tmp_path / "two") < 1e-6
 
 
-def test_a_static_graph_with_accumulated_batches_is_refused(script: Script, tmp_path: Path) -> None:
-    overrides = [*OVERRIDES, *TWO, "+trainer.strategy.static_graph=true", "trainer.accumulate_grad_batches=2"]
-    done = script("train", *overrides, f"folder={tmp_path}", ranks=2)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert ": trainer.strategy.static_graph=true, trainer.accumulate_grad_batches=2: torch " in done.stderr
-
-
 @pytest.mark.slow
 def test_compressed_gradients_differ_by_their_rounding(script: Script, reference: Path, tmp_path: Path) -> None:
     done = script("train", *OVERRIDES, *TWO, "trainer.strategy.compress=bf16", f"folder={tmp_path}", ranks=2)

@@ -299,7 +299,7 @@ def assemble(
     others = [one for one in trainer.callbacks if one not in callbacks.values()]  # type: ignore[attr-defined]
     named |= {f"trainer.callbacks[{number}]": callback for number, callback in enumerate(others)}
     check_hooks(task, named, tests=bool(cfg.test))
-    check_combination(cfg, trainer, task, callbacks if with_callbacks else None)
+    check_combination(cfg, trainer, task, data, callbacks if with_callbacks else None)
     adapt(trainer, task, is_own=bool(cfg.trainer.get("built_in_python")))
     return Components(trainer, data, task, topology)
 

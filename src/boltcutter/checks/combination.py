@@ -29,10 +29,15 @@ from boltcutter.environment.process import is_rank_zero
 from boltcutter.internals import BatchNorm
 from boltcutter.protocols import NativeTask, handles_signals
 from boltcutter.run.metrics import infer_mode
+from boltcutter.topology import PlannedTraining
 
 
 def check_combination(
-    cfg: Settings, trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, Callback] | None
+    cfg: Settings,
+    trainer: L.Trainer,
+    task: L.LightningModule,
+    data: L.LightningDataModule | None,
+    callbacks: Mapping[str, Callback] | None,
 ) -> None:
     """Check trainer and task, and print what a training without some callbacks gives up.
 
@@ -40,9 +45,12 @@ def check_combination(
         cfg: The configuration that they were built from.
         trainer: With all callbacks.
         task: Any LightningModule.
+        data: Any data module; None: the task has its own loaders.
         callbacks: Callbacks of the configuration, by name; None if they were not built.
     """
     check_sync_batchnorm(cfg, trainer, task)
+    if callbacks is not None:
+        check_support(PlannedTraining.of(trainer, task, data))
     check_num_classes(cfg)
     if callbacks is not None:
         report_missing(cfg, trainer)
@@ -50,6 +58,12 @@ def check_combination(
     check_optimizer(task)
     if callbacks is not None:
         report_unusual(cfg, trainer, callbacks)
+
+
+def check_support(planned: PlannedTraining) -> None:
+    """Check that strategy, precision and task support the training, before there are ranks."""
+    if refused := planned.refusals():
+        raise ConfigError(*refused)
 
 
 def check_sync_batchnorm(cfg: Settings, trainer: L.Trainer, task: nn.Module) -> None:

@@ -306,8 +306,10 @@ def _check_constructors(cfg: Settings) -> None:
     from lightning.pytorch.strategies import StrategyRegistry
 
     from boltcutter.assembly.assemble import build_each
-    from boltcutter.checks.combination import check_optimizer
+    from boltcutter.checks.combination import check_optimizer, check_support
     from boltcutter.checks.components import check_batches_and_clipping, check_monitors
+    from boltcutter.strategy.precision import full_precision
+    from boltcutter.topology import PlannedTraining
 
     check_batches_and_clipping(cfg.trainer)
     parts = cfg.changed({"folder": cfg.folder or "new"})
@@ -316,8 +318,9 @@ def _check_constructors(cfg: Settings) -> None:
     known = ["auto", *StrategyRegistry.available_strategies()]
     if isinstance(strategy, str) and strategy not in known:
         raise ConfigError(f"trainer.strategy={strategy}: no such strategy{hint(strategy, known) or '; try auto'}")
+    built = strategy
     try:
-        build(strategy, "trainer.strategy")
+        built = build(strategy, "trainer.strategy")
     except ConfigError as error:
         if not isinstance(error.__cause__, ImportError) and "installed" not in str(error):
             raise  # otherwise the image of the nodes may have the package
@@ -329,6 +332,22 @@ def _check_constructors(cfg: Settings) -> None:
         raise
     check_monitors(task, callbacks)
     check_optimizer(task)
+    with as_config_error():
+        topology = Topology.requested(parts.trainer)
+    size, accelerator = parts.data.get("batch_size"), str(parts.trainer.get("accelerator", "auto"))
+    check_support(
+        PlannedTraining(
+            task,
+            topology,
+            built,
+            full_precision(parts.trainer.get("precision")),
+            list(callbacks.values()),
+            parts.trainer.get("accumulate_grad_batches") or 1,
+            size if isinstance(size, int) else 0,
+            build(parts.checkpoint_io, "checkpoint_io"),
+            "cpu" if accelerator == "cpu" else None,
+        )
+    )
 
 
 def _build_task(cfg: Settings) -> Any:

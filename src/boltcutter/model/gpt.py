@@ -205,11 +205,7 @@ class GPT(nn.Module):
         ranks = mesh.size()
         if ranks == 1:
             return
-        if self.dropout.p:
-            raise ValueError(
-                f"trainer.strategy.tensor_parallel_size={ranks} does not support model.dropout={self.dropout.p}, "
-                "whose masks would differ between ranks; set model.dropout=0"
-            )
+        self.check_shards(ranks)
         blocks: list[Any] = list(self.blocks)
         permutations = blocks[0].make_row_permutations(ranks)
         for number, block in enumerate(blocks):
@@ -228,6 +224,20 @@ class GPT(nn.Module):
         tp.parallelize_module(self, mesh, outer)
         for module in filter(None, (self.norm, self.position_embedding)):
             replicate(module, mesh)
+
+    def check_shards(self, ranks: int) -> None:
+        """Check that the matrices can be sharded over so many ranks.
+
+        Raises:
+            ValueError: The number of ranks does not divide the heads or hidden units, or the model has dropout.
+        """
+        if self.dropout.p:
+            raise ValueError(
+                f"trainer.strategy.tensor_parallel_size={ranks} does not support model.dropout={self.dropout.p}, "
+                "whose masks would differ between ranks; set model.dropout=0"
+            )
+        block: Any = self.blocks[0]
+        block.make_row_permutations(ranks)
 
     def stages(self, count: int) -> list[nn.Module]:
         """Split the model into ``count`` pipeline stages with about the same number of blocks.

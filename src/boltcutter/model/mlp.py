@@ -92,6 +92,20 @@ class MLP(nn.Module):
         ranks = mesh["tensor_parallel"].size()
         if ranks == 1:
             return
+        self.check_shards(ranks)
+        layers = [name for name, part in self.named_modules() if isinstance(part, nn.Linear)]
+        styles = (ColwiseParallel, RowwiseParallel)
+        plan: dict[str, Any] = {name: styles[index % 2]() for index, name in enumerate(layers)}
+        if len(layers) % 2:
+            plan["head"] = ColwiseParallel(output_layouts=Replicate())
+        parallelize_module(self, mesh["tensor_parallel"], plan)
+
+    def check_shards(self, ranks: int) -> None:
+        """Check that the matrices can be sharded over so many ranks.
+
+        Raises:
+            ValueError: The model has normalization or dropout.
+        """
         supported: tuple[type[nn.Module], ...] = (nn.Linear, *ACTIVATIONS.values())
         other = next((type(part).__name__ for part in self.hidden if not isinstance(part, supported)), None)
         if other:
@@ -99,12 +113,6 @@ class MLP(nn.Module):
                 f"trainer.strategy.tensor_parallel_size={ranks} does not support {other} in "
                 "model=mlp; set model.norm=none model.dropout=0, or tensor_parallel_size=1"
             )
-        layers = [name for name, part in self.named_modules() if isinstance(part, nn.Linear)]
-        styles = (ColwiseParallel, RowwiseParallel)
-        plan: dict[str, Any] = {name: styles[index % 2]() for index, name in enumerate(layers)}
-        if len(layers) % 2:
-            plan["head"] = ColwiseParallel(output_layouts=Replicate())
-        parallelize_module(self, mesh["tensor_parallel"], plan)
 
     def stages(self, count: int) -> list[nn.Module]:
         """Split the model into ``count`` pipeline stages with about the same number of layers.

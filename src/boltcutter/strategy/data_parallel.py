@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.strategies import ParallelStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from boltcutter.internals import tree_map
-from boltcutter.strategy.errors import StrategyError
+from boltcutter.strategy.errors import StrategyError, raise_refusals
 from boltcutter.structure import map_tensors, tensors
+from boltcutter.topology import PlannedTraining
 
 
 class DataParallelStrategy(ParallelStrategy):
@@ -56,19 +58,26 @@ class DataParallelStrategy(ParallelStrategy):
         """The sampler yields whole batches."""
         return {"num_replicas": 1, "rank": 0}
 
+    def refusals(self, planned: PlannedTraining) -> Iterator[str]:
+        """A compiled model."""
+        if not hasattr(planned.task, self.module) and not is_overridden("configure_model", planned.task):
+            yield f"trainer.strategy.module={self.module}: the task has no such module to replicate"
+        compiled = getattr(planned.task, "compile_model", False)
+        if planned.topology.num_devices > 1 and compiled:
+            yield (
+                f"task.compile={str(compiled).lower()}: trainer=dp replicates the model at each step, and replicas are "
+                "not compiled; use trainer=ddp, or set task.compile=false"
+            )
+
     def setup(self, trainer: L.Trainer) -> None:
         """Move the model, and replace its ``forward`` by one that runs replicas."""
         super().setup(trainer)
         if len(self.parallel_devices or ()) < 2:
             return
+        raise_refusals(self, trainer, self.lightning_module)
         model = getattr(self.lightning_module, self.module, None)
         if not isinstance(model, nn.Module):
             raise StrategyError(f"trainer.strategy.module={self.module}: the task has no such module to replicate")
-        if compiled := getattr(self.lightning_module, "compile_model", False):
-            raise StrategyError(
-                f"task.compile={str(compiled).lower()}: trainer=dp replicates the model at each step, and replicas are "
-                "not compiled; use trainer=ddp, or set task.compile=false"
-            )
         if self._replicated is None:
             print("hint: torch recommends trainer=ddp, which does not replicate the model", file=sys.stderr)
         self._restore_forward()

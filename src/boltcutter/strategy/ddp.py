@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, cast
 
 import lightning as L
@@ -20,10 +20,11 @@ from torch.optim import Optimizer
 
 from boltcutter.internals import ignore_in_ddp
 from boltcutter.strategy.buckets import FixedBucketsDDP, unsynchronized_buffers
-from boltcutter.strategy.errors import StrategyError
+from boltcutter.strategy.errors import raise_refusals
 from boltcutter.strategy.process_launcher import MultiProcessingLauncher
 from boltcutter.strategy.shared_memory import SharedMemory
 from boltcutter.strategy.unused_parameters import UnusedParameters
+from boltcutter.topology import PlannedTraining
 
 COMPRESSION_HOOKS: dict[str, Callable[..., Any]] = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 EXIT_TIMEOUT = 15.0  # seconds that a process has to report which other one failed, before it is terminated
@@ -61,18 +62,20 @@ class DDPStrategy(strategies.DDPStrategy):
         _register_backends(options.get("process_group_backend") or "")
         super().__init__(start_method=start_method, **options)
 
-    def setup(self, trainer: L.Trainer) -> None:
-        """Wrap the model.
-
-        Raises:
-            StrategyError: A static graph is combined with gradient accumulation, which torch does not support.
-        """
-        accumulated = trainer.accumulate_grad_batches
+    def refusals(self, planned: PlannedTraining) -> Iterator[str]:
+        """NCCL on CPUs, and a static graph with gradient accumulation, which torch does not support."""
+        if planned.device == "cpu" and self._process_group_backend == "nccl":
+            yield "trainer.strategy.process_group_backend=nccl: it needs CUDA devices, and these are CPUs; try gloo"
+        accumulated = planned.accumulated
         if accumulated > 1 and self._ddp_kwargs.get("static_graph"):
-            raise StrategyError(
+            yield (
                 f"trainer.strategy.static_graph=true, trainer.accumulate_grad_batches={accumulated}: torch does not "
                 "support both; remove static_graph"
             )
+
+    def setup(self, trainer: L.Trainer) -> None:
+        """Wrap the model."""
+        raise_refusals(self, trainer, self.lightning_module)
         super().setup(trainer)
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:

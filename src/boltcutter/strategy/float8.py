@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,8 +10,13 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
 from boltcutter.strategy.errors import StrategyError
+from boltcutter.topology import PlannedTraining
 
 MULTIPLE = 16  # of both dimensions of a weight, as the hardware requires
+NO_LAYERS = (
+    "trainer.precision=float8: the model has no linear layer whose dimensions are multiples of "
+    f"{MULTIPLE}; try bf16-mixed"
+)
 
 
 class Float8Precision(MixedPrecision):
@@ -35,6 +41,11 @@ class Float8Precision(MixedPrecision):
         """Autocast to bfloat16, as with ``bf16-mixed``."""
         return torch.autocast(self.device, dtype=torch.bfloat16, cache_enabled=False)
 
+    def refusals(self, planned: PlannedTraining) -> Iterator[str]:
+        """A model without layers to convert."""
+        if next(planned.task.parameters(), None) is not None and not any(map(_fits, planned.task.modules())):
+            yield NO_LAYERS
+
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Replace linear layers whose dimensions are multiples of 16 by float8 layers.
 
@@ -46,10 +57,7 @@ class Float8Precision(MixedPrecision):
 
         # A second call, for the test after training, finds layers that are already converted.
         if not any(_fits(part) or isinstance(part, Float8Linear) for part in module.modules()):
-            raise StrategyError(
-                f"trainer.precision=float8: the model has no linear layer whose dimensions are multiples of "
-                f"{MULTIPLE}; try bf16-mixed"
-            )
+            raise StrategyError(NO_LAYERS)
         # Without padding, a last batch whose size is not a multiple of 16 would raise an error.
         config = Float8LinearConfig(emulate=self.emulate, pad_inner_dim=not self.emulate)
         convert_to_float8_training(module, module_filter_fn=lambda part, name: _fits(part), config=config)

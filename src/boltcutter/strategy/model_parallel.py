@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
 
 import torch
@@ -17,8 +17,9 @@ from boltcutter.checkpoint.sharded_checkpoint import WEIGHTS, load_into
 from boltcutter.internals import move_some, tree_map_only
 from boltcutter.protocols import NativeTask, ShardsWeights
 from boltcutter.strategy.averaging import FULL_MODEL, averages_full_model
-from boltcutter.strategy.errors import StrategyError
+from boltcutter.strategy.errors import StrategyError, raise_refusals, why_not
 from boltcutter.strategy.units import fully_shard_units
+from boltcutter.topology import PlannedTraining
 
 
 class ModelParallelStrategy(strategies.ModelParallelStrategy):
@@ -55,28 +56,50 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         self.module, self.cpu_offload = module, cpu_offload
         self._path = ""  # of the checkpoint that was last loaded
 
+    def refusals(self, planned: PlannedTraining) -> Iterator[str]:
+        """Numbers of ranks that do not divide, what needs the full model, and models that cannot be sharded."""
+        ranks, split = planned.topology.world_size, int(self._tensor_parallel_size)
+        whole = self._data_size(ranks)
+        remedy = "tensor_parallel_size=1" if ranks % split else "data_parallel_size=auto"
+        if whole * split != ranks:
+            yield (
+                f"trainer.strategy.data_parallel_size={whole}, tensor_parallel_size={split}: their product is not "
+                f"{ranks}, the number of ranks; try {remedy}"
+            )
+        if self.cpu_offload and planned.device == "cpu":
+            yield "trainer.strategy.cpu_offload=true: on CPUs everything is in host memory; set it to false"
+        if self._save_distributed_checkpoint:
+            setting, writer = "trainer.strategy.save_distributed_checkpoint=true", planned.checkpoint_io
+            if not isinstance(writer, AtomicCheckpointIO):
+                yield f"{setting}: {type(writer).__name__} does not support it; use the default checkpoint_io"
+            elif writer.asynchronous:
+                yield f"{setting}: ranks write their shards together; set checkpoint_io.asynchronous=false"
+        if averages_full_model(planned.callbacks):
+            yield FULL_MODEL
+        model = getattr(planned.task, self.module, None)
+        if split > 1 and isinstance(model, nn.Module):
+            if not isinstance(model, ShardsWeights):
+                yield self._no_shard(model)
+            yield from why_not(getattr(model, "check_shards", None), split)
+
+    def _data_size(self, ranks: int) -> int:
+        """Number of ranks that shard the batch."""
+        given = self._data_parallel_size
+        return max(1, ranks // int(self._tensor_parallel_size)) if given == "auto" else int(given)
+
+    def _no_shard(self, model: object) -> str:
+        return (
+            f"trainer.strategy.tensor_parallel_size={self._tensor_parallel_size}: {type(model).__name__} has "
+            "no method shard(mesh), which shards its matrices; add one, or set tensor_parallel_size=1"
+        )
+
     def setup_environment(self) -> None:
         """Initialize the process group, and shard the model when Lightning calls the task's ``configure_model``."""
-        ranks, tensor_parallel_size = self.num_nodes * self.num_processes, int(self._tensor_parallel_size)
-        if self._data_parallel_size == "auto":
-            self._data_parallel_size = max(1, ranks // tensor_parallel_size)
-        if int(self._data_parallel_size) * tensor_parallel_size != ranks:
-            raise StrategyError(
-                f"trainer.strategy.data_parallel_size={self._data_parallel_size}, tensor_parallel_size="
-                f"{tensor_parallel_size}: their product is not {ranks}, the number of ranks; "
-                "try data_parallel_size=auto"
-            )
-        if self.cpu_offload and self.root_device.type == "cpu":
-            raise StrategyError(
-                "trainer.strategy.cpu_offload=true: on CPUs everything is in host memory; set it to false"
-            )
+        task: Any = self.lightning_module
+        raise_refusals(self, task.trainer, task)
+        self._data_parallel_size = self._data_size(self.num_nodes * self.num_processes)
         if self.cpu_offload:  # gradients in host memory are reduced by gloo
             self._process_group_backend = self._process_group_backend or f"cpu:gloo,{self.root_device.type}:nccl"
-        if self._save_distributed_checkpoint:
-            self._check_writer()
-        task: Any = self.lightning_module
-        if averages_full_model(task.trainer):
-            raise StrategyError(FULL_MODEL)
         super().setup_environment()
         configure = task.configure_model
 
@@ -99,9 +122,8 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """Arguments of the sampler; ranks of one tensor-parallel group see the same samples."""
         if self._device_mesh is None:  # before the process group is initialized
-            size = self._data_parallel_size
-            ranks = self.num_nodes * self.num_processes // int(self._tensor_parallel_size) if size == "auto" else size
-            return {"num_replicas": int(ranks), "rank": self.global_rank // int(self._tensor_parallel_size)}
+            size = self._data_size(self.num_nodes * self.num_processes)
+            return {"num_replicas": size, "rank": self.global_rank // int(self._tensor_parallel_size)}
         return super().distributed_sampler_kwargs
 
     @property
@@ -223,15 +245,6 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
             load_into(self._path, checkpoint, parts, alone=False)
         return {name: shard_like(tensor, *like.get(name, (tensor, None))) for name, tensor in found.items()}
 
-    def _check_writer(self) -> None:
-        setting, writer = "trainer.strategy.save_distributed_checkpoint=true", self.checkpoint_io
-        if not isinstance(writer, AtomicCheckpointIO):
-            raise StrategyError(
-                f"{setting}: {type(writer).__name__} does not support it; use the default checkpoint_io"
-            )
-        if writer.asynchronous:
-            raise StrategyError(f"{setting}: ranks write their shards together; set checkpoint_io.asynchronous=false")
-
     def _shard(self) -> None:
         task: Any = self.lightning_module
         model: Any = getattr(task, self.module, None)
@@ -248,10 +261,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
             if isinstance(model, ShardsWeights):
                 model.shard(self.device_mesh)
             elif self.device_mesh["tensor_parallel"].size() > 1:
-                raise StrategyError(
-                    f"trainer.strategy.tensor_parallel_size={self._tensor_parallel_size}: {type(model).__name__} has "
-                    "no method shard(mesh), which shards its matrices; add one, or set tensor_parallel_size=1"
-                )
+                raise StrategyError(self._no_shard(model))
             fully_shard_units(root, self.device_mesh["data_parallel"], **options)
         except ValueError as error:
             raise StrategyError(str(error)) from error

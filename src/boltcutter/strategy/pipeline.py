@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch import strategies
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from boltcutter.internals import BatchNorm, foreach_norm, move_some
 from boltcutter.protocols import NativeTask, SplitsIntoStages, gather_objects
 from boltcutter.strategy.averaging import FULL_MODEL, averages_full_model
-from boltcutter.strategy.errors import StrategyError
+from boltcutter.strategy.errors import StrategyError, raise_refusals, why_not
 from boltcutter.structure import BatchError, split_batch
+from boltcutter.topology import PlannedTraining
 
 MAX_SCHEDULES = 8  # cached, one for each shape of batch, each with its buffers
 
@@ -56,13 +58,46 @@ class PipelineStrategy(strategies.DDPStrategy):
         """Arguments of the sampler; all ranks see the same samples."""
         return {"num_replicas": 1, "rank": 0}
 
+    def refusals(self, planned: PlannedTraining) -> Iterator[str]:
+        """Models without stages, batches that do not divide, and what needs all weights or samples in one process."""
+        task: Any = planned.task
+        model: Any = getattr(task, self.module, None)
+        size, count, stages = planned.batch_size, self.num_microbatches, planned.topology.world_size
+        if count < stages:
+            yield f"trainer.strategy.num_microbatches={count}: fewer than the {stages} stages; try {2 * stages}"
+        if size % count:
+            yield (
+                f"data.batch_size={size} does not divide into trainer.strategy.num_microbatches={count}; "
+                f"try data.batch_size={size + -size % count}"
+            )
+        if model is None and not is_overridden("configure_model", task):
+            yield f"trainer.strategy.module={self.module}: the task has no such module to split"
+        elif model is not None and not isinstance(model, SplitsIntoStages):
+            yield f"trainer.strategy: {type(model).__name__} has no method stages(count); add one, or use trainer=ddp"
+        elif model is not None:
+            yield from why_not(split_into_stages, model, stages)
+        if not hasattr(task, "losses"):
+            yield "task: it has no method losses(outputs, targets), which stages need; use trainer=ddp"
+        if not task.automatic_optimization:
+            yield "task: manual optimization is not supported; use trainer=ddp"
+        if isinstance(task, NativeTask) and (task.l1 or task.l2):
+            yield "task.l1, task.l2: each rank has only some of the weights; set optimizer.weight_decay instead"
+        if (compiled := getattr(task, "compile_model", False)) or getattr(model, "_compiled_call_impl", None):
+            yield f"task.compile={str(compiled or True).lower()}: stages are not compiled; set it to false"
+        if averages_full_model(planned.callbacks):
+            yield FULL_MODEL
+        if planned.precision == "16-mixed":
+            yield "trainer.precision=16-mixed: loss scaling is not supported; try bf16-mixed"
+        if any(isinstance(part, BatchNorm) for part in task.modules()):
+            yield "model.norm=batchnorm: its statistics would be those of microbatches; use another norm"
+
     def setup(self, trainer: L.Trainer) -> None:
         """Split the model, and replace its ``forward`` by one that runs all stages."""
         task: Any = self.lightning_module
+        raise_refusals(self, trainer, task)
         model: Any = getattr(task, self.module, None)
-        for text, holds in _refused(trainer, task, model, self.num_microbatches, self.world_size).items():
-            if holds:
-                raise StrategyError(text)
+        if model is None:
+            raise StrategyError(f"trainer.strategy.module={self.module}: the task has no such module to split")
         if self._stage is None or self._stage.model is not model:
             self._stage, self._schedules = LocalStage(model, self.global_rank, self.world_size), {}
         model.forward = self._forward  # on the instance, so that the keys of checkpoints do not change
@@ -264,35 +299,6 @@ class PipelineStrategy(strategies.DDPStrategy):
         self._is_loss_checked = True
 
 
-def _refused(trainer: L.Trainer, task: Any, model: Any, microbatches: int, stages: int) -> dict[str, bool]:
-    """Error messages for unsupported features, and whether each is used."""
-    size = getattr(trainer.datamodule, "batch_size", None) or 0  # type: ignore[attr-defined]
-    unsplit, no_losses = not isinstance(model, SplitsIntoStages), not hasattr(task, "losses")
-    return {
-        f"trainer.strategy.num_microbatches={microbatches}: fewer than the {stages} stages; try {2 * stages}": (
-            microbatches < stages
-        ),
-        f"data.batch_size={size} does not divide into trainer.strategy.num_microbatches={microbatches}; "
-        f"try data.batch_size={size + -size % microbatches}": size % microbatches > 0,
-        f"trainer.strategy: {type(model).__name__} has no method stages(count); add one, or use trainer=ddp": unsplit,
-        "task: it has no method losses(outputs, targets), which stages need; use trainer=ddp": no_losses,
-        "task: manual optimization is not supported; use trainer=ddp": not task.automatic_optimization,
-        "task.l1, task.l2: each rank has only some of the weights; set optimizer.weight_decay instead": bool(
-            isinstance(task, NativeTask) and (task.l1 or task.l2)
-        ),
-        "task.compile=true: stages are not compiled; set it to false": bool(
-            getattr(model, "_compiled_call_impl", None)
-        ),
-        FULL_MODEL: averages_full_model(trainer),
-        "trainer.precision=16-mixed: loss scaling is not supported; try bf16-mixed": (
-            getattr(trainer.precision_plugin, "scaler", None) is not None
-        ),
-        "model.norm=batchnorm: its statistics would be those of microbatches; use another norm": any(
-            isinstance(part, BatchNorm) for part in task.modules()
-        ),
-    }
-
-
 class PrecisionStage(nn.Module):
     """A stage that runs in the forward context of the trainer's precision."""
 
@@ -328,24 +334,13 @@ class LocalStage:
     """
 
     def __init__(self, model: nn.Module, rank: int, count: int) -> None:
-        split: Any = model.stages
-        try:
-            stages: list[nn.Module] = split(count)
-        except ValueError as error:
-            raise StrategyError(str(error)) from error
+        stages, owners = split_into_stages(model, count)
         self.model, self.module = model, stages[rank]
         self.first, self.last = rank == 0, rank == count - 1
-        owners: dict[int, list[int]] = {}
-        for index, stage in enumerate(stages):
-            for parameter in stage.parameters():
-                owners.setdefault(id(parameter), []).append(index)
-        for name, parameter in model.named_parameters():
-            if id(parameter) not in owners:
-                raise StrategyError(f"trainer.strategy: no stage of {type(model).__name__} has {name}; add it to one")
         self.weights = list(self.module.parameters())
         self._shared = self._shared_parameters(owners, rank, count)
         remote = {key for key, ranks in owners.items() if rank not in ranks}
-        del stages, split  # references to the parameters of other stages
+        del stages  # references to the parameters of other stages
         self.not_owned = {id(weight) for weight in _move_to_meta(model, remote)}
         self.not_owned |= {id(weight) for weight in self.weights if owners[id(weight)][0] < rank}
 
@@ -364,6 +359,26 @@ class LocalStage:
                 groups[ranks] = dist.new_group(list(ranks))  # collective: called on all ranks
         local = {id(weight): weight for weight in self.weights}
         return [(local[key], groups[tuple(ranks)]) for key, ranks in owners.items() if rank in ranks and len(ranks) > 1]
+
+
+def split_into_stages(model: Any, count: int) -> tuple[list[nn.Module], dict[int, list[int]]]:
+    """Split a model, and return the stages, and those that have each parameter, by its ID.
+
+    Raises:
+        StrategyError: The model does not have as many stages, or a parameter belongs to none.
+    """
+    try:
+        stages: list[nn.Module] = model.stages(count)
+    except ValueError as error:
+        raise StrategyError(str(error)) from error
+    owners: dict[int, list[int]] = {}
+    for index, stage in enumerate(stages):
+        for parameter in stage.parameters():
+            owners.setdefault(id(parameter), []).append(index)
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in owners:
+            raise StrategyError(f"trainer.strategy: no stage of {type(model).__name__} has {name}; add it to one")
+    return stages, owners
 
 
 def _move_to_meta(model: nn.Module, keys: set[int]) -> list[nn.Parameter]:

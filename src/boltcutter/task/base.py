@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import lightning as L
 import torch
@@ -34,9 +34,10 @@ from boltcutter.internals import (
 from boltcutter.protocols import data_parallel, gather_objects
 from boltcutter.structure import inputs_of, map_tensors, split_batch
 from boltcutter.task.compiler import REDUCE_OVERHEAD, Inductor, forbids_graphs
-from boltcutter.task.errors import TotalStepsError, call_with_batch
+from boltcutter.task.errors import CompilerError, TotalStepsError, call_with_batch
 from boltcutter.task.metric_states import get_state, merge_states, plain_tensor, set_state
 from boltcutter.task.penalty import penalty
+from boltcutter.topology import PlannedTraining
 
 Pair = tuple[Tensor, Tensor]
 Observation = tuple[Tensor, ...]  # losses, outputs and targets of a batch
@@ -167,7 +168,11 @@ class Task(L.LightningModule, ABC):
         """
         self._num_weights = sum(parameter.ndim > 1 for parameter in self.model.parameters())
         if self.compile_model and stage == "fit":
-            trainer, make = find_trainer(self), cast(Any, Inductor)
+            trainer, make = find_trainer(self), self._find_compiler()
+            if trainer:
+                data = getattr(trainer, "datamodule", None)
+                for text in self.refusals(PlannedTraining.of(trainer, self, data)):
+                    raise CompilerError(text)
             if self.compile_model == REDUCE_OVERHEAD:
                 reason = forbids_graphs(trainer)
                 make = partial(Inductor, graphs=reason is None)
@@ -175,11 +180,24 @@ class Task(L.LightningModule, ABC):
                     rank_zero_warn(
                         f"task.compile={REDUCE_OVERHEAD}: {reason}; compiled without CUDA graphs, as by true"
                     )
-            elif self.compile_model == "xla":
-                from boltcutter.task.xla import XLA  # needs torchax
+            self._compiler = make(self.model)
 
-                make = XLA
-            self._compiler = make(self.model, getattr(trainer, "strategy", None))
+    def _find_compiler(self) -> Any:
+        """Class of the compiler that ``compile`` selects."""
+        if self.compile_model == "xla":
+            from boltcutter.task.xla import XLA
+
+            return XLA
+        return Inductor
+
+    def refusals(self, planned: PlannedTraining) -> Iterator[str]:
+        """What the compiler does not support, or this machine lacks to compile."""
+        if self.compile_model:
+            compiler = self._find_compiler()
+            if planned.device:
+                yield from compiler.missing()
+            if compiler is not Inductor:
+                yield from compiler.refusals(planned)
 
     def recompile_reasons(self) -> list[str]:
         """Return the reason of each recompilation of the model since training started."""

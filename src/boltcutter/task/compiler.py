@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from shutil import which
 from typing import Any
 
@@ -42,20 +43,25 @@ class Inductor:
 
     Args:
         model: Compiled in place when it is first called.
-        strategy: Strategy of the trainer; any is supported.
         graphs: Whether kernels are recorded and replayed as CUDA graphs.
 
     Raises:
         CompilerError: There is no C++ compiler.
     """
 
-    def __init__(self, model: nn.Module, strategy: Any = None, *, graphs: bool = False) -> None:
-        if not any(map(which, (os.environ.get("CXX", "g++"), "clang++", "cl"))):
-            raise CompilerError("task.compile=true needs a C++ compiler; install g++, or set task.compile=false")
+    def __init__(self, model: nn.Module, *, graphs: bool = False) -> None:
+        for text in self.missing():
+            raise CompilerError(text)
         internals.clear_compilations(1 << 12)  # the maximum number of recompilations that are reported
         self.model, self.graphs = model, graphs
         self._shapes: list[Any] | None = None  # of the first batch
         model.compile(**({"mode": REDUCE_OVERHEAD} if graphs else {}))
+
+    @staticmethod
+    def missing() -> Iterator[str]:
+        """What this machine lacks."""
+        if not any(map(which, (os.environ.get("CXX", "g++"), "clang++", "cl"))):
+            yield "task.compile=true needs a C++ compiler; install g++, or set task.compile=false"
 
     def __call__(self, inputs: Any) -> Tensor:
         """Return the model's outputs."""

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 import torch.utils.dlpack
-from lightning.pytorch.plugins import MixedPrecision
-from lightning.pytorch.plugins.precision import TransformerEnginePrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
 from torch._ops import OpOverloadPacket
@@ -21,6 +19,7 @@ from torch.nn import functional as F
 
 from boltcutter.internals import replaced
 from boltcutter.task.errors import CompilerError
+from boltcutter.topology import PlannedTraining
 
 REMEDY = "try task.compile=true"
 
@@ -33,32 +32,43 @@ class XLA:
     inputs, and if parameters are frozen or unfrozen.
 
     Raises:
-        CompilerError: torchax is not installed, or the strategy shards the model.
+        CompilerError: torchax is not installed.
 
     Source: Frostig, Johnson and Leary, Compiling machine learning programs via high-level tracing, 2018.
     """
 
-    def __init__(self, model: nn.Module, strategy: Any) -> None:
-        if not (find_spec("jax") and find_spec("torchax")):
-            raise CompilerError(
-                "task.compile=xla: torchax and jax are not installed; pip install 'boltcutter[xla]' "
-                f"(Python 3.11 or later), or {REMEDY}"
-            )
-        is_sharded = isinstance(strategy, ModelParallelStrategy | FSDPStrategy | DeepSpeedStrategy)
-        if is_sharded or getattr(strategy, "strategy_name", "") == "pipeline":
-            raise CompilerError(
-                f"task.compile=xla does not support {type(strategy).__name__}, which shards the model over ranks; "
-                f"use trainer=ddp, or {REMEDY}"
-            )
-        plugin = getattr(strategy, "precision_plugin", None)
-        if isinstance(plugin, MixedPrecision | TransformerEnginePrecision):
-            raise CompilerError(
-                f"task.compile=xla does not support trainer.precision={plugin.precision}, as autocast has no effect on "
-                "XLA programs; try 32-true or bf16-true"
-            )
+    def __init__(self, model: nn.Module) -> None:
+        for text in self.missing():
+            raise CompilerError(text)
         self.model = model
         self._traces: list[str] = []  # a description of the inputs for each compilation
         self._programs: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+
+    @staticmethod
+    def missing() -> Iterator[str]:
+        """What this machine lacks."""
+        if not (find_spec("jax") and find_spec("torchax")):
+            yield (
+                "task.compile=xla: torchax and jax are not installed; pip install 'boltcutter[xla]' "
+                f"(Python 3.11 or later), or {REMEDY}"
+            )
+
+    @staticmethod
+    def refusals(planned: PlannedTraining) -> Iterator[str]:
+        """Strategies that shard the model, and autocast."""
+        strategy, precision = planned.strategy, planned.precision
+        is_sharded = isinstance(strategy, ModelParallelStrategy | FSDPStrategy | DeepSpeedStrategy)
+        if is_sharded or str(strategy).startswith(("fsdp", "deepspeed")):
+            name = strategy if isinstance(strategy, str) else type(strategy).__name__
+            yield (
+                f"task.compile=xla does not support {name}, which shards the model over ranks; "
+                f"use trainer=ddp, or {REMEDY}"
+            )
+        if precision.endswith("-mixed") or precision.startswith("transformer-engine"):
+            yield (
+                f"task.compile=xla does not support trainer.precision={precision}, as autocast has no effect on "
+                "XLA programs; try 32-true or bf16-true"
+            )
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the model's outputs."""
