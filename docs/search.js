@@ -5,7 +5,8 @@
   const FIELDS = [["title", 4, 0.4], ["also", 3, 0.2], ["page", 0.6, 0], ["text", 1, 0.5]]; // weight, and how much length counts
   const SATURATION = 1.2; // k1 of BM25
   const PAIR = 0.8; // weight of two words of a question that follow each other
-  const OTHER = 0.8; // weight of another name of a word
+  const IN_TEXT = 0.8; // of a word that only the text has, in the part of a question that a section covers
+  const OTHER = 0.6; // weight of another name of a word
   const COMMON = new Set(
     ("a about actually after all also always am an and any anyone are as ask at be been best better but by can can't cannot correct correctly could did do " +
       "does doesn't doing don't each easily every etc everything find for from get getting give go got had has have help here how how's i i'm if " +
@@ -24,7 +25,7 @@ sweep, search, tune, hpo, hyperopt, hyperparameter search, hyperparameter optimi
 hyperparameter, hparam, hyper parameter, hyper-parameter
 multi gpu, several gpus, multiple gpus, many gpus, all gpus, two gpus, 2 gpus, 4 gpus, 8 gpus, more than one gpu, ddp, distributed data parallel, data parallel, distributed training
 multi node, several nodes, multiple nodes, two nodes, many nodes, multinode
-several, multiple, two, many, few
+several, multiple, many
 config, configuration, setting, settings, yaml, option
 argument, parameter, override, flag, command line
 print, show, display, list, view, see
@@ -131,7 +132,8 @@ uv, poetry, conda, venv, virtual environment, mamba, pip
 version, versions, compatible, supported, compatibility, requirement
 upgrade, update, newer version, new release
 template, cookiecutter, scaffold, boilerplate, skeleton, starter, new project, create a project
-hydra, omegaconf, lightning-hydra-template, lightningcli, lightning cli, argparse, jsonargparse
+hydra, omegaconf
+lightningcli, lightning cli, jsonargparse
 multirun, -m, multi-run
 interpolation, resolver, reference
 default, defaults, defaults list, inherit, inheritance, extend config, base config
@@ -283,18 +285,21 @@ warning, warnings
       const missing = [];
       for (const term of terms) {
         let most = 0;
+        let named = false; // in the title, or in the other words for it
         for (const [name, weight] of term.names) {
           let frequency = 0;
           for (const [field, value, b] of FIELDS) {
             const { counts, length } = section.fields[field];
-            if (counts.has(name)) frequency += (value * counts.get(name)) / (1 - b + (b * length) / mean[field]);
+            if (!counts.has(name)) continue;
+            frequency += (value * counts.get(name)) / (1 - b + (b * length) / mean[field]);
+            named ||= value > 1;
           }
           if (!frequency) continue;
           matched.add(name);
           most = Math.max(most, weight * rarity(name) * (frequency / (frequency + SATURATION)));
         }
         score += term.weight * most;
-        if (most && term.shown.length) covered += term.rarity;
+        if (most && term.shown.length) covered += named ? term.rarity : IN_TEXT * term.rarity;
         if (!most) missing.push(...term.shown);
       }
       if (score) ranked.push({ section, score: score * section.boost * (0.3 + (0.7 * covered) / whole), matched, missing });

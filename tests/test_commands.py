@@ -187,10 +187,22 @@ assert next(iter(data.train_dataloader()))[0].shape[1:] == (1, 129, 64)
 assert int((x == 0).sum()) == 2 * 129 * 20
 """
 ENSEMBLE = """
+from pathlib import Path
+from types import SimpleNamespace
 import boltcutter
 import torch
+import torch.nn.functional as F
+from PIL import Image
 runs = [boltcutter.train("logger=null", "trainer.max_epochs=1", "report=false", f"seed={seed}") for seed in (0, 1)]
 x = torch.zeros(2, 1, 8, 8)
+run = runs[0]
+Image.new("L", (8, 8)).save("digit.png")
+"""
+ENSEMBLED = """
+assert probabilities.shape == (2, 10)
+net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+module = SimpleNamespace(teacher=net, student=net, log_dict=dict)
+assert training_step(module, (torch.zeros(2, 1, 8, 8), torch.zeros(2).long())).requires_grad
 """
 PROGRAMS = {  # what readers have before and after the blocks of a page, which run as one program in a project
     "CONTRIBUTING.md": ("from torch import nn\n", "Tiny((8, 8), 10)"),
@@ -200,7 +212,7 @@ PROGRAMS = {  # what readers have before and after the blocks of a page, which r
         "import torch\nfrom torch import nn\n",
         "assert Head(nn.Linear(3, 4), 2)(torch.zeros(1, 3)).requires_grad",
     ),
-    "docs/recipes.md": (ENSEMBLE, "assert probabilities.shape == (2, 10)"),
+    "docs/recipes.md": (ENSEMBLE, ENSEMBLED),
     "docs/api.md": (OBJECTS, "assert boltcutter.load(run, task=MyModule(), data=MyDataModule()).task is not None"),
     "docs/diagnosis.md": (OBJECTS, FOUND),
     "docs/machines.md": (

@@ -536,6 +536,15 @@ def test_a_certificate_unknown_to_python_counts_as_reachable(monkeypatch: pytest
     assert is_reachable("https://own.server")
 
 
+def test_name_and_group_are_arguments_and_the_folder_is_not(tmp_path: Path) -> None:
+    made = WandbLogger(
+        folder=tmp_path / "digits-mlp" / "a", project="p", mode="offline", name="first", group="ablation"
+    )
+    assert (made.name, made._wandb_init["name"], made._wandb_init["group"]) == ("p", "first", "a")
+    with pytest.raises(ValueError, match="save_dir: set by folder"):
+        WandbLogger(folder=tmp_path / "digits-mlp" / "a", project="p", save_dir=str(tmp_path))
+
+
 def test_online_requires_a_login(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"folder": home / "runs" / "name" / "first", "project": "p"}
     with pytest.raises(ValueError, match=r"^mode=online.*; run `wandb login`"):

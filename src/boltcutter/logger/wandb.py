@@ -39,14 +39,15 @@ class WandbLogger(LightningWandbLogger):
     such a run later. Metrics are on disk within a second, also if the process is killed.
 
     Args:
-        folder: Run folder; its last two components are the name of the W&B run, the last one is its id.
+        folder: Run folder; its last two components are the name of the W&B run if ``name`` is not given, the last one
+            is its id.
         project: W&B project.
         mode: ``auto`` logs online if a login is found. The environment variable ``WANDB_MODE`` overrides ``auto``.
         best: Metrics whose summary is their ``min`` or ``max`` instead of the last value.
         wandb: Other arguments of ``wandb.init``.
 
     Raises:
-        ValueError: The mode is ``online``, but no login was found.
+        ValueError: The mode is ``online``, but no login was found; another folder is given as ``save_dir``.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class WandbLogger(LightningWandbLogger):
         if wanted == "online" and getattr(rank_zero_only, "rank", 0) == 0 and not logged_in():
             setting = "WANDB_MODE" if mode == "auto" else "mode"
             raise ValueError(f"{setting}=online, but no login was found; run `wandb login`, or set auto or offline")
-        name = "/".join(folder.parts[-2:])
-        super().__init__(name=name, save_dir=folder, project=project, **{"id": folder.name, **wandb})
+        if taken := {"save_dir", "dir"} & wandb.keys():
+            raise ValueError(f"{min(taken)}: set by folder, where boltcutter sync looks for its files; leave it out")
+        own = {"name": "/".join(folder.parts[-2:]), "id": folder.name}
+        super().__init__(save_dir=folder, project=project, **{**own, **wandb})
         self.mode, self.best = mode, best or {}
         self._checked_at, self._size = 0.0, -1  # of the transaction log
         self._wandb_init.pop("anonymous", None)  # W&B warns about it even if it is not set
