@@ -540,7 +540,7 @@ def test_name_and_group_are_arguments_and_the_folder_is_not(tmp_path: Path) -> N
     made = WandbLogger(
         folder=tmp_path / "digits-mlp" / "a", project="p", mode="offline", name="first", group="ablation"
     )
-    assert (made.name, made._wandb_init["name"], made._wandb_init["group"]) == ("p", "first", "a")
+    assert (made.name, made._wandb_init["name"], made._wandb_init["group"]) == ("p", "first", "ablation")
     with pytest.raises(ValueError, match="save_dir: set by folder"):
         WandbLogger(folder=tmp_path / "digits-mlp" / "a", project="p", save_dir=str(tmp_path))
 
