@@ -150,10 +150,10 @@ def test_data_and_task_are_restored_from_a_checkpoint_or_an_export(saved: Path) 
     torch.save(STATE | {Data.__qualname__: {"statistics": {"mean": 1.0}, "position": 2}}, saved)
     restore(data, str(saved))
     assert data.state == {"statistics": {"mean": 1.0}, "position": 2}
-    exported: Any = SimpleNamespace(statistics={"mean": 2.0}, input_structure=["float32"])
+    exported: Any = SimpleNamespace(statistics={"mean": 2.0}, input_structure=["float32"], classes=["cat"])
     for each in (task, generator):
         restore(data, exported, each)
-        assert data.state == {"statistics": {"mean": 2.0}, "input_structure": ["float32"]}
+        assert data.state == {"statistics": {"mean": 2.0}, "input_structure": ["float32"], "classes": ["cat"]}
     assert generator.model is exported
     assert not hasattr(task, "model")
 

@@ -1,4 +1,5 @@
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +158,14 @@ def test_values_of_twelve_bits_in_sixteen_are_reported(tmp_path: Path) -> None:
     path = save(tmp_path / "a.png", np.full((4, 4), 60 * 16, np.uint16))
     with pytest.warns(UserWarning, match=r"16 bits whose values are all below 4,096.*multiply them by 16"):
         assert read_image(path, (1, 4, 4)).unique().tolist() == [3]
+    pixels = b"".join(b"\0" + struct.pack(">12H", *[value] * 12) for value in [60 * 16] * 4)
+    parts = ((b"IHDR", struct.pack(">2I5B", 4, 4, 16, 2, 0, 0, 0)), (b"IDAT", zlib.compress(pixels)), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(part)) + name + part + struct.pack(">I", zlib.crc32(name + part)) for name, part in parts
+    )
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))  # of three channels, which Pillow does not write
+    with pytest.warns(UserWarning, match="16 bits whose values are all below 4,096"):
+        assert read_image(path, (3, 4, 4)).unique().tolist() == [3]
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".webp"])

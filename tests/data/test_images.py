@@ -138,6 +138,9 @@ def test_fingerprint_depends_on_names_sizes_and_shape(flat: Path) -> None:
     second = fingerprint()
     (flat / "cat" / "0.png").rename(flat / "cat" / "00.png")
     assert len({first, second, fingerprint()}) == 3
+    (flat / "dog" / "gone.png").symlink_to(flat / "nowhere.png")
+    with pytest.raises(ValueError, match=r"gone\.png: no such file; remove this link"):
+        fingerprint()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:This DataLoader will create")

@@ -108,6 +108,9 @@ def test_data_with_other_classes_than_in_training_are_refused() -> None:
     same.load_state_dict(before.state_dict())
     with pytest.raises(ValueError, match=r"^data: the classes are 1, 2, .* and were 0, 1, .* in training"):
         other.load_state_dict(before.state_dict())
+    other.classes = []  # of data that are not set up, as in a prediction
+    other.load_state_dict(before.state_dict())
+    assert other.classes == before.classes
 
 
 def test_position_counts_samples_so_that_ranks_and_batch_size_may_change() -> None:

@@ -40,6 +40,9 @@ def all_inputs(data: Tabular) -> torch.Tensor:
             r"has .1.u202f000., .2.u202f000., which is no number in a form that is read",
             "",
         ),
+        (["9007199254740992", "9007199254740993", "1", "2"], r"has 9007199254740992 and 9007199254740993, which", ""),
+        (["9007199254740992", "9007199254740994", "1", "2"], 1, "number"),
+        (["1e300", "-1e300", "1", "2"], r"has numbers from -1e.300 to 1e.300, whose standard deviation", ""),
         (["$5", "$6", "$7", "$8"], r"has '\$5', '\$6', '\$7' .*, which", ""),
         (["1", "2", "3", "x"], r"column a has 'x', which is no number, unlike most .* data.columns='{a: text}'", ""),
         (["1", "?", "3", "-"], r"has 20 missing or infinite values", ""),
@@ -82,6 +85,12 @@ def test_what_a_column_is_is_decided_once(tmp_path: Path, cells: list[str], feat
         ),
         ("decimal commas", ("city;x;y\n" + "M\u00fcnchen;1,5;2\nRom;2,5;3,5\n" * 20).encode(), {"decimal": ","}),
         ("separators at the end", ("city,x,y,\n" + "M\u00fcnchen,1.5,2,\nRom,2.5,3.5,\n" * 20).encode(), {}),
+        (
+            "a line for Excel",
+            ("sep=;\r\n" + "city;x;y\r\n" + "M\u00fcnchen;1.5;2\r\nRom;2.5;3.5\r\n" * 20).encode(),
+            {},
+        ),
+        ("utf-32", ("city,x,y\n" + "M\u00fcnchen,1.5,2\nRom,2.5,3.5\n" * 20).encode("utf-32"), {}),
         ("quotes", ('"city" , "x",y\n' + '"M\u00fcnchen",1.5,2\n"Rom","2.5",3.5\n' * 20).encode(), {}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -271,7 +280,16 @@ def test_dates_without_separators_are_no_numbers(tmp_path: Path) -> None:
     assert decide_types(pd.DataFrame({"id": ["20240131", "20241301", "20231224"]}), {}, "t")[0] == {"id": "number"}
 
 
-@pytest.mark.parametrize("cells", [["Red", "red", "blue"], ["\u00e9", "e\u0301", "x"], ["A1", "\uff211", "B"]])
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["Red", "red", "blue"],
+        ["\u00e9", "e\u0301", "x"],
+        ["A1", "\uff211", "B"],
+        ["a b", "a  b", "c"],
+        ["ab", "ab\u200b", "c"],
+    ],
+)
 def test_categories_that_are_spelled_in_two_ways_are_named(cells: list[str]) -> None:
     with pytest.warns(UserWarning, match=r"column c has .* and .* as different categories; write them alike"):
         assert decide_types(pd.DataFrame({"c": cells}), {}, "t")[0] == {"c": "text"}

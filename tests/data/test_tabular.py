@@ -315,6 +315,17 @@ def test_invalid_settings_are_one_line_errors(path: Path, settings: dict[str, An
         ("a.parquet", b"no parquet", r"a.parquet: not a valid table"),
         ("a.csv", b"age,price\n1,2\n3,\n", r"1 rows have no price; remove these rows"),
         ("a.csv", b"age,price\n" + b"1,inf\n" * 20, r"price has infinite values; correct these rows"),
+        (
+            "a.csv",
+            b"age,price\n" + b"1,1e9\n1,1000000000.1\n" * 20,
+            r"price has values from 1e.09 to .* lost in 32 bits",
+        ),
+        (
+            "a.csv",
+            b"age,price\n" + b"1,1e39\n1,2\n" * 20,
+            r"price has values from 2 to 1e.39, whose differences are lost",
+        ),
+        ("a.csv", b"a,b;price\n" + b"1,2;3\n" * 20, r"has no column price; it has a, b;price; set data.separator"),
         ("a.csv", b"age,price\n" + b"1,yes\n" * 20, r"price has only one class"),
         ("a.csv", b"age,price\n1,2\n", r"data: a fraction of 0.15 of 1 samples cannot be split off"),
     ],
@@ -444,6 +455,16 @@ def test_which_targets_are_classes(tmp_path: Path, cells: list[str], kind: str, 
     other = Tabular(path=tmp_path / "a.csv", target="y")  # as in an evaluation
     other.load_state_dict(data.state_dict())
     assert other.fingerprint() == data.fingerprint()
+
+
+def test_texts_that_are_one_number_are_one_class_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("x,y\n" + "".join(f"{row}.5,{('1.1', '1.10', '2')[row % 3]}\n" for row in range(60)))
+    with pytest.warns(UserWarning, match=r"y has '1.1' and '1.10', which are the same number, so one class"):
+        Tabular(path=path, target="y", kind="classification").setup("fit")
+    data = Tabular(path=path, target="y", columns={"y": "text"})
+    data.setup("fit")
+    assert sorted(data.classes) == ["1.1", "1.10", "2"]
 
 
 def test_values_that_training_did_not_have_are_reported(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ def test_images_are_predicted_by_name(script: Script, trained: Path, images: Pat
 
 def test_multiple_inputs_keep_their_order(script: Script, trained: Path, images: Path) -> None:
     names = [str(images / "02-2.png"), str(images / "00-0.png")]
-    done = script("predict", f"run={trained}", f"input={','.join(names)}", f"output={images}/out.csv")
+    done = script("predict", f"run={trained}", f"input=[{', '.join(names)}]", f"output={images}/out.csv")
     assert done.returncode == 0, done.stderr
     assert list(pd.read_csv(images / "out.csv")["input"]) == names
 

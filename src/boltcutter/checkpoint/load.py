@@ -161,7 +161,9 @@ def restore(data: Any, model: Any, task: Any = None) -> None:
         task: The task; of an export, only one that generates tokens uses it.
     """
     if not isinstance(model, str):
-        data.load_state_dict({"statistics": model.statistics, "input_structure": model.input_structure})
+        data.load_state_dict(
+            {"statistics": model.statistics, "input_structure": model.input_structure, "classes": model.classes}
+        )
         generates = isinstance(task, GeneratesTokens)
         if generates:
             task.model = model

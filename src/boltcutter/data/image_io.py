@@ -22,7 +22,7 @@ from boltcutter.files import IMAGE_FORMATS
 SUFFIXES = tuple(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
 SEVERAL_FRAMES = "data: images with several frames or pages, of which the first is read; save each in its own file"
 FEW_LEVELS = (
-    "data: greyscale images of 16 bits whose values are all below 4,096, as those of cameras with 12 bits, become "
+    "data: images of 16 bits whose values are all below 4,096, as those of cameras with 12 bits, become "
     "16 levels or fewer; multiply them by 16, or save them with 8 bits"
 )
 BITS, PHOTOMETRIC, SAMPLE_FORMAT = 258, 262, 339  # tags of TIFF
@@ -61,6 +61,7 @@ def read_image(path: Path, shape: tuple[int, int, int], contents: BinaryIO | Non
             file, "is_animated", False
         ):  # an MPO is a photo with a preview or a depth map
             warnings.warn(SEVERAL_FRAMES, stacklevel=2)
+        is_deep = ";16" in str(file.tile)  # of several channels, of which Pillow keeps the upper 8 bits
         file.draft(mode, (2 * width, 2 * height))  # decode a much larger JPEG at a fraction of its size
         upright = ImageOps.exif_transpose(file)
         if upright.mode.startswith(("I", "F")):  # which Pillow would clip to 8 bits
@@ -68,6 +69,8 @@ def read_image(path: Path, shape: tuple[int, int, int], contents: BinaryIO | Non
         if upright.mode == "P" and "transparency" in upright.info:
             upright = upright.convert("RGBA")  # directly to RGB, Pillow warns of each
         image = (upright.convert("RGB") if upright.mode == "LAB" else upright).convert(mode)
+        if is_deep and file.mode in ("RGB", "RGBA") and 0 < np.asarray(image).max() <= 0xF:
+            warnings.warn(FEW_LEVELS, stacklevel=2)
     scale = max(width / image.width, height / image.height)
     size = max(width, round(image.width * scale)), max(height, round(image.height * scale))
     fitted = image.resize(size, Image.Resampling.BILINEAR)

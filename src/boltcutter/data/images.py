@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from boltcutter.data.augment import Augment
+from boltcutter.data.files import ordinary
 from boltcutter.data.image_io import (
     SUFFIXES,
     check_image_shape,
@@ -27,6 +28,8 @@ from boltcutter.data.loader import Pair
 from boltcutter.data.module import DataModule, Splits
 from boltcutter.data.sampler import Batch
 from boltcutter.data.splits import Indices, check_split, split_indices
+
+MISSING = "remove this link, or list the folder again"
 
 
 class ImageFolderDataset:
@@ -56,7 +59,7 @@ class ImageFolderDataset:
         """Hash of names, classes, file sizes and shape, but not of contents, which may be many gigabytes."""
         digest = hashlib.sha256(str(self.shape).encode())
         for name, target in zip(self.names, self.targets.tolist(), strict=True):
-            digest.update(f"{name}\0{target}\0{(self.root / name).stat().st_size}\0".encode())
+            digest.update(f"{name}\0{target}\0{ordinary(self.root / name, MISSING).stat().st_size}\0".encode())
         return digest.digest()
 
 

@@ -337,6 +337,8 @@ class DataModule(L.LightningDataModule, ABC):
                 f"data: the classes are {', '.join(found[:10])}, and were {', '.join(known[:10])} in training, so that "
                 "class indices mean something else; give data with the same classes, of which each has a sample"
             )
+        if not found:  # as of a prediction, which loads no splits
+            self.classes = known
         if self.statistics not in ({}, state_dict["statistics"]):
             self.splits = None  # load again, with the checkpoint's statistics
         self.statistics, self.input_structure = state_dict["statistics"], state_dict.get("input_structure")

@@ -26,12 +26,20 @@ Floats = npt.NDArray[np.float64]
 Type = Literal["number", "text"]
 LONG_LINE = re.compile(r"Expected ([0-9]+) fields in line ([0-9]+), saw ([0-9]+)")  # of pandas
 SEPARATORS = ",;\t|"
-BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+BYTE_ORDER_MARKS = {
+    b"\xef\xbb\xbf": "utf-8-sig",
+    b"\xff\xfe\0\0": "utf-32",  # which begins as the next does
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+    b"\0\0\xfe\xff": "utf-32",
+}
+SEPARATOR_LINE = re.compile('"?sep=(.)"?', re.IGNORECASE)  # the first line of files for Excel, before the header
 # Texts that stand for a missing number; in a column of texts, all but the empty one are texts like others.
 MISSING = {"", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "none", "?", "-"}
 FLAGS = {"true": "True", "false": "False"}
 UNNAMED = re.compile(r"(Unnamed: 0(\.[0-9]+)*)?")
 ROW_NUMBER = re.compile("0|[1-9][0-9]*")
+LONG_INTEGER = re.compile("[-+]?[0-9]{16,308}")  # of which floating-point numbers of 64 bits do not have all
 CODE = re.compile("0[0-9]+")  # such as 01234: as a number, it would lose its zeros
 MONTH = (
     r"(jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sept?(ember)?|oct(ober)?|nov(ember)?|"
@@ -69,6 +77,7 @@ DISGUISED = re.compile(
     re.IGNORECASE,
 )
 EXAMPLES = 3
+UNSEEN = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")  # soft hyphens, and characters of no width
 NUMERALS = re.compile(r"\d+(?:[.,]\d+)*")
 MAX_PATTERNED = 20  # different values of a column that differ only in their numerals, such as groups of ages
 MAX_COLUMNS = 200_000  # of a CSV file
@@ -169,8 +178,10 @@ def _read_csv(path: Path, encoding: str | None, separator: str | None, limit: in
             raise UnicodeError(proposed)
     options: dict[str, Any] = {"header": None, "dtype": str, "na_filter": False, "encoding": encoding}
     # The header is read as a row: pandas would rename repeated names, and make an index of a column without a name.
-    first = pd.read_csv(source(), sep="\x01", nrows=1, quoting=csv.QUOTE_NONE, **options)
+    first = pd.read_csv(source(), sep="\x01", nrows=2, quoting=csv.QUOTE_NONE, **options)
     line = str(first.iloc[0, 0])
+    if found := SEPARATOR_LINE.fullmatch(line.strip()):
+        separator, line, options["skiprows"] = separator or found[1], str(first.iloc[-1, 0]), 1
     if separator is None:
         separator = max(SEPARATORS, key=lambda one: _count_cells(line, one))
     if len(separator) == 1 and (count := _count_cells(line, separator)) > MAX_COLUMNS:
@@ -247,6 +258,8 @@ def _decide(values: pd.Series[Any], given: Type | None, name: str, decimal: str)
     if types.is_bool_dtype(values) and not values.isna().any():
         return "number", "number, 1 for true and 0 for false"
     if types.is_numeric_dtype(values) and not types.is_bool_dtype(values):
+        if types.is_integer_dtype(values):
+            _check_distinct(values.dropna().unique().tolist(), name, str(values.name))
         return "number", "number" + _count_missing(int(values.isna().sum()), "")
     texts = to_texts(values)
     known = texts.dropna()
@@ -268,6 +281,7 @@ def _decide(values: pd.Series[Any], given: Type | None, name: str, decimal: str)
                 f"{name}: column {values.name} has dates, such as {numerals.iloc[0]}; convert it to numbers in "
                 f"proportion to time, or set data.ignore=[{values.name}] or data.columns='{{{values.name}: number}}'"
             )
+        _check_distinct([int(text) for text in numerals if LONG_INTEGER.fullmatch(text)], name, str(values.name))
         tokens = sorted(distinct[is_missing])
         missing = int(texts.isna().sum() + texts.isin(tokens).sum())
         return "number", "number" + _count_missing(missing, f", {_quoted(tokens)} among them" if tokens else "")
@@ -299,9 +313,27 @@ def _decide(values: pd.Series[Any], given: Type | None, name: str, decimal: str)
     return "text", f"text, {len(distinct)} different" + _count_missing(len(texts) - len(known), "")
 
 
+def _check_distinct(integers: Sequence[int], name: str, column: str) -> None:
+    """Refuse different integers, such as long identifiers, that are the same floating-point number.
+
+    Raises:
+        ValueError: There are some.
+    """
+    seen = dict[float, int]()
+    for one in integers:
+        if (other := seen.setdefault(float(one), one)) != one:
+            raise ValueError(
+                f"{name}: column {column} has {other} and {one}, which are the same number in 64 bits; set "
+                f"data.columns='{{{column}: text}}' if they are names, data.ignore=[{column}] to leave them out, or "
+                f"data.columns='{{{column}: number}}' if the last digits do not matter"
+            )
+
+
 def _warn_of_spellings(distinct: pd.Series[Any], name: str, column: str) -> None:
-    """Warn of texts that differ only in case, or in how Unicode composes their letters."""
-    spelled = distinct.map(lambda text: unicodedata.normalize("NFKC", text).casefold())
+    """Warn of texts that differ only in case, white space, or in how Unicode composes their letters."""
+    spelled = distinct.map(
+        lambda text: " ".join(UNSEEN.sub("", unicodedata.normalize("NFKC", text)).split()).casefold()
+    )
     if (repeated := spelled.duplicated(keep=False)).any():
         same = distinct[spelled == spelled[repeated].iloc[0]]
         rank_zero_warn(

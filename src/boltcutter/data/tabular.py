@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,14 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from sklearn.datasets import load_diabetes
 from torch import Tensor
 
 from boltcutter.data.files import MAX_EXPANSION
 from boltcutter.data.module import BatchedTensorDataset, DataModule, Kind, Splits
 from boltcutter.data.splits import Indices, check_split, split_indices
-from boltcutter.data.table import Floats, Type, decide_types, read_table, to_numbers, to_texts
+from boltcutter.data.table import SEPARATORS, Floats, Type, decide_types, read_table, to_numbers, to_texts
 
+MAX_ROUNDING = 0.01  # of targets that become 32 bits, in standard deviations
+WHOLE = re.compile(r"[-+]?[0-9]+(\.0*)?")
 MAX_LABELS = 50  # different whole numbers that can be classes
 
 
@@ -197,7 +201,8 @@ class Tabular(DataModule):
             raise ValueError(f"data.path={error}") from None
         for setting, columns in (("target", self.targets), ("ignore", self.ignore), ("group", self.groups)):
             if missing := [column for column in columns if column not in table]:
-                remedy = "; set data.separator" if len(table.columns) == 1 else ""
+                is_cut = len(table.columns) == 1 or set(SEPARATORS) & set("".join(table.columns))
+                remedy = "; set data.separator" if is_cut else ""
                 raise ValueError(
                     f"data.{setting}: {self._name} has no column {', '.join(missing)}; "
                     f"it has {_join(list(table.columns))}{remedy}"
@@ -213,9 +218,11 @@ class Tabular(DataModule):
         column = targets.iloc[:, 0]
         values = to_texts(column)
         known = pd.Series(self.statistics.get("classes") or values.dropna().unique(), dtype=object)
-        kind = decide_types(pd.DataFrame({"target": known}), {}, self._name, self.decimal)[0]["target"]
+        name = str(column.name)
+        kind = decide_types(pd.DataFrame({name: known}), self.columns, self._name, self.decimal)[0][name]
         if kind == "number" and not set(known) <= {"False", "True"}:
-            values = _numerals(to_numbers(column, self._name, self.decimal))
+            texts, values = values, _numerals(to_numbers(column, self._name, self.decimal))
+            self._warn_of_equal(texts, values)
         self._check_known(values.isna().to_numpy())
         self.classes = list(self.statistics.get("classes") or sorted(values.unique(), key=_order))
         numbers = pd.Index(self.classes).get_indexer(pd.Index(values))
@@ -227,6 +234,17 @@ class Tabular(DataModule):
             raise ValueError(f"{self._name}: {self.targets[0]} has only one class; at least two are needed")
         return numbers.astype(np.int64)
 
+    def _warn_of_equal(self, texts: pd.Series[Any], classes: pd.Series[Any]) -> None:
+        """Warn of texts that are one class, as they are the same number, but for those such as ``1`` and ``1.0``."""
+        found = pd.DataFrame({"text": texts, "class": classes}).dropna().drop_duplicates()
+        for _, same in found.groupby("class")["text"]:
+            if len(same) > 1 and not all(WHOLE.fullmatch(text) for text in same):
+                rank_zero_warn(
+                    f"{self._name}: {self.targets[0]} has {' and '.join(map(repr, same[:2]))}, which are the same "
+                    f"number, so one class; set data.columns='{{{self.targets[0]}: text}}' if they are different"
+                )
+                return
+
     def _numbers(self, targets: pd.DataFrame) -> Floats:
         """Regression targets (N, T)."""
         columns = [to_numbers(targets[column], self._name, self.decimal) for column in self.targets]
@@ -234,6 +252,14 @@ class Tabular(DataModule):
         self._check_known(np.isnan(values).any(axis=1))
         if not np.isfinite(values).all():
             raise ValueError(f"{self._name}: {', '.join(self.targets)} has infinite values; correct these rows")
+        for column, found in zip(self.targets, values.T, strict=True):
+            with np.errstate(over="ignore"):
+                rounding = np.abs(found.astype(np.float32) - found).max()
+                if found.min() < found.max() and not rounding <= MAX_ROUNDING * found.std():
+                    raise ValueError(
+                        f"{self._name}: {column} has values from {found.min():g} to {found.max():g}, whose differences "
+                        "are lost in 32 bits; subtract their mean, or write them in another unit"
+                    )
         return values
 
     def _check_known(self, is_missing: npt.NDArray[np.bool_] | np.bool_) -> None:
@@ -306,7 +332,14 @@ def compute_statistics(
         known = found[np.isfinite(found)]
         median = float(np.median(known)) if known.size else 0.0
         filled = np.where(np.isfinite(found), found, median)
-        numbers[column] = [median, float(filled.mean()), float(filled.std()) or 1.0]
+        with np.errstate(over="ignore"):
+            mean, std = float(filled.mean()), float(filled.std())
+        if not math.isfinite(std) or (not std and filled.min() < filled.max()):
+            raise ValueError(
+                f"{name}: column {column} has numbers from {filled.min():g} to {filled.max():g}, whose standard "
+                f"deviation is no number of 64 bits; correct them, or set data.ignore=[{column}]"
+            )
+        numbers[column] = [median, mean, std or 1.0]
     return {"columns": list(map(str, train.columns)), "numbers": numbers, "categories": categories}
 
 

@@ -40,6 +40,7 @@ class ExportedModel(nn.Module):
         supports_cache: Whether the export has the key-value cache of its model.
         statistics: Those of the data module at the time of the export.
         input_structure: Likewise; None of a single tensor.
+        classes: Names of classes; none if the data module has none.
 
     Raises:
         ConfigError: There is no such export, it has changed, or the package that runs it is missing.
@@ -52,6 +53,7 @@ class ExportedModel(nn.Module):
         try:
             self.runner = Runner(folder, torch.get_num_threads(), card)
             self.statistics, self.input_structure = trust.read_json(folder / PREPROCESSING), card.get("structure")
+            self.classes = [str(name) for name in card.get("classes") or ()]
             self.encoder = TableEncoder(self.statistics) if describes_table(self.statistics) else None
             given = self.runner.card["inputs"][0]
             size = given["shape"][1] if len(given["shape"]) > 1 else None

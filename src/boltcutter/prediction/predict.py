@@ -79,7 +79,7 @@ def _predict(
         return generate(components, model, special)
     if unused := [name for name in SAMPLING if name in special and name != "seed"]:
         raise ConfigError(f"{unused[0]}: task={cfg.choices['task']} generates no text; remove it")
-    inputs = [path for text in special["input"].split(",") for path in find_inputs(text)]
+    inputs = [path for text in split_paths(special["input"]) for path in find_inputs(text)]
     if missing := [str(path) for path in inputs if not path.exists()]:
         raise ConfigError(f"input={missing[0]}: no such file or folder; set it to an existing path")
     found = predict(components, model, inputs)
@@ -87,6 +87,12 @@ def _predict(
         write_predictions(Path(special.get("output") or folder / "predictions.csv"), found)
         run_store().push(folder)
     return found
+
+
+def split_paths(text: str) -> list[str]:
+    """The paths of ``a.csv,b.csv``, or of the list ``[a.csv, b.csv]``, as other settings are written."""
+    is_list = text.startswith("[") and text.endswith("]") and not Path(text).exists()
+    return [part.strip() for part in text[1:-1].split(",")] if is_list else text.split(",")
 
 
 def find_inputs(text: str) -> list[Path]:
