@@ -2,7 +2,7 @@
    The search of the theme takes words literally, ranks whole pages, and shows one section of each. */
 (() => {
   const SHOWN = 20; // sections
-  const FIELDS = [["title", 4, 0.4], ["also", 3, 0.2], ["page", 0.6, 0], ["text", 1, 0.5]]; // weight, and how much length counts
+  const FIELDS = [["title", 4, 0.4], ["also", 3, 0.2], ["page", 0.6, 0], ["text", 1, 0.75]]; // weight, and how much length counts
   const SATURATION = 1.2; // k1 of BM25
   const PAIR = 0.8; // weight of two words of a question that follow each other
   const IN_TEXT = 0.8; // of a word that only the text has, in the part of a question that a section covers
@@ -169,6 +169,27 @@ collate, collate fn, padding, variable length, different lengths
 dropout, weight decay, regularization, overfit, overfitting
 error, exception, traceback, stack trace
 warning, warnings
+select, choose, pick, specify
+architecture, structure, layers
+extract, get, access, retrieve, obtain, fetch
+avoid, prevent, stop, skip
+change, modify, edit, adjust, customize
+combine, merge, join, concatenate, mix
+convert, migrate, port, transform
+network, model
+existing, earlier, previous, trained
+slow, long, takes, delay
+fast, quick, faster
+cache, preload, memory
+custom, own, my own, user defined
+example, tutorial, demo, sample code
+notes, description, comment
+average, mean
+std, standard deviation, variance
+maximum, limit, max
+minimum, min
+local, laptop, workstation, desktop
+index, number, id
 `;
 
   const stems = new Map();
