@@ -1,6 +1,8 @@
 """What a resumed run cannot continue exactly is found by comparison with the checkpoint."""
 
+import io
 import itertools
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*many workers", "ignore:.*not resumable", "ignore:.*Checkpoint directory", "ignore:.*isinstance.treespec"
 )
 BATCHES = 4
+BATCHES_SEEN = 0
 
 
 class Drawn(Sampler[list[int]]):
@@ -74,7 +77,20 @@ class Net(torch.nn.Linear):
         return super().forward(x)
 
 
+DRAWN = {"batches": 0}
+CACHE: dict[int, int] = {}
+
+
+def count_batch(index: int) -> None:
+    global BATCHES_SEEN
+    BATCHES_SEEN += 1
+    CACHE[index] = DRAWN["batches"]
+    DRAWN["batches"] += 1
+
+
 class Module(L.LightningModule):
+    created = 0
+
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.rng = np.random.default_rng(1)
@@ -83,6 +99,8 @@ class Module(L.LightningModule):
         self.draws, self.batch = itertools.count(), torch.zeros(())
         self.kind, self.net = kind, Net(1, 1) if kind == "inner" else torch.nn.Linear(1, 1)
         self.seen, self.in_epoch, self.mean, self.fixed = 0, 0, torch.zeros(()), 3
+        self.more, self.rows = iter(DataLoader(TensorDataset(torch.zeros(99)))), iter(range(99))
+        self.cycle, self.anew, self.file = itertools.cycle([1, 2, 3]), itertools.cycle([1, 2, 3]), io.StringIO("1\n2")
         self.history: dict[str, list[int]] = {"batches": []}
 
     def on_train_start(self) -> None:
@@ -93,12 +111,19 @@ class Module(L.LightningModule):
     def on_train_epoch_start(self) -> None:
         self.in_epoch = 0
         self.outputs.clear()
+        self.anew = itertools.cycle([1, 2, 3])
 
     def training_step(self, batch: list[Tensor], index: int) -> Tensor:
         self.in_epoch += 1
         if self.kind == "cleared":
             self.outputs.append(index)
             self.batch = batch[0]
+        if self.kind == "iterators":
+            next(self.more), next(self.cycle), next(self.rows), next(self.anew)
+            self.file.readline()
+        if self.kind == "shared":
+            type(self).created += 1
+            count_batch(index)
         if self.kind == "held":
             self.held.update(torch.nn.Linear(1, 600))
             self.held.state.count += 1
@@ -158,7 +183,22 @@ def fit(kind: str, folder: Path, steps: int, resume: Path | None = None) -> None
             ["Module.held.average (was", "Module.held.step (was 8, is 0)", "Module.held.state.count (was 8, is 0)"],
         ),
         ("drawn", 8, ["Module.draws (was count(8), is count(0))", "Generator 1 of Module (was state "]),
-        ("inner", 8, ["Module.net.calls (was 8, is not set)"]),
+        (
+            "iterators",
+            8,
+            ["Module.more (was 8 batches yielded, is 0 ", "Module.rows (was 91 left, is 99 left)", "Module.cycle ("],
+        ),
+        ("iterators", 6, ["Module.more (was 6 batches", "and 1 more"]),
+        (
+            "shared",
+            8,
+            [
+                "Module.created (was 8, is 0)",
+                "test_exactness.DRAWN (was ['batches', 8], is ['batches', 0])",
+                "test_exactness.BATCHES_SEEN (was 8, is 0)",
+            ],
+        ),
+        ("inner", 8, ["Module.net.calls (was 8, is 0)"]),
         ("cleared", 8, []),
         ("plain", 6, ["Module.in_epoch (was 2, is 0)"]),  # within an epoch, at whose start a hook sets it
         ("loader", 6, ["loaders are replaced in on_train_start"]),
@@ -177,12 +217,17 @@ def test_what_was_not_restored_is_reported_once(
     monkeypatch.setattr(exactness, "update_record", lambda folder, **facts: recorded.update(facts))
     fit(kind, tmp_path, steps)
     assert "not exact" not in capsys.readouterr().out
+    for place, name in ((Module, "created"), (sys.modules[__name__], "BATCHES_SEEN"), (DRAWN, "")):
+        DRAWN.update(batches=0) if place is DRAWN else setattr(place, name, 0)  # as in a new process
     fit(kind, tmp_path, 12, resume=tmp_path / f"step={steps}.ckpt")
     printed = capsys.readouterr().out
     assert all(printed.count(name) == 1 for name in names), printed
     assert ("not exact" in printed) == bool(names)
     assert bool(recorded.get("inexact")) == bool(names)
-    assert not any(name in printed for name in ("fixed", "now", "batch (", "net.seen"))
+    assert not any(
+        name in printed
+        for name in ("fixed", "now", "anew" if steps == 8 else "fixed", "CACHE", "file", "batch (", "net.seen")
+    )
 
 
 class Cursor(Dataset[Tensor]):

@@ -8,6 +8,7 @@ import itertools
 import re
 import sys
 import types
+import warnings
 from argparse import Namespace
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -124,7 +125,10 @@ class ExactnessCheck(Callback):
 
 
 def _attributes(trainer: L.Trainer, generators: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, bool]]]:
-    """Plain attributes of the user's objects: a text for each value, and whether a hook at the start sets it."""
+    """Plain attributes of the user's objects: a text for each value, and whether a hook at the start sets it.
+
+    Also attributes of their classes, and globals, that functions compute from the last value.
+    """
     for label, generator in generators.items():
         state = hashlib.sha256(repr(generator_state(generator)).encode()).hexdigest()[:8]
         yield label, (f"state {state}", False)
@@ -133,12 +137,17 @@ def _attributes(trainer: L.Trainer, generators: Mapping[str, Any]) -> Iterator[t
     for label, owner, is_part_of_module in _owners(trainer, parts):
         kind: Any = type(owner)
         uses, at_start, inherited = _uses(kind), _set_by_hooks(kind), _base_attributes(owner)
-        for name, value in vars(owner).items():
+        own = [base for base in kind.__mro__[::-1] if _is_of_user(base)]
+        shared = {name: item for base in own for name, item in vars(base).items() if name in uses.computed}
+        for name, value in (shared | vars(owner)).items():
             is_epoch = name == "epoch" and hasattr(owner, "set_epoch")
             is_set_anew = name not in uses.computed if is_part_of_module else name in uses.set_anew
             if name not in inherited and not is_epoch and not is_set_anew:
                 for path, text in _texts(value, f"{label}.{name}", seen, uses.computed):
                     yield path, (text, name in at_start)
+        for path, namespace in uses.changed_globals.items():
+            for part, text in _texts(namespace.get(path.rpartition(".")[2]), path, seen, uses.computed):
+                yield part, (text, False)
 
 
 def _generators(trainer: L.Trainer) -> dict[str, Any]:
@@ -268,8 +277,9 @@ def _set_by_hooks(kind: type) -> set[str]:
 class Uses(NamedTuple):
     """How methods of a class other than ``__init__`` use its attributes."""
 
-    computed: set[str]  # assigned in a statement that reads the last value, as by ``+=``
+    computed: set[str]  # assigned in a statement that reads the last value, as by ``+=``; or passed to ``next``
     set_anew: set[str]  # assigned, and in no method read before that, or changed in place
+    changed_globals: dict[str, dict[str, Any]]  # computed from the last value: ``module.NAME``, and where it is
 
 
 @cache
@@ -278,10 +288,13 @@ def _uses(kind: type) -> Uses:
     own = [base for base in kind.__mro__ if _is_of_user(base)]
     methods = {name: item for base in own[::-1] for name, item in vars(base).items() if name not in NOT_IN_TRAINING}
     for method in (item for item in methods.values() if isinstance(item, types.FunctionType)):
-        read, in_statement, is_over = set[str](), set[str](), False
+        read, in_statement, is_over, is_next = set[str](), set[str](), False, False
         for step in dis.get_instructions(method):
             if is_over and not step.opname.startswith(("STORE", "LOAD_F")):  # of ``a, self.b = …``, it goes on
                 in_statement.clear()
+            if is_next and step.opname == "LOAD_ATTR":
+                computed.add(step.argval)
+            is_next = step.argval == "next" or (is_next and step.opname.startswith(("LOAD_FAST", "PUSH_NULL")))
             if step.opname == "STORE_ATTR":
                 computed |= in_statement & {step.argval}
                 kept |= read & {step.argval}
@@ -295,7 +308,34 @@ def _uses(kind: type) -> Uses:
                 in_statement.add(step.argval)
             # Of ``self.file = self.file or open(…)``, too.
             is_over = step.opname.startswith(("STORE_", "POP_")) or "JUMP_IF" in step.opname
-    return Uses(computed, assigned - computed - kept)
+    functions = [*methods.values(), *vars(sys.modules.get(kind.__module__, kind)).values()]
+    own_functions = {
+        item for item in functions if isinstance(item, types.FunctionType) and item.__module__ == kind.__module__
+    }
+    changed = {
+        f"{kind.__module__}.{name}": item.__globals__ for item in own_functions for name in _changed_globals(item)
+    }
+    return Uses(computed, assigned - computed - kept, changed)
+
+
+def _changed_globals(function: types.FunctionType) -> set[str]:
+    """Globals that a function computes from their last value: ``N += 1``, ``N = f(N)``, ``STATE["n"] += 1``."""
+    found, names = set[str](), set[str]()
+    first, is_in_place, is_over = "", False, True
+    for step in dis.get_instructions(function):
+        if is_over:
+            names, first, is_in_place = set(), "", False
+        if step.opname == "LOAD_GLOBAL":
+            names.add(step.argval)
+        if step.opname.startswith("LOAD_"):
+            first = first or (step.argval if step.opname == "LOAD_GLOBAL" else "none")
+        is_in_place |= step.opname.startswith("INPLACE_") or (step.opname == "BINARY_OP" and step.argrepr[-1:] == "=")
+        if step.opname == "STORE_GLOBAL":
+            found |= names & {step.argval}
+        elif step.opname in ("STORE_SUBSCR", "STORE_ATTR") and is_in_place and first in names:
+            found.add(first)
+        is_over = step.opname.startswith(("STORE_", "POP_"))
+    return found
 
 
 def _describe(value: Any, depth: int = 3) -> str | None:
@@ -318,6 +358,8 @@ def _describe(value: Any, depth: int = 3) -> str | None:
         return f"{text} {hashlib.sha256(value.tobytes()).hexdigest()[:8]}"
     if isinstance(value, itertools.count):
         return repr(value)
+    if isinstance(value, Iterator) and not isinstance(value, types.GeneratorType) and not _is_of_user(value):
+        return _position(value)
     if not isinstance(value, list | tuple | dict | set | deque) or not depth:
         return None
     if len(value) > MAX_ITEMS:
@@ -328,3 +370,19 @@ def _describe(value: Any, depth: int = 3) -> str | None:
         return None
     listed = [text for text in texts if text is not None]
     return f"[{', '.join(sorted(listed) if isinstance(value, set) else listed)}]"
+
+
+def _position(iterator: Iterator[Any], depth: int = 3) -> str | None:
+    """How far an iterator is, by those that it reads; None if it does not tell."""
+    if (count := getattr(iterator, "_num_yielded", None)) is not None:  # of a DataLoader
+        return f"{count} batches yielded"
+    if (left := getattr(iterator, "__length_hint__", None)) is not None:
+        return f"{left()} left"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            reduced: Any = iterator.__reduce__()
+    except Exception:  # of a file, for example
+        return None
+    parts = [part for part in reduced[1] if isinstance(part, Iterator)] if depth else []
+    return ", ".join(text for part in parts if (text := _position(part, depth - 1))) or None
