@@ -137,7 +137,7 @@ def test_the_report_of_a_run_follows_it(start: Start, open_tab: Open, tmp_path: 
     assert "running" in tab.evaluate("document.querySelector('.badge').innerText")
     tab.evaluate("{ window.mine = true; document.querySelector('.log').click(); }")
     append(root / "0001", 50, 0.25)
-    tab.wait("data.charts.some(chart => chart.series.some(s => s.x.at(-1) === 500))")
+    tab.wait("data.charts.some(chart => chart.series.some(s => s.x.at(-1) === 501))")
     assert tab.evaluate("[window.mine, document.querySelector('.log').ariaPressed]") == [True, "true"]
     write(root / "0001", reason="completed", test={"test/accuracy": 0.75})
     tab.wait("document.querySelector('.badge').innerText.includes('completed')")

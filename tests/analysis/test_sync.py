@@ -73,6 +73,9 @@ def test_each_step_is_uploaded_once(script: Script, trained: Path, server: str, 
         "WANDB_MODE": "online",
         "HOME": str(tmp_path),
     }
+    key = user_key.KEY_FILE.expanduser()  # of the user who trained
+    (copied := tmp_path / key.relative_to(Path.home())).parent.mkdir(parents=True)
+    shutil.copy2(key, copied)
     done = script("sync", f"run={folder}", fresh=True, env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{folder}: {server}/me/p/runs/")

@@ -211,7 +211,7 @@ def test_a_client_lists_the_tools_and_repairs_a_mistake() -> None:
     async def repair() -> None:
         async with Client(stdio_client(server)) as client:
             assert {tool.name for tool in (await client.list_tools()).tools} == {
-                *("list_runs", "compare", "check", "train", "read_report")
+                *("list_runs", "compare", "check", "train", "try_change", "tries", "read_report")
             }
             done = await client.call_tool("check", {"overrides": ["model=nlp"]})
             found = json.loads(done.content[0].text)

@@ -405,7 +405,7 @@ def test_rank_and_world_size_come_from_lightning() -> None:
         parts += [i for batch in seen(data.test_dataloader()) for i in batch]
     assert sorted(parts) == list(range(23))
     data.trainer = on_rank(0, 3)
-    with pytest.raises(ValueError, match=r"train split, data.batch_size=4 does not divide over 3 ranks; try 6"):
+    with pytest.raises(ValueError, match=r"^data.batch_size=4 does not divide over 3 ranks; try 6$"):
         data.train_dataloader()
 
 

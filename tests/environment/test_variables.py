@@ -30,6 +30,7 @@ from boltcutter.environment.variables import check_variables
         ("PL_GLOBAL_SEED", "seed"),
         ("BOLTCUTTER_DEVICES", "two"),
         ("BOLTCUTTER_DEBUG", "yes"),
+        ("BOLTCUTTER_PARENT_PID", "12:"),
     ],
 )
 def test_a_value_that_its_readers_do_not_take_is_one_line(name: str, value: str) -> None:
@@ -46,6 +47,8 @@ def test_a_value_that_its_readers_do_not_take_is_one_line(name: str, value: str)
         {"WANDB_MODE": "", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "4,2"},
         {"WANDB_MODE": "offline", "CUDA_VISIBLE_DEVICES": "0, 3", "PL_GLOBAL_SEED": "4294967295"},
         {"CUDA_VISIBLE_DEVICES": "GPU-5ebe9f43-ac33,MIG-GPU-5ebe/1/0"},
+        {"BOLTCUTTER_PARENT_PID": "12", "BOLTCUTTER_LAUNCHER_PID": "12"},
+        {"BOLTCUTTER_PARENT_PID": "4194304:15"},  # of a tool of mcp
         {"CUDA_VISIBLE_DEVICES": "-1", "SLURM_NTASKS_PER_NODE": "8(x2)", "BOLTCUTTER_DEBUG": "1"},
     ],
 )

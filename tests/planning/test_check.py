@@ -194,6 +194,7 @@ def test_batch(overrides: str, setting: str, part: str, mistake: Check) -> None:
 def test_correct_configurations(mistake: Check) -> None:
     assert mistake(*OWN) == mistake("--batch", *OWN) == "ok\n"
     assert mistake("--batch", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2") == "ok\n"
+    assert mistake("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=3", "data.batch_size=66") == "ok\n"
     assert mistake("--batch", "model=flat.yaml", "callback=[default,early_stopping]") == "ok\n"
 
 

@@ -258,7 +258,8 @@ class DataModule(L.LightningDataModule, ABC):
                 index_sampler=self.sampler(getattr(self.splits, split)) if split == "train" and shuffle else None,
             )
         except ValueError as error:
-            raise ValueError(f"data: in the {split} split, {error}") from None
+            names_setting = str(error).startswith("data.")
+            raise error if names_setting else ValueError(f"data: in the {split} split, {error}") from None
         sampler.follows_epochs = split == "train"
         return Loader(samples, sampler, **options)
 

@@ -335,7 +335,7 @@ class StepLedger(Callback):
         rows, copies = copied  # of a block before, so this does not wait
         *numbers, norms = (copy and copy.wait() for copy in copies)
         losses, norm, digests = (iter(()) if each is None else iter(each.tolist()) for each in numbers)
-        bits = memoryview(b"" if norms is None else norms.double().numpy())  # type: ignore[arg-type]
+        bits = memoryview(b"") if norms is None else norms.double().numpy().data
         lines, at = [], 0
         for row in rows:
             loss = [next(losses) for _ in row.losses]
@@ -436,9 +436,9 @@ def multipliers(device: torch.device) -> Tensor:
 def hash_bytes(tensor: Tensor, seed: int, size: int | None = None) -> int:
     """Digest of the bytes of a tensor on the CPU, of at most ``size`` elements from its beginning, and of a number."""
     try:
-        array = tensor.numpy()
+        array: Any = tensor.numpy()
     except (TypeError, RuntimeError):  # sparse, of a type that NumPy does not have, or with a gradient
         array = as_integers(tensor.detach()).numpy()
     if size is not None and array.size > size:
         array = array.reshape(-1)[:size]
-    return int(xxh3_64_intdigest(array if array.flags.c_contiguous else array.copy(), seed))  # type: ignore[arg-type]
+    return int(xxh3_64_intdigest(array if array.flags.c_contiguous else array.copy(), seed))

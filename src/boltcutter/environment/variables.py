@@ -12,7 +12,7 @@ from boltcutter.config.errors import ConfigError, Mistake
 RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_NNODES", "BOLTCUTTER_NODES", "BOLTCUTTER_DEVICES")
 COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID")
-INTERNAL = ("BOLTCUTTER_LAUNCHER_PID", "BOLTCUTTER_PARENT_PID", "BOLTCUTTER_TRIAL_FD")
+INTERNAL = ("BOLTCUTTER_LAUNCHER_PID", "BOLTCUTTER_TRIAL_FD")
 LARGEST = 2**31 - 1
 NUMBERS = {
     **dict.fromkeys((*RANKS, *COUNTS, *INTERNAL), (0, LARGEST)),
@@ -29,6 +29,7 @@ FORMS = {  # a pattern, and what it is in words
     ),
     "WANDB_MODE": ("online|offline|disabled|shared|dryrun|run", "online, offline or disabled"),
     "BOLTCUTTER_DEBUG": ("[01]", "0 or 1"),
+    "BOLTCUTTER_PARENT_PID": ("[0-9]{1,10}(:[0-9]{1,2})?", "the id of a process, and a signal or none"),
     "BOLTCUTTER_TRY_LIMITS": ("[0-9]{1,18}/[0-9]{1,18}", "runs per hour and in all, such as 30/200"),
 }
 UNSET_IF_EMPTY = ("CUDA_VISIBLE_DEVICES", "WANDB_MODE", "BOLTCUTTER_DEBUG", "OMP_NUM_THREADS")

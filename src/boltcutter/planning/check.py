@@ -31,12 +31,12 @@ from boltcutter.evaluation.folds import check_fold
 from boltcutter.evaluation.splits import skip_reason
 from boltcutter.planning.flags import CHECK_FLAGS
 from boltcutter.project import Project
-from boltcutter.protocols import NativeData, NativeTask, handles_signals
+from boltcutter.protocols import NativeData, NativeTask, data_parallel, handles_signals
 from boltcutter.structure import split_batch
 from boltcutter.topology import ONE_DEVICE
 from boltcutter.training.failure import LAUNCH_BLOCKING, explain_errors
 
-NUM_SAMPLES = 16  # to which the model is applied; in two of them, one class may be missing
+NUM_SAMPLES = 16  # of each rank, to which the model is applied; in two of them, one class may be missing
 TWO_RANKS = {"accelerator": "cpu", "devices": 2, "num_nodes": 1, "strategy": "ddp"}
 BROADCAST = ".*Using a target size .* that is different to the input size.*"  # trains on wrong pairs of values
 
@@ -105,7 +105,7 @@ def apply_model(components: Components, cfg: Settings) -> None:
         if not isinstance(data, NativeData) or not isinstance(task, NativeTask):
             return
         data.num_workers = 0  # type: ignore[attr-defined]
-        data.batch_size = min(data.batch_size, NUM_SAMPLES)
+        data.batch_size = min(data.batch_size, NUM_SAMPLES * data_parallel(trainer.strategy).size)
         device = trainer.strategy.root_device
         task.to(device).eval()
         with as_config_error():  # what the data finds wrong in a sample that it reads

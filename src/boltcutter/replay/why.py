@@ -280,7 +280,7 @@ class Case:
             bad = [row for row in rows if row["error"]]
         if self.question.kind in ("nonfinite", "error"):
             return bad if len(bad) <= min(MOST_SUSPECTS, len(rows) // 2) else []
-        scores = (
+        scores: Any = (
             np.max([robust_z([r[n] for r in rows], [r[n] for r in rows]) for n in ("loss", "gradient_norm")], axis=0)
             if rows
             else []
