@@ -30,6 +30,7 @@ OPTIONS = {
 BOX, GAP, HEIGHT = 132, 12, 34  # of the drawing, in pixels
 RANKS = {  # in searches
     "recipes": 1.3,
+    "questions": 1.3,
     "quality": 0.6,
     "configs": 0.6,
     "reference": 0.6,

@@ -2,7 +2,7 @@
    The search of the theme takes words literally, ranks whole pages, and shows one section of each. */
 (() => {
   const SHOWN = 20; // sections
-  const FIELDS = [["title", 4, 0.4], ["also", 3, 0.2], ["page", 0.6, 0], ["text", 1, 0.75]]; // weight, and how much length counts
+  const FIELDS = [["title", 4, 0.4], ["also", 3, 0.2], ["page", 0.8, 0], ["text", 1, 0.75]]; // weight, and how much length counts
   const SATURATION = 1.2; // k1 of BM25
   const PAIR = 0.8; // weight of two words of a question that follow each other
   const IN_TEXT = 0.8; // of a word that only the text has, in the part of a question that a section covers
@@ -13,7 +13,7 @@
       "in instead into is isn't it it's its just keep know let like look made make many me mean mine more much must my need needs no not of off on only onto or other our " +
       "own please possible problem properly question really right same set should so some something still such take tell than that the their them then there these they " +
       "thing this to too trying up us use used using via want was way we were what what's when where which while who whose why will with without work " +
-      "works would yes yet you your boltcutter").split(" "),
+      "works would yes yet you your able allow allows anybody clarity clear compatible currently explain hint idea may might others possibility require requires required sense someone somehow sure there's understand unable unsure wonder wrongly boltcutter").split(" "),
   );
   // Names of one thing in a line. Names of several words are found in questions only.
   const NAMES = `
