@@ -52,6 +52,42 @@ def test_batches_do_not_depend_on_ranks_and_workers(num_workers: int) -> None:
     assert [a + b for a, b in zip(*ranks, strict=True)] == alone
 
 
+@pytest.mark.parametrize(
+    ("length", "kind", "settings", "said"),
+    [
+        (
+            23,
+            Numbers,
+            {},
+            "data: 3 samples are left out at the end of Numbers in each epoch, as they fill no batch of 4",
+        ),
+        (23, Numbers, {"rank": 1, "world_size": 2}, ""),
+        (23, Divided, {"world_size": 2}, ""),
+        (
+            22,
+            Divided,
+            {"world_size": 2},
+            "data: 1 sample is left out at the end of the shards of rank 0 in each epoch",
+        ),
+        (24, Numbers, {}, ""),
+        pytest.param(
+            23, Divided, {"num_workers": 2}, "data: 3 samples are left out at the end of the shards", marks=WORKERS
+        ),
+    ],
+)
+def test_what_fills_no_batch_is_said_once(
+    length: int, kind: Any, settings: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"rank": 0, "world_size": 1, **settings}
+    loader = IterableLoader(kind(length), 4, seed=0, drop_last=True, **settings)
+    for _ in range(2):
+        rows = [batch.tolist() for batch in loader]
+    printed = capsys.readouterr().out
+    assert printed.startswith(said)
+    assert printed.count("\n") == bool(said)
+    assert loader.num_yielded == len(rows)
+
+
 @pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=WORKERS)])
 def test_a_shardable_data_set_is_read_once(num_workers: int) -> None:
     ranks = [batches(Divided(23), rank, 2, num_workers=num_workers) for rank in range(2)]

@@ -38,7 +38,7 @@ class IterableLoader(EpochState, CountingLoader):
     state. Without them, and with shards, the samples of the finished batches are read again and discarded.
 
     All generators, also those that the dataset holds, are seeded by (seed, epoch, batch) before a batch is read.
-    ``batch_size`` is that over all ranks.
+    ``batch_size`` is that over all ranks. What training leaves out at the end of an epoch is said once.
     """
 
     batch_sampler = None  # Lightning reads this attribute
@@ -61,7 +61,7 @@ class IterableLoader(EpochState, CountingLoader):
         self.stage = stage
         self.batch_size, self.seed, self.world_size, self.num_workers = batch_size, seed, world_size, num_workers
         self.num_samples: int | None = len(dataset) if hasattr(dataset, "__len__") else None
-        self.drop_last, self.pin_memory = drop_last, pin_memory
+        self.drop_last, self.pin_memory, self._says_left_out = drop_last, pin_memory, False
         self.state: Any = None  # the dataset's state after the batches to skip, if known
         self._states: deque[tuple[int, Any]] = deque(maxlen=MAX_STATES)
 
@@ -87,13 +87,49 @@ class IterableLoader(EpochState, CountingLoader):
             self._states.append((start, state))
         batches = replace(self.batches, place=self.place, start=start, state=state)
         options: Any = {"num_workers": self.num_workers, "pin_memory": self.pin_memory}
-        found: Iterator[Any] = iter(DataLoader(batches, batch_size=None, collate_fn=identity, **options))
+        found = self._say_rest(iter(DataLoader(batches, batch_size=None, collate_fn=identity, **options)))
         if self.drop_last and self.world_size > 1 and batches.reads_shards(self.num_workers):
-            found = until_any_exhausted(found)
+            found = until_any_exhausted(found, self._say_more)
         for number, (batch, state) in enumerate(found, start + 1):
             if state is not None:
                 self._states.append((number, state))
             yield (batch,)
+
+    def _say_rest(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches, and say how many samples at the end fill none."""
+        rest = 0
+        for batch, state in batches:
+            if not isinstance(batch, _Rest):
+                yield batch, state
+            elif self.batches.reads_shards(self.num_workers):  # each of which has its own
+                rest += batch.count
+            else:
+                rest = batch.count
+        if rest and not self.batches.rank:
+            is_shard = self.batches.reads_shards(self.num_workers)
+            place = "the shards of rank 0" if is_shard else type(self.batches.dataset).__name__
+            count = "1 sample is" if rest == 1 else f"{rest} samples are"
+            size = self.batches.size_of(is_shard)
+            self._say(f"{count} left out at the end of {place} in each epoch, as they fill no batch of {size}")
+
+    def _say_more(self) -> None:
+        kind = type(self.batches.dataset).__name__
+        self._say(
+            f"the shard of rank {self.batches.rank} of {kind} has more batches than another, which are left out in "
+            f"each epoch, as all {self.world_size} ranks train on equally many"
+        )
+
+    def _say(self, what: str) -> None:
+        if not self._says_left_out:
+            print(f"data: {what}")
+        self._says_left_out = True
+
+
+@dataclass
+class _Rest:
+    """Samples at the end of a stream, or of a shard, that fill no batch."""
+
+    count: int
 
 
 @dataclass(eq=False)
@@ -115,15 +151,20 @@ class _RankBatches(IterableDataset[Any]):
         """Whether each worker of each rank reads its own shard."""
         return hasattr(self.dataset, "shard") and self.world_size * max(1, num_workers) > 1
 
+    def size_of(self, is_shard: bool) -> int:
+        """Number of samples that are read for a batch."""
+        return self.batch_size // self.world_size if is_shard else self.batch_size
+
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         worker_id, num_workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        dataset, size, own, first = self.dataset, self.batch_size, dict[str, Any](), 0
+        dataset, own, first = self.dataset, dict[str, Any](), 0
         reads_shards = self.reads_shards(num_workers)
+        size = self.size_of(reads_shards)
         if reads_shards:
             worker_id = (worker_id + self.start) % num_workers  # the first worker yields the next batch
             dataset = dataset.shard(self.world_size * num_workers, self.rank * num_workers + worker_id)
-            size, own = size // self.world_size, {"rank": self.rank, "worker": worker_id}
+            own = {"rank": self.rank, "worker": worker_id}
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(self.place["epoch"])
         worker_state._worker_info = None  # else a sharded dataset that reads it would skip samples a second time
@@ -137,7 +178,10 @@ class _RankBatches(IterableDataset[Any]):
         for index in count(first):
             seed(stream(Purpose.SAMPLES, self.seed, position=index, **own, **self.place))
             batch = list(islice(samples, size))
-            if not batch or (self.drop_last and len(batch) < size):
+            if not batch:
+                return
+            if self.drop_last and len(batch) < size:
+                yield _Rest(len(batch)), None
                 return
             if reads_shards:  # all batches of this worker's shard
                 is_wanted = index >= len(range(worker_id, self.start, num_workers))
