@@ -133,6 +133,11 @@ def test_local_settings_are_between_the_experiment_and_the_command_line(project:
     assert cfg.choices["logger"] == "csv"
     assert compose(project, ["logger=wandb"]).choices["logger"] == "wandb"
     assert compose(project, ["seed=1"], base=cfg).data["num_workers"] == 1  # a resumed run has its own settings
+    with pytest.raises(ConfigError, match=r"^data=null: .*local\.yaml sets data.num_workers, data.batch_size; remove"):
+        compose(project, ["data=null"])
+    local.write_text("logger:\n  wandb:\n    entity: me\nlaunch:\n  time: 1\n")
+    assert not compose(project, ["logger=csv"]).logger  # the CSV files are always written
+    assert compose(project, ["logger=wandb"]).logger["wandb"]["entity"] == "me"
     local.write_text("- a\n")
     with pytest.raises(ConfigError, match=r"local\.yaml: expected keys"):
         compose(project)

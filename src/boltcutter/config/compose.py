@@ -80,6 +80,14 @@ def compose(project: Project, overrides: Iterable[str] = (), base: Settings | No
                 listed = ", ".join(others)
                 raise ConfigError(f"{group}={_label(option)}: only an experiment's defaults can pick {listed}")
     local = {key: value for key, value in local.items() if value is not None or key not in picks}  # they win
+    local = _of_selected_loggers(project, values, local)
+    for group in ALWAYS_BUILT:
+        own = local.get(group)
+        if options.get(group, group) is None and isinstance(own, dict) and own and "_target_" not in own:
+            raise ConfigError(
+                f"{group}=null: {_machine_file(project)} sets {', '.join(f'{group}.{key}' for key in own)}; remove it "
+                f"there, or give {group}=<option>"
+            )
     values = merge(merge(values, _of_selected_loggers(project, values, overlay)), local)
     if given.get("debug") and (name := values.get("name")) is not None:
         values["name"] = f"{texts_as_typed(name)}-{_label(given['debug']).replace('+', '-')}"
@@ -141,13 +149,17 @@ def _read_train(project: Project) -> tuple[dict[str, Any], dict[str, Any], dict[
                 f"{file}: defaults must name an option of each group; write group: option", kind="invalid_file"
             )
         values, defaults = merge(values, own), defaults | (picked or {})
-    machine = project.config_dirs[0] / "local.yaml"
+    machine = _machine_file(project)
     local, picked = read_option(machine) if machine.is_file() else ({}, None)
     return values, defaults | dict(picked or {}), local
 
 
+def _machine_file(project: Project) -> Path:
+    return project.config_dirs[0] / "local.yaml"
+
+
 def _of_selected_loggers(project: Project, values: dict[str, Any], experiment: dict[str, Any]) -> dict[str, Any]:
-    """An experiment without the settings of loggers that are not selected, so that it can have them for several."""
+    """An experiment, or a machine's file, without the settings of loggers that are not selected."""
     loggers, selected = experiment.get("logger"), values.get("logger")
     if not isinstance(loggers, dict):
         return experiment
