@@ -124,6 +124,7 @@ def test_the_default_is_the_standard_library(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"path": "nowhere/*.md"}, r"^data.path=nowhere/\*.md: no text files; give a file, a folder or a pattern"),
+        ({"path": "utf16/*.txt"}, r"^data.path=utf16/\*.txt: utf16/b.txt has bytes of 0, .*write it in UTF-8"),
         ({"split": (0.5, 0.5, 0.5)}, r"^data.split=\[0.5, 0.5, 0.5\]"),
         ({"shape": (0,)}, r"^data.shape=\[0\] must be 1 or more tokens; try \[256\]"),
         ({"shape": (9999,)}, r"train.bin: \d+ tokens are too few for a window of 9999; lower data.shape=\[9999\]"),
@@ -131,7 +132,13 @@ def test_the_default_is_the_standard_library(tmp_path: Path) -> None:
         ({"vocab_size": 100}, r"^data.vocab_size=100, but the tokenizer has 256 tokens; set data.vocab_size=256"),
     ],
 )
-def test_invalid_settings_are_one_line_errors(folder: Path, settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_one_line_errors(
+    folder: Path, settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    Path("utf16").mkdir()
+    Path("utf16/a.txt").write_text("plain\n" * 99)
+    Path("utf16/b.txt").write_text("two bytes\n" * 99, encoding="utf-16")
     with pytest.raises(ValueError, match=message) as error:
         text(folder, **settings)
     assert "\n" not in str(error.value)

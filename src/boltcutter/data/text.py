@@ -148,6 +148,11 @@ def list_files(path: str | None) -> list[Path]:
         found = [file for file in visible if file.is_file() and _is_text(file)]
     else:
         found = [Path(path)] if Path(path).is_file() else [Path(p) for p in glob.glob(path, recursive=True)]
+        if others := sorted(file for file in found if file.is_file() and not _is_text(file)):
+            raise ValueError(
+                f"data.path={path}: {others[0]} has bytes of 0, as compressed files and UTF-16 have; expand it, "
+                "write it in UTF-8, or leave it out"
+            )
     files = sorted(file for file in found if file.is_file() and file.stat().st_size)
     if not files:
         raise ValueError(f"data.path={path}: no text files; give a file, a folder or a pattern like 'notes/**/*.md'")
