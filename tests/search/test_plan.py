@@ -63,6 +63,12 @@ def test_a_metric_that_is_not_logged() -> None:
     assert message.startswith("search.metric=val/acuracy is never logged; did you mean val/accuracy? (there are: ")
 
 
+def test_a_choice_of_which_a_grid_would_draw_one() -> None:
+    message = mistake(f"{LR}=choice(0.1, 0.01)", search="grid")
+    assert message.startswith(f"{LR}=choice(0.1, 0.01): a search of one trial for each combination of grids draws one")
+    assert "write grid(…) to try each" in message
+
+
 def test_nothing_to_search() -> None:
     assert "nothing to search; add search.space.optimizer.lr=" in mistake("search.seeds=null", search="seeds")
     with pytest.raises(ConfigError, match=r"search: not set; give search=… \(there are: asha, .*wandb\)"):

@@ -33,7 +33,7 @@ from boltcutter.run import trust
 from boltcutter.run.metrics import Mode
 from boltcutter.run.store import refuse
 from boltcutter.search.settings import Search, objectives
-from boltcutter.search.space import Space
+from boltcutter.search.space import Choice, Space
 from boltcutter.search.trial import Sampled, Trial, trial_overrides
 from boltcutter.topology import ONE_DEVICE, Topology
 
@@ -250,6 +250,12 @@ def check_plan(
     given = {override.lstrip("+~").partition("=")[0]: override for override in overrides}
     if clash := next((p for p in space.parameters if p.key in given), None):
         raise ConfigError(f"{given[clash.key]}: {clash.key} is in the search space as well; remove one of the two")
+    drawn = next((p for p in space.parameters if type(p.distribution) is Choice and p.distribution.options[1:]), None)
+    if drawn and search.num_trials == 1 and len(space.combinations()) > 1:
+        raise ConfigError(
+            f"{drawn.setting}: a search of one trial for each combination of grids draws one of these values; write "
+            "grid(…) to try each, or set search.num_trials=<draws>"
+        )
     cfg = read_config(project, base)
     if search.engine == "ray" and isinstance(search.scheduler, partial):
         check_population(cfg)
