@@ -1,7 +1,9 @@
-/* Ranks the sections of the site for questions as people type them: by all words of a question, their forms and other names.
-   The search of the theme takes words literally, ranks whole pages, and shows one section of each. */
+/* Ranks the sections of the site for questions as people type them: by all words of a question, their forms and other names,
+   and by the words that a comment below a heading adds (`<!-- also: … -->`, see hooks.py). The search of the theme takes words
+   literally, ranks whole pages, and shows one section of each. */
 (() => {
   const SHOWN = 20; // sections
+  const LONG = 500; // characters of a part of a section
   const FIELDS = [["title", 4, 0.4], ["also", 3, 0.2], ["page", 0.8, 0], ["text", 1, 0.75]]; // weight, and how much length counts
   const SATURATION = 1.2; // k1 of BM25
   const PAIR = 0.8; // weight of two words of a question that follow each other
@@ -334,25 +336,39 @@ index, number, id
       /^[<&]/.test(part) || !words(part)[0]?.all.some((name) => matched.has(name)) ? part : `<mark>${part}</mark>`,
     );
 
+  /* The first two parts of a text that have matched words, or its beginning; of long ones, such as tables, the words only. */
+  function teaser(text, matched) {
+    const parts = text.split(/(?=<(?:p|pre|ul|ol|div)\b)/);
+    const found = parts.filter((part) => words(part.replace(/<[^>]*>/g, " ")).some(({ all }) => all.some((name) => matched.has(name))));
+    return (found.length ? found : parts)
+      .slice(0, 2)
+      .map((part) => (part.length < LONG ? part : `<p>${part.replace(/<[^>]*>/g, " ").slice(0, LONG).replace(/&\w*$/, "")}…</p>`))
+      .join("");
+  }
+
   /* What the page shows: each section below the title of its page. */
   const results = (query, built) =>
     rank(query, built).map(({ section: { doc, page }, score, matched, missing }) => {
       const terms = Object.fromEntries(missing.map((word) => [word, false]));
-      const shown = { ...doc, title: marked(doc.title, matched), text: marked(doc.text, matched), score, terms };
+      const shown = { ...doc, title: marked(doc.title, matched), text: marked(teaser(doc.text, matched), matched), score, terms };
       return page === doc ? [shown] : [shown, { ...page, score: 0, terms: {} }];
     });
 
   const send = Worker.prototype.postMessage;
   let docs;
   let built;
+  let ready; // before which the page does not count results
   Worker.prototype.postMessage = function (message, ...rest) {
     if (message?.type === 0 && message.data?.docs) {
       ({ docs } = message.data);
       message = { ...message, data: { ...message.data, docs: [] } };
+      ready = new Promise((resolve) => this.addEventListener("message", ({ data }) => data.type === 1 && setTimeout(resolve)));
     } else if (message?.type === 2 && docs) {
-      built ??= index(docs);
-      const items = message.data.trim() ? results(message.data, built) : [];
-      this.dispatchEvent(new MessageEvent("message", { data: { type: 3, data: { items } } }));
+      ready.then(() => {
+        built ??= index(docs);
+        const items = message.data.trim() ? results(message.data, built) : [];
+        this.dispatchEvent(new MessageEvent("message", { data: { type: 3, data: { items } } }));
+      });
       return undefined;
     }
     return send.call(this, message, ...rest);
