@@ -54,6 +54,9 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, i
     tmp_path = tmp_path_factory.mktemp("executed")
     command = [sys.executable, "-c", TRACE, str(ROOT / "src" / "boltcutter"), str(tmp_path / "run")]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    (tmp_path / "ignored").write_text("*")  # new files of the repository, which are searched for secrets
+    env["GIT_CONFIG_COUNT"], env["GIT_CONFIG_KEY_0"] = "1", "core.excludesFile"
+    env["GIT_CONFIG_VALUE_0"] = str(tmp_path / "ignored")
     done = subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("executed ")]

@@ -118,8 +118,9 @@ def test_a_command_that_starts_at_the_moment_of_a_signal_ends_with_the_server(mo
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_training_saves_and_ends_with_a_server_that_is_killed(tmp_path: Path) -> None:
-    overrides = [f"folder={tmp_path / 'run'}", "model=linear", "trainer.max_epochs=9999", "trainer.accelerator=cpu"]
-    with subprocess.Popen([sys.executable, "-c", SERVER, str(ROOT), "train", *overrides], cwd=ROOT) as server:
+    (tmp_path / "pyproject.toml").write_text("[tool.boltcutter]\n")
+    overrides = ["folder=run", "model=linear", "trainer.max_epochs=9999", "trainer.accelerator=cpu"]
+    with subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path), "train", *overrides], cwd=ROOT) as server:
         while not (tmp_path / "run" / "checkpoints" / "last.ckpt").exists():  # after an epoch
             assert server.poll() is None
             time.sleep(0.1)

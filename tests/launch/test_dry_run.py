@@ -26,14 +26,14 @@ def refuse(*_, **__):
 
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
 from boltcutter.project import Project
-from boltcutter.launch import command
+from boltcutter.launch.command import launch_command
 
 found = []
 for arguments in commands:
     out, error = StringIO(), ""
     try:
         with redirect_stdout(out), redirect_stderr(StringIO()):
-            command.main(Project.find("scripts/launch.py"), arguments)
+            launch_command(Project.find("scripts/launch.py"), arguments)
     except BaseException:
         error = traceback.format_exc()
     found.append((out.getvalue(), error))

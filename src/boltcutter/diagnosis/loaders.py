@@ -21,7 +21,7 @@ from boltcutter.structure import flatten, inputs_of, targets_of
 MOST = 20_000  # samples of a split that are read
 SECONDS = 20.0  # for which a split is read
 BUCKETS = 512  # of tokens
-NUMBERS = Tensor | np.ndarray | np.generic | int | float
+NUMBERS: Any = Tensor | np.ndarray | np.generic | int | float
 CHUNK = 256  # samples that a dataset of batches is asked for together
 
 

@@ -227,7 +227,7 @@ def table_of(loader: Any) -> Table | None:
             return graph_of(first)
         samples = [*items(dataset, range(len(dataset)))]
     targets = [targets_of(sample) for sample in samples]
-    kinds = Tensor | np.ndarray | np.number | int | float
+    kinds: Any = Tensor | np.ndarray | np.number | int | float
     if any(not isinstance(t, kinds) or torch.as_tensor(t).numel() != 1 for t in targets):
         return None
     found = [flatten(inputs_of(sample)) for sample in samples]

@@ -21,7 +21,7 @@ from boltcutter.files import expansion_limit
 if "keras" not in sys.modules:
     # Keras selects its backend on first import. Weights are created on the CPU, as those of torch modules.
     os.environ.update(KERAS_BACKEND="torch", KERAS_TORCH_DEVICE="cpu")
-import h5py  # type: ignore[import-untyped]
+import h5py
 import keras as keras  # re-exported, so that other modules import it after the backend is set
 from keras.src.random.seed_generator import global_seed_generator
 

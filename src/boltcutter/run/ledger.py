@@ -92,7 +92,7 @@ def read_ledger(path: Path) -> Ledger | None:
 
 def _read_rows(file: IO[bytes]) -> Rows:
     """The rows up to the first that does not follow; no memory is taken for the holes of a file of somebody else."""
-    blocks, last = [np.empty(0, ROW)], 0
+    blocks, last = list[Rows]([np.empty(0, ROW)]), 0
     while data := file.read(BLOCK * SIZE):
         rows = np.frombuffer(data, ROW, len(data) // SIZE)
         steps = rows["step"].astype(np.int64)

@@ -184,7 +184,7 @@ def test_rows_are_predicted_in_the_unit_of_the_target(diabetes: Predictor) -> No
         ({"age": None}, "column age has a missing value"),
         ({"age": "NA"}, "column age has a missing value"),
         ({"age": "inf"}, "column age has an infinite value"),
-        ({"age": 10**400}, "column age has an infinite value"),
+        ({"age": 10**400}, "column age has an infinite value|a number is too large"),  # for pandas 2
         ({"age": "old"}, "column age must be numeric"),
         ({"age": [1]}, "column age: expected numbers or texts"),
         ({"other": 1}, "no column age"),
