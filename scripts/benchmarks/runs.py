@@ -34,12 +34,13 @@ class Page(threading.Thread):
     """Asks for the data of the page and for the report of the run, whenever it is told to.
 
     Args:
-        url: Address of the server.
+        url: Address of the server, with its token, as it prints it.
     """
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
-        self.url, self.error = url, ""
+        self.url, _, token = url.partition("/?token=")
+        self._headers, self.error = {"Authorization": f"Bearer {token}"}, ""
         self._asks, self.is_answered = threading.Event(), threading.Event()
         self.is_answered.set()
 
@@ -54,7 +55,7 @@ class Page(threading.Thread):
             self._asks.clear()
             try:
                 for path in PATHS:
-                    httpx.get(self.url + path, timeout=60).raise_for_status()
+                    httpx.get(self.url + path, headers=self._headers, timeout=60).raise_for_status()
             except httpx.HTTPError as error:
                 self.error = f"runs --live: {type(error).__name__}: {error}"
             self.is_answered.set()

@@ -2,8 +2,9 @@ import json
 import random
 from pathlib import Path
 
+import httpx
 import pytest
-from benchmarks.runs import cost
+from benchmarks.runs import PATHS, Page, cost
 from conftest import Script
 
 
@@ -33,3 +34,18 @@ def test_a_training_is_followed(script: Script, tmp_path: Path) -> None:
     assert ratio["target"] == 1.01
     assert 0.5 < ratio["spread"][0] <= ratio["value"] <= ratio["spread"][1] < 2
     assert all(each["followed"] and len(each["alone"]) >= len(each["followed"]) for each in found["details"])
+
+
+def test_the_page_sends_the_token_that_the_server_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def get(url: str, headers: dict[str, str], **_: object) -> httpx.Response:
+        asked.append((url, headers["Authorization"]))
+        return httpx.Response(200, request=httpx.Request("GET", url))
+
+    monkeypatch.setattr(httpx, "get", get)
+    page = Page("http://127.0.0.1:8010/?token=abc")
+    page.start()
+    page.ask()
+    assert page.is_answered.wait(10)
+    assert (page.error, asked) == ("", [(f"http://127.0.0.1:8010{path}", "Bearer abc") for path in PATHS])
