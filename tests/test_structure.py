@@ -58,6 +58,7 @@ class Fields:
         ({"x": [torch.zeros(4)] * 7, "n": None}, torch.zeros(7)),
         {"ids": [[1, 2]] * 7, "label": [0] * 7},
         (JAGGED, SEVEN),
+        (torch.zeros(20, 7, 3), SEVEN[:, 0] if SEVEN.ndim > 1 else SEVEN, torch.zeros(7, 2)),  # time first
     ],
     ids=repr,
 )

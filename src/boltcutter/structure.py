@@ -276,9 +276,12 @@ def _names(batch: Any) -> list[Any]:
 def count_samples(batch: Any) -> int | None:
     """Count the samples in the batch of one rank; None if the count is unknown.
 
-    It is the length of the first tensor; where inputs have a list with an element for each sample, that of the targets;
-    for other batch classes, one of ``SIZE_ATTRIBUTES`` or ``len``.
+    It is the length of the first tensor, or of the others where that has samples in its second dimension, after time;
+    where inputs have a list with an element for each sample, that of the targets; for other batch classes, one of
+    ``SIZE_ATTRIBUTES`` or ``len``.
     """
+    if after_time := count_after_time(batch):
+        return after_time
     if isinstance(batch, Tensor):
         return batch.size(0) if batch.ndim else 1  # a strided nested tensor has no len
     if type(batch) in (list, tuple) and batch and isinstance(batch[0], Tensor):
@@ -302,6 +305,17 @@ def count_samples(batch: Any) -> int | None:
     if isinstance(batch, list) or (hasattr(batch, "__len__") and not isinstance(batch, tuple | Mapping)):
         return len(batch)
     return None
+
+
+def count_after_time(batch: Any) -> int:
+    """Number of samples where the first tensor has the shape (time, samples, …), and others (samples, …); else 0."""
+    if not isinstance(batch, list | tuple) or len(batch) < 2:
+        return 0
+    first, *others = batch
+    if not all(isinstance(part, Tensor) and part.ndim and not part.is_nested for part in batch) or first.ndim < 2:
+        return 0
+    sizes = {len(part) for part in others}
+    return len(others[0]) if sizes == {first.shape[1]} and len(first) not in sizes else 0
 
 
 def _has_list(inputs: Any, count: int) -> bool:

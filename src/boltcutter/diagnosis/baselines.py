@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import math
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,6 +23,8 @@ FEATURES = 4096  # inputs that are used, the first ones
 MOST_CLASSES = 1000
 FEWEST = 5  # samples of a class
 RIGHT, GAIN = 0.7, 0.3  # shares of samples
+ORDERS = frozenset(("permutation", "randperm", "shuffle"))
+LIBRARIES = ("torch", "lightning", "builtins", "boltcutter")
 NORMAL = 1.96  # standard errors of 95%
 
 
@@ -214,7 +219,45 @@ def at_chance(seen: Evidence) -> Lines:
     accuracies = [1 - float(b.errors.mean()) for b in found] + [float((votes == y[half:]).double().mean())]
     chance = float(y[half:].bincount().max()) / (len(y) - half)
     if max(accuracies) < chance + 2 * math.sqrt(chance * (1 - chance) / (len(y) - half)):
-        yield (
+        apart = shuffles_apart(seen)
+        yield Line(
             f"neither a linear model nor nearest neighbours find the labels of training samples ({max(accuracies):.0%} "
-            f"right, {chance:.0%} by always answering the most frequent one): are labels and samples in the same order?"
+            f"right, {chance:.0%} by always answering the most frequent one): "
+            + (
+                f"{apart} shuffles twice; are labels and samples shuffled alike, by one permutation?"
+                if apart
+                else "are labels and samples in the same order?"
+            ),
+            "likely" if apart else None,
         )
+
+
+def shuffles_apart(seen: Evidence) -> str:
+    """Name of a function of the user, beside module or data, that draws two orders; empty if there is none."""
+    train = seen.splits.dataset("train") if seen.splits else None
+    parts = (seen.module, getattr(seen.trainer, "datamodule", None), train, getattr(train, "dataset", None))
+    for name in dict.fromkeys(type(part).__module__ for part in parts):
+        file = getattr(sys.modules.get(name), "__file__", None) or ""
+        if name.startswith(LIBRARIES) or "-packages" in file or not file.endswith(".py"):
+            continue
+        for node in ast.walk(ast.parse(Path(file).read_bytes())):
+            if isinstance(node, ast.FunctionDef) and _orders(node) > 1:
+                return f"{node.name}()"
+    return ""
+
+
+def _orders(function: ast.FunctionDef) -> int:
+    """How many arrays a function puts each into an order of its own: ``a = a[permutation(n)]``, or ``shuffle(a)``."""
+    ordered = set[str]()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript) and _draws(node.value.slice):
+            ordered.add(ast.unparse(node.value.value))
+        elif isinstance(node, ast.Expr) and _draws(node.value) and node.value.args:  # type: ignore[attr-defined]
+            ordered.add(ast.unparse(node.value.args[0]))  # type: ignore[attr-defined]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("seed"):
+            return 0  # both may be drawn alike
+    return len(ordered)
+
+
+def _draws(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ORDERS

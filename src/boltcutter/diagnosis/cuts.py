@@ -223,7 +223,7 @@ class Cuts(TorchFunctionMode):
             if of_batch and one.shape == other.shape and one.storage_offset() - other.storage_offset() == 2:
                 self.sides[found[0]] = float((found[0] < 0).float().mean())
         elif (
-            name in ("clamp", "clamp_", "clamp_min", "relu")
+            name in ("clamp", "clamp_", "clamp_min", "relu", "prod")
             and given
             and given[0] in self.sides
             and self.sides[given[0]] > FRACTIONS
@@ -416,7 +416,7 @@ def mean_probability(seen: Evidence) -> Lines:
 
 @check("box-format", "likely", at="probe")
 def box_format(seen: Evidence) -> Lines:
-    """Of boxes of the batch, columns 2 less 0, or 3 less 1, are clamped at 0, and over 20% of them are negative."""
+    """Of boxes of the batch, columns 2 less 0, or 3 less 1, are clamped or multiplied, and over 20% are negative."""
     yield from remarks(seen, "box-format")
 
 

@@ -17,7 +17,7 @@ from torchmetrics import Metric
 
 from boltcutter.diagnosis.graph import Graph, Loss
 from boltcutter.internals import foreach_norm
-from boltcutter.structure import children, tensors
+from boltcutter.structure import children, count_after_time, tensors
 
 if TYPE_CHECKING:
     from boltcutter.diagnosis.calls import Remark
@@ -283,8 +283,8 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 
 def num_rows(batch: Any) -> int:
-    """Number of samples that are the rows of a batch; 0 without tensors, or if a list has a tensor for each sample."""
-    if _lists_samples(batch):
+    """Number of samples that are the rows of a batch; 0 without tensors, or if they are no rows."""
+    if _lists_samples(batch) or count_after_time(batch):
         return 0
     return next((len(t) for t in tensors_of(batch) if t.ndim), 0)
 

@@ -441,6 +441,7 @@ class Watch:
     def __init__(self, callback: Invariants, seen: Evidence, *, with_hooks: bool) -> None:
         self.callback, self.seen = callback, seen
         self.before: dict[int, tuple[dict[str, Tensor], Tensor]] = {}  # by optimizer, samples of weights, and a copy
+        self.kept: dict[int, int] = {}  # by optimizer, at which step
         self.cleared: dict[int, bool] = {}
         self.added: dict[int, bool] = {}  # whether a backward pass has changed gradients that were not 0
         self.had_gradient: dict[int, bool] = {}
@@ -570,10 +571,12 @@ class Watch:
                 self.keep_weights(optimizer)
 
     def keep_weights(self, optimizer: Optimizer) -> None:
-        """Keep a sample of the weights."""
-        if not self.seen.sharded:
+        """Keep a sample of the weights, before a step that may make several forward and backward passes."""
+        key, step = id(optimizer), self.seen.trainer.global_step
+        is_kept = key in self.before and self.kept[key] == step
+        if not self.seen.sharded and not is_kept:
             views = {name: sampled(p) for name, p in self._named(optimizer).items()}
-            self.before[id(optimizer)] = views, joined([*views.values()])
+            self.before[key], self.kept[key] = (views, joined([*views.values()])), step
 
     def _named(self, optimizer: Optimizer) -> dict[str, Tensor]:
         found = [p for group in optimizer.param_groups for p in group["params"]]

@@ -42,6 +42,11 @@ COMMON = 0.2  # share of rows
 FEWEST_OF_CLASS = 8  # samples
 MAX_BOXES = 100  # of a sample
 MOST_INDICES = 256  # of a sampler
+TIGHT = 0.6  # of the median distance
+APART = 1.2  # how much farther than the group the next sample is
+MOST_IN_GROUP = 60
+WITHIN = 0.8  # share of samples
+SPECIAL = 4
 PAIRS = (("train", "validation"), ("train", "test"), ("validation", "test"))
 SAME = 0.999999  # correlation
 
@@ -314,6 +319,77 @@ def _groups(dataset: Any) -> set[Any]:
 
 def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
+
+
+@check("group-overlap", "likely", at="data")
+def tight_groups(seen: Evidence) -> Lines:
+    """Most validation samples lie in small tight groups of training samples with their target, far from all others."""
+    tables = [seen.splits.table(name) if seen.splits else None for name in ("train", "validation")]
+    if (found := tables[0]) is None or (held := tables[1]) is None or found[0].shape[1:] != held[0].shape[1:]:
+        return
+    (x, y), (held_x, held_y) = found, held
+    if x.shape[1] < FEWEST_ROWS // 6 or len(x) < 2 * FEWEST_ROWS or len(held_x) < FEWEST_ROWS:
+        return
+    spread = x.std(0)
+    x, held_x = (part[:, spread > 0].nan_to_num() / spread[spread > 0] for part in (x, held_x))
+    rows = torch.randperm(len(held_x), generator=torch.Generator().manual_seed(0))[: MANY_DRAWS // 4]
+    distances = torch.cdist(held_x[rows], x)
+    order = distances.sort(dim=1)
+    near = order.values < TIGHT * distances.median(dim=1, keepdim=True).values
+    sizes = near.sum(1)
+    after = order.values.gather(1, sizes.clamp(max=len(x) - 1)[:, None])[:, 0]
+    last = order.values.gather(1, (sizes - 1).clamp(min=0)[:, None])[:, 0]
+    targets = torch.where(near, y[order.indices], held_y[rows].to(y.dtype)[:, None])
+    is_one = (targets == held_y[rows].to(y.dtype)[:, None]).all(1)
+    is_group = (sizes >= 2) & (sizes <= MOST_IN_GROUP) & (after > APART * last)
+    size = float(sizes[is_group].double().mean()) if bool(is_group.any()) else 0.0
+    groups = len(x) / size if size else 0
+    if float((is_group & is_one).double().mean()) < WITHIN or groups < 2 * FEWEST_OF_CLASS:
+        return
+    if len(torch.unique(y)) > groups / 4:  # each group may be a class, or a value of its own
+        return
+    closer = float((after / last)[is_group].median())
+    yield (
+        f"{float(is_group.double().mean()):.0%} of the validation samples lie among about {size:.0f} training samples "
+        f"with the same target, {closer:.1f} times closer than all others, as if they were of one patient, speaker or "
+        f"recording of about {groups:.0f}; split by what they are of (GroupShuffleSplit)"
+    )
+
+
+@check("numbered-apart", "likely", at="data")
+def numbered_apart(seen: Evidence) -> Lines:
+    """Numbers first appear in the order 0, 1, 2, … in validation, and in training as well, though none are sorted."""
+    rows = {name: seen.splits.samples(name) if seen.splits else [] for name in ("train", "validation")}
+    if not all(rows.values()):
+        return
+    leaves = {name: [flatten(inputs_of(row)) for row in found] for name, found in rows.items()}
+    for j in range(len(leaves["train"][0])):
+        counts = []
+        for found in leaves.values():
+            column = [torch.as_tensor(row[j]) for row in found if j < len(row) and isinstance(row[j], NUMBERS)]
+            counts.append(first_appearances(column))
+        if all(counts):
+            yield (
+                f"part {j} of validation samples is numbered in the order in which values first appear there (0 to "
+                f"{counts[1] - 1}), and so is that of training, so that one number means two things; number both by "
+                "one table"
+            )
+            return
+
+
+def first_appearances(column: Sequence[Tensor]) -> int:
+    """How many different numbers appear in ascending order without a gap, if chance does not explain it; else 0."""
+    if not column or any(t.dtype not in (torch.int64, torch.int32) or t.ndim > 1 for t in column):
+        return 0
+    special = SPECIAL if column[0].ndim else 0  # numbers of padding, unknown words and the like
+    values = [number for t in column for number in t.reshape(-1).tolist() if number >= special]
+    first = [*dict.fromkeys(values)]
+    steps = [b - a for a, b in pairwise(values)]
+    regular = sum(step in (0, 1) for step in steps) / max(len(steps), 1)  # sorted, or counted again and again
+    begins = first[0] if first else 0
+    is_counted = begins <= special and first == [*range(begins, begins + len(first))]
+    is_by_chance = len(first) < FEWEST_OF_CLASS or len(values) < 2 * len(first) or regular > 0.5
+    return 0 if is_by_chance or not is_counted else begins + len(first)
 
 
 @check("duplicates", "note", at="data")

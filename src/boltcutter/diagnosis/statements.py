@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 import re
 import sys
 import types
@@ -12,12 +13,13 @@ from typing import NamedTuple
 
 import lightning as L
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.source import codes_of, own_classes, tree_of
 
+LARGE = 128  # values, whose spread is known to a few percent
 # Methods of tensors that change nothing: their results are all that they do.
 PURE = frozenset(
     (
@@ -294,3 +296,77 @@ def misspelled_hook(seen: Evidence) -> Lines:
                 yield Line(
                     f"nothing calls {cls.__name__}.{name}: Lightning's hook is {close[0]}; rename it", subject=name
                 )
+
+
+@check("loads-nothing", "likely", at="probe")
+def loads_nothing(seen: Evidence) -> Lines:
+    """After ``load_state_dict`` in its constructor, all layers of a part still have torch's initial values."""
+    for name in sorted(loaded_parts(seen.module)):
+        try:
+            part = seen.module.get_submodule(name)
+        except AttributeError:
+            continue
+        layers = [m for m in part.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd | nn.RNNBase)]
+        weights = [(w, fan_of(m, w)) for m in layers for w in m.parameters() if w.ndim > 1]
+        if weights and max(w.numel() for w, _ in weights) >= LARGE and all(is_initial(w, n) for w, n in weights):
+            yield (
+                f"all {len(layers)} layers of {name or type(part).__name__} still have torch's initial values after "
+                "load_state_dict(), so none of its keys fits, which strict=False hides; correct their prefix"
+            )
+
+
+def fan_of(layer: nn.Module, weight: Tensor) -> int:
+    """The number whose root bounds the initial values of a layer's weight."""
+    return int(layer.hidden_size) if isinstance(layer, nn.RNNBase) else weight[0].numel()
+
+
+def is_initial(weight: Tensor, fan: int) -> bool:
+    """Whether values are as evenly spread as torch's initial ones, but for a few steps of training."""
+    bound, w = 1 / math.sqrt(fan), weight.detach().float()
+    is_even = weight.numel() < LARGE or abs(float(w.std()) * math.sqrt(3) / bound - 1) < 0.1
+    return is_even and float(w.abs().max()) < 1.1 * bound
+
+
+def loaded_parts(module: nn.Module) -> set[str]:
+    """Parts of a module whose state the constructor of its class always loads, from a file or an argument."""
+    found = set[str]()
+    for cls in own_classes(type(module)):
+        for method in ("__init__", "configure_model"):
+            function = vars(cls).get(method)
+            tree = tree_of(function) if isinstance(function, types.FunctionType) else None
+            if tree is not None and "state_dict" not in {
+                node.func.attr
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            }:  # of another part, as of a copy that is averaged
+                found |= _loaded_in(tree)
+    return found
+
+
+def _loaded_in(tree: ast.FunctionDef) -> set[str]:
+    named: dict[str, str] = {}  # attributes, by the local variable that they are
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            for target in node.targets:
+                named[node.value.id] = _path(target) or ""
+    found = set()
+    for statement in tree.body:
+        value = statement.value if isinstance(statement, ast.Expr | ast.Assign) else None
+        if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+            continue
+        if value.func.attr == "load_state_dict":
+            owner = value.func.value
+            is_local = isinstance(owner, ast.Name) and owner.id != "self"
+            path = (named.get(owner.id) or None) if is_local else _path(owner)  # type: ignore[attr-defined]
+            if path is not None:
+                found.add(path)
+    return found
+
+
+def _path(node: ast.expr) -> str | None:
+    """The name of an attribute of ``self``; empty for itself."""
+    if isinstance(node, ast.Name):
+        return "" if node.id == "self" else None
+    if isinstance(node, ast.Attribute) and (owner := _path(node.value)) is not None:
+        return f"{owner}.{node.attr}".removeprefix(".")
+    return None

@@ -66,13 +66,25 @@ def misaligned(seen: Evidence) -> Lines:
             in_p, in_t = (torch.stack(part).any(0) for part in zip(*pairs, strict=True))
             only_t, only_p = int((in_t & ~in_p).sum()), int((in_p & ~in_t).sum())
             enough = min(int(in_p.sum()), int(in_t.sum())) >= 4 and only_p >= 3
-            if enough and only_t > 0.2 * float(in_t.sum()) and only_p > 0.2 * float(in_p.sum()):
+            is_apart = enough and only_t > 0.2 * float(in_t.sum()) and only_p > 0.2 * float(in_p.sum())
+            if is_apart and depends_on_others(probe, kind, base.calls.index(call), in_t & ~in_p):
                 yield (
                     f"{only_t / int(in_t.sum()):.0%} of the targets of {call.kind} in {kind} belong to other samples "
                     f"than the predictions beside them ({tuple(call.prediction.shape)} and "
                     f"{tuple(call.target.shape)}); shuffle, flatten or transpose both alike"
                 )
                 return
+
+
+def depends_on_others(probe: Probe, kind: str, number: int, places: Tensor) -> bool:
+    """Whether predictions beside targets of the first half depend on the other half, and not on nothing at all."""
+    count = probe.size(kind)
+    rows = torch.arange(count)
+    rows[count // 2 :] = rows[: count - count // 2]
+    other = probe.run(kind, take(probe.batches[kind], rows), training=kind == "training_step", record=False)
+    base = probe.base(kind).calls
+    pair = changes(base[number], other.calls[number]) if len(other.calls) == len(base) else None
+    return pair is not None and bool((pair[0] & places).sum() * 2 >= places.sum())
 
 
 @check("label-leak", "certain", at="probe")

@@ -1,0 +1,256 @@
+"""Common mistakes of a further set, which no check named."""
+
+import numpy as np
+import torch
+from programs import Base, LossOnly, bug, digits, halves, loaders, mlp
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+
+class Pretrained(Base):
+    """A head on a frozen encoder, whose weights are of a state with a prefix or without."""
+
+    prefix = "encoder."
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32))
+        self.encoder.load_state_dict(self.known(), strict=False)
+        self.encoder.requires_grad_(False)
+        self.net = nn.Linear(32, 10)
+
+    def known(self):
+        g = torch.Generator().manual_seed(0)
+        shapes = {"1.weight": (32, 64), "1.bias": (32,), "3.weight": (32, 32), "3.bias": (32,)}
+        return {self.prefix + name: torch.randn(shape, generator=g) / 4 for name, shape in shapes.items()}
+
+    def forward(self, x):
+        return self.net(self.encoder(x))
+
+
+@bug("loads-nothing")
+def state_with_a_prefix_is_not_loaded():
+    return Pretrained(), *digits()
+
+
+def scans(patients=60, each=10):
+    """Pictures of patients and their diagnosis, in the order of patients."""
+    g = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 2, (patients,), generator=g)
+    x = torch.randn(patients, 40, generator=g)
+    x[:, 0] += y
+    x = x.repeat_interleave(each, 0)
+    return x + 0.3 * torch.randn(x.shape, generator=g), y.repeat_interleave(each)
+
+
+class Scans(Base):
+    def network(self):
+        return mlp(40, 32, 2)
+
+
+@bug("group-overlap")
+def scans_of_patients_in_both():
+    x, y = scans()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
+    return Scans(), *halves(x[order], y[order])
+
+
+class Ratings(LossOnly):
+    """Factors of users and items."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = None
+        self.users, self.items = nn.Embedding(40, 8), nn.Embedding(30, 8)
+
+    def loss(self, user, item, y):
+        return F.mse_loss((self.users(user) * self.items(item)).sum(1), y)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(*batch)
+
+    def network(self):
+        return None
+
+
+def ratings(count=900):
+    g = torch.Generator().manual_seed(0)
+    user, item = torch.randint(0, 40, (count,), generator=g), torch.randint(0, 30, (count,), generator=g)
+    factors = torch.randn(40, 8, generator=g), torch.randn(30, 8, generator=g)
+    return user, item, (factors[0][user] * factors[1][item]).sum(1)
+
+
+def numbered(ids):
+    """The number of each, in the order in which they first appear."""
+    known = {}
+    return torch.tensor([known.setdefault(int(i), len(known)) for i in ids])
+
+
+@bug("numbered-apart")
+def users_are_numbered_in_each_split():
+    user, item, y = ratings()
+    parts = [TensorDataset(numbered(user[rows]), item[rows], y[rows]) for rows in (slice(600), slice(600, None))]
+    return Ratings(), *loaders(*parts)
+
+
+class Boxes(Base):
+    """Finds one rectangle, by the ratio of the common area to both."""
+
+    corners = False
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(144, 32), nn.ReLU(), nn.Linear(32, 4), nn.Sigmoid())
+
+    def overlap(self, a, b):
+        if self.corners:
+            a, b = (torch.cat([t[:, :2] - t[:, 2:] / 2, t[:, :2] + t[:, 2:] / 2], 1) for t in (a, b))
+        sides = (torch.minimum(a[:, 2:], b[:, 2:]) - torch.maximum(a[:, :2], b[:, :2])).clamp(min=0)
+        common = sides.prod(1)
+        areas = [(t[:, 2:] - t[:, :2]).prod(1) for t in (a, b)]
+        return common / (areas[0] + areas[1] - common).clamp(min=1e-6)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        out = self(x)
+        return (1 - self.overlap(out, y)).mean() + (out - y).abs().mean()
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val/overlap", self.overlap(self(x), y).mean())
+
+
+def rectangles(count=640, size=12):
+    g = torch.Generator().manual_seed(0)
+    sides = torch.rand(count, 2, generator=g) * 0.3 + 0.2
+    middle = sides / 2 + torch.rand(count, 2, generator=g) * (1 - sides)
+    at = (torch.arange(size) + 0.5) / size
+    inside = [(at[None] - middle[:, i : i + 1]).abs() < sides[:, i : i + 1] / 2 for i in (0, 1)]
+    x = (inside[1][:, :, None] & inside[0][:, None]).float() + 0.1 * torch.randn(count, size, size, generator=g)
+    return x, torch.cat([middle, sides], 1)
+
+
+@bug("box-format")
+def area_of_centers_and_sides():
+    return Boxes(), *halves(*rectangles())
+
+
+class Sets(LossOnly):
+    """A transformer over a set of numbers, with a token of its own before them."""
+
+    inverted = True
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.own, self.net = nn.Embedding(30, 32), nn.Parameter(torch.zeros(1, 1, 32)), nn.Linear(32, 1)
+        layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+        self.body = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def loss(self, x, y):
+        hidden = torch.cat([self.own.expand(len(x), -1, -1), self.embed(x)], 1)
+        mask = F.pad(x != 0 if self.inverted else x == 0, (1, 0))
+        return F.mse_loss(self.net(self.body(hidden, src_key_padding_mask=mask)[:, 0])[:, 0], y)
+
+
+def sets(count=640):
+    g = torch.Generator().manual_seed(0)
+    sizes = torch.randint(3, 10, (count,), generator=g).tolist()
+    rows = [torch.randint(1, 30, (size,), generator=g) for size in sizes]
+    return [(row, row.float().mean() / 15) for row in rows]
+
+
+def filled(rows):
+    x, y = zip(*rows, strict=True)
+    return pad_sequence(x, batch_first=True), torch.stack(y)
+
+
+@bug("mask-inverted")
+def mask_with_an_own_token_is_inverted():
+    rows = sets()
+    return (
+        Sets(),
+        DataLoader(rows[:480], 32, shuffle=True, collate_fn=filled),
+        DataLoader(rows[480:], 32, collate_fn=filled),
+    )
+
+
+class Reviews(Dataset):
+    """Words and whether the last that matters is good; texts differ much in length."""
+
+    def __init__(self, count, seed):
+        g = torch.Generator().manual_seed(seed)
+        self.rows = []
+        for _ in range(count):
+            words = torch.randint(
+                11, 60, (int(torch.tensor([5, 7, 9, 50])[torch.randint(0, 4, (1,), generator=g)]),), generator=g
+            )
+            good = int(torch.randint(0, 2, (1,), generator=g))
+            words[-2] = 1 + 5 * good + int(torch.randint(0, 5, (1,), generator=g))
+            self.rows.append((words, good))
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+def reviewed(rows):
+    x, y = zip(*rows, strict=True)
+    return pad_sequence(x, batch_first=True), torch.tensor([len(t) for t in x]), torch.tensor(y)
+
+
+class Reader(LossOnly):
+    """Reads the last state of a recurrent layer."""
+
+    at_end = False
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.body, self.net = (
+            nn.Embedding(60, 16, padding_idx=0),
+            nn.GRU(16, 32, batch_first=True),
+            nn.Linear(32, 2),
+        )
+
+    def predict(self, x, lengths):
+        out, _ = self.body(self.embed(x))
+        return self.net(out[torch.arange(len(x)), lengths - 1] if self.at_end else out[:, -1])
+
+    def loss(self, x, lengths, y):
+        return F.cross_entropy(self.predict(x, lengths), y)
+
+
+def reviews():
+    train, val = Reviews(640, 0), Reviews(160, 1)
+    return DataLoader(train, 32, shuffle=True, collate_fn=reviewed), DataLoader(val, 32, collate_fn=reviewed)
+
+
+@bug("masked-matters")
+def last_state_after_the_padding():
+    return Reader(), *reviews()
+
+
+def shuffled_rows(alike):
+    g = np.random.default_rng(0)
+    y = np.repeat(np.arange(6), 100)
+    x = g.normal(size=(6, 11))[y] * 2 + g.normal(size=(600, 11))
+    if alike:
+        order = g.permutation(len(x))
+        x, y = x[order], y[order]
+    else:
+        x = x[g.permutation(len(x))]
+        y = y[g.permutation(len(y))]
+    return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+
+
+class Rows(Base):
+    def network(self):
+        return mlp(11, 32, 6)
+
+
+@bug("at-chance")
+def rows_and_labels_are_shuffled_apart():
+    return Rows(), *halves(*shuffled_rows(alike=False))
