@@ -110,14 +110,14 @@ class PlannedTraining:
         """What strategy, precision and task do not support, each with its remedy."""
         plugin = getattr(self.strategy, "precision_plugin", None)
         parts = [part for part in (self.strategy, plugin, self.task) if isinstance(part, Refuses)]
-        return [text for part in parts for text in part.refusals(self)]
+        return [text for part in parts for text in part.refuses_training(self)]
 
 
 @runtime_checkable
 class Refuses(Protocol):
     """A strategy, precision or task that does not support each training."""
 
-    def refusals(self, planned: PlannedTraining) -> Iterator[str]:
+    def refuses_training(self, planned: PlannedTraining) -> Iterator[str]:
         """What is not supported, each with its remedy."""
         yield from ()
 

@@ -212,7 +212,7 @@ def test_unsupported_features_are_refused(given: Classification, planned: dict[s
     strategy = PipelineStrategy()
     plain: dict[str, Any] = {"precision": "32-true", "callbacks": []}
     plan = PlannedTraining(given, Topology(1, 2, 2, 2, 1), strategy, **plain | planned)
-    assert any(re.search(text, found) for found in strategy.refusals(plan)), [*strategy.refusals(plan)]
+    assert any(re.search(text, found) for found in strategy.refuses_training(plan)), [*strategy.refuses_training(plan)]
 
 
 def test_zero_microbatches_are_refused() -> None:

@@ -58,7 +58,7 @@ class DataParallelStrategy(ParallelStrategy):
         """The sampler yields whole batches."""
         return {"num_replicas": 1, "rank": 0}
 
-    def refusals(self, planned: PlannedTraining) -> Iterator[str]:
+    def refuses_training(self, planned: PlannedTraining) -> Iterator[str]:
         """A compiled model."""
         if not hasattr(planned.task, self.module) and not is_overridden("configure_model", planned.task):
             yield f"trainer.strategy.module={self.module}: the task has no such module to replicate"

@@ -62,7 +62,7 @@ class DDPStrategy(strategies.DDPStrategy):
         _register_backends(options.get("process_group_backend") or "")
         super().__init__(start_method=start_method, **options)
 
-    def refusals(self, planned: PlannedTraining) -> Iterator[str]:
+    def refuses_training(self, planned: PlannedTraining) -> Iterator[str]:
         """NCCL on CPUs, and a static graph with gradient accumulation, which torch does not support."""
         if planned.device == "cpu" and self._process_group_backend == "nccl":
             yield "trainer.strategy.process_group_backend=nccl: it needs CUDA devices, and these are CPUs; try gloo"

@@ -31,7 +31,7 @@ def raise_refusals(part: Refuses, trainer: L.Trainer, task: Any) -> None:
     Raises:
         StrategyError: The strategy or precision does not support the training.
     """
-    for text in part.refusals(PlannedTraining.of(trainer, task, getattr(trainer, "datamodule", None))):
+    for text in part.refuses_training(PlannedTraining.of(trainer, task, getattr(trainer, "datamodule", None))):
         raise StrategyError(text)
 
 

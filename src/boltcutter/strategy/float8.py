@@ -41,7 +41,7 @@ class Float8Precision(MixedPrecision):
         """Autocast to bfloat16, as with ``bf16-mixed``."""
         return torch.autocast(self.device, dtype=torch.bfloat16, cache_enabled=False)
 
-    def refusals(self, planned: PlannedTraining) -> Iterator[str]:
+    def refuses_training(self, planned: PlannedTraining) -> Iterator[str]:
         """A model without layers to convert."""
         if next(planned.task.parameters(), None) is not None and not any(map(_fits, planned.task.modules())):
             yield NO_LAYERS

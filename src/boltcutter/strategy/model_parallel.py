@@ -56,7 +56,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         self.module, self.cpu_offload = module, cpu_offload
         self._path = ""  # of the checkpoint that was last loaded
 
-    def refusals(self, planned: PlannedTraining) -> Iterator[str]:
+    def refuses_training(self, planned: PlannedTraining) -> Iterator[str]:
         """Numbers of ranks that do not divide, what needs the full model, and models that cannot be sharded."""
         ranks, split = planned.topology.world_size, int(self._tensor_parallel_size)
         whole = self._data_size(ranks)

@@ -58,7 +58,7 @@ class PipelineStrategy(strategies.DDPStrategy):
         """Arguments of the sampler; all ranks see the same samples."""
         return {"num_replicas": 1, "rank": 0}
 
-    def refusals(self, planned: PlannedTraining) -> Iterator[str]:
+    def refuses_training(self, planned: PlannedTraining) -> Iterator[str]:
         """Models without stages, batches that do not divide, and what needs all weights or samples in one process."""
         task: Any = planned.task
         model: Any = getattr(task, self.module, None)

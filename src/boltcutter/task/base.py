@@ -171,7 +171,7 @@ class Task(L.LightningModule, ABC):
             trainer, make = find_trainer(self), self._find_compiler()
             if trainer:
                 data = getattr(trainer, "datamodule", None)
-                for text in self.refusals(PlannedTraining.of(trainer, self, data)):
+                for text in self.refuses_training(PlannedTraining.of(trainer, self, data)):
                     raise CompilerError(text)
             if self.compile_model == REDUCE_OVERHEAD:
                 reason = forbids_graphs(trainer)
@@ -190,7 +190,7 @@ class Task(L.LightningModule, ABC):
             return XLA
         return Inductor
 
-    def refusals(self, planned: PlannedTraining) -> Iterator[str]:
+    def refuses_training(self, planned: PlannedTraining) -> Iterator[str]:
         """What the compiler does not support, or this machine lacks to compile."""
         if self.compile_model:
             compiler = self._find_compiler()
