@@ -363,6 +363,60 @@ def _loaded_in(tree: ast.FunctionDef) -> set[str]:
     return found
 
 
+@check("loads-nothing", "likely", at="probe")
+def initialized_after_loading(seen: Evidence) -> Lines:
+    """A constructor draws new values for all layers of the module after it has loaded a part of them."""
+    for cls in own_classes(type(seen.module)):
+        function = vars(cls).get("__init__")
+        tree = tree_of(function) if isinstance(function, types.FunctionType) else None
+        loaded = dict[str, str]()
+        for statement in tree.body if tree is not None else ():
+            drawn = drawn_again(statement)
+            lost = [
+                name for name in loaded if drawn is not None and f"{name}.".startswith(f"{drawn}." if drawn else "")
+            ]
+            if lost:
+                line = function.__code__.co_firstlineno + statement.lineno - 1  # type: ignore[union-attr]
+                yield (
+                    f"{cls.__name__}.__init__ loads {lost[0] or 'the module'} by {loaded[lost[0]]}(), and then draws "
+                    f"new values for all its layers (line {line}); initialize first, or only what is new"
+                )
+                return
+            loaded |= dict(loads_of(statement))
+
+
+def loads_of(statement: ast.stmt) -> Iterator[tuple[str, str]]:
+    """Parts whose weights a statement loads, and by what."""
+    value = getattr(statement, "value", None)
+    if not isinstance(value, ast.Call):
+        return
+    name = ast.unparse(value.func).rpartition(".")[2]
+    if name == "load_state_dict" and isinstance(value.func, ast.Attribute):
+        if (path := _path(value.func.value)) is not None:
+            yield path, name
+    elif isinstance(statement, ast.Assign):
+        options = {k.arg: getattr(k.value, "value", True) for k in value.keywords}
+        if name == "from_pretrained" or options.get("pretrained") is True or options.get("weights"):
+            yield from ((path, name) for target in statement.targets if (path := _path(target)))
+
+
+def drawn_again(statement: ast.stmt) -> str | None:
+    """The part for all layers of which a statement draws new values: ``apply(init)``, or a loop with ``nn.init``."""
+    call = (
+        statement.value
+        if isinstance(statement, ast.Expr)
+        else statement.iter
+        if isinstance(statement, ast.For)
+        else None
+    )
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return None
+    inner = ast.unparse(statement)
+    is_applied = call.func.attr == "apply" and re.search(r"init|reset", inner.partition(".apply(")[2])
+    is_loop = isinstance(statement, ast.For) and call.func.attr in ("modules", "parameters", "named_parameters")
+    return _path(call.func.value) if is_applied or (is_loop and "init." in inner) else None
+
+
 def _path(node: ast.expr) -> str | None:
     """The name of an attribute of ``self``; empty for itself."""
     if isinstance(node, ast.Name):

@@ -34,6 +34,27 @@ def state_without_a_prefix_is_loaded():
 
 
 @no_bug()
+def head_is_initialized_after_loading():
+    def init(part):
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=0.02)
+
+    class M(Base):
+        def __init__(self):
+            super().__init__()
+            self.apply(init)
+            self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU())
+            self.encoder.load_state_dict({"1.weight": torch.randn(32, 64) / 4, "1.bias": torch.zeros(32)})
+            self.net = nn.Linear(32, 10)
+            self.net.apply(init)
+
+        def forward(self, x):
+            return self.net(self.encoder(x))
+
+    return M(), *digits()
+
+
+@no_bug()
 def copy_is_loaded_of_a_new_network():
     class M(Base):
         def __init__(self):

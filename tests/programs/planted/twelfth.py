@@ -35,6 +35,23 @@ def state_with_a_prefix_is_not_loaded():
     return Pretrained(), *digits()
 
 
+@bug("loads-nothing")
+def loaded_weights_are_drawn_again():
+    def init(part):
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=0.02)
+
+    class M(Pretrained):
+        prefix = ""
+
+        def __init__(self):
+            super().__init__()
+            self.encoder.load_state_dict(self.known())
+            self.apply(init)
+
+    return M(), *digits()
+
+
 def scans(patients=60, each=10):
     """Pictures of patients and their diagnosis, in the order of patients."""
     g = torch.Generator().manual_seed(0)
