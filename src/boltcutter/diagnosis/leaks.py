@@ -18,10 +18,11 @@ from boltcutter.diagnosis.source import own_classes, tree_of
 from boltcutter.diagnosis.splits import WIDE, first_leaf
 from boltcutter.diagnosis.statements import called_name
 
-FEWEST_WINDOWS = 8
+FEWEST_WINDOWS = 8  # and values of a column
 FEWEST_VALUES = 4  # of a window
 DIGITS = 1000  # steps of a normalized difference, within which rounding may move it
 FEWEST_ROWS = 200  # of a series
+MOST_COLUMNS = 500
 REACH = 8  # samples before and after one
 EXACT = 1e-8  # variance of what a linear function leaves
 SPLITTERS = frozenset(("train_test_split", "random_split", "Subset"))
@@ -98,6 +99,34 @@ def later_targets(seen: Evidence) -> Lines:
             f"column {column} of the inputs is computed of the target of its own sample and of its neighbours, "
             "exactly, as by a moving average around it; use earlier values only"
         )
+
+
+@check("held-out-labels", "likely", at="data")
+def target_means(seen: Evidence) -> Lines:
+    """A column tells the mean target of the samples that have the same value in it, those of all splits together."""
+    tables = [seen.splits.table(name) for name in seen.splits.loaders] if seen.splits else []
+    known = [table for table in tables if table is not None]
+    if len(known) < 2 or len({table[0].shape[1] for table in known}) > 1:
+        return
+    x, y = (torch.cat([table[i].double() for table in known]) for i in range(2))
+    spread = float(y.var())
+    for column in range(min(x.shape[1], MOST_COLUMNS)) if len(x) >= FEWEST_ROWS and spread > 0 else ():
+        values, places, counts = torch.unique(x[:, column], return_inverse=True, return_counts=True)
+        if len(values) < FEWEST_WINDOWS or len(values) > 0.7 * len(x):
+            continue
+        means = torch.zeros_like(values).index_add_(0, places, y) / counts
+        several = counts > 1
+        is_mixed = float((y - means[places])[several[places]].var()) > 0.01 * spread
+        if int(several.sum()) < FEWEST_WINDOWS or not is_mixed:
+            continue
+        line = torch.stack([means[several], torch.ones_like(means[several])], 1)
+        left = values[several] - line @ torch.linalg.lstsq(line, values[several, None]).solution[:, 0]
+        if float(left.var()) < EXACT * float(values[several].var()):
+            yield (
+                f"column {column} of the inputs is the mean target of all samples with the same value, those of "
+                "validation and the sample's own among them; compute it from other samples of training only"
+            )
+            return
 
 
 @check("fitted-before-split", "likely", at="data")

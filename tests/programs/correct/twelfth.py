@@ -8,6 +8,7 @@ from programs.planted.twelfth import (
     Ratings,
     Reader,
     Rows,
+    Sales,
     Scans,
     Sets,
     filled,
@@ -17,6 +18,7 @@ from programs.planted.twelfth import (
     reviews,
     scans,
     sets,
+    shops,
     shuffled_rows,
 )
 from torch import nn
@@ -88,6 +90,11 @@ def random_features_are_meant():
 @no_bug()
 def patients_are_split():
     return Scans(), *halves(*scans())
+
+
+@no_bug()
+def shops_are_encoded_by_earlier_sales():
+    return Sales(), *halves(*shops(honest=True), split=360)
 
 
 @no_bug()

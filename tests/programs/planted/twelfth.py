@@ -74,6 +74,32 @@ def scans_of_patients_in_both():
     return Scans(), *halves(x[order], y[order])
 
 
+def shops(*, honest):
+    """Sales of shops, beside the mean of each shop over all rows, or over other rows."""
+    g = torch.Generator().manual_seed(0)
+    shop, x = torch.randint(0, 150, (640,), generator=g), torch.randn(640, 3, generator=g)
+    y = x[:, 0] + torch.randn(640, generator=g)
+    before = torch.arange(640) < 160
+    used = torch.ones(640, dtype=torch.bool) if not honest else before
+    sums = torch.zeros(150).index_add_(0, shop[used], y[used])
+    means = sums / torch.bincount(shop[used], minlength=150).clamp(min=1)
+    x = torch.cat([x, means[shop][:, None]], 1)
+    return (x, y) if not honest else (x[~before], y[~before])
+
+
+class Sales(LossOnly):
+    def network(self):
+        return mlp(4, 32, 1)
+
+    def loss(self, x, y):
+        return F.mse_loss(self(x)[:, 0], y)
+
+
+@bug("held-out-labels")
+def shops_are_encoded_by_all_their_sales():
+    return Sales(), *halves(*shops(honest=False))
+
+
 class Ratings(LossOnly):
     """Factors of users and items."""
 
