@@ -47,6 +47,7 @@ UNMOVED = frozenset(
     ("View", "UnsafeView", "Addmm", "Add", "Mm")
 )  # a linear layer, whose classes are the last dimension
 SHAPES = frozenset(("__get__", "size", "dim", "numel", "__len__"))
+FILLED = 1e3  # from which a logit is a mask
 MOST_STEPS = 16  # of the arithmetic behind a target
 
 
@@ -270,7 +271,7 @@ def factors_of(logits: Tensor) -> dict[str, Any]:
         ``product``: whether it is one. ``cosine``: the scale, only if all rows and columns have length 1.
     """
     node = operation_behind_result(logits)
-    while name_of(node) in ("Mul", "Div"):
+    while name_of(node) in ("Mul", "Div", "MaskedFill"):  # the last of what is similar to itself
         node = operation_behind(node)
     if name_of(node) != "Mm":
         return {}
@@ -281,7 +282,9 @@ def factors_of(logits: Tensor) -> dict[str, Any]:
     if all(bool(((norm - 1).abs() < 1e-3).all()) for norm in (one.norm(dim=1), two.norm(dim=0))):
         cosines = one @ two
         if cosines.shape == logits.shape:
-            found["cosine"] = float(logits.detach().abs().sum() / (cosines.abs().sum() + 1e-12))
+            given = logits.detach()
+            kept = given.abs() < FILLED
+            found["cosine"] = float(given[kept].abs().sum() / (cosines[kept].abs().sum() + 1e-12))
     return found
 
 

@@ -90,7 +90,15 @@ ON_DEMAND = frozenset(
             "loss-maximized",
             "margin-target",
         ),
-        *("mask-inverted", "masked-extreme", "masked-matters", "mean-probability", "metric-shared", "misaligned"),
+        *(
+            "mask-inverted",
+            "mask-resized",
+            "masked-extreme",
+            "masked-matters",
+            "mean-probability",
+            "metric-shared",
+            "misaligned",
+        ),
         *("misaligned-batch", "misspelled-hook", "mixing", "no-effect", "no-stop-gradient", "noise-levels"),
         *(
             "nonfinite-data",
@@ -109,7 +117,7 @@ ON_DEMAND = frozenset(
         *("sum-and-mean", "swapped-arguments", "target-column", "target-gradient", "target-not-flipped"),
         *("target-sum", "threshold-of-logits", "truncated-target", "unsaved-state", "unscaled-input"),
         *("unseen-labels", "untied", "unused-input", "unused-part", "unused-value", "updated-in-validation"),
-        *("weights-of-queries", "window-overlap", "worker-generator"),
+        *("weights-of-mean", "weights-of-queries", "window-overlap", "worker-generator"),
     )
 )
 CHECKS: dict[str, list[Check]] = {}  # by name; some decide at several moments

@@ -27,6 +27,11 @@ FILLED = frozenset(("ones_like", "zeros_like", "full_like", "empty_like", "new_o
 EXTREMES = frozenset(("min", "max", "amin", "amax"))
 COPIES = frozenset(("detach", "__get__"))  # the latter of .data
 MEAN_LOSSES = frozenset(("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"))
+ERRORS = frozenset(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"))
+PRODUCTS = frozenset(("mul", "__mul__", "__rmul__", "multiply"))
+CONVERSIONS = frozenset(("float", "double", "half", "to", "type"))
+VIEWS = frozenset(("__getitem__", "squeeze", "unsqueeze", "view", "reshape", "round", "clamp", "contiguous", "flatten"))
+WIDE_INTEGERS = (torch.int64, torch.int32)
 SCATTERS = frozenset(("index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"))
 LEVELS = 16  # samples, whose levels of noise show those of all
 FEWEST_LEVELS = 8  # steps of a diffusion
@@ -58,6 +63,7 @@ class Cuts(TorchFunctionMode):
         self.masked = WeakTensorKeyDictionary()  # products with a mask: the values, and the mask
         self.gathered = WeakTensorKeyDictionary()  # rows, and layers of them: the indices
         self.means = WeakTensorKeyDictionary()  # mean losses of a batch, and what exp(-loss) computes of them
+        self.whole = WeakTensorKeyDictionary()  # integers as floats: how they were interpolated
         self.sides = WeakTensorKeyDictionary()  # differences of two columns of four
         self.ascending = WeakTensorKeyDictionary()  # orders of a part of the batch, and what is in them
         self.error: Exception | None = None  # of following values, which ends it
@@ -99,6 +105,7 @@ class Cuts(TorchFunctionMode):
         self._follow_edges(name, args, kwargs, found)
         self._follow_mean(name, given, found)
         self._follow_boxes(name, given, found)
+        self._follow_resize(name, args, kwargs, given, found)
         if name in ("sin", "cos") and given:
             self._angle(name, given[0])
         if isinstance(result, Tensor) or name in EXTREMES:
@@ -204,7 +211,22 @@ class Cuts(TorchFunctionMode):
             return
         if name in MEAN_LOSSES and found[0].requires_grad and found[0].ndim == 0 < given[0].ndim and len(given[0]) > 1:
             self.means[found[0]] = "mean"
-        elif name in ("neg", "__neg__") and given[0] in self.means:
+        elif name in ERRORS and found[0].requires_grad and found[0].ndim == 0 < given[0].ndim and len(given[0]) > 1:
+            self.means[found[0]] = "error"
+        elif name in PRODUCTS and len(given) == 2 and any(t in self.means and t.ndim == 0 for t in given):
+            (weights,) = [t for t in given if t.ndim] or [given[0]]
+            is_each = weights.ndim == 1 < len(weights) and not weights.requires_grad and weights.is_floating_point()
+            if (
+                is_each
+                and bool((weights != weights[0]).any())
+                and any(len(t) == len(weights) for t in self.batch if t.ndim)
+            ):
+                self._say(
+                    "weights-of-mean",
+                    f"the mean loss of the batch is multiplied by {len(weights)} weights of samples, so that each "
+                    "weighs all of them alike; use reduction='none' in the loss, and mean() after the weights",
+                )
+        elif name in ("neg", "__neg__") and given[0] in self.means and self.means[given[0]] == "mean":
             self.means.update(dict.fromkeys(found, "negative"))
         elif name == "exp" and given[0] in self.means and self.means[given[0]] == "negative":
             self.means.update(dict.fromkeys(found, "probability"))
@@ -214,6 +236,26 @@ class Cuts(TorchFunctionMode):
                 "exp(-loss) is computed of the mean loss of a batch, so it is no probability of a sample, and weights "
                 "all of them alike; use reduction='none', and mean() at the end",
             )
+
+    def _follow_resize(
+        self, name: str, args: Any, kwargs: Any, given: Sequence[Tensor], found: Sequence[Tensor]
+    ) -> None:
+        """Follow numbers of classes through an interpolation, and back to integers."""
+        if not given or not found:
+            return
+        if given[0].dtype in WIDE_INTEGERS and found[0].is_floating_point() and name in CONVERSIONS:
+            self.whole[found[0]] = ""
+        elif given[0] in self.whole and name == "interpolate":
+            mode = kwargs.get("mode", args[3] if len(args) > 3 else "nearest")
+            self.whole[found[0]] = "" if str(mode).startswith("nearest") else str(mode)
+        elif given[0] in self.whole and found[0].dtype in WIDE_INTEGERS and self.whole[given[0]]:
+            self._say(
+                "mask-resized",
+                f"integers, as of classes, are resized by {self.whole[given[0]]} interpolation, which gives a border "
+                "between two classes the number of a third one; use mode='nearest' for masks",
+            )
+        elif given[0] in self.whole and name in VIEWS:
+            self.whole.update(dict.fromkeys(found, self.whole[given[0]]))
 
     def _follow_boxes(self, name: str, given: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         """Follow differences of columns 2 and 0, or 3 and 1, of the batch to what clamps them at 0."""
@@ -412,6 +454,18 @@ def own_messages(seen: Evidence) -> Lines:
 def mean_probability(seen: Evidence) -> Lines:
     """The exponential of a negative cross-entropy, which is the mean of a batch, is part of the loss."""
     yield from remarks(seen, "mean-probability")
+
+
+@check("weights-of-mean", "likely", at="probe")
+def weights_of_mean(seen: Evidence) -> Lines:
+    """The mean loss of a batch is multiplied by values that differ from sample to sample."""
+    yield from remarks(seen, "weights-of-mean")
+
+
+@check("mask-resized", "likely", at="probe")
+def mask_resized(seen: Evidence) -> Lines:
+    """Integers are interpolated between neighbours, and become integers again."""
+    yield from remarks(seen, "mask-resized")
 
 
 @check("box-format", "likely", at="probe")

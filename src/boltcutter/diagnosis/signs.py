@@ -15,6 +15,8 @@ from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import LOSSES, MAX_NODES, MOVES, name_of, operation_behind, saved
 
+MEAN = 1  # a reduction
+FEWEST_VALUES = 16  # of a sample
 NORMS = ("Pow", "Norm", "LinalgVectorNorm")
 QUANTILES = re.compile(r"(^|_)(taus?|qs?|quantiles?|levels?|percentiles?)$")
 SUMS = ("Add", "Sub", "Rsub")
@@ -41,12 +43,14 @@ class Terms(NamedTuple):
         losses: Loss functions.
         logs: Those of log_softmax.
         norms: Squares and norms.
+        exps: Exponentials.
     """
 
     nodes: list[Any]
     losses: list[Term]
     logs: list[Term]
     norms: list[Term]
+    exps: list[Term]
 
 
 def terms_of(seen: Evidence) -> Terms | None:
@@ -55,7 +59,7 @@ def terms_of(seen: Evidence) -> Terms | None:
     if probe is None or "training_step" not in probe.batches or not probe.module.automatic_optimization:
         return None
     if probe.terms is None:
-        probe.terms = terms = Terms([], [], [], [])
+        probe.terms = terms = Terms([], [], [], [], [])
         batch = probe.batches["training_step"]
         probe.run("training_step", batch, training=True, record=False, then=partial(_differentiate, seen, terms))
     return probe.terms  # type: ignore[no-any-return]
@@ -68,7 +72,7 @@ def _differentiate(seen: Evidence, terms: Terms, loss: Any) -> None:
     for node in terms.nodes:
         kind = name_of(node)
         kept = terms.losses if node.name() in LOSSES else terms.logs if kind == "LogSoftmax" else None
-        kept = terms.norms if kind in NORMS else kept
+        kept = terms.norms if kind in NORMS else terms.exps if kind == "Exp" else kept
         if kept is not None:
             node.register_prehook(partial(_keep, kept, node))
     parameters = [p for p in seen.module.parameters() if p.requires_grad]
@@ -98,6 +102,30 @@ def nodes_behind(root: Any) -> list[Any]:
 def sign_of(seen: Evidence) -> float:
     """-1 if optimizers climb, otherwise 1."""
     return -1.0 if any(g.get("maximize") for o in seen.optimizers for g in o.param_groups) else 1.0
+
+
+@check("sum-and-mean", "likely", at="probe")
+def divergence_of_a_mean(seen: Evidence) -> Lines:
+    """A divergence that is summed over dimensions is added to an error that is a mean over 16 values and more."""
+    terms = terms_of(seen)
+    for node, weight in terms.losses if terms else ():
+        values = saved(node, "self")
+        if values is None or values.ndim < 2 or weight.numel() > 1 or getattr(node, "_saved_reduction", 0) != MEAN:
+            continue
+        count, each = len(values), values.numel() // max(len(values), 1)
+        squares, variances = (
+            [g for n, g in found if name_of(n) in ("Pow", "Exp") and g.ndim == 2 and len(g) == count]
+            for found in (terms.norms, terms.exps)  # type: ignore[union-attr]
+        )
+        for a in squares:
+            is_pair = any(a.shape == b.shape and torch.allclose(a, b) and _is_uniform(a) for b in variances)
+            if is_pair and each >= FEWEST_VALUES and torch.isclose(2 * count * a[0, 0], weight.flatten()[0], rtol=1e-3):
+                yield (
+                    f"a divergence of {tuple(a.shape)} is summed over its dimensions, but the error beside it is a "
+                    f"mean over {each} values of each sample, so that the divergence counts {each} times as much, and "
+                    "the code tells nothing; sum the error over the values of a sample, too"
+                )
+                return
 
 
 @check("loss-maximized", "likely", at="probe")

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import suppress
-from itertools import islice, pairwise
+from itertools import combinations, islice, pairwise
 from time import monotonic
 from typing import Any
 
@@ -47,6 +47,7 @@ APART = 1.2  # how much farther than the group the next sample is
 MOST_IN_GROUP = 60
 WITHIN = 0.8  # share of samples
 SPECIAL = 4
+LEVELS = 16  # samples whose parts are compared
 PAIRS = (("train", "validation"), ("train", "test"), ("validation", "test"))
 SAME = 0.999999  # correlation
 
@@ -502,6 +503,41 @@ def bytes_of_samples(seen: Evidence) -> Lines:
     lines += [remark.text for remark in cuts.remarks if remark.check == "bytes-wrap"]
     if lines:
         yield Line(f"in the dataset, {lines[0]}", subject="dataset")
+
+
+@check("mask-resized", "likely", at="data")
+def masks_of_samples(seen: Evidence) -> Lines:
+    """Within the dataset, integers are interpolated between neighbours, and become integers again."""
+    dataset = seen.splits.dataset("train") if seen.splits else None
+    if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        return
+    with suppress(Exception), seeded(0), Cuts(()) as cuts:
+        [*items(dataset, range(min(2, len(dataset))))]
+    for remark in [each for each in cuts.remarks if each.check == "mask-resized"][:1]:
+        yield Line(f"in the dataset, {remark.text}", subject="dataset")
+
+
+@check("global-seed", "likely", at="data")
+def same_noise(seen: Evidence) -> Lines:
+    """Two parts of a training sample differ by the same values in all samples, as of noise that is seeded for each."""
+    samples = [flatten(sample) for sample in (seen.splits.samples("train") if seen.splits else [])[:LEVELS]]
+    if len(samples) < LEVELS or not all(
+        isinstance(t, Tensor) and t.is_floating_point() for row in samples for t in row
+    ):
+        return
+    for i, j in combinations(range(min(map(len, samples))), 2):
+        pairs = [(row[i], row[j]) for row in samples]
+        if any(a.shape != b.shape or a.numel() < WIDE // 2 for a, b in pairs) or len({a.shape for a, _ in pairs}) > 1:
+            continue
+        differences = torch.stack([(a - b).flatten() for a, b in pairs]).double()
+        scale = float(differences.std(1).mean())
+        varies = float(torch.stack([b.flatten() for _, b in pairs]).double().std(0).mean())
+        if scale > 0 and float(differences.std(0).max()) < 1e-5 * max(scale, varies) < varies:
+            yield (
+                f"parts {i} and {j} of a training sample differ by the same values in all samples, as of noise whose "
+                "seed is the same for each of them; draw it without a seed, or with one of the sample and the epoch"
+            )
+            return
 
 
 @check("reshape-not-transpose", "likely", at="data")

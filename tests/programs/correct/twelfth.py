@@ -4,14 +4,21 @@ import torch
 from programs import Base, digits, halves, loaders, mlp, no_bug
 from programs.planted.twelfth import (
     Boxes,
+    Codes,
+    Denoised,
+    Pixels,
     Pretrained,
     Ratings,
     Reader,
     Rows,
     Sales,
     Scans,
+    Scenes,
     Sets,
+    Similar,
+    Trusted,
     filled,
+    noisy,
     numbered,
     ratings,
     rectangles,
@@ -20,6 +27,7 @@ from programs.planted.twelfth import (
     sets,
     shops,
     shuffled_rows,
+    trusted,
 )
 from torch import nn
 from torch.nn import functional as F
@@ -244,3 +252,50 @@ def series_with_time_first():
         DataLoader(rows[:480], 32, shuffle=True, collate_fn=together),
         DataLoader(rows[480:], 40, collate_fn=together),
     )
+
+
+@no_bug()
+def error_of_pixels_is_a_sum():
+    class M(Codes):
+        summed = True
+
+    return M(), *digits()
+
+
+@no_bug()
+def temperature_of_similarities_divides():
+    class M(Similar):
+        scale = 10
+
+    return M(), *digits()
+
+
+@no_bug()
+def each_sample_has_its_noise():
+    return Denoised(), *noisy(seeded=False)
+
+
+@no_bug()
+def weights_before_the_mean():
+    class M(Trusted):
+        reduction = "none"
+
+    return M(), *trusted()
+
+
+@no_bug()
+def masks_have_the_nearest_class():
+    return Pixels(), *loaders(Scenes(480, 0, "nearest"), Scenes(160, 1, "nearest"))
+
+
+@no_bug()
+def share_of_each_class_in_a_smaller_picture():
+    """Soft labels of one-hot masks, which are interpolated."""
+
+    class Shares(Scenes):
+        def __getitem__(self, index):
+            x, _ = super().__getitem__(index)
+            shares = F.one_hot(self.masks[index], 4).permute(2, 0, 1).float()
+            return x, F.interpolate(shares[None], (12, 12), mode="bilinear")[0]
+
+    return Pixels(), *loaders(Shares(480, 0, "nearest"), Shares(160, 1, "nearest"))

@@ -297,3 +297,138 @@ class Rows(Base):
 @bug("at-chance")
 def rows_and_labels_are_shuffled_apart():
     return Rows(), *halves(*shuffled_rows(alike=False))
+
+
+class Codes(LossOnly):
+    """A variational autoencoder, whose error is a sum over pixels or their mean."""
+
+    summed = False
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.out = mlp(64, 32, 8), mlp(4, 32, 64)
+
+    def training_step(self, batch, batch_idx):
+        x = batch[0].flatten(1)
+        mean, log_variance = self.net(x).chunk(2, 1)
+        drawn = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
+        error = F.mse_loss(self.out(drawn), x, reduction="sum" if self.summed else "mean")
+        divergence = -0.5 * (1 + log_variance - mean.pow(2) - log_variance.exp()).sum(1).mean()
+        return (error / len(x) if self.summed else error) + divergence
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.training_step(batch, batch_idx))
+
+
+@bug("sum-and-mean")
+def error_of_pixels_is_a_mean():
+    return Codes(), *digits()
+
+
+class Similar(LossOnly):
+    """Finds the other view of a sample among all views of a batch but itself."""
+
+    scale = 0.1
+
+    def training_step(self, batch, batch_idx):
+        x = batch[0]
+        z = F.normalize(self.net(torch.cat([x + 0.1 * torch.randn_like(x) for _ in range(2)])), dim=1)
+        logits = (z @ z.T * self.scale).masked_fill(torch.eye(len(z), dtype=torch.bool), -torch.inf)
+        return F.cross_entropy(logits, torch.arange(len(z)).roll(len(x)))
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.training_step(batch, batch_idx))
+
+
+@bug("flat-logits")
+def temperature_of_similarities_is_a_factor():
+    return Similar(), *digits()
+
+
+class Noisy(Dataset):
+    """Digits and the same with noise."""
+
+    def __init__(self, x, *, seeded):
+        self.x, self.seeded = x, seeded
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        g = torch.Generator().manual_seed(7 if self.seeded else index)
+        return self.x[index] + 0.3 * torch.randn(64, generator=g), self.x[index]
+
+
+class Denoised(LossOnly):
+    def network(self):
+        return mlp(64, 64, 64)
+
+    def loss(self, x, y):
+        return F.mse_loss(self(x), y)
+
+
+def noisy(seeded):
+    train, val = digits(loaded=False)
+    return loaders(*(Noisy(part.tensors[0].flatten(1), seeded=seeded) for part in (train, val)))
+
+
+@bug("global-seed")
+def each_sample_has_the_same_noise():
+    return Denoised(), *noisy(seeded=True)
+
+
+class Trusted(Base):
+    """Weighs samples by how far their label is trusted."""
+
+    reduction = "mean"
+
+    def training_step(self, batch, batch_idx):
+        x, y, trust = batch
+        return (F.cross_entropy(self(x), y, reduction=self.reduction) * trust).mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/acc", (self(batch[0]).argmax(1) == batch[1]).float().mean())
+
+
+def trusted():
+    train, val = digits(loaded=False)
+    trust = torch.rand(len(train), generator=torch.Generator().manual_seed(0))
+    return loaders(TensorDataset(*train.tensors, trust), val)
+
+
+@bug("weights-of-mean")
+def weights_after_the_mean():
+    return Trusted(), *trusted()
+
+
+class Scenes(Dataset):
+    """Pictures of rectangles and the class of each pixel, at half of their size."""
+
+    def __init__(self, count, seed, mode):
+        g = torch.Generator().manual_seed(seed)
+        self.masks, self.mode = torch.zeros(count, 24, 24, dtype=torch.long), mode
+        for mask in self.masks:
+            for _ in range(4):
+                a, b = torch.randint(0, 18, (2,), generator=g)
+                mask[a : a + 6, b : b + 5] = int(torch.randint(1, 4, (1,), generator=g))
+        self.x = self.masks[:, None] / 3 + 0.1 * torch.randn(count, 1, 24, 24, generator=g)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        x = F.interpolate(self.x[index][None], (12, 12), mode="bilinear")[0]
+        return x, F.interpolate(self.masks[index][None, None].float(), (12, 12), mode=self.mode)[0, 0].long()
+
+
+class Pixels(LossOnly):
+    def network(self):
+        return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1))
+
+    def loss(self, x, y):
+        return F.cross_entropy(self(x), y)
+
+
+@bug("mask-resized")
+def masks_are_interpolated():
+    return Pixels(), *loaders(Scenes(480, 0, "bilinear"), Scenes(160, 1, "bilinear"))
