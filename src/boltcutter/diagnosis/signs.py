@@ -110,7 +110,7 @@ def divergence_of_a_mean(seen: Evidence) -> Lines:
     terms = terms_of(seen)
     for node, weight in terms.losses if terms else ():
         values = saved(node, "self")
-        if values is None or values.ndim < 2 or weight.numel() > 1 or getattr(node, "_saved_reduction", 0) != MEAN:
+        if values is None or values.ndim < 2 or weight.numel() > 1 or saved(node, "reduction") != MEAN:
             continue
         count, each = len(values), values.numel() // max(len(values), 1)
         squares, variances = (

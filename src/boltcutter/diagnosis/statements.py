@@ -19,6 +19,7 @@ from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.source import codes_of, own_classes, tree_of
 
+WITH_WEIGHTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
 LARGE = 128  # values, whose spread is known to a few percent
 # Methods of tensors that change nothing: their results are all that they do.
 PURE = frozenset(
@@ -306,7 +307,7 @@ def loads_nothing(seen: Evidence) -> Lines:
             part = seen.module.get_submodule(name)
         except AttributeError:
             continue
-        layers = [m for m in part.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd | nn.RNNBase)]
+        layers = [m for m in part.modules() if isinstance(m, WITH_WEIGHTS)]
         weights = [(w, fan_of(m, w)) for m in layers for w in m.parameters() if w.ndim > 1]
         if weights and max(w.numel() for w, _ in weights) >= LARGE and all(is_initial(w, n) for w, n in weights):
             yield (
