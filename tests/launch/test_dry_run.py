@@ -33,11 +33,7 @@ for arguments in commands:
     out, error = StringIO(), ""
     try:
         with redirect_stdout(out), redirect_stderr(StringIO()):
-<<<<<<< HEAD
             launch_command(Project.find("scripts/launch.py"), arguments)
-=======
-            command.launch_command(Project.find("scripts/launch.py"), arguments)
->>>>>>> d3a17c31 (The method by which a component refuses a training has a name that a user's module hardly has; the documented launch commands are tried again by their test)
     except BaseException:
         error = traceback.format_exc()
     found.append((out.getvalue(), error))
