@@ -17,7 +17,7 @@ MAX_FUNCTIONS = {
     "callback": 156,
     "checkpoint": 81,
     "checks": 33,
-    "config": 118,
+    "config": 119,  # one of them where a file is changed
     "data": 105,
     "diagnosis": 237,
     "environment": 145,
