@@ -324,24 +324,26 @@ def padding_matters(seen: Evidence) -> Lines:
     probe = seen.probe
     if probe is None:
         return
-    kind = probe.scored
+    if depends_on_padding(probe, probe.scored):
+        attends = any("attention" in type(m).__name__.lower() for m in probe.module.modules())
+        yield Line(
+            "predictions for a sample depend on how far its batch is padded; pass the mask of padding to attention "
+            "and leave padding out of means",
+            None if attends else "note",  # a maximum of convolutions or a last state is often taken like this
+        )
+
+
+def depends_on_padding(probe: Probe, kind: str) -> bool | None:
+    """Whether predictions change with one more column of padding; None if that cannot be tried."""
     if (padded := one_more_column(probe, kind)) is None or not is_comparable(probe, kind):
-        return
-    base = probe.base(kind, training=False)
+        return None
     try:
         other = probe.run(kind, padded, training=False, record=False)
     except (IndexError, RuntimeError, ValueError):  # of positions that end, or another fixed length
-        return
-    for a, b in zip(base.calls, other.calls, strict=False):
-        p, q = a.prediction, b.prediction
-        if p is not None and q is not None and p.shape == q.shape and not is_close(p, q):
-            attends = any("attention" in type(m).__name__.lower() for m in probe.module.modules())
-            yield Line(
-                "predictions for a sample depend on how far its batch is padded; pass the mask of padding to attention "
-                "and leave padding out of means",
-                None if attends else "note",  # a maximum of convolutions or a last state is often taken like this
-            )
-            return
+        return None
+    pairs = zip(probe.base(kind, training=False).calls, other.calls, strict=False)
+    found = [(a.prediction, b.prediction) for a, b in pairs if a.prediction is not None and b.prediction is not None]
+    return any(p.shape == q.shape and not is_close(p, q) for p, q in found)
 
 
 def one_more_column(probe: Probe, kind: str) -> Any:

@@ -17,7 +17,7 @@ from boltcutter.diagnosis.data import is_shuffled
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import Loss
 from boltcutter.diagnosis.probe import Probe, Trace, is_close, kept, seeded
-from boltcutter.diagnosis.samples import is_comparable
+from boltcutter.diagnosis.samples import depends_on_padding, is_comparable
 from boltcutter.diagnosis.targets import replaced
 from boltcutter.structure import flatten, inputs_of
 
@@ -190,6 +190,8 @@ def mask_findings(seen: Evidence) -> Iterator[tuple[bool, str | Line]]:
                     "on what is none: the mask is inverted; in torch's key_padding_mask, True is padding"
                 ),
             )
+            return
+        if depends_on_padding(probe, kind) is False:  # the module knows what is padding by its number
             return
         is_sequential = has_attention(probe.module) or any(isinstance(m, CELLS) for m in probe.module.modules())
         is_sequential |= any(LENGTHS.search(name) for name in probe.base("training_step").unread)

@@ -204,6 +204,17 @@ def last_state_before_the_padding():
     return M(), *reviews()
 
 
+@no_bug()
+def mean_of_what_is_no_padding_by_its_number():
+    class M(Reader):
+        def predict(self, x, lengths):
+            mask = (x != 0)[..., None]
+            hidden = torch.tanh(self.body(self.embed(x))[0] if self.at_end else self.embed(x))
+            return self.net(F.pad((hidden * mask).sum(1) / mask.sum(1), (0, 16)))
+
+    return M(), *reviews()
+
+
 @no_bug(max_epochs=12)
 def newton_converges():
     class M(Base):
