@@ -61,7 +61,7 @@ PROBED = NOTED | {
     *("state_with_a_prefix_is_not_loaded", "scans_of_patients_in_both", "users_are_numbered_in_each_split"),
     *("area_of_centers_and_sides", "mask_with_an_own_token_is_inverted", "last_state_after_the_padding"),
     *("error_of_pixels_is_a_mean", "temperature_of_similarities_is_a_factor", "each_sample_has_the_same_noise"),
-    *("weights_after_the_mean", "masks_are_interpolated"),
+    *("weights_after_the_mean", "masks_are_interpolated", "features_are_kept_by_batch", "who_left_counts_as_dead"),
     *("loaded_weights_are_drawn_again", "shops_are_encoded_by_all_their_sales"),
     *("rows_and_labels_are_shuffled_apart",),
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),

@@ -76,7 +76,14 @@ ON_DEMAND = frozenset(
     (
         *("advantage-gradient", "at-chance", "augmented-validation", "average-copies", "average-statistics"),
         *("average-unchanged", "averaged-metric", "baseline", "batch-order", "box-format", "broadcasting"),
-        *("bytes-wrap", "channels-flattened", "class-dimension", "class-weights", "classes-renumbered"),
+        *(
+            "bytes-wrap",
+            "cached-by-index",
+            "channels-flattened",
+            "class-dimension",
+            "class-weights",
+            "classes-renumbered",
+        ),
         *("clipped-too-early", "condition-dropped", "constant-column", "constant-input", "constant-target"),
         *("constant-term", "degrees", "deviation", "dropout-in-validation", "duplicates", "edges-not-shifted"),
         *("exchanged-arguments", "fitted-before-split", "flat-logits", "future-leak", "global-seed", "group-overlap"),

@@ -30,7 +30,9 @@ MOST_DROPPED = 0.7  # share of conditions
 UNUSED = 0.25  # share of an input without influence
 ENDS = re.compile(r"(^|_)(not_)?(dones?|terminals?|terminated|is_last)($|_)")
 SPLIT = re.compile(r"^train(ing)?_(masks?|idx|index|indices|ids|nodes)$")
-NEEDED = re.compile(rf"{ENDS.pattern}|{SPLIT.pattern}|(^|_)(sample_|loss_|importance_|is_)?weights?$", re.IGNORECASE)
+EVENTS = re.compile(r"(^|_)(events?|censored|censoring|uncensored|event_indicators?|is_event)($|_)", re.IGNORECASE)
+WEIGHTS = re.compile(r"(^|_)(sample_|loss_|importance_|is_)?weights?$")
+NEEDED = re.compile("|".join(part.pattern for part in (ENDS, EVENTS, SPLIT, WEIGHTS)), re.IGNORECASE)
 
 
 @check("channels-flattened", "certain", at="probe")
@@ -171,7 +173,7 @@ def scaled_twice(seen: Evidence) -> Lines:
 
 @check("unused-part", "likely", at="probe")
 def unused_part(seen: Evidence) -> Lines:
-    """A step of training reads no part whose name says that it needs it: ends of episodes, weights, or its samples."""
+    """A step of training reads no part whose name says that it is needed: ends of episodes, events, weights, rows."""
     probe = seen.probe
     if probe is None or "training_step" not in probe.batches:
         return
@@ -184,6 +186,8 @@ def unused_part(seen: Evidence) -> Lines:
                     if ENDS.search(name)
                     else f"the loss also has samples of validation; use logits[batch[{name!r}]] and its targets"
                     if SPLIT.search(name)
+                    else "a time without an event only says that it is later, so those count apart in the likelihood"
+                    if EVENTS.search(name)
                     else "multiply the loss of each sample by it, or leave it out of the data"
                 ),
                 subject=name,

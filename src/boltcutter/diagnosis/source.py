@@ -103,6 +103,10 @@ def unpacked_names(step: Any) -> list[str]:
         method = getattr(type(owner), name, None)
         if passes and isinstance(method, types.FunctionType) and method is not function:
             return unpacked_names(getattr(owner, name))
+        parts = call.args[0].value if call.args and isinstance(call.args[0], ast.Starred) else None
+        if isinstance(parts, ast.Name) and parts.id == given and isinstance(method, types.FunctionType):
+            inner = tree_of(method)  # self.loss(*batch)
+            return [argument.arg for argument in inner.args.args[1:]] if inner is not None else []
     return []
 
 

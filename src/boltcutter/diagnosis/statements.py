@@ -9,13 +9,14 @@ import re
 import sys
 import types
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.data import is_shuffled
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.source import codes_of, own_classes, tree_of
 
@@ -425,3 +426,29 @@ def _path(node: ast.expr) -> str | None:
     if isinstance(node, ast.Attribute) and (owner := _path(node.value)) is not None:
         return f"{owner}.{node.attr}".removeprefix(".")
     return None
+
+
+@check("cached-by-index", "likely", at="trial")
+def cached_by_index(seen: Evidence) -> Lines:
+    """A dictionary of the module has a tensor of samples for each number of a batch; batches are shuffled."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches or not is_shuffled(seen):
+        return
+    count = probe.size("training_step")
+    for name, value in vars(seen.module).items():
+        if not isinstance(value, dict) or len(value) < 2 or [*value] != [*range(len(value))]:
+            continue
+        if not all(isinstance(t, Tensor) and t.ndim > 1 and len(t) == count for t in value.values()):
+            continue
+        trees = [tree_of(f) for cls in own_classes(type(seen.module)) for f in vars(cls).values() if is_function(f)]
+        text = "\n".join(ast.unparse(tree) for tree in trees if tree is not None)
+        if re.search(rf"in self\.{name}\b|self\.{name}\.(get|setdefault)\(", text):
+            yield (
+                f"{name} keeps what was computed of each batch by its number, but batches are shuffled, so in the next "
+                "epoch a batch gets what belongs to other samples; use numbers of samples as keys"
+            )
+
+
+def is_function(value: object) -> TypeGuard[types.FunctionType]:
+    """Whether a member of a class is a method with code in Python."""
+    return isinstance(value, types.FunctionType)

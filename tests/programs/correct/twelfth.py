@@ -4,6 +4,7 @@ import torch
 from programs import Base, digits, halves, loaders, mlp, no_bug
 from programs.planted.twelfth import (
     Boxes,
+    Cached,
     Codes,
     Denoised,
     Pixels,
@@ -16,10 +17,13 @@ from programs.planted.twelfth import (
     Scenes,
     Sets,
     Similar,
+    Survival,
     Trusted,
+    counted,
     filled,
     noisy,
     numbered,
+    patients,
     ratings,
     rectangles,
     reviews,
@@ -310,3 +314,46 @@ def share_of_each_class_in_a_smaller_picture():
             return x, F.interpolate(shares[None], (12, 12), mode="bilinear")[0]
 
     return Pixels(), *loaders(Shares(480, 0, "nearest"), Shares(160, 1, "nearest"))
+
+
+@no_bug()
+def features_are_kept_by_sample():
+    class M(Cached):
+        def features(self, key, x):
+            return torch.stack([super(M, self).features(int(k), each[None])[0] for k, each in zip(key, x, strict=True)])
+
+        def key(self, index, batch_idx):
+            return index
+
+    return M(), *counted()
+
+
+@no_bug()
+def outputs_are_kept_until_the_epoch_ends():
+    class M(Base):
+        def __init__(self):
+            super().__init__()
+            self.outputs = {}
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            self.outputs[batch_idx] = self(x)
+            return F.cross_entropy(self.outputs[batch_idx], y)
+
+        def on_train_epoch_end(self):
+            self.log("train/mean", torch.cat([*self.outputs.values()]).mean())
+            self.outputs.clear()
+
+    return M(), *digits()
+
+
+@no_bug()
+def who_left_counts_as_alive():
+    class M(Survival):
+        def hazard(self, x, time, event):
+            happens = F.one_hot(time, 10).float() * event[:, None]
+            at_risk = torch.arange(10) <= time[:, None]
+            loss = F.binary_cross_entropy_with_logits(self.net(x), happens, reduction="none")
+            return (loss * at_risk).sum(1).mean()
+
+    return M(), *patients()

@@ -432,3 +432,69 @@ class Pixels(LossOnly):
 @bug("mask-resized")
 def masks_are_interpolated():
     return Pixels(), *loaders(Scenes(480, 0, "bilinear"), Scenes(160, 1, "bilinear"))
+
+
+class Cached(Base):
+    """A head on frozen features, which are computed once for each key."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU()).requires_grad_(False)
+        self.net, self.known = nn.Linear(64, 10), {}
+
+    def key(self, index, batch_idx):
+        return batch_idx
+
+    def features(self, key, x):
+        if key not in self.known:
+            self.known[key] = self.body(x)
+        return self.known[key]
+
+    def training_step(self, batch, batch_idx):
+        index, x, y = batch
+        return F.cross_entropy(self.net(self.features(self.key(index, batch_idx), x)), y)
+
+    def validation_step(self, batch, batch_idx):
+        _, x, y = batch
+        self.log("val/acc", (self.net(self.body(x)).argmax(1) == y).float().mean())
+
+
+def counted():
+    train, val = (TensorDataset(torch.arange(len(part)), *part.tensors) for part in digits(loaded=False))
+    return loaders(train, val)
+
+
+@bug("cached-by-index")
+def features_are_kept_by_batch():
+    return Cached(), *counted()
+
+
+class Survival(LossOnly):
+    """Hazards of ten times."""
+
+    def network(self):
+        return mlp(5, 32, 10)
+
+    def hazard(self, x, time, event):
+        happens = F.one_hot(time, 10).float()
+        at_risk = torch.arange(10) <= time[:, None]
+        loss = F.binary_cross_entropy_with_logits(self.net(x), happens, reduction="none")
+        return (loss * at_risk).sum(1).mean()
+
+    def training_step(self, batch, batch_idx):
+        return self.hazard(*batch)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.hazard(*batch))
+
+
+def patients():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(640, 5, generator=g)
+    dies, leaves = (torch.empty(640).exponential_(generator=g) * scale for scale in (5 * (-x[:, 0]).exp(), 4))
+    return halves(x, torch.minimum(dies, leaves).clamp(max=9.9).long(), (dies < leaves).float())
+
+
+@bug("unused-part")
+def who_left_counts_as_dead():
+    return Survival(), *patients()
