@@ -231,6 +231,7 @@ def test_every_option_of_the_project_checks(option: str, said: Read) -> None:
         "callback=keras_file": ["model=keras_convnet"],
         "data=tabular": ["experiment=diabetes"],
         "trainer=ddp": ["trainer.devices=1"],
+        "trainer=pipeline": ["model=mlp"],
         "data=text": TEXT,
         "data=text_bpe": TEXT,
         "model=gpt": ["data=text", *TEXT],

@@ -10,7 +10,8 @@ from boltcutter.launch.ray_worker import Node  # noqa: E402
 
 RANK = """
 import os, sys, time
-print(os.environ["RANK"], os.getcwd(), os.environ["BOLTCUTTER_PARENT_PID"], flush=True)
+# In one write, as both ranks write to the same file.
+print(" ".join((os.environ["RANK"], os.getcwd(), os.environ["BOLTCUTTER_PARENT_PID"])) + "\\n", end="", flush=True)
 time.sleep(60 if os.environ["RANK"] == "1" else 0)
 sys.exit(3)
 """

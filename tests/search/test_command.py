@@ -34,8 +34,8 @@ TRAINING = ["model=mlp", "logger=null", "trainer.max_epochs=2", "data.num_worker
 # A trial that fails, one that is best, and one that falls behind.
 SPACE = [
     "search.space.optimizer.lr=grid(1e30, 0.01, 1e-07)",
-    "search.space.model.hidden_sizes=choice([16, 8], [8, 16])",
-    "search.space.data.batch_size=choice(32, 64) if optimizer.lr == 0.01",
+    "search.space.model.hidden_sizes=choice([16, 8])",
+    "search.space.data.batch_size=choice(32) if optimizer.lr == 0.01",
 ]
 PRUNER = "search.scheduler={_target_: optuna.pruners.MedianPruner, n_startup_trials: 1}"
 

@@ -136,7 +136,7 @@ class XLA:
         return jax.jit(forward, static_argnums=4), jax.jit(backward)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return XLA, (self.model, None)  # a copy compiles its own programs
+        return XLA, (self.model,)  # a copy compiles its own programs
 
 
 def batch_norm(
