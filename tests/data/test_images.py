@@ -45,13 +45,14 @@ def contents(data: Images) -> list[set[tuple[int, int]]]:
     return found
 
 
-def test_class_folders_are_split_and_stratified(flat: Path) -> None:
-    data = Images(folder=flat, shape=SHAPE, batch_size=6)
+@pytest.mark.parametrize("names", [None, ["Felis", "Canis"]])
+def test_class_folders_are_split_and_stratified(flat: Path, names: list[str] | None) -> None:
+    data = Images(folder=flat, shape=SHAPE, batch_size=6, classes=names)
     train, val, test = contents(data)
     assert [len(train), len(val), len(test)] == [42, 9, 9]
     assert len(train | val | test) == 60
     assert [sum(grey == 100 for grey, _ in split) for split in (train, val, test)] == [14, 3, 3]
-    assert data.classes == ["cat", "dog"]
+    assert data.classes == (names or ["cat", "dog"])
     assert data.infer_settings() == {"num_classes": 2}
 
 

@@ -19,6 +19,7 @@ from boltcutter.data.digits import Digits
 from boltcutter.data.loader import Pair
 from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits
 from boltcutter.data.sampler import Batch
+from boltcutter.data.synthetic import Synthetic
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
 WORKERS = [  # what Python and torch say about workers at all, or on one core
@@ -58,6 +59,16 @@ class Fragile(BatchedTensorDataset):
         if self.bad in batch:
             raise ValueError(f"sample {self.bad}: damaged; replace it")
         return super().__getitems__(batch)
+
+
+class Unnamed(Numbers):
+    """Three classes without names."""
+
+    num_classes = 3
+
+    def __init__(self, classes: list[str] | None = None) -> None:
+        DataModule.__init__(self, classes=classes)
+        self.num_samples, self.bad = 23, -1
 
 
 def seen(loader: Any, count: int | None = None) -> list[list[int]]:
@@ -111,6 +122,47 @@ def test_data_with_other_classes_than_in_training_are_refused() -> None:
     other.classes = []  # of data that are not set up, as in a prediction
     other.load_state_dict(before.state_dict())
     assert other.classes == before.classes
+
+
+@pytest.mark.parametrize(
+    ("make", "own"),
+    [
+        (lambda **names: Digits(**names), [*"0123456789"]),
+        (lambda **names: Synthetic(num_classes=3, **names), [*"012"]),
+        (lambda **names: Unnamed(**names), []),
+    ],
+)
+def test_given_names_replace_those_of_the_classes(make: Any, own: list[str]) -> None:
+    names = ["cat", "dog", *"abcdefgh"][: len(own) or 3]
+    data = make(classes=names)
+    data.setup("fit")
+    assert data.classes == names
+    data.splits = None  # as of a checkpoint with other statistics
+    data.setup("fit")
+    assert data.classes == names
+    assert data.state_dict().get("classes", []) == own
+    for given, expected in ((names, names), (None, own)):
+        for state in (data.state_dict(), {"statistics": {}, "classes": given or own}):  # of a checkpoint, of an export
+            after = make(classes=given)
+            after.load_state_dict(state)
+            assert after.classes == expected
+            after.setup("test")
+            assert after.classes == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"classes": ["a", "b"]}, r"^data.classes=\[a,b\]: 2 names, but the data has 3 classes; give as many"),
+        ({"classes": [*"abcdef"]}, r"^data.classes=\[a,b,c,d,e,…\]: 6 names, but the data has 3 classes"),
+        ({"classes": []}, r"^data.classes=\[\]: 0 names, but the data has 3 classes"),
+        ({"classes": ["a", "b", "a"]}, r"^data.classes: 'a' is the name of two classes"),
+        ({"classes": [*"abc"], "kind": "regression"}, r"^data.classes=\[a,b,c\]: 3 names, but the data has no classes"),
+    ],
+)
+def test_names_that_do_not_fit_the_classes_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Synthetic(num_classes=3, **settings).setup("fit")
 
 
 def test_position_counts_samples_so_that_ranks_and_batch_size_may_change() -> None:

@@ -167,6 +167,13 @@ def test_integers_can_be_classes_and_keep_their_order(path: Path) -> None:
     data = Tabular(path=path, target="rooms", kind="classification", split=(0.6, 0.2, 0.2))
     parts(data)
     assert data.classes == [str(number) for number in range(20)]
+    names = [f"{number} rooms" for number in range(20)]
+    named = Tabular(path=path, target="rooms", split=(0.6, 0.2, 0.2), classes=names)
+    for number in range(2):
+        assert all(torch.equal(a, b) for a, b in zip(parts(named)[0], parts(data)[0], strict=True))
+        assert (named.kind, named.classes, named.statistics["classes"]) == ("classification", names, data.classes)
+        named.load_state_dict(data.state_dict() | {"statistics": data.statistics | {"new": number}})
+        assert (named.splits, named.classes) == (None, names)
     assert Tabular(path=path, target="rooms").infer_settings()["num_classes"] == 1
 
 

@@ -14,6 +14,7 @@ import torch
 
 from boltcutter.checkpoint import sharded_checkpoint, unpickle
 from boltcutter.checkpoint.storage import CheckpointError, is_url, open_file, store_errors
+from boltcutter.config.errors import as_config_error
 from boltcutter.environment.announcement import CountedFile
 from boltcutter.protocols import GeneratesTokens
 
@@ -159,16 +160,21 @@ def restore(data: Any, model: Any, task: Any = None) -> None:
         data: The data module.
         model: Path or URL of a checkpoint, or an ``ExportedModel``.
         task: The task; of an export, only one that generates tokens uses it.
+
+    Raises:
+        ConfigError: The names of classes do not fit.
     """
     if not isinstance(model, str):
-        data.load_state_dict(
-            {"statistics": model.statistics, "input_structure": model.input_structure, "classes": model.classes}
-        )
+        with as_config_error():
+            data.load_state_dict(
+                {"statistics": model.statistics, "input_structure": model.input_structure, "classes": model.classes}
+            )
         generates = isinstance(task, GeneratesTokens)
         if generates:
             task.model = model
         return
     state = load_checkpoint(model)
-    data.load_state_dict(state.get(type(data).__qualname__, {"statistics": {}}))
+    with as_config_error():
+        data.load_state_dict(state.get(type(data).__qualname__, {"statistics": {}}))
     if task is not None:
         task.load_state_dict(state["state_dict"])

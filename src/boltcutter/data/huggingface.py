@@ -181,8 +181,7 @@ class HuggingFace(DataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the position and the class names of a checkpoint."""
-        super().load_state_dict(state_dict)
-        self.classes = list(self.statistics["classes"])
+        super().load_state_dict(state_dict | {"classes": state_dict["statistics"].get("classes", [])})
 
     def _open(self, path: str, data_files: DataFiles | None = None) -> Any:
         """Load all splits as a ``DatasetDict``; the first process converts the files, the others wait for it."""

@@ -102,6 +102,7 @@ class DataModule(L.LightningDataModule, ABC):
         num_folds: Number of folds for cross-validation, of all train and val samples, if ``load`` divides them by
             ``split_indices``; None: no folds.
         fold: The fold for validation, from 0; the others are the train split.
+        classes: Names to use for the classes, by class index; None: those of the data.
 
     Attributes:
         shape: Shape of one input.
@@ -121,7 +122,14 @@ class DataModule(L.LightningDataModule, ABC):
     kind: Kind | Literal["language_modeling"] = "classification"
 
     def __init__(
-        self, *, batch_size: int = 64, seed: int = 0, num_workers: int = 0, num_folds: int | None = None, fold: int = 0
+        self,
+        *,
+        batch_size: int = 64,
+        seed: int = 0,
+        num_workers: int = 0,
+        num_folds: int | None = None,
+        fold: int = 0,
+        classes: list[str] | None = None,
     ) -> None:
         super().__init__()
         check_batch_size(batch_size, 1)
@@ -133,7 +141,11 @@ class DataModule(L.LightningDataModule, ABC):
             raise ValueError(f"data.num_workers={num_workers} is not in [0, {MAX_WORKERS}]; try 0")
         self.batch_size, self.seed, self.num_workers = batch_size, seed, num_workers
         self.num_folds, self.fold = num_folds, fold
+        self._names = None if classes is None else [str(name) for name in classes]
+        if repeated := [name for name in self._names or () if (self._names or []).count(name) > 1]:
+            raise ValueError(f"data.classes: {repeated[0]!r} is the name of two classes; give each its own")
         self.classes: list[str] = []
+        self._found: list[str] | None = None  # the names in the data, if others have replaced them
         self.statistics: dict[str, Any] = {}
         self.splits: Splits | None = None
         self._loader: CountingLoader | None = None
@@ -176,10 +188,12 @@ class DataModule(L.LightningDataModule, ABC):
         """Load the splits, once for all stages.
 
         Raises:
-            ValueError: ``load`` has set ``shape`` or ``num_classes``, but another value was given to the constructor.
+            ValueError: ``load`` has set ``shape`` or ``num_classes``, but another value was given to the constructor;
+                or there are not as many names of classes as classes.
         """
         if self.splits is not None:
             return
+        self.classes, self._found = self._classes_found, None
         given = {name: value for name in ("shape", "num_classes") if (value := vars(self).get(name))}
         self.splits = self.load()
         for name, value in given.items():
@@ -191,6 +205,22 @@ class DataModule(L.LightningDataModule, ABC):
                     f"data.{name}={as_list}: contradicts the data, which has {found}; set data.{name}=null to infer "
                     f"it, or data.{name}={str(found).replace(' ', '')}"
                 )
+        if self._names is not None:
+            self._rename(self._names)
+
+    @property
+    def _classes_found(self) -> list[str]:
+        return self.classes if self._found is None else self._found
+
+    def _rename(self, given: list[str]) -> None:
+        """Replace the names of classes by those that are given."""
+        count, is_class = len(self.classes) or getattr(self, "num_classes", None), self.kind == "classification"
+        if not is_class or count not in (None, len(given)):
+            self.splits = None
+            found = f"{count} classes; give as many names, or null" if is_class else "no classes; set it to null"
+            names = f"{','.join(given[:5])}{',…' if len(given) > 5 else ''}"
+            raise ValueError(f"data.classes=[{names}]: {len(given)} names, but the data has {found}")
+        self.classes, self._found = [*given], self.classes
 
     def fingerprint(self) -> str:
         """Hash that changes when the contents of a split change."""
@@ -289,8 +319,8 @@ class DataModule(L.LightningDataModule, ABC):
     def state_dict(self) -> dict[str, Any]:
         """Position in the training data, and statistics, as plain types."""
         state: dict[str, Any] = {"statistics": self.statistics}
-        if self.classes:
-            state["classes"] = [str(name) for name in self.classes]
+        if classes := self._classes_found:
+            state["classes"] = [str(name) for name in classes]
         structure = self.input_structure if self._loader is None else self._loader.outline
         if structure is not None and not hasattr(torch, str(structure)):  # more than a tensor, whose dtype it then is
             state["input_structure"] = structure
@@ -332,17 +362,21 @@ class DataModule(L.LightningDataModule, ABC):
         Raises:
             ValueError: The classes of the data are others than those of the checkpoint, or in another order.
         """
-        known, found = [*map(str, state_dict.get("classes", ()))], [*map(str, self.classes)]
-        if known and found and found != known and "classes" not in state_dict["statistics"]:
+        statistics, classes = state_dict["statistics"], self._classes_found
+        known, found = [*map(str, state_dict.get("classes", ()))], [*map(str, classes)]
+        # An export has the names that are given.
+        if known and found and known not in (found, self._names) and "classes" not in statistics:
             raise ValueError(
                 f"data: the classes are {', '.join(found[:10])}, and were {', '.join(known[:10])} in training, so that "
                 "class indices mean something else; give data with the same classes, of which each has a sample"
             )
-        if not found:  # as of a prediction, which loads no splits
-            self.classes = known
-        if self.statistics not in ({}, state_dict["statistics"]):
+        # A prediction loads no splits, so it has found none.
+        self.classes, self._found = known if not classes or (known and "classes" in statistics) else classes, None
+        if self._names is not None and self.kind == "classification":
+            self._rename(self._names)
+        if self.statistics not in ({}, statistics):
             self.splits = None  # load again, with the checkpoint's statistics
-        self.statistics, self.input_structure = state_dict["statistics"], state_dict.get("input_structure")
+        self.statistics, self.input_structure = statistics, state_dict.get("input_structure")
         self._resume = state_dict.get("position")
 
     def _position(self, saved: dict[str, Any], current: Any) -> int:

@@ -82,6 +82,7 @@ class Synthetic(DataModule):
         batch_size: Global batch size: samples in one step over all devices.
         seed: Seed of samples and order.
         num_workers: DataLoader workers per device.
+        classes: Names of the classes; None: their numbers.
     """
 
     def __init__(
@@ -96,8 +97,9 @@ class Synthetic(DataModule):
         batch_size: int = 64,
         seed: int = 0,
         num_workers: int = 0,
+        classes: list[str] | None = None,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers, classes=classes)
         if not shape or min(shape) < 1:
             raise ValueError(f"data.shape={list(shape)} must be sizes of 1 or more; try [1, 28, 28]")
         for setting, value in (("num_classes", num_classes), ("num_samples", num_samples)):

@@ -86,6 +86,7 @@ class Tabular(DataModule):
         self.path, self.targets = path, [target] if isinstance(target, str) else list(target or ["target"])
         if repeated := [column for column in self.targets if self.targets.count(column) > 1]:
             raise ValueError(f"data.target={self.targets}: {repeated[0]} is there more than once; remove one of them")
+        kind = kind or ("classification" if self._names else None)  # whose classes have names
         self.given_kind, self.kind, self.ignore = kind, kind or "regression", list(ignore)
         self.columns, self.decimal, self.separator, self.encoding = dict(columns or {}), decimal, separator, encoding
         self.max_categories, self.max_expansion = max_categories, max_expansion
@@ -185,9 +186,9 @@ class Tabular(DataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the position and the statistics of a checkpoint."""
-        super().load_state_dict(state_dict)
-        if "classes" in self.statistics:
-            self.kind, self.classes = "classification", list(self.statistics["classes"])
+        if classes := state_dict["statistics"].get("classes", []):
+            self.kind = "classification"
+        super().load_state_dict(state_dict | {"classes": classes})
 
     @property
     def _name(self) -> str:
