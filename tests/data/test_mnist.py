@@ -161,6 +161,10 @@ def test_settings_that_contradict_the_files_are_an_error(folder: Path) -> None:
         MNIST(folder=folder, shape=(1, 32, 32)).setup("fit")
     with pytest.raises(ValueError, match=r"data.num_classes=9, but .*train-labels.* has class 9; increase it"):
         MNIST(folder=folder, num_classes=9).setup("fit")
+    with pytest.raises(ValueError, match=r"data.classes=\[0,1,2,3,4,…\]: 10 names, but the data has 11 classes"):
+        MNIST(folder=folder, num_classes=11, classes=list("0123456789")).setup("fit")
+    with pytest.raises(ValueError, match=r"data.classes=\[a\]: 1 names, but the data has 10 classes; give as many"):
+        MNIST(folder=folder, classes=["a"]).setup("fit")
     (folder / NAMES[1]).write_bytes((folder / NAMES[3]).read_bytes())
     with pytest.raises(
         ValueError, match=r"train-images.* has 400 images, but .*train-labels.* 100 labels; replace both"
@@ -168,10 +172,6 @@ def test_settings_that_contradict_the_files_are_an_error(folder: Path) -> None:
         MNIST(folder=folder).setup("fit")
     with pytest.raises(ValueError, match=r"data.val_fraction=0.5 is not in"):
         MNIST(folder=folder, val_fraction=0.5)
-    with pytest.raises(ValueError, match=r"data.class_names has 10 names, but data.num_classes=11"):
-        MNIST(folder=folder, num_classes=11, class_names=list("0123456789"))
-    with pytest.raises(ValueError, match=r"data.class_names has 1 names, but data.num_classes=10"):
-        MNIST(folder=folder, class_names=["a"])
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:This DataLoader will create")

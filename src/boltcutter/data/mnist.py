@@ -28,7 +28,6 @@ class MNIST(DataModule):
         folder: Folder of the IDX files, compressed (``.gz``) or not.
         mirrors: Base URLs to download the files from.
         checksums: File name to ``sha256:…`` of the compressed file; verified after a download.
-        class_names: Class names by class index.
         train: Prefix of the files to take the train and val splits from.
         test: Prefix of the files to test on; if it equals ``train``, the test split is split off the same images.
         val_fraction: Fraction of the training files for the val split, stratified by class; also of the test split
@@ -48,7 +47,6 @@ class MNIST(DataModule):
         folder: Path,
         mirrors: Sequence[str] = (),
         checksums: Mapping[str, str | None] | None = None,
-        class_names: Sequence[str] | None = None,
         train: Prefix = "train",
         test: Prefix = "t10k",
         val_fraction: float = 0.1,
@@ -60,14 +58,10 @@ class MNIST(DataModule):
         super().__init__(**options)
         if not 0 < val_fraction < 0.5:
             raise ValueError(f"data.val_fraction={val_fraction} is not in (0, 0.5); try 0.1")
-        if class_names is not None and len(class_names) != num_classes:
-            raise ValueError(
-                f"data.class_names has {len(class_names)} names, but data.num_classes={num_classes}; make them agree"
-            )
         self.folder, self.mirrors, self.checksums = folder, list(mirrors), dict(checksums or {})
         self.train, self.test, self.val_fraction = train, test, val_fraction
         self.shape, self.num_classes, self.augment = shape, num_classes, augment
-        self.classes = list(class_names or map(str, range(num_classes)))
+        self.classes = [*map(str, range(num_classes))]
 
     def prepare_data(self) -> None:
         """Download missing files."""

@@ -109,8 +109,8 @@ def target_means(seen: Evidence) -> Lines:
     if len(known) < 2 or len({table[0].shape[1] for table in known}) > 1:
         return
     x, y = (torch.cat([table[i].double() for table in known]) for i in range(2))
-    spread = float(y.var())
-    for column in range(min(x.shape[1], MOST_COLUMNS)) if len(x) >= FEWEST_ROWS and spread > 0 else ():
+    columns, spread = x[:, :MOST_COLUMNS].isfinite().all(0).nonzero().flatten().tolist(), float(y.var())
+    for column in columns if len(x) >= FEWEST_ROWS and spread > 0 else ():
         values, places, counts = torch.unique(x[:, column], return_inverse=True, return_counts=True)
         if len(values) < FEWEST_WINDOWS or len(values) > 0.7 * len(x):
             continue

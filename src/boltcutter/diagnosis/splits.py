@@ -47,6 +47,8 @@ APART = 1.2  # how much farther than the group the next sample is
 MOST_IN_GROUP = 60
 WITHIN = 0.8  # share of samples
 SPECIAL = 4
+MOST_INPUTS = 4096  # of a sample, the first ones
+MOST_NUMBERS = 200_000  # of which the order of the first appearances is looked at
 LEVELS = 16  # samples whose parts are compared
 PAIRS = (("train", "validation"), ("train", "test"), ("validation", "test"))
 SAME = 0.999999  # correlation
@@ -331,10 +333,13 @@ def tight_groups(seen: Evidence) -> Lines:
     (x, y), (held_x, held_y) = found, held
     if x.shape[1] < FEWEST_ROWS // 6 or len(x) < 2 * FEWEST_ROWS or len(held_x) < FEWEST_ROWS:
         return
+    g = torch.Generator().manual_seed(0)
+    chosen, rows = torch.randperm(len(x), generator=g)[: 4 * MANY_DRAWS], torch.randperm(len(held_x), generator=g)
+    rows = rows[: MANY_DRAWS // 4]
+    x, y, held_x = x[chosen, :MOST_INPUTS].nan_to_num(), y[chosen], held_x[rows, :MOST_INPUTS].nan_to_num()
     spread = x.std(0)
-    x, held_x = (part[:, spread > 0].nan_to_num() / spread[spread > 0] for part in (x, held_x))
-    rows = torch.randperm(len(held_x), generator=torch.Generator().manual_seed(0))[: MANY_DRAWS // 4]
-    distances = torch.cdist(held_x[rows], x)
+    held_x, x = (part[:, spread > 0] / spread[spread > 0] for part in (held_x, x))
+    distances = torch.cdist(held_x, x)
     order = distances.sort(dim=1)
     near = order.values < TIGHT * distances.median(dim=1, keepdim=True).values
     sizes = near.sum(1)
@@ -383,7 +388,8 @@ def first_appearances(column: Sequence[Tensor]) -> int:
     if not column or any(t.dtype not in (torch.int64, torch.int32) or t.ndim > 1 for t in column):
         return 0
     special = SPECIAL if column[0].ndim else 0  # numbers of padding, unknown words and the like
-    values = [number for t in column for number in t.reshape(-1).tolist() if number >= special]
+    numbers = (number for t in column for number in t.reshape(-1).tolist() if number >= special)
+    values = [*islice(numbers, MOST_NUMBERS)]
     first = [*dict.fromkeys(values)]
     steps = [b - a for a, b in pairwise(values)]
     regular = sum(step in (0, 1) for step in steps) / max(len(steps), 1)  # sorted, or counted again and again

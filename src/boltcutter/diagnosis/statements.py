@@ -397,8 +397,12 @@ def loads_of(statement: ast.stmt) -> Iterator[tuple[str, str]]:
         if (path := _path(value.func.value)) is not None:
             yield path, name
     elif isinstance(statement, ast.Assign):
-        options = {k.arg: getattr(k.value, "value", True) for k in value.keywords}
-        if name == "from_pretrained" or options.get("pretrained") is True or options.get("weights"):
+        named = {k.arg: k.value for k in value.keywords}
+        pretrained, weights = named.get("pretrained"), named.get("weights")
+        is_named = isinstance(weights, ast.Attribute) or isinstance(
+            getattr(weights, "value", None), str
+        )  # not of samples
+        if name == "from_pretrained" or getattr(pretrained, "value", None) is True or is_named:
             yield from ((path, name) for target in statement.targets if (path := _path(target)))
 
 

@@ -59,11 +59,12 @@ class DataParallelStrategy(ParallelStrategy):
         return {"num_replicas": 1, "rank": 0}
 
     def refuses_training(self, planned: PlannedTraining) -> Iterator[str]:
-        """A compiled model."""
+        """A task without the module, and a compiled model."""
+        if planned.topology.num_devices < 2:
+            return
         if not hasattr(planned.task, self.module) and not is_overridden("configure_model", planned.task):
             yield f"trainer.strategy.module={self.module}: the task has no such module to replicate"
-        compiled = getattr(planned.task, "compile_model", False)
-        if planned.topology.num_devices > 1 and compiled:
+        if compiled := getattr(planned.task, "compile_model", False):
             yield (
                 f"task.compile={str(compiled).lower()}: trainer=dp replicates the model at each step, and replicas are "
                 "not compiled; use trainer=ddp, or set task.compile=false"

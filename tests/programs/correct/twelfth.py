@@ -69,6 +69,32 @@ def head_is_initialized_after_loading():
 
 
 @no_bug()
+def loss_with_weights_before_initialization():
+    def init(part):
+        if isinstance(part, nn.Linear):
+            nn.init.xavier_uniform_(part.weight)
+
+    class Weighted(nn.Module):
+        def __init__(self, weights):
+            super().__init__()
+            self.weights = nn.Parameter(torch.tensor(weights), requires_grad=False)
+
+        def forward(self, x, y):
+            return F.cross_entropy(x, y, weight=self.weights)
+
+    class M(Base):
+        def __init__(self):
+            super().__init__()
+            self.criterion = Weighted(weights=[1.0] * 10)
+            self.apply(init)
+
+        def loss(self, x, y):
+            return self.criterion(self(x), y)
+
+    return M(), *digits()
+
+
+@no_bug()
 def copy_is_loaded_of_a_new_network():
     class M(Base):
         def __init__(self):
