@@ -260,6 +260,15 @@ index, number, id
     return { sections, number, mean };
   }
 
+  /* Whether two words differ by one letter that is missing, added, another one, or swapped with the next. */
+  function near(a, b) {
+    if (Math.abs(a.length - b.length) > 1) return false;
+    let start = 0;
+    while (start < a.length && a[start] === b[start]) start++;
+    const [x, y] = [a.slice(start), b.slice(start)];
+    return x.slice(1) === y.slice(1) || x.slice(1) === y || x === y.slice(1) || (x[0] === y[1] && x[1] === y[0] && x.slice(2) === y.slice(2));
+  }
+
   /* The terms of a question: alternatives with their weights, and words that belong to them. */
   function ask(query, { number }) {
     const asked = words(query.replace(/"|\*/g, " "));
@@ -280,6 +289,8 @@ index, number, id
       if (!number.has(all[0]) || i === found.length - 1)
         for (const term of number.keys())
           if (term.startsWith(all[0]) && all[0].length > 2 && term.length <= all[0].length + 5) names.push([term, number.has(all[0]) ? 0.3 : 0.7]);
+      if (names.every(([name]) => !number.has(name))) // a word that is misspelt
+        for (const term of number.keys()) if (all[0].length > 3 && near(all[0], term)) names.push([term, 0.7]);
       terms.push({ shown: [word], weight: 1, names });
       if (i) terms.push({ shown: [], weight: PAIR, names: [[found[i - 1].all[0] + all[0], 1]] });
     }

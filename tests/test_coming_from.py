@@ -22,7 +22,11 @@ ROOT = Path(__file__).parents[1]
 PROJECT = Project.find(ROOT)
 TEXT = (ROOT / "docs" / "coming-from.md").read_text()
 SECTIONS = {text.partition("\n")[0]: text for text in TEXT.split("\n## ")[1:]}
-FILES = {".env", "config.yaml", "configs/local.yaml", "defaults", "_target_", "data: x"}
+FILES = {".env", "config.yaml", "configs/local.yaml", "defaults", "_target_", "data: x", "metrics.csv"}
+FILES |= {"best.ckpt", "last.ckpt", "checkpoints/best.ckpt", "classes.csv", "confusion.csv"}
+OF_READERS = re.compile(
+    r"nn\.|self\.|training_step|collate_fn|=mine|data\.(?:path|group|fill)|class_weights|hidden_sizes"
+)
 
 
 def rows(section: str) -> list[tuple[list[str], list[str]]]:
@@ -36,7 +40,9 @@ def rows(section: str) -> list[tuple[list[str], list[str]]]:
 
 
 TABLES = {name: rows(name) for name in ("lightning-hydra-template", "Lightning CLI", "Plain Lightning")}
-OURS = sorted({setting for table in TABLES.values() for _, right in table for setting in right} - FILES)
+OTHERS = [*TABLES.values(), *map(rows, ("Keras", "scikit-learn", "Hugging Face Trainer", "A loop of plain PyTorch"))]
+OURS = sorted({setting for table in OTHERS for _, right in table for setting in right} - FILES)
+OURS = [setting for setting in OURS if not OF_READERS.search(setting)]
 DEFAULTS = rows("What is different by default")
 
 

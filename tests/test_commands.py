@@ -187,9 +187,11 @@ assert next(iter(data.train_dataloader()))[0].shape[1:] == (1, 129, 64)
 assert int((x == 0).sum()) == 2 * 129 * 20
 """
 ENSEMBLE = """
+import random
 from pathlib import Path
 from types import SimpleNamespace
 import boltcutter
+import pandas
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -197,11 +199,22 @@ runs = [boltcutter.train("logger=null", "trainer.max_epochs=1", "report=false", 
 x = torch.zeros(2, 1, 8, 8)
 run = runs[0]
 Image.new("L", (8, 8)).save("digit.png")
+from sklearn.metrics import precision_recall_curve
+rows = pandas.DataFrame({"age": range(200), "label": ["no", "yes"] * 100})
+rows.to_csv("table.csv", index=False)
+rows[["age"]].to_csv("new.csv", index=False)
+chosen = ["model=mlp", "data=tabular", "data.path=table.csv", "data.target=label", "data.batch_size=16"]
+folder = boltcutter.train("logger=null", "trainer.max_epochs=1", "report=false", *chosen)
+boltcutter.evaluate(run=folder, split="val")
+boltcutter.predict(run=folder, input="new.csv")
+trials = [folder, folder]
 """
 ENSEMBLED = """
 assert probabilities.shape == (2, 10)
 net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 module = SimpleNamespace(teacher=net, student=net, log_dict=dict)
+assert mixed_loss(net, torch.zeros(2, 1, 8, 8), torch.zeros(2).long()).requires_grad
+assert 0 < threshold < 1 and len(out_of_fold) == 60 and len(pandas.read_csv("more.csv")) >= 200
 assert training_step(module, (torch.zeros(2, 1, 8, 8), torch.zeros(2).long())).requires_grad
 """
 PROGRAMS = {  # what readers have before and after the blocks of a page, which run as one program in a project

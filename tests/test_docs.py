@@ -5,8 +5,11 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas
 import pytest
 from conftest import require, run_command
+from PIL import Image
 
 from boltcutter.analysis.command import SWITCHES, VALUES, parse
 from boltcutter.analysis.command import VERBS as RUN_VERBS
@@ -72,6 +75,25 @@ SELF_CONTAINED = [
     "check --batch model=resnet",
     "check model=mlp",
 ]
+SETTING = re.compile(r"\+{0,2}[a-z][\w./]*=.*|~[a-z][\w.]*", re.S)
+TABLE = "data=tabular data.path=table.csv data.target=label model=mlp"
+CONTEXT = {  # of settings that a page gives alone: what readers have chosen before
+    r"callback\.early_stopping": "callback=[default,early_stopping]",
+    r"data\.(?:augment|folder)": "data=images data.folder=photos data.batch_size=4",
+    r"data=images": "data.batch_size=4",
+    r"data\.(?:columns|fill_missing|group|path=shuffled)": TABLE,
+    r"data\.kind": "data=tabular data.path=table.csv data.target=price model=mlp",
+    r"model\.hidden_sizes": "model=mlp",
+    r"model\.activation_checkpointing": "experiment=gpt_small",
+    r"\+?trainer\.strategy": "trainer=ddp",
+    r"launch\.shm_size": "launch=container launch.image=mine",
+    r"launch\.setup": "launch=slurm data=images data.num_classes=2",
+    r"launch\.(?!shm_size|setup)": "launch=slurm",
+}
+OF_READERS = re.compile(  # settings of files, runs and accounts that only readers have, and arguments of Python
+    r"\b(?:mine|my_encoder|wide)\b|\b(?:resume|ckpt|trust|key|device|drop_last)=|data=(?:huggingface|text)|search[.=]|"
+    r"data=(?:images|shards|tokens)$|data=images data\.augment"
+)
 Found = tuple[str, tuple[str, ...]]
 pytestmark = pytest.mark.timeout(600)  # text and digits are read, which is slow on a busy machine
 
@@ -94,6 +116,16 @@ def commands(page: Path) -> set[Found]:
             arguments = shlex.split(rest.rstrip(')"') if part.startswith("eval") else rest, comments=True)
             found.add((script or arguments[0], tuple(arguments if script else arguments[1:])))
     return found
+
+
+def settings(page: Path) -> list[list[str]]:
+    """The settings that a page gives without a command, as the words of each code span."""
+    text = re.sub(r"<!--.*?-->|^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    spans = sorted(
+        {span for span in code(text) if re.match(r"'?[+~]?[a-z][\w.]*", span) and not re.search("[…<]", span)}
+    )
+    split = [shlex.split(span) for span in spans if span.count("'") % 2 == span.count('"') % 2 == 0]
+    return [words for words in split if all(SETTING.fullmatch(word) for word in words)]
 
 
 def check(project: Project, name: str, arguments: list[str]) -> None:
@@ -171,6 +203,33 @@ def test_commands_on_a_page_are_valid(page: Path) -> None:
         is_example = any("mine" in given or ".py:" in given for given in arguments)  # of files, not of overrides
         if arguments and not is_example and name not in ("new", "add", "import", "vendor"):  # those write files
             check(Project.find(ROOT), name, list(arguments))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["recipes.md", "questions.md"])
+def test_settings_on_a_page_are_valid(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pandas.DataFrame({"price": range(90), "weight": range(90), "patient": [i // 2 for i in range(90)]})
+    table = table.assign(zip=[f"{i % 9:05}" for i in range(90)], label=["no", "yes"] * 45)
+    for file in ("table.csv", "more.csv", "shuffled.csv"):
+        table.to_csv(tmp_path / file, index=False)
+    table.to_parquet(tmp_path / "table.parquet")
+    for index in range(40):
+        file = tmp_path / "photos" / ("cat", "dog")[index % 2] / f"{index}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), index, dtype="uint8")).save(file)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATA", str(tmp_path / "photos"))
+    project = Project.find(ROOT)
+    found = [" ".join(map(shlex.quote, words)) for words in settings(ROOT / "docs" / name)]
+    read = [words for words in found if not OF_READERS.search(words)]
+    assert len(read) > 10
+    for words in read:
+        before = [each for pattern, each in CONTEXT.items() if re.match(f"'?{pattern}", words)]
+        words = shlex.split(" ".join([*before, words]))
+        if any(word.startswith("launch=") for word in words):
+            check(project, "launch", words)
+        else:
+            read_config(project, words)
 
 
 def test_commands_that_write_files_work_as_documented(project: Project) -> None:
