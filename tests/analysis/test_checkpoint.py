@@ -20,9 +20,9 @@ def save(file: Path, **content: Any) -> str:
 
 
 def test_the_code_of_a_checkpoint_is_named(tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "run", id="r1", library={"commit": "def"}, command="boltcutter train")
-    origin = {"run": "r1", "commit": "abc", "dirty": True, "attempt": 2}
-    file = save(tmp_path / "run" / "checkpoints" / "best.ckpt", boltcutter=origin)
+    write(tmp_path / "r1", id="r1", library={"commit": "def"}, command="boltcutter train")
+    origin = {"run": "r1", "commit": "abc", "dirty": True, "attempt": 2, "command": "train", "data": "e3"}
+    file = save(tmp_path / "r1" / "checkpoints" / "best.ckpt", boltcutter=origin)
     facts = info_command(PROJECT, [f"ckpt={file}"])
     assert facts["run"] == "r1"
     assert "abc" in facts["code"]
@@ -32,6 +32,12 @@ def test_the_code_of_a_checkpoint_is_named(tmp_path: Path, write: Write, capsys:
     shown = capsys.readouterr().out
     assert "abc" in shown
     assert "def" in shown
+    copied = save(tmp_path / "elsewhere" / "copy.ckpt", boltcutter=origin)
+    moved = info_command(PROJECT, [f"ckpt={copied}", f"runs={tmp_path}"])
+    assert moved == {**facts, "checkpoint": copied}
+    unknown = describe(copied)  # in a project without the run, the checkpoint itself tells
+    assert (unknown["folder"], unknown["command"], unknown["data"]) == (None, "train", "e3")
+    assert "code.patch of the run" in unknown["code"]
 
 
 def test_the_record_of_another_run_says_nothing(tmp_path: Path, write: Write) -> None:

@@ -23,6 +23,9 @@ def test_files_are_found_by_path_folder_and_pattern(tmp_path: Path) -> None:
     assert [path.name for path in find_files(f"{tmp_path}/*.n*", "data.path")] == ["b.npy"]
     with pytest.raises(ValueError, match=r"^data\.val=nothing/\*: no such file; give one, a folder of \.bin, \.npy"):
         find_files("nothing/*", "data.val")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"data\.path=.*empty: no \.bin or \.npy file in this folder; give one"):
+        find_files(f"{tmp_path}/empty", "data.path")
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.csv", "a.parquet", "a.png"])

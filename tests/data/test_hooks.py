@@ -104,6 +104,22 @@ def test_a_split_without_a_batch_is_an_error() -> None:
         run_hooks_early(trainer(), L.LightningModule(), Split(8))
 
 
+class OfFile(L.LightningDataModule):
+    def __init__(self, folder: str, name: str = "") -> None:
+        super().__init__()
+        self.folder, self.name = folder, name
+
+    def setup(self, stage: str) -> None:
+        open(f"{self.folder}/{self.name}" if self.name else self.folder)  # noqa: SIM115
+
+
+@pytest.mark.parametrize("name", ["", "a.csv"])
+def test_a_missing_file_is_named_by_its_setting(name: str) -> None:
+    place = f"none/{name}: " if name else ""
+    with pytest.raises(ValueError, match=f"^data.folder=none: {place}no such file or directory; correct it$"):
+        run_hooks_early(trainer(), L.LightningModule(), OfFile("none", name))
+
+
 def test_empty_loaders_are_found_in_any_structure() -> None:
     none, some = DataLoader([]), DataLoader([1, 2])  # type: ignore[arg-type,var-annotated]
     assert has_no_batch([none, none])

@@ -481,6 +481,11 @@ def test_values_that_training_did_not_have_are_reported(path: Path, capsys: pyte
     data.read([path])
     (line,) = capsys.readouterr().err.splitlines()
     assert "column city has 1 values that training did not have, such as 'Atlantis'" in line
+    table(3).assign(smokes=["2", "True", "0"]).to_csv(path, index=False)
+    again = Tabular(path=path, target="price", split=(0.4, 0.3, 0.3))
+    again.load_state_dict(data.state_dict())
+    again.setup("fit")  # as an evaluation of this table does
+    assert "column smokes has 1 values that training did not have, such as '2'; it had" in capsys.readouterr().err
     table(3).assign(smokes=["", "True", "False"]).to_csv(path, index=False)
     with pytest.raises(ValueError, match="column smokes has 1 missing or infinite values"):
         data.read([path])

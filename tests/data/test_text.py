@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from boltcutter.data.text import Text
+from boltcutter.data.text import Text, list_files
 from boltcutter.data.tokens import TokenWindows
 
 
@@ -19,7 +19,6 @@ def folder(tmp_path: Path) -> Path:
         path = made / ("inner" if number % 2 else ".") / f"{number:02}.txt"
         path.write_text(f"document {number:02}\n" * (20 + number))
     (made / ".hidden").write_text("secret\n")
-    (made / "picture.raw").write_bytes(b"\0\1\2")
     return made
 
 
@@ -142,6 +141,12 @@ def test_invalid_settings_are_one_line_errors(
     with pytest.raises(ValueError, match=message) as error:
         text(folder, **settings)
     assert "\n" not in str(error.value)
+
+
+def test_files_without_text_are_counted(folder: Path) -> None:
+    (folder / "picture.png").write_bytes(b"\x89PNG\0")
+    with pytest.warns(UserWarning, match=r"^data.path=.*: not read, as they are no text: 1 \.png$"):
+        assert len(list_files(str(folder))) == 40
 
 
 def test_folds_are_documents(folder: Path) -> None:

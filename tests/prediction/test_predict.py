@@ -8,7 +8,7 @@ from conftest import QUICK, Script
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from boltcutter.prediction.predict import _table
+from boltcutter.prediction.predict import _table, split_paths
 from boltcutter.report.columns import to_columns
 from boltcutter.report.csv_table import MAX_COLUMNS
 
@@ -70,6 +70,25 @@ def test_errors_are_one_line(script: Script, trained: Path, overrides: list[str]
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("a.csv, b.csv", ["a.csv", "b.csv"]),
+        ("""["a.csv", 'b.csv']""", ["a.csv", "b.csv"]),
+        ("c,d.csv", ["c,d.csv"]),  # the name of a file
+        ("a.csv,", ["a.csv"]),
+        ("[]", []),
+        ("", []),
+    ],
+)
+def test_inputs_are_written_in_several_ways(
+    given: str, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c,d.csv").touch()
+    assert split_paths(given) == found
+
+
 @pytest.mark.parametrize(("width", "is_table"), [(33, True), (MAX_COLUMNS, True), (MAX_COLUMNS + 1, False)])
 def test_tests_and_predictions_have_the_same_limit_of_columns(width: int, is_table: bool) -> None:
     batch = torch.ones(2, width)
@@ -80,3 +99,14 @@ def test_tests_and_predictions_have_the_same_limit_of_columns(width: int, is_tab
     classes = _table(batch, ["a", "b"], [], "classification")
     assert isinstance(classes, dict)
     assert ("confidence" in classes) is not is_table
+
+
+def test_a_class_may_have_the_name_of_a_column() -> None:
+    table = _table(torch.eye(2), ["a", "b"], ["input", "prediction"], "classification")
+    assert isinstance(table, dict)
+    assert {name: column.tolist() for name, column in table.items()} == {
+        "input": ["a", "b"],
+        "prediction": ["input", "prediction"],
+        "class input": [1, 0],
+        "class prediction": [0, 1],
+    }

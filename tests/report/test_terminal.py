@@ -60,6 +60,9 @@ def test_unavailable_commands_are_not_shown(tmp_path: Path, capsys: pytest.Captu
 
 def test_the_folder_of_a_trace_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_with(tmp_path, "run", best="checkpoints/last.ckpt")
+    (folder / "fit-step.1.pt.trace.json").touch()  # of trainer.profiler=pytorch
+    summary.print_end(folder)
+    assert f"{folder}\n" in capsys.readouterr().out
     (folder / "profile").mkdir()
     summary.print_end(folder)
     assert f"{folder / 'profile'}\n" in capsys.readouterr().out

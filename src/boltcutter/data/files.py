@@ -76,9 +76,8 @@ def find_files(pattern: str, setting: str, suffixes: tuple[str, ...] = (".bin", 
     else:
         files = [path] if path.is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
     if not files:
-        raise ValueError(
-            f"{setting}={pattern}: no such file; give one, a folder of {', '.join(suffixes)}, or a pattern"
-        )
+        what = f"no {' or '.join(suffixes)} file in this folder" if path.is_dir() else "no such file"
+        raise ValueError(f"{setting}={pattern}: {what}; give one, a folder of {', '.join(suffixes)}, or a pattern")
     return [ordinary(file) for file in files]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from functools import update_wrapper
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -72,7 +74,7 @@ def run_hooks_early(trainer: L.Trainer, task: L.LightningModule, data: L.Lightni
     copy, and what needs the process group is not run early.
 
     Raises:
-        ValueError: A split has no batch.
+        ValueError: A split has no batch, or a file that a setting names cannot be read.
     """
     trainer.strategy.connect(task)
     data_connector(trainer).attach_data(task, datamodule=data)
@@ -95,6 +97,23 @@ def run_hooks_early(trainer: L.Trainer, task: L.LightningModule, data: L.Lightni
     except (ValueError, RuntimeError) as error:
         if is_alone or "init_process_group" not in str(error):
             raise
+    except OSError as error:
+        if (setting := _setting_of(error.filename, data)) is None:
+            raise
+        place = "" if setting.endswith(f"={error.filename}") else f"{error.filename}: "
+        raise ValueError(f"{setting}: {place}{str(error.strerror).lower()}; correct it") from error
+
+
+def _setting_of(file: object, data: L.LightningDataModule) -> str | None:
+    """The argument of a data module, ``data.name=path``, that is the path of a file, or of a folder above it."""
+    if not isinstance(file, str | Path):
+        return None
+    given = {**getattr(data, "hparams", {}), **vars(data)}
+    for name in inspect.signature(type(data)).parameters:
+        path = given.get(name)
+        if isinstance(path, str | Path) and str(path) and Path(file).absolute().is_relative_to(Path(path).absolute()):
+            return f"data.{name}={path}"
+    return None
 
 
 def _run_hook(data: L.LightningDataModule, name: str, *arguments: Any) -> None:

@@ -129,14 +129,19 @@ def is_encoded_image(contents: bytes) -> bool:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Return the files below ``folder``, sorted, without hidden files and folders; links to folders are followed."""
+    """Return the files below ``folder``, sorted, without hidden files and folders; links to folders are followed.
+
+    Raises:
+        ValueError: Two folders are the same, by a link, so that their files would be read twice.
+    """
     found: list[Path] = []
-    seen: set[str] = set()
+    seen: dict[str, str] = {}
     for root, folders, names in os.walk(folder, followlinks=True):
-        if (place := os.path.realpath(root)) in seen:  # a link to a folder above
-            folders.clear()
-            continue
-        seen.add(place)
+        if (other := seen.setdefault(os.path.realpath(root), root)) != root:
+            if Path(root).is_relative_to(other):  # a link to a folder above
+                folders.clear()
+                continue
+            raise ValueError(f"{root}: the same folder as {other}, by a link; remove one of them")
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(root, name) for name in names if not name.startswith(".")]
     return sorted(found)

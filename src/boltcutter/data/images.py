@@ -161,7 +161,11 @@ class Images(DataModule):
         """List the images of each class folder, and warn of what is not read."""
         split, others, outside = self._is_split, [], 0
         self._images: dict[Path, list[Path]] = {}
-        for file in list_files(self.folder):
+        try:
+            files = list_files(self.folder)
+        except ValueError as error:
+            raise ValueError(f"data.folder={self.folder}: {error}") from None
+        for file in files:
             above = file.relative_to(self.folder).parts[:-1]
             if not is_image_file(file):
                 others.append(file)
@@ -187,7 +191,8 @@ class Images(DataModule):
             found = self._images.get(class_folder, [])
             if not found and folder == self._train:
                 raise ValueError(
-                    f"{class_folder}: no image ({', '.join(SUFFIXES)}) in this class folder; add some or remove it"
+                    f"data.folder={self.folder}: no image ({', '.join(SUFFIXES)}) in the class folder "
+                    f"{class_folder.name}; add some or remove it"
                 )
             files += found
             labels += [self.classes.index(class_folder.name)] * len(found)

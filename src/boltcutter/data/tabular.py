@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from sklearn.datasets import load_diabetes
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from boltcutter.data.table import SEPARATORS, Floats, Type, decide_types, read_t
 
 MAX_ROUNDING = 0.01  # of targets that become 32 bits, in standard deviations
 WHOLE = re.compile(r"[-+]?[0-9]+(\.0*)?")
+FLAG = (0.0, 1.0)
 MAX_LABELS = 50  # different whole numbers that can be classes
 
 
@@ -112,7 +113,9 @@ class Tabular(DataModule):
         settings: Any = {"num_folds": self.num_folds, "fold": self.fold, "groups": groups}
         splits = split_indices(len(table), self.split, self.seed, labels, **settings)
         self._check_finite(features, [name for name, kind in kinds.items() if kind == "number"], self._name)
-        if not self.statistics:
+        if self.statistics:
+            self._note_unseen(features, self._name)
+        else:
             train = features.iloc[splits[0]]
             self.statistics = compute_statistics(train, self._name, self.max_categories, kinds, self.decimal)
             if labels is None:
@@ -166,20 +169,19 @@ class Tabular(DataModule):
             table = self._read_table(path)
             self._check_finite(table, [name for name in self.statistics["numbers"] if name in table], str(path))
             inputs.append(encode_features(table, self.statistics, str(path), self.decimal))
-            for column, known in self.statistics["categories"].items():
-                if (
-                    unseen := to_texts(table[column])
-                    .dropna()
-                    .loc[lambda texts, known=known: ~texts.isin(known)]
-                    .tolist()
-                ):
-                    print(
-                        f"note: {path}: column {column} has {len(unseen)} values that training did not have, such as "
-                        f"{unseen[0][:40]!r}; they are no category",
-                        file=sys.stderr,
-                    )
+            self._note_unseen(table, str(path))
             names += [f"{path}:{row}" for row in range(1, len(table) + 1)]
         return torch.cat(inputs), names
+
+    def _note_unseen(self, table: pd.DataFrame, name: str) -> None:
+        """Say on the standard error which values of categories, and of flags (0 and 1), training did not have."""
+        for column, known in self.statistics["categories"].items():
+            texts = to_texts(table[column]).dropna()
+            _note_values(texts[~texts.isin(known)].tolist(), f"{name}: column {column}", "they are no category")
+        for column in self.statistics.get("flags", ()):  # which checkpoints of earlier versions do not have
+            values = to_numbers(table[column], name, self.decimal)
+            others = [f"{value:g}" for value in values[np.isfinite(values) & ~np.isin(values, FLAG)]]
+            _note_values(others, f"{name}: column {column}", "it had 0 and 1")
 
     def _read_table(self, path: Path) -> pd.DataFrame:
         return read_table(path, encoding=self.encoding, separator=self.separator, max_expansion=self.max_expansion)
@@ -222,7 +224,9 @@ class Tabular(DataModule):
         name = str(column.name)
         kind = decide_types(pd.DataFrame({name: known}), self.columns, self._name, self.decimal)[0][name]
         if kind == "number" and not set(known) <= {"False", "True"}:
-            texts, values = values, _numerals(to_numbers(column, self._name, self.decimal))
+            found = to_numbers(column, self._name, self.decimal)
+            self._check_infinite(found)
+            texts, values = values, _numerals(found)
             self._warn_of_equal(texts, values)
         self._check_known(values.isna().to_numpy())
         self.classes = list(self.statistics.get("classes") or sorted(values.unique(), key=_order))
@@ -251,8 +255,7 @@ class Tabular(DataModule):
         columns = [to_numbers(targets[column], self._name, self.decimal) for column in self.targets]
         values = np.stack(columns, axis=1)
         self._check_known(np.isnan(values).any(axis=1))
-        if not np.isfinite(values).all():
-            raise ValueError(f"{self._name}: {', '.join(self.targets)} has infinite values; correct these rows")
+        self._check_infinite(values)
         for column, found in zip(self.targets, values.T, strict=True):
             with np.errstate(over="ignore"):
                 rounding = np.abs(found.astype(np.float32) - found).max()
@@ -266,6 +269,10 @@ class Tabular(DataModule):
     def _check_known(self, is_missing: npt.NDArray[np.bool_] | np.bool_) -> None:
         if count := int(is_missing.sum()):
             raise ValueError(f"{self._name}: {count} rows have no {', '.join(self.targets)}; remove these rows")
+
+    def _check_infinite(self, targets: Floats) -> None:
+        if np.isinf(targets).any():
+            raise ValueError(f"{self._name}: {', '.join(self.targets)} has infinite values; correct these rows")
 
     def _check_finite(self, table: pd.DataFrame, columns: Sequence[str], name: str) -> None:
         """Check that no number is missing or infinite, unless ``fill_missing`` is set."""
@@ -286,6 +293,13 @@ class Tabular(DataModule):
     def _check_setting(self, setting: str, given: Any, found: Any) -> None:
         if given not in (None, found):
             raise ValueError(f"data.{setting}={given}, but {self._name} has {found}; set it to null to infer it")
+
+
+@rank_zero_only
+def _note_values(values: list[str], where: str, what: str) -> None:
+    if values:
+        example = f"such as {values[0][:40]!r}; {what}"
+        print(f"note: {where} has {len(values)} values that training did not have, {example}", file=sys.stderr)
 
 
 def group_indices(column: pd.Series[Any]) -> Indices:
@@ -314,7 +328,7 @@ def compute_statistics(
 
     Returns:
         ``columns`` in their order; ``numbers``: median, mean and standard deviation of each numeric column;
-        ``categories``: values of each text column.
+        ``categories``: values of each text column; ``flags``: numeric columns of 0 and 1 only.
 
     Raises:
         ValueError: There is no column, or one has dates or too many texts.
@@ -324,6 +338,7 @@ def compute_statistics(
     kinds = kinds or decide_types(train, {}, name, decimal)[0]
     numbers: dict[str, list[float]] = {}
     categories: dict[str, list[str]] = {}
+    flags: list[str] = []
     for column in map(str, train.columns):
         if kinds[column] == "text":
             categories[column] = sorted(to_texts(train[column]).dropna().unique().tolist())
@@ -341,7 +356,8 @@ def compute_statistics(
                 f"deviation is no number of 64 bits; correct them, or set data.ignore=[{column}]"
             )
         numbers[column] = [median, mean, std or 1.0]
-    return {"columns": list(map(str, train.columns)), "numbers": numbers, "categories": categories}
+        flags += [column] if np.array_equal(np.unique(known), FLAG) else []
+    return {"columns": list(map(str, train.columns)), "numbers": numbers, "categories": categories, "flags": flags}
 
 
 def _check_categories(column: str, found: list[str], name: str, max_categories: int) -> None:

@@ -8,12 +8,14 @@ import json
 import secrets
 import shutil
 import sysconfig
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 
 from boltcutter.data.folds import fold_indices
 from boltcutter.data.module import Splits
@@ -145,7 +147,11 @@ def list_files(path: str | None) -> list[Path]:
     elif Path(path).is_dir():
         folder = Path(path)
         visible = (file for file in folder.rglob("*") if not any(p[0] == "." for p in file.relative_to(folder).parts))
-        found = [file for file in visible if file.is_file() and _is_text(file)]
+        files = [file for file in visible if file.is_file()]
+        found = [file for file in files if _is_text(file)]
+        if ends := Counter(file.suffix or file.name for file in set(files) - set(found)):
+            counts = ", ".join(f"{count} {end}" for end, count in ends.most_common(5))
+            rank_zero_warn(f"data.path={path}: not read, as they are no text: {counts}{', …' if len(ends) > 5 else ''}")
     else:
         found = [Path(path)] if Path(path).is_file() else [Path(p) for p in glob.glob(path, recursive=True)]
         if others := sorted(file for file in found if file.is_file() and not _is_text(file)):

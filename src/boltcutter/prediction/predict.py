@@ -70,7 +70,7 @@ def _predict(
         outputs: Table | list[Any] = predict_loader(components, cfg, folder, special, exported)
         return outputs
     generates = isinstance(components.task, GeneratesTokens)
-    if not special.get("input"):
+    if not split_paths(special.get("input", "")):
         what = "<text or file>" if generates else "<file or folder>, several separated by commas"
         raise ConfigError(f"input is not set; set input={what}", kind="missing_value")
     note_limit(components.trainer, "limit_predict_batches", rest)
@@ -79,7 +79,7 @@ def _predict(
         return generate(components, model, special)
     if unused := [name for name in SAMPLING if name in special and name != "seed"]:
         raise ConfigError(f"{unused[0]}: task={cfg.choices['task']} generates no text; remove it")
-    inputs = [path for text in split_paths(special["input"]) for path in find_inputs(text)]
+    inputs = list(dict.fromkeys(path for text in split_paths(special["input"]) for path in find_inputs(text)))
     if missing := [str(path) for path in inputs if not path.exists()]:
         raise ConfigError(f"input={missing[0]}: no such file or folder; set it to an existing path")
     found = predict(components, model, inputs)
@@ -91,8 +91,11 @@ def _predict(
 
 def split_paths(text: str) -> list[str]:
     """The paths of ``a.csv,b.csv``, or of the list ``[a.csv, b.csv]``, as other settings are written."""
-    is_list = text.startswith("[") and text.endswith("]") and not Path(text).exists()
-    return [part.strip() for part in text[1:-1].split(",")] if is_list else text.split(",")
+    if text and Path(text).exists():  # a name may have a comma
+        return [text]
+    is_list = text.startswith("[") and text.endswith("]")
+    parts = (text[1:-1] if is_list else text).split(",")
+    return [path for part in parts if (path := part.strip().strip("\"'" if is_list else " "))]
 
 
 def find_inputs(text: str) -> list[Path]:
@@ -140,6 +143,8 @@ def _table(predictions: Tensor, names: list[str], classes: list[str], kind: str)
     if kind == "regression":
         return {"input": np.array(names), **spread("prediction", columns.T)}
     labels = classes or [str(number) for number in range(len(columns))]
-    predicted = np.array(labels)[columns.argmax(axis=0)]
-    shown = {"confidence": columns.max(axis=0)} if is_wide else dict(zip(labels, columns, strict=True))
-    return {"input": np.array(names), "prediction": predicted, **shown}
+    table = {"input": np.array(names), "prediction": np.array(labels)[columns.argmax(axis=0)]}
+    if is_wide:
+        return {**table, "confidence": columns.max(axis=0)}
+    heads = [f"class {label}" if label in table else label for label in labels]
+    return {**table, **dict(zip(heads, columns, strict=True))}

@@ -82,8 +82,8 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
     if _limit(record) == "max_time":
         rows["stopped by"] = f"trainer.max_time={record['config']['trainer']['max_time']}"
     report = folder / run_files.REPORT
-    profile = folder / "profile"  # of debug=profile
-    rows["profile"] = str(profile) if profile.is_dir() else None
+    places = [place for place in (folder / "profile", folder) if any(place.glob("*.trace.json")) or place != folder]
+    rows["profile"] = next((str(place) for place in places if place.is_dir()), None)  # of debug=profile, or a profiler
     rows["report"] = str(report) if report.is_file() else None
     if checkpoint:
         commands = [

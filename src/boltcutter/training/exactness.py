@@ -34,6 +34,7 @@ KEY = "attributes"  # in a checkpoint
 LIBRARIES = ("boltcutter", "lightning", "pytorch_lightning", "lightning_fabric", "torch", "torchmetrics")
 START_HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_validation_epoch_start")
 RESETS = ("clear", "reset")  # methods by which a hook begins anew
+GROWS = ("append", "appendleft", "extend", "insert", "pop", "popleft")  # of a list or a queue
 CHANGES = r"append|appendleft|add|extend|insert|pop|popleft|push|setdefault|step|update|[a-z]\w*_"  # methods in place
 NOT_IN_TRAINING = ("__init__", "setup", "configure_model", "on_load_checkpoint", "load_state_dict")
 PLAIN = (types.SimpleNamespace, Namespace)  # of the standard library, whose attributes are the user's
@@ -146,8 +147,11 @@ def _attributes(trainer: L.Trainer, generators: Mapping[str, Any]) -> Iterator[t
                 for path, text in _texts(value, f"{label}.{name}", seen, uses.computed):
                     yield path, (text, name in at_start)
         for path, namespace in uses.changed_globals.items():
-            for part, text in _texts(namespace.get(path.rpartition(".")[2]), path, seen, uses.computed):
-                yield part, (text, False)
+            name = path.rpartition(".")[2]
+            classes = [item for item in namespace.values() if isinstance(item, type)]
+            is_set_at_start = any(name in _set_by_hooks(each) for each in classes)
+            for part, text in _texts(namespace.get(name), path, seen, uses.computed):
+                yield part, (text, is_set_at_start)
 
 
 def _generators(trainer: L.Trainer) -> dict[str, Any]:
@@ -261,14 +265,19 @@ def _base_attributes(owner: Any) -> set[str]:
 
 @cache
 def _set_by_hooks(kind: type) -> set[str]:
-    """Names of attributes that hooks at the start of an epoch set, or reset."""
+    """Names of attributes and globals that hooks at the start of an epoch set, or reset."""
     found = set[str]()
     for code in (getattr(getattr(kind, name, None), "__code__", None) for name in START_HOOKS):
         last = None
         for step in dis.get_instructions(code) if code else ():
-            if step.opname == "STORE_ATTR":
+            if step.opname in ("STORE_ATTR", "STORE_GLOBAL"):
                 found.add(step.argval)
-            elif last and last.opname == "LOAD_ATTR" and step.opname.startswith("LOAD_") and step.argval in RESETS:
+            elif (
+                last
+                and last.opname in ("LOAD_ATTR", "LOAD_GLOBAL")
+                and step.opname.startswith("LOAD_")
+                and step.argval in RESETS
+            ):
                 found.add(last.argval)
             last = step
     return found
@@ -312,10 +321,29 @@ def _uses(kind: type) -> Uses:
     own_functions = {
         item for item in functions if isinstance(item, types.FunctionType) and item.__module__ == kind.__module__
     }
+    grown = _grown_globals(own_functions)
     changed = {
-        f"{kind.__module__}.{name}": item.__globals__ for item in own_functions for name in _changed_globals(item)
+        f"{kind.__module__}.{name}": item.__globals__
+        for item in own_functions
+        for name in sorted(grown | _changed_globals(item))
     }
     return Uses(computed, assigned - computed - kept, changed)
+
+
+def _grown_globals(functions: set[types.FunctionType]) -> set[str]:
+    """Lists, queues and iterators in globals that functions change in place, as by ``append``, and also read."""
+    grown, read = set[str](), set[str]()
+    for step, after in itertools.chain(*(itertools.pairwise(dis.get_instructions(each)) for each in functions)):
+        if step.opname != "LOAD_GLOBAL":
+            continue
+        method = after.argval if after.opname in ("LOAD_ATTR", "LOAD_METHOD") else None
+        if step.argval == "next" and after.opname == "LOAD_GLOBAL":
+            grown.add(after.argval)
+        elif method in GROWS:
+            grown.add(step.argval)
+        if method not in (*GROWS[:4], *RESETS):
+            read.add(step.argval)
+    return grown & read
 
 
 def _changed_globals(function: types.FunctionType) -> set[str]:
@@ -376,6 +404,8 @@ def _position(iterator: Iterator[Any], depth: int = 3) -> str | None:
     """How far an iterator is, by those that it reads; None if it does not tell."""
     if (count := getattr(iterator, "_num_yielded", None)) is not None:  # of a DataLoader
         return f"{count} batches yielded"
+    if (line := getattr(iterator, "line_num", None)) is not None:  # of a reader of CSV files
+        return f"line {line}"
     if (left := getattr(iterator, "__length_hint__", None)) is not None:
         return f"{left()} left"
     try:

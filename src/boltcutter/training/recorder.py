@@ -45,11 +45,12 @@ class Recorder(Callback):
         folder = self.cfg.place.folder
         record = read_record(folder)
         self.provenance |= {"run": record["id"], **{name: record["git"][name] for name in ("commit", "dirty")}}
-        self.provenance["attempt"] = len(record["attempts"])
+        self.provenance |= {"attempt": len(record["attempts"]), "command": record["command"]}
         data = trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, NativeData):
             read_as = getattr(data, "read_as", [])  # empty if a checkpoint says how
-            update_record(folder, data=data.fingerprint(), **({"columns": read_as} if read_as else {}))
+            self.provenance["data"] = data.fingerprint()
+            update_record(folder, data=self.provenance["data"], **({"columns": read_as} if read_as else {}))
         hyperparameters = self.cfg.redacted
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)

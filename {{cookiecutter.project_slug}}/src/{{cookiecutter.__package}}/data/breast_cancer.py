@@ -65,7 +65,8 @@ def _read_rows(path: Path) -> np.ndarray:
     try:
         rows = np.loadtxt(path, delimiter=",", ndmin=2)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: {str(error).rstrip('.')}; give a CSV file of numbers, without a header") from None
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise ValueError(f"{path}: {reason}; give a CSV file of numbers, without a header") from None
     if rows.shape[1] != 30:
         raise ValueError(f"{path}: {rows.shape[1]} columns; give the 30 measurements of each tumor")
     return rows
