@@ -7,15 +7,28 @@
   const FIELDS = [["title", 4, 0.4], ["also", 3, 0.2], ["page", 0.8, 0], ["text", 1, 0.75]]; // weight, and how much length counts
   const SATURATION = 1.2; // k1 of BM25
   const PAIR = 0.8; // weight of two words of a question that follow each other
+  const PHRASE = 0.2; // of two words that follow each other, one of which is common
   const IN_TEXT = 0.8; // of a word that only the text has, in the part of a question that a section covers
   const OTHER = 0.6; // weight of another name of a word
   const COMMON = new Set(
-    ("a about actually after all also always am an and any anyone are as ask at be been best better but by can can't cannot correct correctly could did do " +
-      "does doesn't doing don't each easily every etc everything find for from get getting give go got had has have help here how how's i i'm if " +
-      "in instead into is isn't it it's its just keep know let like look made make many me mean mine more much must my need needs no not of off on only onto or other our " +
-      "own please possible problem properly question really right same set should so some something still such take tell than that the their them then there these they " +
-      "thing this to too trying up us use used using via want was way we were what what's when where which while who whose why will with without work " +
-      "works would yes yet you your able allow allows anybody clarity clear compatible currently explain hint idea may might others possibility require requires required sense someone somehow sure there's understand unable unsure wonder wrongly boltcutter").split(" "),
+    `a able about above across actually advice after afterwards again against all allow allows almost alone along already also although always
+      am among amongst amoungst amount an and another any anybody anyhow anyone anything anyway anywhere are around as ask asks at automatically
+      basically be became because become becomes becoming been before beforehand behind being below beside besides best better between beyond
+      both but by can can't cannot cant clarity clear come comes coming compatible computed correct correctly could couldnt currently deal
+      dealing did directly do does doesn't doing don't done due during each easily eg either else elsewhere enough etc even ever every everyone
+      everything everywhere exactly except explain few find fix for formerly from further get getting give go goes going gone good got had
+      handle handled happen happening happens has hasnt have he help hence her here hereafter hereby herein hereupon hers herself him himself
+      hint his how how's however i i'm idea ie if in indeed instead into is isn't issue issues it it's its itself just keep know latter latterly
+      let like look made make many may me mean meaning means meant meanwhile might mill mine more moreover most mostly much must my myself
+      namely need needs neither never nevertheless nice no nobody none noone nor normally not nothing now nowhere of off often on once one only
+      onto options or other others otherwise our ours ourselves out over own per perhaps please possibility possible problem proper properly put
+      puts question rather re really recommended regularly require required requires resolve right same see seem seemed seeming seems sense set
+      she should simply since so solve some somebody somehow someone something sometime sometimes somewhere still such suggestion suggestions
+      sure take tell than thanks that the their them themselves then thence there there's thereafter thereby therefore therein thereupon these
+      they thick thin thing this those though through throughout thru thus to too toward towards trying twenty unable under understand unsure
+      until up upon us use used using very via want was way ways we well were what what's whatever when whence whenever where whereafter whereas
+      whereby wherein whereupon wherever whether which while whither who whoever whom whose why will with within without wonder wondering work
+      works would wrongly yes yet you your yours yourself yourselves`.split(/\s+/),
   );
   // Names of one thing in a line. Names of several words are found in questions only.
   const NAMES = `
@@ -40,7 +53,7 @@ load, read, open, import
 inference, predict, prediction, inferring
 evaluate, test, evaluation
 deploy, serve, serving, rest api, http, endpoint, production, fastapi, flask, web service
-checkpoint, ckpt, snapshot, weights file
+checkpoint, ckpt, snapshot, weights file, saved checkpoint, checkpoint file, saved model
 best checkpoint, best model, best weights
 learning rate, lr, stepsize, step size
 learning rate finder, lr finder, lr find, find learning rate, auto lr find
@@ -162,6 +175,7 @@ submit, launch, launcher
 remote, ssh, server
 disk, disk space, quota, storage, disk full
 cpu, core, thread
+without gpu, without a gpu, no gpu, cpu only, on cpu, on the cpu
 ram, memory
 shape, size, dimension
 epoch, epochs
@@ -191,6 +205,33 @@ std, standard deviation, variance
 maximum, limit, max
 minimum, min
 local, laptop, workstation, desktop
+decrease, fall, drop, go down, improve, reduce, lower, decline, shrink
+increase, rise, grow, go up, raise, climb
+interrupt, stop, abort, quit, halt, terminate, end, cancel, finish
+pause, suspend, sleep
+periodic, periodically, regular, every
+machine, computer, server
+shuffle, random order, order
+intermediate, hidden, layer output, feature extraction, activation, feature map
+rnn, lstm, gru, recurrent
+modify, replace, swap
+overwrite, override, precedence, take precedence
+check, verify, validate, inspect, look at
+calculate, compute
+wrong, incorrect, bad, poor, weird, strange
+begin, start, first steps, get started, quickstart
+requirement, requirements, needed, prerequisite
+support, supported, available
+boolean, bool, true, false
+reason, cause
+meaning, definition, glossary, term
+workflow, pipeline
+team, colleague, people, users
+folder name, run name, experiment name
+target, label, annotation
+generate, sample text, generation
+threshold, cutoff
+duplicate, copy, clone
 index, number, id
 `;
 
@@ -269,6 +310,8 @@ index, number, id
     return x.slice(1) === y.slice(1) || x.slice(1) === y || x === y.slice(1) || (x[0] === y[1] && x[1] === y[0] && x.slice(2) === y.slice(2));
   }
 
+  const isCommon = ({ word }) => COMMON.has(word.toLowerCase());
+
   /* The terms of a question: alternatives with their weights, and words that belong to them. */
   function ask(query, { number }) {
     const asked = words(query.replace(/"|\*/g, " "));
@@ -282,8 +325,10 @@ index, number, id
         i += name.length - 1;
       }
     }
-    const telling = found.filter(({ word }) => !COMMON.has(word.toLowerCase()));
+    const telling = found.filter((one) => !isCommon(one));
     if (telling.length || terms.length) found = telling;
+    for (let i = 1; i < asked.length; i++) // "where are", "which model": phrases that the other words of a section may have
+      if (isCommon(asked[i]) || isCommon(asked[i - 1])) terms.push({ shown: [], weight: PHRASE, names: [[asked[i - 1].all[0] + asked[i].all[0], 1]] });
     for (const [i, { word, all }] of found.entries()) {
       const names = [[all[0], 1], ...all.slice(1).map((part) => [part, 0.4])];
       if (!number.has(all[0]) || i === found.length - 1)

@@ -210,7 +210,7 @@ boltcutter.predict(run=folder, input="new.csv")
 trials = [folder, folder]
 """
 ENSEMBLED = """
-assert probabilities.shape == (2, 10)
+assert probabilities.shape == (2, 10) and kept["features"].shape[0] == 1
 net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 module = SimpleNamespace(teacher=net, student=net, log_dict=dict)
 assert mixed_loss(net, torch.zeros(2, 1, 8, 8), torch.zeros(2).long()).requires_grad
