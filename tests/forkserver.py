@@ -11,6 +11,7 @@ Environment variables that are read by imports cannot be changed: see ``fits``.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import selectors
@@ -230,7 +231,6 @@ def rank_variables(processes: int) -> list[dict[str, str]]:
 
 def prepare() -> None:
     """Import all modules of the scripts, and check that no thread was started."""
-    import gc
     import importlib
     import pkgutil
     from importlib.util import find_spec
@@ -389,4 +389,6 @@ if __name__ == "__main__":
             end.status = 0
         except BaseException as error:  # printed by the interpreter
             end.status = end.status_of(error)
+            if end.status is None:
+                gc.unfreeze()  # else libraries report what is frozen as leaked when the interpreter ends
             raise

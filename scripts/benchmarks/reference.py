@@ -61,7 +61,7 @@ def best(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
     if spec["compile"]:
         model.compile()
     elif kept["inputs"].ndim == 4:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, unused-ignore]
     if dist.is_initialized():
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     clock = Clock(spec)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch._C._distributed_c10d import Work, _create_work_from_future  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import Work, _create_work_from_future  # type: ignore[attr-defined, unused-ignore]
 from torch.futures import Future
 
 from boltcutter.strategy.errors import StrategyError
@@ -57,7 +57,7 @@ class MPIProcessGroup(dist.ProcessGroup):
     active: ClassVar[list[MPIProcessGroup]] = []  # groups of all ranks that are not shut down
 
     def __init__(self, comm: Any, store: Any, timeout: timedelta, *, world: bool) -> None:
-        super().__init__(comm.Get_rank(), comm.Get_size())  # type: ignore[call-arg]
+        super().__init__(comm.Get_rank(), comm.Get_size())  # type: ignore[call-arg, unused-ignore]
         self.comm, self.store, self.timeout = comm, store, timeout.total_seconds()
         self.shutdown_comm = comm.Dup() if world else None
         if world:

@@ -73,7 +73,7 @@ class XLA:
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the model's outputs."""
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        outputs: Tensor = _Function.apply(self, inputs, list(trainable), *trainable.values())  # type: ignore[no-untyped-call]
+        outputs: Tensor = _Function.apply(self, inputs, list(trainable), *trainable.values())  # type: ignore[no-untyped-call, unused-ignore]
         return outputs
 
     def recompile_reasons(self) -> list[str]:
