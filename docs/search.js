@@ -175,7 +175,7 @@ submit, launch, launcher
 remote, ssh, server
 disk, disk space, quota, storage, disk full
 cpu, core, thread
-without gpu, without a gpu, no gpu, cpu only, on cpu, on the cpu
+without gpu, without a gpu, no gpu, cpu only
 ram, memory
 shape, size, dimension
 epoch, epochs

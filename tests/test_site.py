@@ -100,6 +100,14 @@ QUESTIONS = {
     "freeze the encoder, then unfreeze it later": "freeze-a-part-of-the-model",
     "data loader too slow": "workers-of-the-data-loader-loading-is-slow-cpus-for-each-gpu",
     "pick up where my run stopped": "stop-a-run-and-continue-it-later",
+    "How do I resume training from a saved checkpoint?": "resume-ckpt_path-or-train-for-longer",
+    "Where are the logs?": "log-files-of-a-run-or-job",
+    "Which model should I use?": "choose-another-model-and-which-to-begin-with",
+    "Is the data shuffled during training?": "order-of-samples-shuffle",
+    "Why is nothing showing up in my graphs?": "a-metric-is-missing-in-wb-or-tensorboard",
+    "Why is everything classified as one class?": "the-loss-does-not-fall-or-accuracy-stays-at-chance",
+    "model.fit in keras": "keras",
+    "gradiant cliping": "gradient-clipping",  # misspelt
 }
 
 
