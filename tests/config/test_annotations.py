@@ -38,6 +38,7 @@ class Tool: ...
         ("auto", int | Literal["auto"], True),
         ("x", "an invalid annotation", True),
         (None, Any, True),
+        ({"_target_": "boltcutter.assembly.data_values.of_data"}, dict[str, int], True),  # it returns Any
         ({"_target_": "torch.optim.Adam", "_partial_": True}, Optimizer, True),
         ({"_target_": "torch.optim.Adam", "_partial_": True}, Callable[..., Optimizer], True),
         ({"_target_": "torch.optim.Adam", "_partial_": True}, partial, True),

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import yaml
 
+from boltcutter.assembly.data_values import node_of
 from boltcutter.config.errors import ConfigError
 from boltcutter.scaffold.port_cli import (
     Cli,
@@ -50,13 +51,20 @@ OwnCLI(
 """
 FILES = {
     "main.py": SCRIPT,
-    "pkg/models.py": "class Net: ...\nclass Small: ...\n",
+    "pkg/models.py": "class Net(Base): ...\nclass Small: ...\n",
     "pkg/data.py": "class Own:\n    def __init__(self, size: int = 3, batch_size=8): ...\n",
     "base.yaml": "optimizer: {lr: 0.1}\ndata: {size: 5}\nproject: x\n",
     "configs/a.yaml": "model: {act: {class_path: ReLU}, part: {class_path: Small, k: 1}}\n",
     "configs/b.yaml": "trainer: {max_epochs: 3, gpus: 1, weights_summary: top, process_position: null}\n",
     "README.md": "python main.py --config configs/a.yaml \\\n   --config=configs/b.yaml --x 3\n",
 }
+MID = """
+class Mid(LightningModule):
+    def __init__(
+        self, seed, size, n, a, opt: OptimizerCallable, plan: Callable[[Optimizer], LRScheduler],
+        loss: Callable[[Tensor], Tensor], other
+    ): ...
+"""
 
 
 @pytest.fixture
@@ -102,6 +110,7 @@ def test_layers_defaults_links_and_short_names(source: Path) -> None:
         "width": "${data.size}",
         "batch_size": "${data.batch_size}",
         "steps": "${trainer.max_epochs}",
+        "classes": "${data.classes}",
     }
     assert experiment["task"]["optimizer"] == {"_target_": "torch.optim.AdamW", "lr": 0.1, "_partial_": True}
     assert experiment["data"] == {"_target_": "pkg.data.Own", "size": 5, "batch_size": 8}
@@ -112,7 +121,6 @@ def test_layers_defaults_links_and_short_names(source: Path) -> None:
     }
     places = "\n".join(f"{place} | {note}" for place, _, note in rows)
     expected = ["trainer.weights_summary | left out", "project | left out", "main.py:11 | model.lr"]
-    expected += ["main.py:17 | link_arguments to model.classes: set task.module.classes by hand"]
     expected += ["main.py:18 | link_arguments to model.d: set task.module.d by hand"]
     assert [text for text in expected if text not in places] == []
     assert "process_position" not in places
@@ -124,6 +132,8 @@ def test_given_files_are_one_experiment(source: Path) -> None:
     made = convert(source, source / "new", rows, [source / "configs/b.yaml", source / "configs/a.yaml"])
     assert [each.name for each in made] == ["b-a"]
     assert documented_sets(source, config_files(source)) == []
+    (source / "configs/c.yaml").write_text("separator: ,")  # of another program
+    assert convert(source, source / "new", rows, [source / "configs/a.yaml"])
 
 
 def test_merging() -> None:
@@ -193,9 +203,35 @@ def test_a_link_to_an_argument_that_the_class_lacks_is_left_out(source: Path) ->
     experiment, notes = experiment_of(source, values, Cli(links=links))
     assert experiment["task"] == {"_target_": "m.Net", "width": "${data.n}"}
     assert "Net takes no such argument" in notes["main.py:seed"]
+    (source / "m.py").write_text("class Net(Mid):\n    def __init__(self, width, **rest): ...\n" + MID)
+    experiment, notes = experiment_of(source, values, Cli(links=links))
+    assert {*experiment["task"]} == {"_target_", "width", "seed"}
+    (source / "m.py").write_text("class Net(L.LightningModule):\n    def __init__(self, width, **rest): ...\n")
+    assert "main.py:seed" in experiment_of(source, values, Cli(links=links))[1]
+    (source / "m.py").write_text("class Open(Base):\n    k = 1\n")
     values["model"]["class_path"] = "m.Open"  # its constructor is elsewhere
     experiment, _ = experiment_of(source, values, Cli(links=links))
     assert experiment["task"]["seed"] == "${data.n}"
+
+
+def test_a_link_to_an_attribute_of_the_data_is_a_reference(source: Path) -> None:
+    (source / "m.py").write_text(MID)
+    pairs = [("data.words", "seed"), ("data.size", "size"), ("data.hparams.n", "n"), ("model.a", "a")]
+    links = [Link(end, f"model.{name}", f"main.py:{name}", False, is_attribute=True) for end, name in pairs]
+    values = {"model": {"class_path": "m.Mid"}, "data": {"class_path": "pkg.data.Own", "init_args": {"size": 3}}}
+    experiment, notes = experiment_of(source, values, Cli(links=links))
+    assert experiment["task"]["seed"] == "${data.words}"
+    assert experiment["task"]["size"] == node_of("size")  # it may be another value than that setting
+    assert experiment["task"]["n"] == node_of("hparams.n")
+    assert "set task.a by hand" in notes["main.py:a"]
+
+
+def test_optimizers_that_a_class_takes_are_called_by_it(source: Path) -> None:
+    (source / "m.py").write_text(MID)
+    parts = {name: {"class_path": f"m.{name}"} for name in ("opt", "plan", "loss")}
+    parts["other"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": 1}}
+    experiment, _ = experiment_of(source, {"model": {"class_path": "m.Mid", "init_args": parts}})
+    assert [name for name in parts if experiment["task"][name].get("_partial_")] == ["opt", "plan", "other"]
 
 
 def test_overrides_are_renamed() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from boltcutter.assembly.data_values import node_of
 from boltcutter.config.errors import ConfigError
 from boltcutter.scaffold.port_lht import find_layout
 from boltcutter.scaffold.port_script import constants, convert
@@ -38,6 +39,7 @@ seed: 3
 epochs: 2
 data: {n: 64, dir: "${hydra:runtime.cwd}/d"}
 """
+KEYS = {"net", "seed", "epochs", "data"}
 PARTS = """
 class Lit:
     def __init__(self, cfg, width=1): ...
@@ -55,7 +57,7 @@ def converted(folder: Path, model: str, data: str) -> tuple[dict[str, Any], list
         (folder / name).write_text(text)
     layout = find_layout(folder)
     assert layout is not None
-    assert {*constants(layout)} == {"net", "seed", "epochs", "data"}
+    assert {*constants(layout)} == KEYS
     rows = convert(layout, folder / "new")
     written = (folder / "new").rglob("*.yaml")
     made = {file.relative_to(folder / "new").as_posix(): yaml.safe_load(file.read_text()) for file in written}
@@ -103,6 +105,12 @@ NET = {"_target_": "p.Mlp", "width": "${constants.seed}"}
             {"_target_": "p.Mlp", "width": "${constants.epochs}", "_recursive_": False},
         ),
         ('Lit(f"{cfg.seed}-x")', {"_target_": "parts.Lit", "cfg": "${constants.seed}-x"}),
+        ("Lit(1, width=dm.width)", {"_target_": "parts.Lit", "cfg": 1, "width": "${data.width}"}),
+        ("Lit(5, width=dm.n)", {"_target_": "parts.Lit", "cfg": 5, "width": node_of("n")}),
+        ("Lit(2 if cfg.get('x') else cfg.seed)", {"_target_": "parts.Lit", "cfg": "${constants.seed}"}),
+        ("Lit(cfg.data.n if cfg.seed else 1)", {"_target_": "parts.Lit", "cfg": "${constants.data.n}"}),
+        ("Lit(1 if job else 2)", None),
+        ("Lit(len(dm.words))", None),
         ("Lit(cfg, net)", None),
         ("Lit(job)", None),
         ("Lit(cfg.nothing)", None),
@@ -130,4 +138,31 @@ def test_loaders_become_a_data_module(tmp_path: Path) -> None:
             "_args_": [{"_target_": "parts.samples", "n": "${constants.seed}"}],
             "batch_size": "${constants.data.n}",
         },
+    }
+
+
+def test_data_that_a_script_prepares_is_not_what_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.SCRIPT", SCRIPT.replace("    saving =", "    dm.setup()\n    saving ="))
+    with pytest.raises(ConfigError, match=r"model of fit is made from dm\.width, whose value only the program knows"):
+        converted(tmp_path, "Lit(cfg, width=dm.width)", "Data(**options)")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "make_all(cfg.get('extra'))",
+        "[hydra.utils.instantiate(c) for c in cfg.extra.values()]",
+        "[]\n    for _, c in cfg['extra'].items():\n        if '_target_' in c:\n            callbacks.append(make(c))",
+    ],
+)
+def test_callbacks_of_a_group_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str) -> None:
+    extra = "extra: {stop: {_target_: p.Stop, patience: '${epochs}'}, off: null, none: {patience: 1}}\n"
+    monkeypatch.setattr(f"{__name__}.CONFIG", CONFIG + extra)
+    lines = SCRIPT.replace("[saving]", made).replace('    callbacks.append(EarlyStopping("val_loss"))\n', "")
+    monkeypatch.setattr(f"{__name__}.SCRIPT", lines)
+    monkeypatch.setattr(f"{__name__}.KEYS", {"net", "seed", "epochs", "data", "extra"})
+    found, _ = converted(tmp_path, "Lit(1)", "Data(**options)")
+    assert found["callback/imported.yaml"] == {
+        "defaults": ["default"],
+        "stop": {"_target_": "p.Stop", "patience": "${constants.epochs}"},
     }

@@ -25,7 +25,7 @@ from torch import nn
 
 from boltcutter import files, run_files
 from boltcutter.assembly.adapt import adapt, load_compiled
-from boltcutter.assembly.data_values import complete_references
+from boltcutter.assembly.data_values import BUILT, complete_references
 from boltcutter.assembly.hooks import check_hooks
 from boltcutter.assembly.overrides import INFERRED, read_overrides
 from boltcutter.assembly.pixels import accept_pixels
@@ -439,7 +439,11 @@ def _build_data_and_task(cfg: Settings) -> tuple[Any, L.LightningModule]:
     L.seed_everything(cfg.seed, verbose=False)
     data = build(cfg.data, "data") if cfg.data else None
     check_kind(cfg, locate(cfg.task["_target_"]), data)  # before metrics refuse the number of classes
-    task = build(cfg.task, "task")
+    token = BUILT.set(data)  # whose attributes the task may get
+    try:
+        task = build(cfg.task, "task")
+    finally:
+        BUILT.reset(token)
     check_built(cfg, task, data)
     if isinstance(data, NativeData):
         for module in (task, *task.children()):  # a step may call the module, or a network in it

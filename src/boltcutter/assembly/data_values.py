@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
+from operator import attrgetter
 from typing import Any
+
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from boltcutter.config.errors import ConfigError, Mistake
 from boltcutter.config.instantiate import build
@@ -13,13 +18,42 @@ from boltcutter.config.locate import locate, parameters
 from boltcutter.config.settings import Settings
 
 REFERENCE = re.compile(r"\$\{data\.(\w+)\}")
+BUILT: ContextVar[Any] = ContextVar("built", default=None)  # the data module that a task is built for
+
+
+def of_data(name: str, data: Any) -> Any:
+    """Return an attribute of the data module: of the one that the task is built for, else of one that is built for it.
+
+    Args:
+        name: The attribute, such as ``tokenizer`` or ``hparams.size``.
+        data: Settings of the data module.
+
+    Raises:
+        ConfigError: It does not have the attribute.
+    """
+    owner = BUILT.get()
+    if owner is None:
+        with isolate_rng():
+            owner = build(Settings({"data": data}).data, "data")
+    try:
+        return attrgetter(name)(owner)
+    except AttributeError as error:
+        cls = type(owner).__name__
+        raise ConfigError(f"data: {cls} has no attribute {name} when it is made; set it in its constructor") from error
+
+
+def node_of(name: str) -> dict[str, Any]:
+    """The setting whose value is that attribute of the data module."""
+    target = f"{of_data.__module__}.{of_data.__name__}"
+    return {"_target_": target, "_recursive_": False, "name": name, "data": "${data}"}
 
 
 def complete_references(cfg: Settings, find_mistakes: Callable[[Settings], list[Mistake]]) -> Settings:
     """Return the configuration with values to which it refers, but which only the class of the data has.
 
     A value is the default of an argument of that name, or else an attribute of the class or of the data module, which
-    takes the place of the reference.
+    takes the place of the reference. An attribute that is an object, such as a tokenizer, is that of the data module
+    which is built with the task.
 
     Args:
         cfg: The configuration.
@@ -55,7 +89,8 @@ def complete_references(cfg: Settings, find_mistakes: Callable[[Settings], list[
         without = cfg.changed(dict(_replaced(others, dict.fromkeys(missing))))
         if mistakes := [mistake for mistake in find_mistakes(without) if str(mistake).startswith("data.")]:
             raise ConfigError(*mistakes)
-        found = _read(build(cfg.data, "data"), missing) | found
+        owner = build(cfg.data, "data")
+        found = _objects(owner, missing) | _read(owner, missing) | found
     if unknown := [name for name in missing if name not in found]:
         raise ConfigError(*(_describe(name, settings, target) for name in unknown), kind="unresolved_reference")
     return cfg.changed(dict(_replaced(others, found)))
@@ -68,6 +103,15 @@ def _read(owner: Any, names: list[str]) -> dict[str, Any]:
             value = getattr(owner, name)
             if value is not None and _is_plain(value):
                 found[name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def _objects(owner: Any, names: list[str]) -> dict[str, Any]:
+    found = {}
+    for name in names:
+        with suppress(Exception):
+            if (value := getattr(owner, name)) is not None and not inspect.ismethod(value):
+                found[name] = node_of(name)
     return found
 
 

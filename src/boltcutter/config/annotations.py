@@ -117,6 +117,8 @@ def _placeholder(value: Any, as_class: bool = False) -> Any:
             returned = get_type_hints(target).get("return")
         except Exception:  # evaluating annotations of another module may raise anything
             return UNKNOWN
+    if returned in (Any, object):  # of which Python 3.11 takes Any for a class
+        return UNKNOWN
     # Python 3.10 takes list[int] for a class.
     return UNKNOWN if not inspect.isclass(returned) or get_args(returned) or adapter(returned) else _Instance(returned)
 

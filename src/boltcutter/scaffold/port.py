@@ -65,7 +65,9 @@ def import_command(project: Project, arguments: list[str]) -> None:
     if is_unknown and (missing := port_lht.missing_main(source)):
         raise ConfigError(missing)
     kind = kind or ("lht" if layout else "cli")
-    if not (layout if kind == "lht" else port_cli.config_files(source)):  # before it is copied, as it may be large
+    if not (
+        layout if kind == "lht" else layers or port_cli.config_files(source)
+    ):  # before it is copied, as it may be large
         raise ConfigError(f"import {folders[0]}: no configuration of {KINDS[kind]} there; give the folder of one")
     target = source.with_name(f"{source.name}-boltcutter")
     if target.exists():

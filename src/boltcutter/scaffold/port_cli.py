@@ -10,9 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from boltcutter.assembly.data_values import node_of
 from boltcutter.config.errors import ConfigError
 from boltcutter.scaffold.port_lht import GIVEN_BY_RUN, TRAINER, callbacks, trainer_arguments
-from boltcutter.scaffold.source_code import IGNORED, NotConstantError, SourceFile, source_files
+from boltcutter.scaffold.source_code import IGNORED, NotConstantError, SourceFile, parameter, source_files
 from boltcutter.scaffold.yaml_text import Rows, dump, read_yaml, write_yaml
 
 SECTIONS = ("trainer", "model", "data", "optimizer", "lr_scheduler")
@@ -27,6 +28,7 @@ LIBRARY_PLACES = {  # where Lightning CLI finds a class that is given by its nam
 }
 DOCUMENTED = ("*.md", "*.rst", "*.txt", "*.sh", "*.slurm", "Makefile", "justfile", "Justfile", "*.toml")
 CONFIG = re.compile(r"(?:--config|-c)[ =]+(\S+\.ya?ml)")
+MAKER = re.compile(r"(Optimizer|Scheduler)Callable|Callable\[.*(Optimizer|Scheduler)\w*\]")  # an annotation
 MAX_SETS = 12  # of files that commands of the documentation name
 
 
@@ -39,12 +41,14 @@ class Link:
         target: The setting that it is given to.
         place: Where the script says so.
         is_plain: Whether it is copied as it is, before anything is instantiated.
+        is_attribute: Whether it is read from what is instantiated, as it is.
     """
 
     source: str
     target: str
     place: str
     is_plain: bool
+    is_attribute: bool = False
 
 
 @dataclass
@@ -189,10 +193,11 @@ def _read_parser(source: SourceFile, cli: Cli) -> None:
         given = {str(keyword.arg): keyword.value for keyword in call.keywords}
         if name == "link_arguments" and len(call.args) + len(given) >= 2:
             ends = [*call.args, *(given[key] for key in ("source", "target") if key in given)][:2]
-            is_plain = "compute_fn" not in given and len(call.args) < 3 and isinstance(ends[0], ast.Constant)
-            is_plain &= ast.unparse(given.get("apply_on", ast.Constant("parse"))) == "'parse'"
+            is_whole = "compute_fn" not in given and len(call.args) < 3 and isinstance(ends[0], ast.Constant)
+            when = ast.unparse(given.get("apply_on", ast.Constant("parse")))
             text = [str(end.value) if isinstance(end, ast.Constant) else ast.unparse(end) for end in ends]
-            cli.links.append(Link(text[0], text[1], source.place(call), is_plain))
+            moments = (is_whole and when == "'parse'", is_whole and when == "'instantiate'")
+            cli.links.append(Link(text[0], text[1], source.place(call), *moments))
         elif name == "set_defaults":
             for node in call.args:
                 if isinstance(node, ast.Dict):
@@ -263,7 +268,7 @@ def convert(source: Path, target: Path, rows: Rows, layers: list[Path] | None = 
     """
     cli = read_script(source)
     rows += [(place, "–", f"{what}: only the program knows its value; set it by hand") for place, what in cli.unknown]
-    files = config_files(source)
+    files = [] if layers else config_files(source)  # of which others may be for other programs
     sets = [tuple(layers)] if layers else documented_sets(source, files)
     together = {file for each in sets for file in each} | {*cli.files}
     sets += [] if layers else [(file,) for file in files if file not in together]
@@ -412,10 +417,20 @@ class Converter:
             path = self._class(value["class_path"], place) or value["class_path"]
             rest = {key: inner for key, inner in value.items() if key not in ("class_path", "init_args", "dict_kwargs")}
             arguments = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {}), **rest}
-            return {"_target_": path, **self._section(arguments, "")}
+            return {"_target_": path, **self._arguments(path, self._section(arguments, ""))}
         values = value if "init_args" not in value else {**value.pop("init_args"), **value}
         below = "trainer." if place == "trainer" else "-"  # keys of the trainer have places of their own
         return {key: self._section(inner, f"{below}{key}") for key, inner in values.items()}
+
+    def _arguments(self, path: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of a class, where those that it calls itself, such as an optimizer, are not called before."""
+        for key, value in arguments.items():
+            if isinstance(value, dict) and "_target_" in value:
+                known = parameter(self.source, path.rpartition(".")[2], key)
+                annotation = ast.unparse(known.annotation) if isinstance(known, ast.arg) and known.annotation else ""
+                if value["_target_"].startswith("torch.optim.") or MAKER.search(annotation):
+                    value["_partial_"] = True
+        return arguments
 
     def _class(self, name: str, place: str) -> str | None:
         """The dotted path of a class that may be given by its name only."""
@@ -460,15 +475,19 @@ class Converter:
         """Let the target of a link refer to its source, if that is a setting."""
         source, target = (_path(text, module) for text in (link.source, link.target))
         known = source[:1] in (["seed"], ["trainer"], ["data"]) or source[: module.count(".") + 1] == module.split(".")
-        if not (link.is_plain and known) or target[0] not in ("task", "data"):
+        is_of_data = link.is_attribute and source[0] == "data" and len(source) > 1 and target[0] == "task"
+        if not (is_of_data or (link.is_plain and known)) or target[0] not in ("task", "data"):
             text = f"link_arguments to {link.target}: set {'.'.join(target)} by hand"
             self.notes.append((link.place, text))
             return
         owner = str(_get(experiment, [*target[:-1], "_target_"]) or "").rpartition(".")[2]
-        files = source_files(self.source, f"class {owner}(") if owner else []
-        if any(each.takes(owner, target[-1]) is False for each in files):  # Lightning CLI ignores such a link
+        if owner and parameter(self.source, owner, target[-1]) is False:  # Lightning CLI ignores such a link
             note = f"link_arguments to {link.target}: left out, as {owner} takes no such argument"
             self.notes.append((link.place, note))
+            return
+        if is_of_data:
+            cls = str(_get(experiment, ["data", "_target_"]) or "").rpartition(".")[2]
+            _put(experiment, target, of_data(self.source, cls, source[1:]))
             return
         if source[0] == "data" and not _has(experiment, source):
             for each in source_files(self.source, "class "):
@@ -487,6 +506,18 @@ class Converter:
         read_keys = {*SECTIONS, *self.cli.callbacks, "seed_everything", "ckpt_path", "fit"}
         for key in (key for key in values if key not in read_keys):
             self._note(key, "left out, as nothing here reads it")
+
+
+def of_data(root: Path, cls: str, path: list[str]) -> Any:
+    """The setting whose value is an attribute of the data module, which may differ from a setting of that name.
+
+    Args:
+        root: Folder of the project.
+        cls: Class of the data module, without its module.
+        path: The attribute, and attributes of it.
+    """
+    is_setting = parameter(root, cls, path[0]) is not False
+    return node_of(".".join(path)) if is_setting or len(path) > 1 else f"${{data.{path[0]}}}"
 
 
 def _listed(value: Any) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.scaffold.hydra_defaults import expand, expand_file, merged
-from boltcutter.scaffold.port_cli import importable
+from boltcutter.scaffold.port_cli import importable, of_data
 from boltcutter.scaffold.port_lht import (
     CONFIG_NAMES,
     GIVEN_BY_RUN,
@@ -60,15 +60,23 @@ class _Conversion:
         self.layout, self.target, self.rows = layout, target, Rows()
         self.script, self.call = layout.fit
         self.values = _composed(layout)
+        self.data: str | None = None  # the variable of the data module, if the script only makes it
+        self.data_class = ""
 
     def run(self) -> Rows:
         given = dict(zip(("model", "train_dataloaders", "val_dataloaders", "datamodule"), self.call.args, strict=False))
         given |= {str(keyword.arg): keyword.value for keyword in self.call.keywords}
         if len(self.call.args) == 2 and not self._makes_loader(given["train_dataloaders"]):
             given["datamodule"] = given.pop("train_dataloaders")
+        made = self._role("datamodule", "data", given["datamodule"]) if "datamodule" in given else {}
+        if made and isinstance(variable := given["datamodule"], ast.Name):
+            owners = {ast.unparse(call.func.value) for name, call in self.script.calls()
+                      if name in ("setup", "prepare_data") and isinstance(call.func, ast.Attribute)}  # fmt: skip
+            self.data = None if variable.id in owners else variable.id
+            self.data_class = str(made["_target_"]).rpartition(".")[2]
         self._write("task", self._role("model", "task", given["model"]))
-        if "datamodule" in given:
-            self._write("data", self._role("datamodule", "data", given["datamodule"]))
+        if made:
+            self._write("data", made)
         elif "train_dataloaders" in given:
             names = {"train_dataloaders": "train", "val_dataloaders": "val"}
             loaders = {ours: self._role(n, "data", given[n]) for n, ours in names.items() if n in given}
@@ -135,7 +143,8 @@ class _Conversion:
                 if keyword.arg is None:
                     values |= self._spread(keyword.value)
                 elif keyword.arg == "callbacks":
-                    values["callbacks"] = [self.value(each) for each in self._entries(keyword.value)]
+                    named = self._configured(keyword.value)
+                    values["callbacks"] = named or [self.value(each) for each in self._entries(keyword.value)]
                 elif keyword.arg not in GIVEN_BY_RUN:
                     values[keyword.arg] = self.value(keyword.value)
             except NotConstantError as error:
@@ -150,7 +159,8 @@ class _Conversion:
         self.rows += [(f"{self.script.place(made)}: {key}", "–", note) for key, note in unknown]
         self._write("trainer", {"_target_": TRAINER, "plugins": ["${checkpoint_io}"], **kept})
         found = listed if isinstance(listed, list) else []
-        named = {str(e["_target_"]).rpartition(".")[2].lower(): e for e in found if isinstance(e, dict)}
+        named = listed if isinstance(listed, dict) else {}
+        named |= {str(e["_target_"]).rpartition(".")[2].lower(): e for e in found if isinstance(e, dict)}
         saving = [name for name, entry in named.items() if entry["_target_"].endswith(".ModelCheckpoint")]
         best = next((name for name in saving if named[name].get("monitor") is not None), None)
         kept, notes = callbacks(named, {name: "best" if name == best else name for name in saving})
@@ -158,6 +168,21 @@ class _Conversion:
             self.rows.append((f"{self.script.place(made)}: {key}", "–", text or key))
         if kept:
             self._write("callback", {"defaults": ["default"], **kept})
+
+    def _configured(self, node: ast.expr) -> dict[str, Any]:
+        """The settings of a group of objects that a function or a loop of the script instantiates; empty if none."""
+        text = f"{ast.unparse(node)}.append"
+        loops = [each for each in ast.walk(self.script.tree) if isinstance(each, ast.For) and text in ast.unparse(each)]
+        for expression in (self._assigned(node), *(loop.iter for loop in loops)):
+            for inner in ast.walk(expression):
+                path = self._path_of(inner) if isinstance(inner, ast.expr) else None
+                found = self._read(path) if path else None
+                made = [each for each in (found if isinstance(found, dict) else {}).values() if isinstance(each, dict)]
+                if any("_target_" in each for each in made):
+                    kept = {name: each for name, each in dict(found).items() if isinstance(each, dict)}
+                    kept = {name: each for name, each in kept.items() if "_target_" in each}
+                    return dict(_rewritten(kept, self._referring))
+        return {}
 
     def _entries(self, node: ast.expr) -> list[ast.expr]:
         """The entries of a list, with those that the script appends to it."""
@@ -180,6 +205,10 @@ class _Conversion:
             if not isinstance(node, ast.Call):
                 raise NotConstantError(ast.unparse(node))
             return self.value(node.args[1], seen) if len(node.args) > 1 else None  # of get
+        if isinstance(node, ast.Attribute) and (names := ast.unparse(node).split("."))[0] == self.data:
+            return of_data(self.script.root, self.data_class, names[1:])
+        if isinstance(node, ast.IfExp):
+            return self._chosen(node, seen)
         if isinstance(node, ast.List | ast.Tuple):
             return [self.value(entry, seen) for entry in node.elts]
         if isinstance(node, ast.Name) and node.id in self.script.assigned and node.id not in seen:
@@ -194,6 +223,17 @@ class _Conversion:
             return ast.literal_eval(node)
         except (ValueError, TypeError, RecursionError):
             raise NotConstantError(ast.unparse(node)) from None
+
+    def _chosen(self, node: ast.IfExp, seen: tuple[str, ...]) -> Any:
+        """The value that the script gives where a setting is, or is not, set."""
+        path = self._path_of(node.test)
+        found = self._read(path) if path else UNSET
+        if not path or (isinstance(found, str) and "${" in found):
+            raise NotConstantError(ast.unparse(node))
+        is_set = found is not UNSET and bool(found)
+        note = f"as {'.'.join(path)} is {'set' if is_set else 'not set'}; that is decided once, by the import"
+        self.rows.append((f"{self.script.place(node)}: {ast.unparse(node)}", "–", note))
+        return self.value(node.body if is_set else node.orelse, seen)
 
     def _called(self, node: ast.Call, seen: tuple[str, ...]) -> Any:
         name = ast.unparse(node.func).rpartition(".")[2]

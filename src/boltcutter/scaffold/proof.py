@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import runpy
 import sys
@@ -54,6 +55,7 @@ def run_briefly(file: str, steps: str, seed: str, script: str, *arguments: str) 
     """Run a script until its trainer has done ``steps`` optimizer steps."""
     fit = Trainer.fit
 
+    @functools.wraps(fit)  # Lightning CLI reads the names of its arguments
     def fit_briefly(trainer: L.Trainer, model: L.LightningModule, *given: Any, **named: Any) -> None:
         data = named.get("datamodule")
         trainer.fit_loop.epoch_loop.max_steps = int(steps)
@@ -75,8 +77,21 @@ def run_briefly(file: str, steps: str, seed: str, script: str, *arguments: str) 
         runpy.run_module(PROGRAM, run_name="__main__")
     else:
         L.seed_everything(int(seed))  # which some scripts do not do
-        sys.path.insert(0, str(Path(script).resolve().parent))
-        runpy.run_path(script, run_name="__main__")
+        run_script(Path(script).resolve())
+
+
+def run_script(script: Path) -> None:
+    """Run a script, or a module of a package as its entry point does: by the function ``main``, if nothing calls it."""
+    if not (script.parent / "__init__.py").is_file():
+        sys.path.insert(0, str(script.parent))
+        runpy.run_path(str(script), run_name="__main__")
+        return
+    packages = [folder for folder in script.parents if (folder / "__init__.py").is_file()]
+    root = packages[-1].parent
+    sys.path.insert(0, str(root))
+    found = runpy.run_module(".".join(script.relative_to(root).with_suffix("").parts), run_name="__main__")
+    if "__name__" not in script.read_text() and "main" in found:
+        found["main"]()
 
 
 if __name__ == "__main__":

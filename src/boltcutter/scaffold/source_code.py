@@ -15,6 +15,7 @@ from boltcutter.config.errors import ConfigError
 IGNORED = {".git", ".venv", "venv", "env", "node_modules", "site-packages", "build", "dist", "__pycache__"}
 MAX_SIZE = 1 << 20  # characters of a file
 RESOLVERS = "register_new_resolver", "register_resolver"  # before OmegaConf 2.4, and from 2.4 on
+NO_ARGUMENTS = {"LightningModule", "LightningDataModule", "Module", "Callback", "ABC", "Generic", "object"}
 REGISTER = RESOLVERS[tuple(map(int, version("omegaconf").split(".")[:2])) >= (2, 4)]
 
 
@@ -140,13 +141,6 @@ class SourceFile:
             return {a.arg: d.value for a, d in last if isinstance(d, ast.Constant)}
         return {}
 
-    def takes(self, name: str, argument: str) -> bool | None:
-        """Whether the constructor of a class takes an argument; None if this file does not say it."""
-        for made in self.constructors(name):
-            given = [*made.posonlyargs, *made.args, *made.kwonlyargs]
-            return made.kwarg is not None or argument in [each.arg for each in given]
-        return None
-
     def extract(self, statements: list[ast.stmt]) -> str:
         """Statements with the imports, functions and values of this file that they need, as the text of a module."""
         known: dict[str, ast.stmt] = {}
@@ -207,6 +201,51 @@ def source_files(root: Path, *words: str) -> list[SourceFile]:
     files.sort(key=lambda file: (len(file.relative_to(root).parts), file))
     texts = ((file, file.read_text(errors="replace")) for file in files)
     return [SourceFile(file, root) for file, text in texts if any(word in text for word in words)]
+
+
+def constructors(root: Path, name: str, below: tuple[str, ...] = ()) -> Iterator[ast.arguments | None]:
+    """The arguments of a class's constructor, and of those of its bases that get the rest as keywords.
+
+    Args:
+        root: Folder of the project.
+        name: The class, without its module.
+        below: Classes that inherit from it.
+
+    Yields:
+        None for a class that the project's files do not define.
+    """
+    if name in NO_ARGUMENTS or name in below:
+        return
+    for source in source_files(root, f"class {name}"):
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                made = next(source.constructors(name), None)
+                yield from [made] if made else []
+                if made is None or made.kwarg:
+                    for base in node.bases:
+                        last = ast.unparse(base).partition("[")[0].rpartition(".")[2]
+                        yield from constructors(root, last, (*below, name))
+                return
+    yield None
+
+
+def parameter(root: Path, name: str, argument: str) -> ast.arg | bool | None:
+    """The argument of that name which a class takes, or a base; False if none does, None if that is not known.
+
+    Args:
+        root: Folder of the project.
+        name: The class, without its module.
+        argument: The argument.
+    """
+    unknown: bool | None = False
+    for made in constructors(root, name):
+        if made is None:
+            unknown = None
+            continue
+        found = next((a for a in [*made.posonlyargs, *made.args, *made.kwonlyargs] if a.arg == argument), None)
+        if found:
+            return found
+    return unknown
 
 
 def resolvers(root: Path) -> tuple[str, list[tuple[str, str]]]:
