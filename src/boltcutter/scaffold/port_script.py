@@ -177,10 +177,8 @@ class _Conversion:
             for inner in ast.walk(expression):
                 path = self._path_of(inner) if isinstance(inner, ast.expr) else None
                 found = self._read(path) if path else None
-                made = [each for each in (found if isinstance(found, dict) else {}).values() if isinstance(each, dict)]
-                if any("_target_" in each for each in made):
-                    kept = {name: each for name, each in dict(found).items() if isinstance(each, dict)}
-                    kept = {name: each for name, each in kept.items() if "_target_" in each}
+                each = found.items() if isinstance(found, dict) else ()
+                if kept := {name: value for name, value in each if isinstance(value, dict) and "_target_" in value}:
                     return dict(_rewritten(kept, self._referring))
         return {}
 
