@@ -120,17 +120,19 @@ def test_a_large_request_is_computed_in_several_batches_or_refused_as_a_whole() 
     run(model, test, max_waiting=10)
 
 
-def test_an_error_reaches_the_requests_of_its_batch_only() -> None:
+def test_an_error_reaches_its_request_only() -> None:
     model = Model()
 
     async def test(batcher: Batcher) -> None:
         first = await begin(model, batcher, [1])
-        bad = asyncio.ensure_future(batcher(np.array([-1.0])))
+        bad, good = (asyncio.ensure_future(batcher(np.array([value]))) for value in (-1.0, 2.0))
         await asyncio.sleep(0.05)
         model.released.set()
         assert list(await first) == [2]
         with pytest.raises(ValueError, match="negative"):
             await bad
+        assert list(await good) == [4]  # which was in the same batch
+        assert model.sizes == [1, 2, 1, 1]
         assert list(await batcher(np.array([3.0]))) == [6]
 
     run(model, test)

@@ -250,6 +250,12 @@ def test_samples_of_a_class_are_made_from_objects() -> None:
     assert isinstance(found, Pair)
     assert (found.features.tolist(), found.mask.dtype) == ([1, 2.5], torch.int64)
     assert is_alike(found, structure)
+    for mask in ([1.5, 0], [1, -1], [300, 0], [float("nan"), 0]):  # torch would make 1, 255 and 44 of them
+        with pytest.raises(ValueError, match=r"a sample\[mask\] has numbers that uint8, its type in training"):
+            _as_structure({"features": [1], "mask": mask}, structure | {"mask": "uint8"})
+    for features in (["1"], [[1], [1, 2]], None, {}):
+        with pytest.raises(ValueError, match=r"a sample\[features\] is no array of numbers: "):
+            _as_structure({"features": features, "mask": [1, 0]}, structure)
     with pytest.raises(ValueError, match="a sample is not an object with features, mask"):
         _as_structure([[1, 2], [1, 0]], structure)
     for path in ("nowhere.Pair", "os.path", f"{__name__}.torch"):

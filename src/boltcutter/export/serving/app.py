@@ -185,8 +185,8 @@ class Service:
             raise overload(str(error)) from None
         except Exception as error:  # of the code of the model, or of an export
             reason = (
-                f"the model fails on a batch (inputs,) without targets: {one_line(error)[:300]}; "
-                "predict_step must take a batch that has inputs only"
+                f"the model fails on these inputs: {one_line(error)[:300]}; give some of the shapes in training, and "
+                "let predict_step take a batch (inputs,) without targets"
             )
             print(f"error: {reason}", file=sys.stderr, flush=True)
             raise HTTPException(500, reason) from None

@@ -98,7 +98,6 @@ class Batcher:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
             wait = self.max_wait if self._count < self.max_batch else 0.0
@@ -110,20 +109,26 @@ class Batcher:
             self._latest = sum(len(request.inputs) for request in batch)
             if not batch:
                 continue
-            try:
-                inputs = join([request.inputs for request in batch])
-                outputs = await loop.run_in_executor(self._thread, self.function, inputs)
-            except Exception as error:
+            await self._compute(batch)
+
+    async def _compute(self, batch: list[Waiting]) -> None:
+        """Compute requests together, or each alone if that fails, so that one does not make others fail."""
+        try:
+            inputs = join([request.inputs for request in batch])
+            outputs = await asyncio.get_running_loop().run_in_executor(self._thread, self.function, inputs)
+        except Exception as error:
+            if len(batch) > 1:
                 for request in batch:
-                    if not request.result.done():
-                        request.result.set_exception(error)
-                continue
-            start = 0
-            for request in batch:
-                end = start + len(request.inputs)
-                if not request.result.done():  # the client may have gone
-                    request.result.set_result(outputs[start:end])
-                start = end
+                    await self._compute([request])
+            elif not batch[0].result.done():
+                batch[0].result.set_exception(error)
+            return
+        start = 0
+        for request in batch:
+            end = start + len(request.inputs)
+            if not request.result.done():  # the client may have gone
+                request.result.set_result(outputs[start:end])
+            start = end
 
     def _take(self) -> list[Waiting]:
         """Take the requests of the next batch, all with samples of one shape and type."""

@@ -201,7 +201,10 @@ class Predictor:
                 found = [_to_tensors(value) for value in values]
             batch = make_batch(found, range(len(found)), self.collate)  # so that it fails alone, not joined with others
         except Exception as error:  # of the user's code, for samples of another structure
-            remedy = "" if hasattr(self.data, "preprocess") else "; make them in a method preprocess of the data module"
+            remedy = "; make them in a method preprocess of the data module"
+            if self.structure is not None:
+                remedy = f"; give samples like {self.structure}"
+            remedy = "" if hasattr(self.data, "preprocess") else remedy
             reason = one_line(error)[:200]
             raise ValueError(f"inputs: samples cannot be converted and collated ({reason}){remedy}") from None
         if self.structure is not None and not is_alike(given := inputs_of(batch), self.structure):
@@ -307,7 +310,15 @@ def _as_structure(value: Any, structure: Any, name: str = "a sample") -> Any:
     dtype = getattr(torch, str(structure), None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name} is a {structure} in training; make it in a method preprocess of the data module")
-    return torch.tensor(value, dtype=dtype)
+    is_whole = not dtype.is_floating_point and not dtype.is_complex
+    try:
+        found = torch.tensor(value, dtype=None if is_whole else dtype)
+    except Exception as error:  # of texts, objects, and lists of different lengths
+        raise ValueError(f"{name} is no array of numbers: {one_line(error, 100)}") from None
+    made = found.to(dtype)
+    if is_whole and not torch.equal(made.double(), found.double()):
+        raise ValueError(f"{name} has numbers that {structure}, its type in training, does not have")
+    return made
 
 
 def _imported_class(path: Any) -> Any:
