@@ -31,7 +31,7 @@ def arguments_of(project: Project, arguments: Sequence[str]) -> tuple[list[str],
         arguments: Those of the command. Where code was changed, they have a git ref or patch that joins the changes.
 
     Raises:
-        ConfigError: Nothing was accepted since, or not by one metric.
+        ConfigError: Nothing was accepted since, or not by one metric, or two values of one setting were.
     """
     entries = ledger.read_entries(Path(runs_folder(project, arguments)))
     accepted = [entry for entry in unconfirmed(entries) if entry.verdict == "accepted"]
@@ -51,9 +51,20 @@ def arguments_of(project: Project, arguments: Sequence[str]) -> tuple[list[str],
         raise ConfigError(
             f"{FLAG}: {versions[0]} has changed the code; join what was accepted in a branch, and give that as well"
         )
-    first, overrides = accepted[0], list[str]()
+    first, overrides, confirmed = accepted[0], list[str](), list[str]()
     for entry in accepted:
-        overrides += [override for override in entry.change_overrides if override not in entry.baseline_overrides]
+        added = [override for override in entry.change_overrides if override not in entry.baseline_overrides]
+        for new in without_common(added):
+            key = new.partition("=")[0]
+            old = next((one for one in overrides if one.partition("=")[0] == key and one != new), None)
+            if old and old not in entry.baseline_overrides and key not in keys:  # else it was tried on top of that
+                raise ConfigError(
+                    f"{FLAG}: {old} and {new} were both accepted, of which one can be confirmed; give one of them",
+                    kind="conflict",
+                )
+        if all(one in given or one.partition("=")[0] not in keys for one in added):  # else another value was given
+            overrides += added
+            confirmed.append(entry.id)
     own = without_common(first.baseline_overrides)
     found = {
         "metric": first.metric,
@@ -66,7 +77,7 @@ def arguments_of(project: Project, arguments: Sequence[str]) -> tuple[list[str],
     if own:
         found["against"] = shlex.join(own)
     more = [f"{key}={value}" for key, value in found.items() if key not in keys]
-    return [*given, *more, *last_of_each(without_common(overrides))], tuple(entry.id for entry in accepted)
+    return [*given, *more, *last_of_each(without_common(overrides))], tuple(confirmed)
 
 
 def without_common(overrides: Sequence[str]) -> list[str]:
