@@ -226,6 +226,13 @@ def test_a_link_to_an_attribute_of_the_data_is_a_reference(source: Path) -> None
     assert "set task.a by hand" in notes["main.py:a"]
 
 
+def test_callbacks_in_a_section_of_sections(source: Path) -> None:
+    own = {"save.often": "lightning.pytorch.callbacks.ModelCheckpoint"}
+    cli = Cli(callbacks=own, defaults={"save": {"often": {"monitor": "a", "every_n_epochs": 5}}})
+    experiment, _ = experiment_of(source, {"model": {"class_path": "m.Net"}}, cli)
+    assert experiment["callback"] == {"best": {"monitor": "a", "every_n_epochs": 5}}
+
+
 def test_optimizers_that_a_class_takes_are_called_by_it(source: Path) -> None:
     (source / "m.py").write_text(MID)
     parts = {name: {"class_path": f"m.{name}"} for name in ("opt", "plan", "loss")}

@@ -246,3 +246,18 @@ def test_a_main_file_that_is_given_on_the_command_line_is_the_first(source: Path
     layout = find_layout(source)
     assert layout is not None
     assert layout.main.name == "main.yaml"
+
+
+def test_the_folder_of_the_configuration_may_be_what_a_function_returns(source: Path) -> None:
+    (source / "src/train.py").write_text(TRAIN.replace('config_path="../conf"', "config_path=str(find_configs())"))
+    layout = find_layout(source)
+    assert layout is not None
+    assert (layout.configs, layout.script) == (source / "conf", source / "src/train.py")
+
+
+@pytest.mark.parametrize(("option", "chosen"), [("one", "one"), ("one.yaml", "one"), ("[one]", "one"), ("x", None)])
+def test_an_experiment_that_the_main_file_selects_is_kept(source: Path, option: str, chosen: str | None) -> None:
+    main = source / "conf/main.yaml"
+    main.write_text(main.read_text().replace("experiment: null", f"experiment: {option}"))
+    made, _ = converted(source)
+    assert made["train.yaml"]["defaults"].get("experiment") == chosen

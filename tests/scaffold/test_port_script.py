@@ -166,3 +166,11 @@ def test_callbacks_of_a_group_are_kept(tmp_path: Path, monkeypatch: pytest.Monke
         "defaults": ["default"],
         "stop": {"_target_": "p.Stop", "patience": "${constants.epochs}"},
     }
+
+
+def test_variables_are_those_of_the_function_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = "\ndef predict(cfg):\n    trainer = L.Trainer(max_epochs=99)\n    lit = Lit(99)\n"
+    monkeypatch.setattr(f"{__name__}.SCRIPT", SCRIPT + other)
+    made, _ = converted(tmp_path, "Lit(1)", "Data(**options)")
+    assert made["task/imported.yaml"]["cfg"] == 1
+    assert made["trainer/imported.yaml"]["max_epochs"] == "${constants.epochs}"

@@ -218,8 +218,9 @@ def compare(source: Path, target: Path, name: str, theirs: list[str], ours: list
         Whether the import trains, and does as the original where that can run here.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        quick = [f"folder={scratch}/run", f"seed={SEED}", "logger=csv", "report=false", "test=false"]
         given = {override.lstrip("+~").partition("=")[0] for override in ours}
+        quick = [f"folder={scratch}/run", f"seed={SEED}", "report=false", "test=false"]
+        quick += [] if "logger" in given else ["logger=csv"]
         on_cpu = {"trainer.accelerator": "cpu", "trainer.devices": "1"}
         quick += [] if _has_gpu() else [f"{key}={text}" for key, text in on_cpu.items() if key not in given]
         imported = _steps(target, Path(scratch, "ours.json"), ["boltcutter", "train", *ours, *quick])

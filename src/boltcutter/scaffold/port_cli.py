@@ -461,7 +461,7 @@ class Converter:
         """Callbacks and loggers by name."""
         listed = [*_listed(trainer.get("callbacks"))]
         for key, target in self.cli.callbacks.items():
-            listed.append({"_target_": target, **(values.get(key) or {})})
+            listed.append({"_target_": target, **(_get(values, key.split(".")) or {})})
         named = _named(listed)
         saving = [name for name, entry in named.items() if entry["_target_"].endswith(".ModelCheckpoint")]
         best = next((name for name in saving if named[name].get("monitor") is not None), None)

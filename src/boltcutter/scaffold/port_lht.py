@@ -132,6 +132,8 @@ def _scripts(sources: list[SourceFile]) -> list[tuple[SourceFile, Path, Path]]:
         for _, folder, stem in _main_calls(script):
             named = script.root.rglob(f"{Path(folder).name}/{stem}.yaml") if folder.startswith("/") else ()
             places = [*(base / folder for base in (script.file.parent, script.root)), *(f.parent for f in named)]
+            if folder == "." and not (script.file.parent / f"{stem}.yaml").is_file():  # a function returns it
+                places = [script.root / name for name in ("configs", "config", "conf")]
             for configs in (place.resolve() for place in places):
                 main = configs / f"{stem}.yaml"
                 if not main.is_file():  # it is given as --config-name
@@ -458,7 +460,13 @@ class Conversion:
                 chosen[ours] = entry.option
                 notes.append(f"{entry.group}: to be given, as in {ours}=<option>")
                 continue
-            if top in NOT_USED or entry.group in OVERLAYS:
+            if entry.group in OVERLAYS:
+                names = entry.option if isinstance(entry.option, list) else [entry.option]
+                names = [str(name).removesuffix(".yaml") for name in names if name is not None]
+                there = [name for name in names if (layout.configs / entry.group / f"{name}.yaml").is_file()]
+                chosen |= {entry.group: there if len(there) > 1 else there[0]} if there else {}
+                continue
+            if top in NOT_USED:
                 continue
             if (entry.package is not None or "/" in entry.group) and entry.option is not None:
                 option = layout.configs / entry.group / f"{entry.option}.yaml"

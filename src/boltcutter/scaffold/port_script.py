@@ -59,6 +59,7 @@ class _Conversion:
         assert layout.fit is not None
         self.layout, self.target, self.rows = layout, target, Rows()
         self.script, self.call = layout.fit
+        self.assigned = self.script.assigned_at(self.call)
         self.values = _composed(layout)
         self.data: str | None = None  # the variable of the data module, if the script only makes it
         self.data_class = ""
@@ -115,8 +116,8 @@ class _Conversion:
         return "loader" in ast.unparse(node).lower() or called.endswith("DataLoader")
 
     def _assigned(self, node: ast.expr) -> ast.expr:
-        if isinstance(node, ast.Name) and node.id in self.script.assigned:
-            return self.script.assigned[node.id]
+        if isinstance(node, ast.Name) and node.id in self.assigned:
+            return self.assigned[node.id]
         return node
 
     def _role(self, argument: str, role: str, node: ast.expr) -> dict[str, Any]:
@@ -209,8 +210,8 @@ class _Conversion:
             return self._chosen(node, seen)
         if isinstance(node, ast.List | ast.Tuple):
             return [self.value(entry, seen) for entry in node.elts]
-        if isinstance(node, ast.Name) and node.id in self.script.assigned and node.id not in seen:
-            return self.value(self.script.assigned[node.id], (*seen, node.id))
+        if isinstance(node, ast.Name) and node.id in self.assigned and node.id not in seen:
+            return self.value(self.assigned[node.id], (*seen, node.id))
         if isinstance(node, ast.JoinedStr):
             return "".join(
                 str(self.value(v.value if isinstance(v, ast.FormattedValue) else v, seen)) for v in node.values

@@ -68,17 +68,20 @@ class SourceFile:
     @cached_property
     def assignments(self) -> list[tuple[str, ast.expr]]:
         """Each name to which an expression is assigned, anywhere in the file, with the expression."""
-        found = []
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                found += [(target.id, node.value) for target in targets if isinstance(target, ast.Name)]
-        return found
+        return _assignments(self.tree)
 
     @property
     def assigned(self) -> dict[str, ast.expr]:
         """The expression that is last assigned to each name."""
         return dict(self.assignments)
+
+    def assigned_at(self, node: ast.AST) -> dict[str, ast.expr]:
+        """The expression that is assigned to each name: last in the function around a node, else anywhere."""
+        found = self.assigned
+        for function in ast.walk(self.tree):  # the outer ones first
+            if isinstance(function, ast.FunctionDef) and any(each is node for each in ast.walk(function)):
+                found |= _assignments(function)
+        return found
 
     def calls(self) -> Iterator[tuple[str, ast.Call]]:
         """Each call, with the last part of the name of what is called."""
@@ -177,6 +180,15 @@ class SourceFile:
             return node.module or ""
         parts = self.module.split(".") + (["__init__"] if self.file.name == "__init__.py" else [])
         return ".".join([*parts[: len(parts) - node.level], *filter(None, [node.module])])
+
+
+def _assignments(tree: ast.AST) -> list[tuple[str, ast.expr]]:
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found += [(target.id, node.value) for target in targets if isinstance(target, ast.Name)]
+    return found
 
 
 def _bound(alias: ast.alias) -> str:
