@@ -136,3 +136,11 @@ def test_a_run_trains_on_shards(script: Script, tmp_path: Path) -> None:
     done = script("train", *QUICK, *words, "data.num_workers=2", f"folder={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "evaluation" / "test" / "confusion.svg").is_file()
+
+
+def test_a_file_of_several_samples_is_no_input(tmp_path: Path) -> None:
+    np.save(tmp_path / "inputs.npy", np.zeros((5, 3), np.float32))
+    np.save(tmp_path / "targets.npy", np.arange(5) % 2)
+    data = Shards(path=str(tmp_path / "inputs.npy"), shape=(3,), num_classes=2)
+    with pytest.raises(ValueError, match=r"^input=.*inputs.npy: an array of shape \[5, 3\], but a sample has "):
+        data.read([tmp_path / "inputs.npy"])

@@ -210,6 +210,11 @@ def test_several_targets_and_ignored_columns(path: Path) -> None:
     assert data.statistics["target_std"] == pytest.approx(targets.double().std(0, correction=0).tolist())
 
 
+def test_names_of_classes_of_a_target_that_has_none_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^data.classes=\[a,b\]: 2 names, but the data has 214 classes; give as many"):
+        Tabular(classes=["a", "b"]).setup("fit")
+
+
 def test_a_target_that_is_given_twice_is_refused(path: Path) -> None:
     with pytest.raises(ValueError, match=r"^data.target=\['price', 'price'\]: price is there more than once; remove"):
         Tabular(path=path, target=["price", "price"])

@@ -1,3 +1,4 @@
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -6,7 +7,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from boltcutter.data.digits import Digits
-from boltcutter.evaluation.splits import note_limit, prediction_argument, skip_reason, uses_validation_step
+from boltcutter.evaluation.splits import (
+    ChainedLoader,
+    note_limit,
+    prediction_argument,
+    skip_reason,
+    uses_validation_step,
+)
 
 
 class Manual(L.LightningModule):
@@ -28,6 +35,19 @@ def test_skip_reason_names_the_missing_hook() -> None:
     assert skip_reason(None, Whole(), "val") == "Whole has no validation_step"
     reason = str(skip_reason(L.LightningDataModule(), Whole(), "test"))  # Lightning does not ask the task then
     assert reason.startswith("LightningDataModule has no test_dataloader (that of Whole")
+
+
+def test_chained_splits_are_counted_and_named_together() -> None:
+    def loader(names: list[str] | None, *batches: list[int]) -> Any:
+        size = sum(map(len, batches))
+        dataset = type("Named", (list,), {"names": names} if names else {})(range(size))
+        return SimpleNamespace(dataset=dataset, batch_sampler=batches)
+
+    chained = ChainedLoader([loader(["a", "b", "c"], [0, 1], [2]), loader(["d"], [0])])
+    assert list(chained.batch_sampler or ()) == [[0, 1], [2], [3]]
+    assert chained.dataset.names == ["a", "b", "c", "d"]
+    assert ChainedLoader([loader(["a"], [0]), loader(None, [0])]).dataset.names is None
+    assert ChainedLoader([SimpleNamespace()]).batch_sampler is None  # of a stream
 
 
 def test_prediction_argument() -> None:

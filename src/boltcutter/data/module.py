@@ -214,13 +214,21 @@ class DataModule(L.LightningDataModule, ABC):
 
     def _rename(self, given: list[str]) -> None:
         """Replace the names of classes by those that are given."""
+        self._check_names(given)
+        self.classes, self._found = [*given], self.classes
+
+    def _check_names(self, given: list[str]) -> None:
+        """Check that there is a name for each class.
+
+        Raises:
+            ValueError: There is not.
+        """
         count, is_class = len(self.classes) or getattr(self, "num_classes", None), self.kind == "classification"
         if not is_class or count not in (None, len(given)):
             self.splits = None
             found = f"{count} classes; give as many names, or null" if is_class else "no classes; set it to null"
             names = f"{','.join(given[:5])}{',…' if len(given) > 5 else ''}"
             raise ValueError(f"data.classes=[{names}]: {len(given)} names, but the data has {found}")
-        self.classes, self._found = [*given], self.classes
 
     def fingerprint(self) -> str:
         """Hash that changes when the contents of a split change."""

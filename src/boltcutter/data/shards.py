@@ -219,7 +219,12 @@ class Shards(DataModule):
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
         """Read images, or ``.npy`` files of one sample each."""
         if all(path.suffix == ".npy" for path in paths):
-            samples = [torch.from_numpy(np.array(map_npy(path)).reshape(self.shape)) for path in paths]
+            arrays = [map_npy(path) for path in paths]
+            for path, array in zip(paths, arrays, strict=True):
+                if array.size != math.prod(self.shape):
+                    found = f"{list(array.shape)}, but a sample has {list(self.shape)}"
+                    raise ValueError(f"input={path}: an array of shape {found}; give a file for each sample")
+            samples = [torch.from_numpy(np.array(array).reshape(self.shape)) for array in arrays]
             return torch.stack(samples), [str(path) for path in paths]
         if len(self.shape) != 3:
             raise ValueError(f"input={paths[0]}: data.shape={list(self.shape)} is not an image shape; give .npy files")

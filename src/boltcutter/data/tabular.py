@@ -108,6 +108,8 @@ class Tabular(DataModule):
         features = table.drop(columns=[*self.targets, *self.ignore, *self.groups])
         kinds = self._decide(features, table[self.targets])
         labels = self._labels(table[self.targets]) if self.kind == "classification" else None
+        if labels is not None and self._names is not None:
+            self._check_names(self._names)  # before rows of other targets than classes are stratified
         targets = self._numbers(table[self.targets]) if labels is None else labels
         groups = group_indices(table[self.groups[0]]) if self.groups else None
         settings: Any = {"num_folds": self.num_folds, "fold": self.fold, "groups": groups}

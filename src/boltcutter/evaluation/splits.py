@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -41,17 +42,40 @@ class NoLoader:
         return iter(())
 
 
+class ChainedBatches:
+    """The indices of this rank's batches of several loaders, counted over the datasets of all."""
+
+    def __init__(self, loaders: Sequence[Any]) -> None:
+        self.loaders = loaders
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Iterate over the batches."""
+        begin = 0
+        for loader in self.loaders:
+            yield from ([begin + index for index in batch] for batch in loader.batch_sampler)
+            begin += len(loader.dataset)
+
+
 class ChainedLoader:
     """The batches of several loaders of this rank, one after the other.
 
     Args:
         loaders: Of the splits.
+
+    Attributes:
+        dataset: Has the ``names`` of the files of all splits, if their datasets have them.
+        batch_sampler: Indices of this rank's batches, of which each split has those after the last one's.
     """
 
     is_sharded = True
 
     def __init__(self, loaders: Sequence[Any]) -> None:
         self.loaders = loaders
+        lists = [getattr(getattr(loader, "dataset", None), "names", None) for loader in loaders]
+        known = [names for names in lists if isinstance(names, list | tuple)]
+        self.dataset = SimpleNamespace(names=[*chain.from_iterable(known)] if len(known) == len(lists) else None)
+        has_indices = all(getattr(loader, "batch_sampler", None) is not None for loader in loaders)
+        self.batch_sampler = ChainedBatches(loaders) if has_indices else None
 
     def __len__(self) -> int:
         """Return the number of batches."""
