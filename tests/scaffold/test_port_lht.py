@@ -261,3 +261,13 @@ def test_an_experiment_that_the_main_file_selects_is_kept(source: Path, option: 
     main.write_text(main.read_text().replace("experiment: null", f"experiment: {option}"))
     made, _ = converted(source)
     assert made["train.yaml"]["defaults"].get("experiment") == chosen
+
+
+def test_settings_of_the_run_that_are_those_of_a_logger_are_their_values(source: Path) -> None:
+    (source / "conf/logger").mkdir()
+    (source / "conf/logger/own.yaml").write_text("own: {tags: [a, b], name: x}\n")
+    main = source / "conf/main.yaml"
+    texts = "tags: ${logger.own.tags}\nname: ${logger.own.name}-1\n"
+    main.write_text(main.read_text().replace("  - experiment: null\n", "  - logger: own\n") + texts)
+    made, _ = converted(source)
+    assert (made["train.yaml"]["tags"], made["train.yaml"]["name"]) == (["a", "b"], "x-1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -495,7 +496,7 @@ class Conversion:
                 Path("constants", "default.yaml"),
                 self._without_loggers(dump(kept)) if kept else "# Set by experiments.\n",
             )
-        self._write(Path("train.yaml"), dump({"defaults": chosen}) + text)
+        self._write(Path("train.yaml"), dump({"defaults": chosen}) + self._without_loggers(text))
         self._row(self.files[layout.main], "configs/train.yaml", *notes)
         if self.constants:
             note = "keys that other files refer to, as ${constants.…}"
@@ -513,7 +514,9 @@ class Conversion:
             inner: Any = values
             for part in found[1].split("."):
                 inner = inner.get(part) if isinstance(inner, dict) else None
-            return found[0] if inner is None or isinstance(inner, dict | list) else str(inner)
+            if inner is None or isinstance(inner, dict):
+                return found[0]
+            return json.dumps(inner) if isinstance(inner, list) else str(inner)
 
         return re.sub(pattern, value, text)
 
