@@ -73,5 +73,9 @@ class DataDependent(nn.Module):
         return x * 2 if x.sum().item() > 0 else x
 
 
+def test_a_model_of_lazy_layers_is_not_copied() -> None:
+    assert meta_copy(nn.Sequential(nn.Flatten(), nn.LazyLinear(2))) is None
+
+
 def test_a_model_with_data_dependent_control_flow_is_not_counted() -> None:
     assert count(DataDependent(), torch.ones(2)) is None

@@ -67,3 +67,4 @@ def test_the_place_of_an_index_out_of_range_on_a_gpu_is_named(monkeypatch: pytes
 def test_nested_batches_are_described() -> None:
     batch = [torch.zeros(2, 3), {"mask": torch.zeros(2, dtype=torch.bool), "name": ["a"]}]
     assert describe(batch) == "[(2, 3) float32, {mask: (2,) bool, name: list}]"
+    assert describe(torch.nn.LazyLinear(2).weight) == "of a lazy layer"

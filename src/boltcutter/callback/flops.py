@@ -43,10 +43,12 @@ def peak_flops(device: str, precision: str) -> float | None:
 
 
 def meta_copy(model: nn.Module) -> nn.Module | None:
-    """Copy a model to the meta device; None if it cannot be copied, as after it was sharded."""
-    tensors = [(tensor, torch.empty_like(tensor, device="meta")) for tensor in model.buffers()]
-    parameters = [(p, nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)) for p in model.parameters()]
+    """Copy a model to the meta device; None if it cannot be copied, as after it was sharded, or with lazy layers."""
     try:
+        tensors = [(tensor, torch.empty_like(tensor, device="meta")) for tensor in model.buffers()]
+        parameters = [
+            (p, nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)) for p in model.parameters()
+        ]
         return copy.deepcopy(model, {id(tensor): meta for tensor, meta in [*tensors, *parameters]})
     except Exception:  # models hold anything
         return None

@@ -13,6 +13,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset
 
 from boltcutter.config.errors import one_line
@@ -75,6 +76,8 @@ def first_batch_message(trainer: L.Trainer, error: BaseException) -> str | None:
 def describe(value: Any, depth: int = 2) -> str:
     """Shape and dtype of a tensor, or of those in a list or mapping."""
     if isinstance(value, Tensor):
+        if is_lazy(value):  # whose shape the first batch determines
+            return "of a lazy layer"
         shape = "nested" if value.is_nested else tuple(value.shape)
         return f"{shape} {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, Mapping) and depth:
