@@ -271,3 +271,5 @@ def test_settings_of_the_run_that_are_those_of_a_logger_are_their_values(source:
     main.write_text(main.read_text().replace("  - experiment: null\n", "  - logger: own\n") + texts)
     made, _ = converted(source)
     assert (made["train.yaml"]["tags"], made["train.yaml"]["name"]) == (["a", "b"], "x-1")
+    main.write_text(main.read_text().replace("name: ${logger.own.name}-1", "name: null"))
+    assert "name" not in converted(source)[0]["train.yaml"]

@@ -487,8 +487,8 @@ class Conversion:
                 notes.append(f"{theirs} became configs/{layout.ours(theirs)}/imported.yaml")
         lost = [key for key in self.main if key in NOT_USED or (key in self.own and key not in self.constants)]
         notes += [f"{key}: left out, as nothing here refers to it" for key in lost]
-        seed = ["seed"] if self.main.get("seed") is None else []
-        text = without(layout.main.read_text(), "defaults", *NOT_USED, *self.own, *layout.groups, *inside, *seed)
+        unset = [key for key in SETTINGS if self.main.get(key) is None]
+        text = without(layout.main.read_text(), "defaults", *NOT_USED, *self.own, *layout.groups, *inside, *unset)
         if self.constants:
             chosen["constants"] = "default"
             kept = {key: self.main[key] for key in self.constants if key in self.main}
