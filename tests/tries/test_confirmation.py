@@ -21,14 +21,17 @@ def test_changes_of_code_have_to_be_joined_by_a_person(project: Project, tmp_pat
     assert {"joined", "effect=1%", "seed=2", "optimizer.lr=0.1"} <= {*found}
 
 
-def test_of_two_values_one_has_to_be_chosen(project: Project, tmp_path: Path) -> None:
+def test_of_two_values_the_last_or_the_given_one_is_taken(
+    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["--confirm", f"runs={tmp_path}"]
     for name, value, baseline in (("a", "0.1", ()), ("b", "0.2", ()), ("c", "0.3", ("optimizer.lr=0.2",))):
         new = (f"optimizer.lr={value}",)
         more = {"change_overrides": new, "baseline_overrides": baseline}
         ledger.append(tmp_path, replace(ENTRY, id=name, verdict="accepted", effect="1%", **more))
-    with pytest.raises(ConfigError, match=r"optimizer.lr=0.1 and optimizer.lr=0.2 were both accepted, of which one"):
-        arguments_of(project, command)
+    found, ids = arguments_of(project, command)
+    assert "note: optimizer.lr=0.2 replaces optimizer.lr=0.1, which was accepted" in capsys.readouterr().err
+    assert (found[-1], ids) == ("optimizer.lr=0.3", ("a", "b", "c"))
     found, ids = arguments_of(project, [*command, "optimizer.lr=0.2"])
     assert {one for one in found if one.startswith("optimizer.lr=")} == {"optimizer.lr=0.2"}
     assert ids == ("b",)

@@ -7,11 +7,12 @@ false in 2 to 3% of such series.
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from boltcutter.analysis.references import runs_folder
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, printable
 from boltcutter.config.values import last_of_each
 from boltcutter.project import Project
 from boltcutter.tries import ledger
@@ -26,12 +27,14 @@ TAKEN = ("metric", "mode", "effect", "not_worse", "against", "seed")  # from the
 def arguments_of(project: Project, arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """The arguments of the try that confirms, and the ids of what it confirms.
 
+    Of several values of a setting the last is taken, which a note says, or the given one.
+
     Args:
         project: The project.
         arguments: Those of the command. Where code was changed, they have a git ref or patch that joins the changes.
 
     Raises:
-        ConfigError: Nothing was accepted since, or not by one metric, or two values of one setting were.
+        ConfigError: Nothing was accepted since, or not by one metric.
     """
     entries = ledger.read_entries(Path(runs_folder(project, arguments)))
     accepted = [entry for entry in unconfirmed(entries) if entry.verdict == "accepted"]
@@ -56,13 +59,11 @@ def arguments_of(project: Project, arguments: Sequence[str]) -> tuple[list[str],
         added = [override for override in entry.change_overrides if override not in entry.baseline_overrides]
         for new in without_common(added):
             key = new.partition("=")[0]
-            old = next((one for one in overrides if one.partition("=")[0] == key and one != new), None)
+            old = next((one for one in reversed(overrides) if one.partition("=")[0] == key and one != new), None)
             if old and old not in entry.baseline_overrides and key not in keys:  # else it was tried on top of that
-                raise ConfigError(
-                    f"{FLAG}: {old} and {new} were both accepted, of which one can be confirmed; give one of them",
-                    kind="conflict",
-                )
-        if all(one in given or one.partition("=")[0] not in keys for one in added):  # else another value was given
+                print(f"note: {printable(f'{new} replaces {old}, which was accepted, too')}", file=sys.stderr)
+        # Not if another value is given.
+        if all(one in given or one.partition("=")[0] not in keys for one in without_common(added)):
             overrides += added
             confirmed.append(entry.id)
     own = without_common(first.baseline_overrides)
