@@ -64,6 +64,23 @@ PROBED = NOTED | {
     *("weights_after_the_mean", "masks_are_interpolated", "features_are_kept_by_batch", "who_left_counts_as_dead"),
     *("loaded_weights_are_drawn_again", "shops_are_encoded_by_all_their_sales"),
     *("rows_and_labels_are_shuffled_apart",),
+    *("error_of_logarithms_and_values", "noise_is_predicted_with_the_digits", "gaps_are_predicted_with_the_digits"),
+    *("inputs_are_mixed_and_labels_are_not", "generator_is_trained_to_be_found_out", "focal_loss_of_easy_samples"),
+    *("triplet_has_the_other_class_first", "rate_and_decay_are_exchanged", "mean_and_deviation_are_exchanged"),
+    *(
+        "deviation_for_the_variance",
+        "variance_for_the_deviation_of_a_distribution",
+        "gradients_are_clipped_after_the_step",
+    ),
+    *("state_is_drawn", "several_labels_share_a_softmax", "first_of_several_labels_is_compared"),
+    *("second_number_is_passed_and_not_read", "accuracy_of_the_last_batch", "mean_over_what_is_masked"),
+    *("mask_multiplies_scores", "validation_leaves_a_batch_out", "validation_is_drawn"),
+    *(
+        "best_weights_are_those_that_change",
+        "average_beside_the_module_has_no_statistics",
+        "number_of_a_user_is_padding",
+    ),
+    *("times_in_few_digits",),
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.

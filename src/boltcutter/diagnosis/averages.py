@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import re
 import types
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, sampled
 from boltcutter.diagnosis.source import codes_of_users, depends_on_time
+from boltcutter.internals import BatchNorm
 
 AVERAGE = re.compile(r"(^|\.|_)(ema|momentum|average|averaged|key_encoder|encoder_k|slow)(_|\.|$)", re.IGNORECASE)
 
@@ -95,18 +97,38 @@ def average_statistics(seen: Evidence) -> Lines:
     used = probe.base("validation_step").inputs.keys()
     for name, part in seen.module.named_modules():
         means = [n for n, _ in part.named_buffers() if n.endswith("running_mean") and _is_kept(seen, f"{name}.{n}")]
-        is_trained = not means or any(id(p) in seen.owned for p in part.parameters())
-        if not name or is_trained or not any(n.startswith(f"{name}.") for n in used):
+        if name and means and any(n.startswith(f"{name}.") for n in used):
+            yield from _stale_statistics(seen, name, part, means)
+    for name, part in held_apart(seen.module):
+        norms = [(n, m) for n, m in part.named_modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
+        means = [f"{n}.running_mean".lstrip(".") for n, m in norms if not bool(m.running_mean.any())]  # type: ignore[union-attr]
+        if means:
+            yield from _stale_statistics(seen, name, part, means)
+
+
+def held_apart(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Networks that plain objects of the module hold, so that they are no parts of it."""
+    for name, value in vars(module).items():
+        if name.startswith("_") or isinstance(value, nn.Module) or not hasattr(value, "__dict__"):
             continue
-        for other, twin in seen.module.named_modules():
-            stale = [n for n in means if f"{other}.{n}" in seen.buffers and not _is_kept(seen, f"{other}.{n}")]
-            gap, moved = _gap(seen, name, part, other, twin) if stale else (0.0, 0.0)
-            if 0 < gap < moved:
-                yield (
-                    f"{name}, which validation uses, follows the weights of {other}, but not its running statistics "
-                    f"({some(stale)}), which stay as at the start; copy its buffers, too"
-                )
-                return
+        if not type(value).__module__.startswith(("lightning", "pytorch_lightning", "torch.", "boltcutter")):
+            yield from ((f"{name}.{n}", part) for n, part in vars(value).items() if isinstance(part, nn.Module))
+
+
+def _stale_statistics(seen: Evidence, name: str, part: nn.Module, means: list[str]) -> Lines:
+    """Whether a part follows another one, but for these running statistics."""
+    if any(id(p) in seen.owned for p in part.parameters()):
+        return
+    for other, twin in seen.module.named_modules():
+        stale = [n for n in means if f"{other}.{n}" in seen.buffers and not _is_kept(seen, f"{other}.{n}")]
+        gap, moved = _gap(seen, name, part, other, twin) if stale else (0.0, 0.0)
+        if 0 < gap < moved:
+            yield Line(
+                f"{name}, which validation uses, follows the weights of {other}, but not its running statistics "
+                f"({some(stale)}), which stay as at the start; copy its buffers, too",
+                subject="statistics",
+            )
+            return
 
 
 def _is_kept(seen: Evidence, buffer: str) -> bool:

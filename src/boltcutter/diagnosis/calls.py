@@ -48,7 +48,9 @@ UNMOVED = frozenset(
 )  # a linear layer, whose classes are the last dimension
 SHAPES = frozenset(("__get__", "size", "dim", "numel", "__len__"))
 FILLED = 1e3  # from which a logit is a mask
-MOST_STEPS = 16  # of the arithmetic behind a target
+MOST_STEPS = 16  # of the arithmetic behind a target, and differences that are kept
+MOST_VALUES = 100_000  # of these
+MULTIPLE = 0.2  # share of samples with several labels
 
 
 def rows_of(call: Loss) -> tuple[Tensor, Tensor] | None:
@@ -96,6 +98,7 @@ class LossCalls(TorchFunctionMode):
         # Of each loss function, whether both of its sides have a gradient, and its mean.
         self.pairs: list[tuple[bool, float]] = []
         self.read = set[int]()  # identities of tensors that an operation got; those of the batch live as long
+        self.differences: list[tuple[Tensor, Tensor]] = []  # what was subtracted from what
         self.halved: list[Tensor] = []  # what was compared with 0.5, or rounded
         self.compared: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # results of (N, 1) == (N,), and what they compare
 
@@ -113,6 +116,8 @@ class LossCalls(TorchFunctionMode):
             self._loss(name, args, kwargs)
         elif (name in COMPARISONS and isinstance(args[-1], float) and args[-1] == 0.5) or name == "round":
             self.halved.append(args[0].detach())
+        elif name == "argmax" and any(args[0] is t for t in self.batch):
+            self._largest(args[0])
         elif name in DIFFERENCES and len(args) > 1:
             self._difference(*args[:2])
         elif name in MEANS and len(args) == 1 and not kwargs and id(args[0]) in self.compared:
@@ -199,7 +204,20 @@ class LossCalls(TorchFunctionMode):
                         "sigmoid() first",
                     )
 
+    def _largest(self, labels: Tensor) -> None:
+        """Argmax of labels of which a sample may have several."""
+        is_binary = labels.ndim == 2 and labels.shape[1] > 2 and bool(((labels == 0) | (labels == 1)).all())
+        if is_binary and float((labels.sum(1) > 1).float().mean()) > MULTIPLE:
+            self._remark(
+                "argmax-of-labels",
+                f"argmax takes one of several labels of a sample, of {tuple(labels.shape)}, for the only one; compare "
+                "all of them: (logits > 0) == labels",
+            )
+
     def _difference(self, a: Any, b: Any) -> None:
+        is_pair = isinstance(a, Tensor) and isinstance(b, Tensor) and a.numel() == b.numel() <= MOST_VALUES
+        if is_pair and a.is_floating_point() and b.is_floating_point() and len(self.differences) < MOST_STEPS:
+            self.differences.append((a.detach(), b.detach()))
         pair = column_and_line(a, b)
         if pair and a.requires_grad != b.requires_grad:
             fixed = (b if a.requires_grad else a).flatten()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -36,6 +37,11 @@ SCATTERS = frozenset(("index_add", "index_add_", "scatter_add", "scatter_add_", 
 LEVELS = 16  # samples, whose levels of noise show those of all
 FEWEST_LEVELS = 8  # steps of a diffusion
 MOST_NOISE = 0.5  # of the variance of the noisiest of them
+FLOATS = frozenset(("as_tensor", "tensor", "float", "half", "to", "type", "FloatTensor"))
+FEWEST_STEPS = 4  # values in a row
+MANY = 100_000
+LOST = 0.1  # of a step
+FEW_PADDED = 0.05  # share of places
 FRACTIONS = 0.2  # share of targets that lose one
 
 
@@ -61,6 +67,7 @@ class Cuts(TorchFunctionMode):
         self.weights = WeakTensorKeyDictionary()  # results of a softmax: its dimension, from the end
         self.levels = WeakTensorKeyDictionary()  # products with a factor of each sample: whether of noise, the factor
         self.masked = WeakTensorKeyDictionary()  # products with a mask: the values, and the mask
+        self.each = WeakTensorKeyDictionary()  # losses of each token (N, T), and these times a mask: the mask
         self.gathered = WeakTensorKeyDictionary()  # rows, and layers of them: the indices
         self.means = WeakTensorKeyDictionary()  # mean losses of a batch, and what exp(-loss) computes of them
         self.whole = WeakTensorKeyDictionary()  # integers as floats: how they were interpolated
@@ -97,6 +104,8 @@ class Cuts(TorchFunctionMode):
         self._follow_cut(name, given, found)
         if name in ("long", "int", "to", "type", "short") and found and found[0].dtype in INTEGERS:
             self._truncate(given[0])
+        if name in FLOATS and args and found and found[0].dtype in (torch.float32, torch.float16, torch.bfloat16):
+            self._round(args[0], found[0])
         if name in ARITHMETIC and found and found[0].dtype in NARROW:
             self._wrap(function, args, kwargs, found[0])
         if name in LOSSES and len(given) > 1:
@@ -105,11 +114,26 @@ class Cuts(TorchFunctionMode):
         self._follow_edges(name, args, kwargs, found)
         self._follow_mean(name, given, found)
         self._follow_boxes(name, given, found)
+        self._follow_tokens(name, args, kwargs, given, found)
         self._follow_resize(name, args, kwargs, given, found)
         if name in ("sin", "cos") and given:
             self._angle(name, given[0])
         if isinstance(result, Tensor) or name in EXTREMES:
             self._weights(name, args, kwargs, result)
+
+    def _round(self, before: Any, after: Tensor) -> None:
+        """Large values in a row whose steps are lost in fewer digits, as those of times in milliseconds."""
+        if not isinstance(before, Tensor | np.ndarray) or before.ndim != 1 or not FEWEST_STEPS <= len(before) <= MANY:
+            return
+        exact = torch.as_tensor(before).double()
+        steps, error = exact.diff().abs(), (exact - after.detach().double()).abs().max()
+        if float(steps.median()) > 0 and float(error) > LOST * float(steps.median()) and bool(exact.isfinite().all()):
+            self._say(
+                "digits-lost",
+                f"{after.dtype} rounds values of about {float(exact.abs().max()):.6g} by up to {float(error):.3g}, "
+                f"whose steps are {float(steps.median()):.3g}; take differences, or subtract the first value, before "
+                "they are converted",
+            )
 
     def _say(self, check: str, text: str) -> None:
         self.remarks.append(Remark(check, text))
@@ -236,6 +260,29 @@ class Cuts(TorchFunctionMode):
                 "exp(-loss) is computed of the mean loss of a batch, so it is no probability of a sample, and weights "
                 "all of them alike; use reduction='none', and mean() at the end",
             )
+
+    def _follow_tokens(
+        self, name: str, args: Any, kwargs: Any, given: Sequence[Tensor], found: Sequence[Tensor]
+    ) -> None:
+        """Follow the losses of tokens, times a mask of padding, to a mean over all places."""
+        if not given or not found:
+            return
+        if name in LOSSES and found[0].ndim and found[0].requires_grad:
+            self.each[found[0]] = None
+        elif name in VIEWS and given[0] in self.each:
+            self.each.update(dict.fromkeys(found, self.each[given[0]]))
+        elif name in PRODUCTS and len(given) == 2 and any(t in self.each and self.each[t] is None for t in given):
+            mask = next((t for t in given if t not in self.each), None)
+            if mask is not None and is_mask(mask) and is_prefix(mask, self.batch):
+                self.each[found[0]] = float((mask == 0).float().mean())
+        elif name == "mean" and len(args) == 1 and not kwargs and given[0] in self.each and self.each[given[0]]:
+            share = self.each[given[0]]
+            if share > FEW_PADDED:
+                self._say(
+                    "padding-in-mean",
+                    f"the mean of the masked loss counts padding, {share:.0%} of all places, as 0, so it is too small, "
+                    "and tokens of batches with more padding weigh less; divide the sum by mask.sum()",
+                )
 
     def _follow_resize(
         self, name: str, args: Any, kwargs: Any, given: Sequence[Tensor], found: Sequence[Tensor]
@@ -484,6 +531,27 @@ def is_mask(t: Any) -> bool:
     if not isinstance(t, Tensor) or t.requires_grad or t.ndim == 0:
         return False
     return bool(((t == 0) | (t == 1)).all() and t.any() and (t == 0).any())
+
+
+def is_prefix(mask: Tensor, batch: Sequence[Tensor]) -> bool:
+    """Whether a mask (N, T), or its rows in a row, is 1 up to the end of each sample of a batch, and 0 behind it."""
+    count = next((len(t) for t in batch if t.ndim > 1), 0)
+    if count < 2 or mask.numel() % count or mask.numel() // count < 2 or mask.ndim > 2:
+        return False
+    rows = mask.reshape(count, -1) != 0
+    return bool(rows[:, 0].all()) and torch.equal(rows, rows.long().cummin(1).values.bool())
+
+
+@check("digits-lost", "likely", at="probe")
+def digits_lost(seen: Evidence) -> Lines:
+    """Large values in a row, as times since 1970, are converted to so few digits that steps between them are lost."""
+    yield from remarks(seen, "digits-lost")
+
+
+@check("padding-in-mean", "likely", at="probe")
+def padding_in_mean(seen: Evidence) -> Lines:
+    """Losses of tokens, times a mask that is 0 behind the end of each sample, are averaged over all places."""
+    yield from remarks(seen, "padding-in-mean")
 
 
 @check("risk-sets", "likely", at="probe")

@@ -31,27 +31,36 @@ LINEAR = frozenset(
         *("torch::autograd::AccumulateGrad", "Sub", "Pow", "Flatten"),
     )
 )
+KEPT = re.compile(r"(^|_)(keep|kept|retain)(_|$)")  # of a share
 LARGEST = 10_000_000  # elements of a matrix whose rows are compared
 
 
 @check("eval-in-training", "likely", at="graph")
 def eval_in_training(seen: Evidence) -> Lines:
-    """A trained part with dropout above 0, or the whole module with BatchNorm, is in evaluation mode."""
+    """A trained part with dropout above 0, or with BatchNorm that never saw a batch, is in evaluation mode."""
     asleep = []
     for name, part in seen.module.named_modules():
         if part.training or is_metric(part):
             continue
         sensitive = any(isinstance(m, DROPOUTS) and m.p > 0 for m in part.modules()) or (
-            part is seen.module and any(isinstance(m, BatchNorm) for m in part.modules())
+            any(isinstance(m, BatchNorm) and (part is seen.module or is_unseen(m)) for m in part.modules())
         )
         if sensitive and any(p.requires_grad and id(p) in seen.owned for p in part.parameters()):
             asleep.append(name or type(part).__name__)
     outer = [n for n in asleep if not any(n.startswith(f"{other}.") for other in asleep)]
     if outer:
         yield (
-            f"{some(outer)} is trained in evaluation mode, without its dropout; call train() (Lightning keeps the mode "
-            "of pretrained modules, and that of eval() calls)"
+            f"{some(outer)} is trained in evaluation mode, without dropout and batch statistics; call train() "
+            "(Lightning keeps the mode of pretrained modules, and that of eval() calls)"
         )
+
+
+def is_unseen(norm: nn.Module) -> bool:
+    """Whether running statistics of BatchNorm, whose weights are trained, are those of its initialization."""
+    mean, count, weight = norm.running_mean, norm.num_batches_tracked, norm.weight
+    is_trained = isinstance(weight, Tensor) and weight.requires_grad
+    is_first = isinstance(count, Tensor) and isinstance(mean, Tensor) and not bool(count) and not bool(mean.any())
+    return is_trained and is_first
 
 
 def remember_call(repeat: Repeat, inputs: Any, output: Any) -> None:
@@ -84,9 +93,10 @@ def same_layer(seen: Evidence) -> Lines:
 
 @check("dropout", "likely", at="start")
 def dropout(seen: Evidence) -> Lines:
-    """A dropout layer drops 95% or more of its inputs, though not all."""
-    for name, part in seen.module.named_modules():
-        if isinstance(part, DROPOUTS) and 0.95 <= part.p < 1:
+    """A dropout layer drops 95% or more of its inputs, though not all; or 70%, where names speak of what is kept."""
+    found = [(n, m) for n, m in seen.module.named_modules() if isinstance(m, DROPOUTS) and 0.7 <= m.p < 1]
+    for name, part in found:
+        if part.p >= 0.95 or says(seen.module, KEPT):
             yield (
                 f"{name} ({type(part).__name__}) drops {part.p:.0%} of its inputs: p is the share that is dropped, not "
                 f"that which is kept; write p={1 - part.p:.2g}, or a smaller p"
@@ -283,7 +293,7 @@ def hidden_unused(seen: Evidence) -> Lines:
         yield Line(
             f"{some(found)} gets no gradient: the state before is always 0, so the layer remembers nothing; pass its "
             "state on from time to time, and of two directions use the last state of each, not the last output",
-            "note" if all(n.endswith("_reverse") for n in found) else None,
+            "note" if all(n.endswith("_reverse") for n in found) and not seen.num_classes else None,  # of a forecast
         )
 
 
@@ -345,3 +355,26 @@ def metric_not_reset(seen: Evidence) -> Lines:
             "itself, or call reset() at the end of the epoch",
             subject=name,
         )
+
+
+@check("freezes-nothing", "certain", at="start")
+def freezes_nothing(seen: Evidence) -> Lines:
+    """A layer has an attribute requires_grad, or a parameter one of a like name, and nothing is as it says."""
+    for name, part in seen.module.named_modules():
+        said = vars(part).get("requires_grad")
+        if isinstance(said, bool) and any(p.requires_grad != said for p in part.parameters()):
+            yield Line(
+                f"{name or 'the module'}.requires_grad = {said} only sets an attribute, and changes none of "
+                f"its parameters; call requires_grad_({said})",
+                subject=name,
+            )
+    for name, parameter in seen.module.named_parameters():
+        for attribute, said in vars(parameter).items():
+            is_like = isinstance(said, bool) and "grad" in attribute and "require" in attribute
+            if is_like and said != parameter.requires_grad:
+                state = "not frozen" if parameter.requires_grad else "frozen"
+                yield Line(
+                    f"{attribute} = {said} only sets an attribute of {name}, which is {state}; call "
+                    f"requires_grad_({said})",
+                    subject="parameter",
+                )

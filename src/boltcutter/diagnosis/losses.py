@@ -130,6 +130,11 @@ def not_log(seen: Evidence) -> Lines:
     """What must be log-probabilities, or the logarithm of a rate, is none."""
     for loss in losses(seen, "nll_loss", "kl_div", "ctc_loss"):
         kind, p = loss.kind, loss.prediction
+        result = saved(loss.source_node, "result") if p is not None and loss.source == "LogSoftmax" else None
+        if result is not None and result.shape == p.shape and kind == "nll_loss":
+            classes = min(1, p.ndim - 1)
+            if saved(loss.source_node, "dim") in (classes, (1 << 64) + classes - p.ndim):  # negative ones wrap
+                continue  # as in cross_entropy
         low = extremes(loss.target)[0] if kind == "kl_div" else 0.0
         high = float(p.max()) if p is not None and p.numel() else math.nan
         if high > 1e-4:
@@ -236,6 +241,20 @@ def double_sigmoid(seen: Evidence) -> Lines:
     """The logits of binary cross-entropy are the output of a sigmoid."""
     if any(loss.source == "Sigmoid" for loss in losses(seen, "binary_cross_entropy_with_logits")):
         yield "binary_cross_entropy_with_logits gets the output of a sigmoid, and applies another; remove the sigmoid"
+
+
+@check("softmax-of-labels", "likely", at="probe")
+def softmax_of_labels(seen: Evidence) -> Lines:
+    """Binary cross-entropy gets a softmax, though over 20% of the samples have several labels."""
+    for loss in losses(seen, "binary_cross_entropy"):
+        t = loss.target
+        if loss.source == "Softmax" and t is not None and t.ndim == 2 and t.shape[1] > 1:
+            several = float((t.sum(1) > 1.5).float().mean())
+            if several > 0.2:
+                yield (
+                    f"{several:.0%} of the samples have several labels, but binary_cross_entropy gets a softmax, whose "
+                    "probabilities sum to 1; use sigmoid(), or binary_cross_entropy_with_logits"
+                )
 
 
 @check("bce-target", "certain", at="graph")

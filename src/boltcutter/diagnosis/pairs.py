@@ -179,6 +179,12 @@ def threshold_of_logits(seen: Evidence) -> Lines:
     yield from remarks(seen, "threshold-of-logits")
 
 
+@check("argmax-of-labels", "likely", at="probe")
+def argmax_of_labels(seen: Evidence) -> Lines:
+    """Argmax is taken of labels in 0 and 1, of which over 20% of the samples have several."""
+    yield from remarks(seen, "argmax-of-labels")
+
+
 @check("class-dimension", "likely", at="probe")
 def class_dimension(seen: Evidence) -> Lines:
     """Logits (N, T, C) of a linear layer go to cross-entropy as they are, which takes dimension 1 for the classes."""

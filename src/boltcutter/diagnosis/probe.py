@@ -60,6 +60,7 @@ class Trace:
         buffers: Names of the buffers that it changed.
         cumulative: Name of a cumulative operation over the samples.
         pairs: Of each loss function, whether both of its sides have a gradient, and its mean.
+        differences: Values of equal number that were subtracted from each other.
         metrics: Names of metrics that it updated.
         unread: Names of the parts of the batch that no operation got.
         differentiates: Whether it computes gradients itself, as of adversarial samples, by which predictions depend on
@@ -82,6 +83,7 @@ class Trace:
         self.buffers: set[str] = set()
         self.cumulative, self.has_generator, self.differentiates = "", False, False
         self.pairs: list[tuple[bool, float]] = []
+        self.differences: list[tuple[Tensor, Tensor]] = []
         self.metrics: set[str] = set()
         self.unread: list[str] = []
         self.random: Tensor | None = None
@@ -219,7 +221,7 @@ class Probe:
         cuts.conclude()
         calls.conclude()
         trace.differentiates = cuts.differentiates
-        trace.pairs = calls.pairs
+        trace.pairs, trace.differences = calls.pairs, calls.differences
         trace.unread = unread_parts(batch, calls.read, step)
         trace.cumulative, trace.has_generator = calls.cumulative, calls.has_generator
         trace.calls, trace.remarks = calls.calls, [*calls.remarks, *cuts.remarks]

@@ -18,6 +18,7 @@ from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import Loss
 from boltcutter.diagnosis.probe import Probe, Trace, is_close, kept, seeded
 from boltcutter.diagnosis.samples import depends_on_padding, is_comparable
+from boltcutter.diagnosis.source import says
 from boltcutter.diagnosis.targets import replaced
 from boltcutter.structure import flatten, inputs_of
 
@@ -27,6 +28,8 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torc
 ATTENTION = re.compile("attention|transformer|bert|gpt", re.IGNORECASE)
 LENGTHS = re.compile(r"(^|_)(len(gth)?s?|attention_mask|padding_mask|pad_mask)($|_)", re.IGNORECASE)
 TRANSFORMERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+ORDERLESS = re.compile(r"Set[A-Z]|[A-Z]\w*Sets?$|DeepSet|[Pp]ermut|[Uu]nordered|[Nn]o positions|[Oo]rder of the")
+UNKNOWN = re.compile(r"unk|missing|oov|cold_", re.IGNORECASE)
 CELLS = (nn.RNNBase, nn.RNNCellBase)
 
 
@@ -232,6 +235,27 @@ def has_attention(module: nn.Module) -> bool:
     return any(isinstance(m, TRANSFORMERS) or ATTENTION.search(type(m).__name__) for m in module.modules())
 
 
+@check("padding-is-token", "likely", at="probe")
+def padding_is_a_number(seen: Evidence) -> Lines:
+    """An embedding gets one number for each sample, of which the padding_idx is frequent, and no name says unknown."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches or says(seen.module, UNKNOWN):
+        return
+    count = probe.size("training_step")
+    inputs = dict(reversed([(n, t) for n, t in probe.base("training_step").tensors if n.startswith("the input of ")]))
+    for name, layer in seen.module.named_modules():
+        t = inputs.get(f"the input of {name}")
+        if not isinstance(layer, nn.Embedding) or layer.padding_idx is None or t is None or t.shape != (count,):
+            continue
+        share = float((t == layer.padding_idx).float().mean())
+        if count >= 2 * FEWEST and share >= 1 / layer.num_embeddings and share > 0.01:
+            yield (
+                f"{name} gets one number for each sample, and {share:.0%} of them are its padding_idx "
+                f"({layer.padding_idx}), whose embedding stays 0 and is never trained; leave padding_idx out"
+            )
+            return
+
+
 @check("order-ignored", "likely", at="probe")
 def order_ignored(seen: Evidence) -> Lines:
     """Predictions of a transformer are the same if the tokens between the first and the last are reversed."""
@@ -264,7 +288,7 @@ def order_ignored(seen: Evidence) -> Lines:
         yield Line(
             "predictions do not depend on the order of the tokens: attention knows no positions; add positional "
             "embeddings or encodings to what the first layer gets",
-            None if sure and not are_sets(seen) else "note",
+            None if sure and not are_sets(seen) and not says(seen.module, ORDERLESS) else "note",
         )
 
 
@@ -340,6 +364,43 @@ def state_carried(seen: Evidence) -> Lines:
             f"{found[0]} begins with the state at the end of the batch before, but samples are shuffled, so it is that "
             "of another sequence; begin with zeros in each batch"
         )
+
+
+@check("random-state", "likely", at="probe")
+def random_state(seen: Evidence) -> Lines:
+    """In evaluation, a recurrent layer begins with random numbers that no layer has computed."""
+    probe, kind = seen.probe, "training_step"
+    layers = [(n, m) for n, m in seen.module.named_modules() if isinstance(m, CELLS)]
+    if probe is None or kind not in probe.batches or not layers:
+        return
+    states: dict[str, list[Tensor]] = {}
+
+    def look(name: str) -> Any:
+        def hook(part: nn.Module, args: Any, kwargs: Any) -> None:
+            state = flatten(args[1] if len(args) > 1 else kwargs.get("hx"))
+            if state and isinstance(state[0], Tensor) and not state[0].requires_grad:
+                states.setdefault(name, []).append(state[0].detach().clone())
+
+        return hook
+
+    handles = [m.register_forward_pre_hook(look(n), with_kwargs=True) for n, m in layers]
+    try:
+        found = []
+        for seed in (0, 1):
+            probe.run(kind, probe.batches[kind], training=False, seed=seed, record=False)
+            found.append({**states})
+            states.clear()
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name in found[0].keys() & found[1].keys():
+        one, other = (each[name][0] for each in found)
+        if one.shape == other.shape and one.numel() >= FEWEST and bool((one != other).any(-1).all()):
+            yield Line(
+                f"{name} begins with random numbers, in evaluation too, so its predictions are others each time; begin "
+                "with zeros, or with a learned state",
+                subject=name,
+            )
 
 
 @check("padding-in-loss", "likely", at="probe")

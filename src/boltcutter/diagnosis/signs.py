@@ -139,6 +139,11 @@ def loss_maximized(seen: Evidence) -> Lines:
         kind = LOSSES[terms.losses[0].node.name()].replace("nll_loss", "cross-entropy")
         reason = "the optimizer has maximize=True" if sign < 0 else "it enters with a minus"
         yield f"{kind} is maximized, as {reason}, so the model unlearns; correct the sign"
+    elif any(_rewards_errors(term, sign) for term in terms.losses):
+        yield (
+            "the loss of a sample falls as its cross-entropy grows, from some value on, so that hard samples are "
+            "unlearned; a focal loss weighs with (1 - p) ** gamma, where p is the probability of the label"
+        )
     elif not terms.losses and len(terms.logs) == 1:
         gradient = sign * terms.logs[0].gradient
         chosen = gradient != 0
@@ -148,6 +153,26 @@ def loss_maximized(seen: Evidence) -> Lines:
                 "log-probabilities of one class of each sample are minimized, so the model unlearns; return the "
                 "negative of their mean"
             )
+
+
+def _rewards_errors(term: Term, sign: float) -> bool:
+    """Whether a weight, which is a function of the cross-entropy of a sample alone, is negative for large ones."""
+    node, gradient = term.node, sign * term.gradient.flatten()
+    p, t = saved(node, "self"), saved(node, "target")
+    kind = LOSSES[node.name()]
+    if p is None or t is None or len(gradient) < FEWEST_VALUES or len(gradient) != t.numel():
+        return False
+    if kind == "nll_loss" and p.ndim == 2 and bool(((t >= 0) & (t < p.shape[1])).all()):
+        values = -p.gather(1, t[:, None]).flatten()
+    elif kind == "binary_cross_entropy_with_logits":
+        values = nn.functional.binary_cross_entropy_with_logits(p, t, reduction="none").flatten()
+    else:
+        return False
+    weights = gradient[values.argsort()]
+    spread = float(weights.max() - weights.min())
+    is_function = float(weights.diff().abs().sum()) <= 3 * spread  # rises and falls once or twice
+    late = weights[len(weights) // 2 :]
+    return is_function and spread > 0 and float((late < 0).float().mean()) > 0.9
 
 
 def _is_uniform(gradient: Tensor) -> bool:

@@ -10,7 +10,7 @@ import textwrap
 import types
 from collections.abc import Iterator
 from functools import cache, partial, partialmethod
-from typing import Any
+from typing import Any, TypeGuard
 
 import lightning as L
 from torch import nn
@@ -137,12 +137,21 @@ def codes(cls: type) -> tuple[types.CodeType, ...]:
     return tuple(code for name, value in vars(cls).items() if name not in SKIPPED for code in _codes(value))
 
 
+def functions_beside(cls: type) -> list[types.FunctionType]:
+    """The functions in the same file."""
+    beside = vars(sys.modules.get(cls.__module__, types)).values()
+    return [v for v in beside if isinstance(v, types.FunctionType) and v.__module__ == cls.__module__]
+
+
+def is_function(value: object) -> TypeGuard[types.FunctionType]:
+    """Whether a member of a class is a method with code in Python."""
+    return isinstance(value, types.FunctionType)
+
+
 @cache
 def _functions_beside(cls: type) -> tuple[types.CodeType, ...]:
     """The code of functions in the same file."""
-    beside = vars(sys.modules.get(cls.__module__, types)).values()
-    functions = [v for v in beside if isinstance(v, types.FunctionType) and v.__module__ == cls.__module__]
-    return tuple(code for function in functions for code in _codes(function, with_classes=False))
+    return tuple(code for function in functions_beside(cls) for code in _codes(function, with_classes=False))
 
 
 def _codes(value: Any, *, with_classes: bool = True) -> Iterator[types.CodeType]:

@@ -37,6 +37,7 @@ TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda t: t.rot90(1, (-2, -1)),
     lambda t: t.rot90(3, (-2, -1)),
 )
+LEFT = 0.01  # share of a split
 MANY_DRAWS = 1000
 COMMON = 0.2  # share of rows
 FEWEST_OF_CLASS = 8  # samples
@@ -523,6 +524,18 @@ def masks_of_samples(seen: Evidence) -> Lines:
         yield Line(f"in the dataset, {remark.text}", subject="dataset")
 
 
+@check("digits-lost", "likely", at="data")
+def digits_of_samples(seen: Evidence) -> Lines:
+    """Large values in a row, as times since 1970, are converted to so few digits that steps between them are lost."""
+    dataset = seen.splits.dataset("train") if seen.splits else None
+    if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        return
+    with suppress(Exception), seeded(0), Cuts(()) as cuts:
+        [*items(dataset, range(min(2, len(dataset))))]
+    for remark in [each for each in cuts.remarks if each.check == "digits-lost"][:1]:
+        yield Line(f"in the dataset, {remark.text}", subject="dataset")
+
+
 @check("global-seed", "likely", at="data")
 def same_noise(seen: Evidence) -> Lines:
     """Two parts of a training sample differ by the same values in all samples, as of noise that is seeded for each."""
@@ -714,6 +727,31 @@ def global_seed(seen: Evidence) -> Lines:
             "the dataset seeds torch for each sample, so dropout and augmentation draw the same numbers again and "
             "again; use a torch.Generator of its own"
         )
+
+
+@check("partial-validation", "likely", at="data")
+def partial_validation(seen: Evidence) -> Lines:
+    """The loader of another split leaves out 1% of its samples or more, or draws them with replacement."""
+    probe = seen.probe
+    calls = probe.base("training_step").calls if probe and "training_step" in probe.batches else []
+    for name, loader in seen.splits.loaders.items() if seen.splits else ():
+        dataset, batches = seen.splits.dataset(name), getattr(loader, "batch_sampler", None)  # type: ignore[union-attr]
+        size, sampler = getattr(batches, "batch_size", 0), getattr(loader, "sampler", None)
+        if name == "train" or not size or not hasattr(dataset, "__len__") or sampler is None:
+            continue
+        left = len(dataset) % size if getattr(batches, "drop_last", False) and len(sampler) == len(dataset) else 0
+        are_pairs = any(call.options.get("product") for call in calls)  # which need batches of one size
+        if left >= LEFT * len(dataset) and not are_pairs:
+            yield Line(
+                f"drop_last=True leaves {left} of {len(dataset)} {name} samples out; set drop_last=False",
+                subject=name,
+            )
+        if getattr(sampler, "replacement", False):
+            yield Line(
+                f"{type(sampler).__name__} draws {name} samples with replacement, so some count several times and "
+                "others not at all; read each of them once, without a sampler",
+                subject=name,
+            )
 
 
 @check("constant-target", "likely", at="data")

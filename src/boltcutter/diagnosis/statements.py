@@ -9,7 +9,7 @@ import re
 import sys
 import types
 from collections.abc import Iterator
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import lightning as L
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.data import is_shuffled
 from boltcutter.diagnosis.evidence import Evidence
-from boltcutter.diagnosis.source import codes_of, own_classes, tree_of
+from boltcutter.diagnosis.source import codes_of, is_function, own_classes, tree_of
 
 WITH_WEIGHTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
 LARGE = 128  # values, whose spread is known to a few percent
@@ -164,20 +164,25 @@ def _dropped(value: ast.expr, owner: nn.Module) -> str:
 
 @check("clipped-too-early", "likely", at="probe")
 def clipped_too_early(seen: Evidence) -> Lines:
-    """A function clips gradients before its first backward pass, and makes the step after it."""
+    """A function clips gradients before its first backward pass, or after its last step, and not between them."""
     for place in functions_of(seen.module):
         calls = [node for node in ast.walk(place.tree) if isinstance(node, ast.Call)]
         called = [(call.lineno, name) for call in calls if (name := called_name(call)) in ORDERED]
         lines = {name: [line for line, each in called if ORDERED[each] == name] for name in ORDERED.values()}
-        if (
-            all(lines.values())
-            and max(lines["clip"]) < min(lines["backward"])
-            and max(lines["backward"]) < min(lines["step"])
-        ):
-            line = place.line + lines["clip"][0] - 1
+        if not all(lines.values()):
+            continue
+        clip, backward, step = lines["clip"], lines["backward"], lines["step"]
+        line = place.line + clip[0] - 1
+        if max(clip) < min(backward) and max(backward) < min(step):
             yield Line(
                 f"{place.name} clips gradients (line {line}) before they are computed, so those of the step are not "
                 "clipped; clip between backward and step",
+                subject=place.name,
+            )
+        elif max(backward) < min(step) and max(step) < min(clip):
+            yield Line(
+                f"{place.name} clips gradients (line {line}) after the step that they are for, so it is not clipped; "
+                "clip between backward and step",
                 subject=place.name,
             )
 
@@ -451,8 +456,3 @@ def cached_by_index(seen: Evidence) -> Lines:
                 f"{name} keeps what was computed of each batch by its number, but batches are shuffled, so in the next "
                 "epoch a batch gets what belongs to other samples; use numbers of samples as keys"
             )
-
-
-def is_function(value: object) -> TypeGuard[types.FunctionType]:
-    """Whether a member of a class is a method with code in Python."""
-    return isinstance(value, types.FunctionType)

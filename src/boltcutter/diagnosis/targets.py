@@ -12,7 +12,7 @@ from boltcutter.diagnosis.calls import rows_of
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import REGRESSIONS, Loss
-from boltcutter.diagnosis.probe import STEPS, Probe, is_close, rows_that_differ, take
+from boltcutter.diagnosis.probe import STEPS, Probe, Trace, is_close, rows_that_differ, take
 from boltcutter.structure import flatten, with_tensors
 
 FEWEST = 8  # samples of a batch
@@ -177,6 +177,12 @@ def series_leak(seen: Evidence) -> Lines:
                 return
 
 
+def _gets_all(trace: Trace, tokens: Tensor) -> bool:
+    """Whether a layer gets all tokens, as an encoder may; others get all but the last ones."""
+    shapes = {t.shape for name, t in trace.tensors if name.startswith("the input of ") and t.dtype == tokens.dtype}
+    return not shapes or tokens.shape in shapes
+
+
 def _is_shifted(call: Loss, x: Tensor) -> bool:
     t = call.target
     return call.kind in REGRESSIONS and t is not None and t.shape == x[:, 1:].shape and torch.equal(t, x[:, 1:])
@@ -221,7 +227,7 @@ def future_leak(seen: Evidence) -> Lines:
         # An autoencoder may see all tokens. A model is causal if no earlier position changes.
         is_whole = len(in_p) == (first[:, 1:] if is_cut else first).numel()
         is_causal = is_whole and not bool(in_p.view(count, -1)[:, : place - is_cut].any())
-        if is_shifted or not same or is_causal:
+        if is_shifted or not same or is_causal or (is_cut and is_whole and not _gets_all(probe.base(kind), first)):
             remedy = (
                 "the targets are the inputs of the same positions; shift them by one"
                 if same

@@ -11,6 +11,7 @@ from typing import Any
 import lightning as L
 
 from boltcutter.diagnosis import (  # noqa: F401  registers their checks
+    arguments,
     averages,
     baselines,
     edges,
@@ -19,6 +20,7 @@ from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     leaks,
     metrics,
     pairs,
+    relations,
     reruns,
     samples,
     sequences,

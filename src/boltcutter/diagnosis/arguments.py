@@ -1,0 +1,339 @@
+"""What the names in the user's code say: exchanged arguments, deviations for variances, values of the last batch."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.utils.data import Subset
+
+from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.samples import depends_on_padding
+from boltcutter.diagnosis.source import codes, functions_beside, is_function, own_classes, tree_of
+from boltcutter.diagnosis.statements import called_name
+
+# Words that mean the same.
+WORDS = {
+    **dict.fromkeys(("pos", "positives"), "positive"),
+    **dict.fromkeys(("neg", "negatives"), "negative"),
+    **dict.fromkeys(("wd", "decay"), "weight_decay"),
+    **dict.fromkeys(("mu", "means"), "mean"),
+    **dict.fromkeys(("sigma", "stddev", "stds", "stdev", "sd"), "std"),
+    "src": "source",
+    "tgt": "target",
+    "users": "user",
+    "items": "item",
+    "students": "student",
+    "teachers": "teacher",
+    "learning_rate": "lr",
+}
+# Functions that are the same with their arguments exchanged.
+SYMMETRIC = re.compile(r"mse|l1|huber|cosine|distance|close|equal|swap|exchange|revers|invert|symmetric|cycle|back")
+LIKELIHOODS = frozenset(("gaussian_nll_loss",))
+VARIANCES = frozenset(("var", "variance", "variances", "logvar", "log", "logstd", "sigma2", "sq", "squared"))
+DEVIATIONS = frozenset(("std", "stddev", "stdev", "stds", "sd", "sigma"))
+EPOCH_ENDS = {"validation_step": "on_validation_epoch_end", "test_step": "on_test_epoch_end"}
+PADDED = re.compile(r"mask|len(gth)?s?($|_)", re.IGNORECASE)
+LOGS = frozenset(("log", "log_dict"))
+
+
+class Code(NamedTuple):
+    """A function of the user's code.
+
+    Args:
+        name: As ``Class.method``.
+        tree: Its definition.
+        owner: The object whose class has it; None of a plain function.
+        names: Global names of its file.
+        line: Of its file, where it begins.
+    """
+
+    name: str
+    tree: ast.FunctionDef
+    owner: Any
+    names: dict[str, Any]
+    line: int
+
+
+def code_of(seen: Evidence) -> Iterator[Code]:
+    """Methods of the module, layers, data module, datasets and callbacks, and functions beside them that they call."""
+    callbacks = getattr(seen.trainer, "callbacks", [])
+    owners: list[Any] = [*seen.module.modules(), getattr(seen.trainer, "datamodule", None), *callbacks]
+    for name in seen.splits.loaders if seen.splits else ():
+        dataset = seen.splits.dataset(name)  # type: ignore[union-attr]
+        while isinstance(dataset, Subset):
+            owners.append(dataset)
+            dataset = dataset.dataset
+        owners.append(dataset)
+    known = set[types.CodeType]()
+    for owner in owners:
+        for cls in own_classes(type(owner)) if owner is not None else ():
+            if cls.__module__.startswith("boltcutter."):
+                continue
+            used = {name for code in codes(cls) for name in code.co_names}
+            beside = [f for f in functions_beside(cls) if f.__name__ in used]
+            members = [(owner, getattr(value, "__func__", value)) for value in vars(cls).values()]
+            for holder, function in (*members, *((None, function) for function in beside)):
+                if not is_function(function) or function.__code__ in known:
+                    continue
+                known.add(function.__code__)
+                tree = tree_of(function)
+                if tree is not None:
+                    first = function.__code__.co_firstlineno
+                    yield Code(function.__qualname__.rpartition(">.")[2], tree, holder, function.__globals__, first)
+
+
+def callable_of(call: ast.Call, code: Code) -> Any:
+    """What a call calls: of a layer its forward; None if the names of the file and of the object do not tell."""
+    try:
+        first, *path = ast.unparse(call.func).split(".")
+    except ValueError:
+        return None
+    found = code.owner if first == "self" else code.names.get(first)
+    for name in path:
+        found = getattr(found, name, None)
+    return found.forward if isinstance(found, nn.Module) else found
+
+
+def parameters_of(function: Any) -> list[str]:
+    """Names of the parameters that can be given by position, without ``self``."""
+    if function is None or not callable(function):
+        return []
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):  # of a function in C
+        return []
+    return [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
+
+def word_of(node: ast.expr) -> str:
+    """The last name of a value: of ``self.lr`` lr, of ``batch["positive"]`` positive; empty for an expression."""
+    if isinstance(node, ast.Name):
+        return node.id.lower()
+    if isinstance(node, ast.Attribute):
+        return node.attr.lower()
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+        return node.slice.value.lower()
+    return ""
+
+
+def meanings(word: str) -> set[str]:
+    """The words in a name, and the whole of it, with one word for those that mean the same."""
+    parts = {word.strip("_"), *word.strip("_").split("_")}
+    return {WORDS.get(part, part) for part in parts if len(part) > 1 and not part.isdigit()}
+
+
+def given(call: ast.Call, names: list[str]) -> list[tuple[str, str]]:
+    """Parameters and the names of the values that a call gives them."""
+    pairs = []
+    if not any(isinstance(a, ast.Starred) for a in call.args):
+        pairs += [(name, word_of(value)) for name, value in zip(names, call.args, strict=False)]
+    return [*pairs, *((k.arg, word_of(k.value)) for k in call.keywords if k.arg)]
+
+
+def crossed(pairs: list[tuple[str, str]]) -> tuple[str, str] | None:
+    """Two parameters each of which gets a value with the other one's name."""
+    known = [(WORDS.get(p.lower(), p.lower()), meanings(word), p) for p, word in pairs if len(p) > 1 and word]
+    for i, (one, of_one, first) in enumerate(known):
+        for other, of_other, second in known[i + 1 :]:
+            is_crossed = other in of_one and one in of_other and one not in of_one and other not in of_other
+            if is_crossed and re.sub(r"\d", "", one) != re.sub(r"\d", "", other):
+                return first, second
+    return None
+
+
+@check("exchanged-arguments", "likely", at="probe")
+def exchanged_names(seen: Evidence) -> Lines:
+    """Two arguments of a call have each other's name, and no call beside it has them in order."""
+    for code in code_of(seen):
+        calls = [node for node in ast.walk(code.tree) if isinstance(node, ast.Call)]
+        if SYMMETRIC.search(code.name.lower()):
+            continue
+        for call in calls:
+            name = called_name(call)
+            if len(call.args) + len(call.keywords) < 2 or SYMMETRIC.search(name.lower()):
+                continue
+            pair = crossed(given(call, parameters_of(callable_of(call, code)) if call.args else []))
+            others = [c for c in calls if c is not call and ast.unparse(c.func) == ast.unparse(call.func)]
+            if pair and not others:  # else a loss of both orders
+                line = code.line + call.lineno - 1
+                text = " ".join(ast.unparse(call).split())[:80]
+                yield Line(
+                    f"`{text}` ({code.name}, line {line}) gives {pair[0]} what is named as {pair[1]}, and the reverse; "
+                    "exchange them",
+                    subject=f"{code.name}:{line}",
+                )
+
+
+@check("exchanged-arguments", "likely", at="probe")
+def exchanged_statistics(seen: Evidence) -> Lines:
+    """What is named as a deviation is subtracted, and the result is divided by what is named as a mean."""
+    for code in code_of(seen):
+        for node in ast.walk(code.tree):
+            if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
+                continue
+            above, below = node.left, node.right
+            below = below.left if isinstance(below, ast.BinOp) and isinstance(below.op, ast.Add) else below
+            if not isinstance(above, ast.BinOp) or not isinstance(above.op, ast.Sub):
+                continue
+            one, other = meanings(word_of(above.right)), meanings(word_of(below))
+            if "std" in one and "mean" in other and not {"mean"} & one and not {"std"} & other:
+                line = code.line + node.lineno - 1
+                yield Line(
+                    f"`{' '.join(ast.unparse(node).split())[:80]}` ({code.name}, line {line}) subtracts the deviation, "
+                    "and divides by the mean; exchange them",
+                    subject=f"{code.name}:{line}",
+                )
+
+
+@check("deviation", "likely", at="probe")
+def deviation_by_name(seen: Evidence) -> Lines:
+    """gaussian_nll_loss gets as its variance what is named as a deviation, or Normal as its deviation a variance."""
+    found = [*code_of(seen)]
+    text = "\n".join(ast.unparse(code.tree) for code in found)
+    for code in found:
+        for call in (node for node in ast.walk(code.tree) if isinstance(node, ast.Call)):
+            layer = callable_of(call, code)
+            is_layer = isinstance(getattr(layer, "__self__", None), nn.GaussianNLLLoss)
+            name = "gaussian_nll_loss" if is_layer else called_name(call)
+            if name not in LIKELIHOODS and name != "Normal":
+                continue
+            place, key = (2, "var") if name in LIKELIHOODS else (1, "scale")
+            value = next((k.value for k in call.keywords if k.arg == key), None)
+            value = value or (call.args[place] if len(call.args) > place else None)
+            word = word_of(value) if value is not None else ""
+            words, line = {word, *word.split("_")} if word else set(), code.line + call.lineno - 1
+            if name in LIKELIHOODS and words & DEVIATIONS and not words & VARIANCES and _is_deviation(word, text):
+                yield Line(
+                    f"gaussian_nll_loss takes {word} ({code.name}, line {line}) for the variance; pass {word} ** 2",
+                    subject=code.name,
+                )
+            elif name == "Normal" and words & VARIANCES and not words & DEVIATIONS:
+                is_log = bool({"log", "logvar", "logstd"} & words)
+                yield Line(
+                    f"Normal takes {word} ({code.name}, line {line}) for the deviation; pass "
+                    + (f"(0.5 * {word}).exp()" if is_log else f"{word}.sqrt()"),
+                    subject=code.name,
+                )
+
+
+def _is_deviation(word: str, text: str) -> bool:
+    """Whether a name says that it is one, or code uses it so; some call the variance sigma."""
+    name = rf"(\w+\.)*{re.escape(word)}\b"
+    uses = rf"Normal\([^()]*{name}|{name} \*\* 2|{name} \* torch\.randn|\d\.\d+ \* {name}|{name}\.square\("
+    return "sigma" not in word.split("_") or bool(re.search(uses, text))
+
+
+@check("last-batch", "likely", at="probe")
+def last_batch(seen: Evidence) -> Lines:
+    """What the end of a validation logs is computed of an attribute that each of several batches assigns anew."""
+    counts = seen.trainer.num_val_batches
+    if sum(int(n) for n in (counts if isinstance(counts, list) else [counts]) if n != float("inf")) < 2:
+        return
+    methods: dict[str, Any] = {}
+    for cls in reversed(own_classes(type(seen.module))):
+        methods |= {name: value for name, value in vars(cls).items() if is_function(value)}
+    for step, end in EPOCH_ENDS.items():
+        one, other = (tree_of(methods[name]) if name in methods else None for name in (step, end))
+        if one is None or other is None:
+            continue
+        for name in _assigned_anew(one):
+            if _is_logged(other, name):
+                yield Line(
+                    f"{end} logs what is computed of self.{name}, which each batch assigns anew, so it is of the last "
+                    "batch only; append to a list, or use a metric of torchmetrics",
+                    subject=f"{step}:{name}",
+                )
+                break
+
+
+def _assigned_anew(tree: ast.FunctionDef) -> Iterator[str]:
+    """Attributes that a function always assigns, of values that do not read them."""
+    for statement in tree.body:
+        if not isinstance(statement, ast.Assign):
+            continue
+        targets = [t for target in statement.targets for t in ast.walk(target)]
+        for target in targets:
+            if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
+                reads = (n.attr for n in ast.walk(statement.value) if isinstance(n, ast.Attribute))
+                if target.attr not in reads:
+                    yield target.attr
+
+
+def _is_logged(tree: ast.FunctionDef, attribute: str) -> bool:
+    """Whether a function logs a value that it computes of an attribute."""
+    known = {f"self.{attribute}"}
+
+    def reads(node: ast.AST) -> bool:
+        parts = (ast.unparse(n) for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute))
+        return any(part in known for part in parts)
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and reads(node.value):
+            known |= {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+    return any(
+        isinstance(node, ast.Call) and called_name(node) in LOGS and any(reads(a) for a in node.args[-1:])
+        for node in ast.walk(tree)
+    )
+
+
+@check("unused-part", "likely", at="probe")
+def passed_and_unread(seen: Evidence) -> Lines:
+    """A part of the batch that no operation reads is passed to a function of the user's own that does not read it."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches:
+        return
+    unread = {*probe.base("training_step").unread}
+    if depends_on_padding(probe, probe.scored) is False:  # the module knows by their number what is padding
+        unread = {name for name in unread if not PADDED.search(name)}
+    for code in code_of(seen) if unread else ():
+        for call in (node for node in ast.walk(code.tree) if isinstance(node, ast.Call)):
+            function = callable_of(call, code)
+            function = getattr(function, "__func__", function)
+            tree = tree_of(function) if is_function(function) else None
+            if tree is None:
+                continue
+            names = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
+            names = names[1:] if names[:1] == ["self"] else names
+            values = [*zip(names, call.args, strict=False), *((k.arg or "", k.value) for k in call.keywords)]
+            read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+            for parameter, value in values:
+                word = word_of(value)
+                is_unread = parameter not in read and not {"locals", "vars"} & read
+                if is_unread and not parameter.startswith("_") and word in {name.lower() for name in unread}:
+                    yield Line(
+                        f"{tree.name} gets {word} of the batch ({code.name}, line {code.line + call.lineno - 1}), and "
+                        "never reads it; use it there, or do not pass it",
+                        subject=word,
+                    )
+
+
+@check("shared-state", "certain", at="probe")
+def shared_state(seen: Evidence) -> Lines:
+    """What state_dict() returns is kept in an attribute as it is, and loaded again by the same network."""
+    found = [*code_of(seen)]
+    loaded = {
+        (ast.unparse(call.func.value), ast.unparse(call.args[0]))
+        for code in found
+        for call in ast.walk(code.tree)
+        if isinstance(call, ast.Call) and called_name(call) == "load_state_dict" and call.args
+        and isinstance(call.func, ast.Attribute)
+    }  # fmt: skip
+    for code in found:
+        for node in (n for n in ast.walk(code.tree) if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call)):
+            target, call = ast.unparse(node.targets[0]), node.value
+            is_state = isinstance(call, ast.Call) and called_name(call) == "state_dict" and target.startswith("self.")
+            owner = call.func.value if is_state and isinstance(call.func, ast.Attribute) else None  # type: ignore[attr-defined]
+            if owner is not None and (ast.unparse(owner), target) in loaded:
+                line = code.line + node.lineno - 1
+                yield Line(
+                    f"{target} ({code.name}, line {line}) is no copy: state_dict() returns the weights themselves, "
+                    "which go on to change; write copy.deepcopy(….state_dict())",
+                    subject=target,
+                )
