@@ -494,3 +494,6 @@ def test_values_that_training_did_not_have_are_reported(path: Path, capsys: pyte
     table(3).assign(smokes=["", "True", "False"]).to_csv(path, index=False)
     with pytest.raises(ValueError, match="column smokes has 1 missing or infinite values"):
         data.read([path])
+    table(3).drop(columns="smokes").to_csv(path, index=False)
+    with pytest.raises(ValueError, match="smokes"):  # in one line, which names the column
+        again.load()

@@ -147,6 +147,7 @@ def test_files_without_text_are_counted(folder: Path) -> None:
     (folder / "picture.png").write_bytes(b"\x89PNG\0")
     with pytest.warns(UserWarning, match=r"^data.path=.*: not read, as they are no text: 1 \.png$"):
         assert len(list_files(str(folder))) == 40
+    list_files(str(folder))  # a second warning would be an error
 
 
 def test_folds_are_documents(folder: Path) -> None:

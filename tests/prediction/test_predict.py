@@ -8,7 +8,7 @@ from conftest import QUICK, Script
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from boltcutter.prediction.predict import _table, split_paths
+from boltcutter.prediction.predict import _table, find_inputs, split_paths
 from boltcutter.report.columns import to_columns
 from boltcutter.report.csv_table import MAX_COLUMNS
 
@@ -79,6 +79,7 @@ def test_errors_are_one_line(script: Script, trained: Path, overrides: list[str]
         ("a.csv,", ["a.csv"]),
         ("[]", []),
         ("", []),
+        ("a" * 300, ["a" * 300]),  # longer than the name of a file may be
     ],
 )
 def test_inputs_are_written_in_several_ways(
@@ -87,6 +88,7 @@ def test_inputs_are_written_in_several_ways(
     monkeypatch.chdir(tmp_path)
     Path("c,d.csv").touch()
     assert split_paths(given) == found
+    assert [str(path) for text in found for path in find_inputs(text)] == found
 
 
 @pytest.mark.parametrize(("width", "is_table"), [(33, True), (MAX_COLUMNS, True), (MAX_COLUMNS + 1, False)])

@@ -37,6 +37,29 @@ def test_of_two_values_the_last_or_the_given_one_is_taken(
     assert ids == ("b",)
 
 
+@pytest.mark.parametrize(
+    ("second", "given", "is_said"),
+    [
+        (["model=mlp", "optimizer.lr=0.1"], [], False),  # on top of the first
+        (["model=convnet"], [], True),
+        ([], [], True),
+        (["model=convnet"], ["against=model=vit"], False),
+    ],
+)
+def test_another_baseline_than_the_first_is_said(
+    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str], second: list[str], given: list[str],
+    is_said: bool,
+) -> None:  # fmt: skip
+    made = (("a", ["model=mlp"], "optimizer.lr=0.1"), ("b", second, "data.batch_size=8"))
+    for name, baseline, change in made:
+        more = {"baseline_overrides": baseline, "change_overrides": [*baseline, change]}
+        ledger.append(tmp_path, replace(ENTRY, id=name, verdict="accepted", effect="1%", **more))
+    found, ids = arguments_of(project, ["--confirm", f"runs={tmp_path}", *given])
+    assert ids == ("a", "b")
+    assert ("b was accepted against" in capsys.readouterr().err) is is_said
+    assert (given or ["against=model=mlp"])[0] in found
+
+
 def test_one_metric_is_confirmed_at_a_time(project: Project, tmp_path: Path) -> None:
     for name, metric in (("a", "val/loss"), ("b", "val/accuracy")):
         ledger.append(tmp_path, replace(ENTRY, id=name, verdict="accepted", metric=metric))

@@ -98,7 +98,8 @@ def read_table(
 
     Returns:
         The columns of a CSV file as text, without white space around cells; an empty cell is None. Those of a Parquet
-        file have its types; an index of pandas that has a name is one of them.
+        file have its types; an index of pandas that has a name is one of them,
+        unless a column has that name.
 
     Raises:
         ValueError: It is no such file, or not a valid table, or two columns have the same name.
@@ -160,9 +161,10 @@ def _read_parquet(path: Path, limit: int) -> pd.DataFrame:
                 raise ExpansionError
             batches.append(batch)
         found: pd.DataFrame = pa.Table.from_batches(batches, file.schema_arrow).to_pandas()
-    if named := [name for name in found.index.names if name is not None]:  # which are columns in CSV
-        return found.reset_index(named)
-    if not types.is_integer_dtype(found.index.dtype):  # else the numbers of the rows
+    names = found.index.names
+    if named := [name for name in names if name is not None and name not in found]:  # which are columns in CSV
+        found = found.reset_index(named)
+    elif None in names and not types.is_integer_dtype(found.index.dtype):  # else the numbers of the rows
         rank_zero_warn(f"{path}: the index has no name, so it is left out; give it a name to use it")
     return found
 

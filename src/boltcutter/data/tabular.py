@@ -115,9 +115,8 @@ class Tabular(DataModule):
         settings: Any = {"num_folds": self.num_folds, "fold": self.fold, "groups": groups}
         splits = split_indices(len(table), self.split, self.seed, labels, **settings)
         self._check_finite(features, [name for name, kind in kinds.items() if kind == "number"], self._name)
-        if self.statistics:
-            self._note_unseen(features, self._name)
-        else:
+        is_trained = bool(self.statistics)
+        if not is_trained:
             train = features.iloc[splits[0]]
             self.statistics = compute_statistics(train, self._name, self.max_categories, kinds, self.decimal)
             if labels is None:
@@ -129,6 +128,8 @@ class Tabular(DataModule):
             else:
                 self.statistics["classes"] = self.classes
         inputs = encode_features(table, self.statistics, self._name, self.decimal)
+        if is_trained:
+            self._note_unseen(table, self._name)
         encoded = torch.from_numpy(targets).float() if labels is None else torch.from_numpy(labels)
         self._check_setting("shape", self.shape, (inputs.size(1),))
         num_classes = len(self.targets) if labels is None else len(self.classes)

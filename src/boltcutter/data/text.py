@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import hashlib
 import json
@@ -151,7 +152,7 @@ def list_files(path: str | None) -> list[Path]:
         found = [file for file in files if _is_text(file)]
         if ends := Counter(file.suffix or file.name for file in set(files) - set(found)):
             counts = ", ".join(f"{count} {end}" for end, count in ends.most_common(5))
-            rank_zero_warn(f"data.path={path}: not read, as they are no text: {counts}{', …' if len(ends) > 5 else ''}")
+            _warn(f"data.path={path}: not read, as they are no text: {counts}{', …' if len(ends) > 5 else ''}")
     else:
         found = [Path(path)] if Path(path).is_file() else [Path(p) for p in glob.glob(path, recursive=True)]
         if others := sorted(file for file in found if file.is_file() and not _is_text(file)):
@@ -163,6 +164,11 @@ def list_files(path: str | None) -> list[Path]:
     if not files:
         raise ValueError(f"data.path={path}: no text files; give a file, a folder or a pattern like 'notes/**/*.md'")
     return files
+
+
+@functools.cache  # as the files are listed before the training, and again to load them
+def _warn(text: str) -> None:
+    rank_zero_warn(text)
 
 
 def _is_text(file: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def _predict(
         outputs: Table | list[Any] = predict_loader(components, cfg, folder, special, exported)
         return outputs
     generates = isinstance(components.task, GeneratesTokens)
-    if not split_paths(special.get("input", "")):
+    if not (special.get("input") if generates else split_paths(special.get("input", ""))):
         what = "<text or file>" if generates else "<file or folder>, several separated by commas"
         raise ConfigError(f"input is not set; set input={what}", kind="missing_value")
     note_limit(components.trainer, "limit_predict_batches", rest)
@@ -80,7 +81,7 @@ def _predict(
     if unused := [name for name in SAMPLING if name in special and name != "seed"]:
         raise ConfigError(f"{unused[0]}: task={cfg.choices['task']} generates no text; remove it")
     inputs = list(dict.fromkeys(path for text in split_paths(special["input"]) for path in find_inputs(text)))
-    if missing := [str(path) for path in inputs if not path.exists()]:
+    if missing := [str(path) for path in inputs if not os.path.exists(path)]:
         raise ConfigError(f"input={missing[0]}: no such file or folder; set it to an existing path")
     found = predict(components, model, inputs)
     if components.trainer.is_global_zero:
@@ -91,7 +92,7 @@ def _predict(
 
 def split_paths(text: str) -> list[str]:
     """The paths of ``a.csv,b.csv``, or of the list ``[a.csv, b.csv]``, as other settings are written."""
-    if text and Path(text).exists():  # a name may have a comma
+    if os.path.exists(text):  # a name may have a comma; a text is too long for the method of Path
         return [text]
     is_list = text.startswith("[") and text.endswith("]")
     parts = (text[1:-1] if is_list else text).split(",")
@@ -101,7 +102,7 @@ def split_paths(text: str) -> list[str]:
 def find_inputs(text: str) -> list[Path]:
     """The file or folder that a text names, or else those that match it as a pattern, such as ``new/**/*.png``."""
     path = Path(text)
-    if path.exists() or not any(sign in text for sign in "*?["):
+    if os.path.exists(text) or not any(sign in text for sign in "*?["):
         return [path]
     return [Path(name) for name in sorted(glob.glob(text, recursive=True))] or [path]
 

@@ -67,6 +67,14 @@ def arguments_of(project: Project, arguments: Sequence[str]) -> tuple[list[str],
             overrides += added
             confirmed.append(entry.id)
     own = without_common(first.baseline_overrides)
+    changed = {override.partition("=")[0] for override in overrides}
+    for entry in accepted if "against" not in keys else ():
+        differing = {*own} ^ {*without_common(entry.baseline_overrides)}
+        if entry.id in confirmed and any(one.partition("=")[0] not in changed for one in differing):
+            found_by = shlex.join(without_common(entry.baseline_overrides)) or "the defaults"
+            text = f"{entry.id} was accepted against {found_by}, but the baseline is that of {first.id}, "
+            text += f"{shlex.join(own) or 'the defaults'}; give against=… to choose another"
+            print(f"note: {printable(text)}", file=sys.stderr)
     found = {
         "metric": first.metric,
         "mode": first.mode,
