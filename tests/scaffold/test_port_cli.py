@@ -39,12 +39,14 @@ class OwnCLI(cli.LightningCLI):
         parser.link_arguments("trainer.max_epochs", "model.init_args.steps")
         parser.link_arguments("data.classes", "model.classes", apply_on="instantiate")
         parser.link_arguments(("a", "b"), "model.d", compute_fn=f)
+    def before_fit(self): ...
 
 OwnCLI(
     models.Net,
     datamodule_class=Data,
     seed_everything_default=4,
     run=False,
+    trainer_class=torch.Own,
     trainer_defaults={"callbacks": [ModelCheckpoint(monitor="val/acc", mode="max")], "precision": 32},
     parser_kwargs={"default_config_files": ["base.yaml"]},
 )
@@ -122,6 +124,7 @@ def test_layers_defaults_links_and_short_names(source: Path) -> None:
     places = "\n".join(f"{place} | {note}" for place, _, note in rows)
     expected = ["trainer.weights_summary | left out", "project | left out", "main.py:11 | model.lr"]
     expected += ["main.py:18 | link_arguments to model.d: set task.module.d by hand"]
+    expected += ["main.py:19 | before_fit: left out", "main.py:26 | trainer_class=torch.Own: left out"]
     assert [text for text in expected if text not in places] == []
     assert "process_position" not in places
 

@@ -174,3 +174,67 @@ def test_variables_are_those_of_the_function_that_trains(tmp_path: Path, monkeyp
     made, _ = converted(tmp_path, "Lit(1)", "Data(**options)")
     assert made["task/imported.yaml"]["cfg"] == 1
     assert made["trainer/imported.yaml"]["max_epochs"] == "${constants.epochs}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "task", "said"),
+    [
+        ("if cfg.seed == 3:\n        lit = Lit(1)\n    else:\n        lit = Lit(2)", 1, "cfg.seed == 3 is true"),
+        ("if not cfg.seed:\n        lit = Lit(1)\n    else:\n        lit = Lit(2)", 2, "not cfg.seed is false"),
+        (
+            "if cfg.get('x') and job:\n        lit = Lit(1)\n    elif cfg.seed:\n        lit = Lit(2)",
+            2,
+            "as cfg.seed is true",
+        ),
+        ("lit = Lit(1)\n    if cfg.get('x') is not None:\n        lit = Lit(2)", 1, "is not None is false"),
+        ("if cfg.seed:\n        lit = Lit(1)\n    lit = Lit(2)", 2, ""),
+        ("if job:\n        lit = Lit(1)\n    else:\n        lit = Lit(2)", None, ""),
+    ],
+)
+def test_branches_are_decided_by_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, task: int | None, said: str
+) -> None:
+    later = "    trainer.fit(lit, dm)\n    lit = Lit(9)\n    trainer = L.Trainer(max_epochs=9)\n"  # of the test
+    text = SCRIPT.replace("lit = MODEL", lines).replace("    trainer.fit(lit, dm)\n", later)
+    monkeypatch.setattr(f"{__name__}.SCRIPT", text)
+    if task is None:
+        with pytest.raises(ConfigError, match=r"made from Lit\(1\) if job else Lit\(2\), whose value only the program"):
+            converted(tmp_path, "", "Data(**options)")
+        return
+    made, rows = converted(tmp_path, "", "Data(**options)")
+    assert made["task/imported.yaml"]["cfg"] == task
+    assert made["trainer/imported.yaml"]["max_epochs"] == "${constants.epochs}"
+    assert said in " ".join(note for _, _, note in rows)
+
+
+@pytest.mark.parametrize(
+    ("test", "is_kept", "said"),
+    [("cfg.seed", True, "is true"), ("cfg.get('x')", False, "is false"), ("job", False, "only the program knows job")],
+)
+def test_a_callback_of_a_branch_is_kept_where_that_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, test: str, is_kept: bool, said: str
+) -> None:
+    appended = "    callbacks.append(EarlyStopping"
+    monkeypatch.setattr(f"{__name__}.SCRIPT", SCRIPT.replace(appended, f"    if {test}:\n    {appended}"))
+    made, rows = converted(tmp_path, "Lit(1)", "Data(**options)")
+    assert ("earlystopping" in made["callback/imported.yaml"]) is is_kept
+    assert said in " ".join(note for _, _, note in rows)
+
+
+def test_a_list_of_callbacks_is_not_the_whole_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = "extra: {stop: {_target_: p.Stop}, other: {_target_: p.Other}}\n"
+    monkeypatch.setattr(f"{__name__}.CONFIG", CONFIG + extra)
+    monkeypatch.setattr(f"{__name__}.SCRIPT", SCRIPT.replace("[saving]", "[hydra.utils.instantiate(cfg.extra.stop)]"))
+    monkeypatch.setattr(f"{__name__}.KEYS", {*KEYS, "extra"})
+    made, _ = converted(tmp_path, "Lit(1)", "Data(**options)")
+    assert {*made["callback/imported.yaml"]} == {"defaults", "stop", "earlystopping"}
+
+
+@pytest.mark.parametrize("branch", ["cfg.seed", "job"])
+def test_a_trainer_of_a_branch_is_taken_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, branch: str) -> None:
+    text = SCRIPT.replace("    trainer = L", f"    if {branch}:\n        trainer = L")
+    other = "    else:\n        trainer = L.Trainer(max_epochs=9)\n    trainer.fit"
+    monkeypatch.setattr(f"{__name__}.SCRIPT", text.replace("    trainer.fit", other))
+    made, rows = converted(tmp_path, "Lit(1)", "Data(**options)")
+    assert (made["trainer/imported.yaml"].get("max_epochs") == "${constants.epochs}") is (branch != "job")
+    assert any(branch in note for _, _, note in rows)

@@ -29,6 +29,7 @@ LIBRARY_PLACES = {  # where Lightning CLI finds a class that is given by its nam
 DOCUMENTED = ("*.md", "*.rst", "*.txt", "*.sh", "*.slurm", "Makefile", "justfile", "Justfile", "*.toml")
 CONFIG = re.compile(r"(?:--config|-c)[ =]+(\S+\.ya?ml)")
 MAKER = re.compile(r"(Optimizer|Scheduler)Callable|Callable\[.*(Optimizer|Scheduler)\w*\]")  # an annotation
+METHOD = re.compile(r"(before|after)_(instantiate_classes|fit)|instantiate_trainer")  # that a class of a CLI overrides
 MAX_SETS = 12  # of files that commands of the documentation name
 
 
@@ -65,6 +66,7 @@ class Cli:
         has_subcommands: Whether it is called with ``fit``.
         unread: Arguments of its own, which only the script reads, and where they are added.
         unknown: Settings whose value only the program knows, and where they are.
+        left_out: What the script does besides, and where.
     """
 
     script: SourceFile | None = None
@@ -76,6 +78,7 @@ class Cli:
     has_subcommands: bool = True
     unread: dict[str, str] = field(default_factory=dict)
     unknown: list[tuple[str, str]] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,17 @@ def read_script(folder: Path) -> Cli:
     for name, key in (("trainer_defaults", "trainer"), ("seed_everything_default", "seed_everything")):
         if name in given:
             _set(cli, key, given[name], script)
+    if "trainer_class" in given:
+        text = f"trainer_class={ast.unparse(given['trainer_class'])}: left out; set trainer._target_"
+        cli.left_out.append((script.place(given["trainer_class"]), text))
+    for source in source_files(folder, "CLI)"):
+        for node in (node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)):
+            if any(ast.unparse(base).endswith("CLI") for base in node.bases):
+                methods = [
+                    each for each in node.body if isinstance(each, ast.FunctionDef) and METHOD.fullmatch(each.name)
+                ]
+                note = "left out; write it as a callback, or in the module"
+                cli.left_out += [(source.place(each), f"{each.name}: {note}") for each in methods]
     if "parser_kwargs" in given:
         texts = [n.value for n in ast.walk(given["parser_kwargs"]) if isinstance(n, ast.Constant)]
         files = [folder / text for text in texts if isinstance(text, str) and text.endswith((".yaml", ".yml"))]
@@ -268,6 +282,7 @@ def convert(source: Path, target: Path, rows: Rows, layers: list[Path] | None = 
     """
     cli = read_script(source)
     rows += [(place, "–", f"{what}: only the program knows its value; set it by hand") for place, what in cli.unknown]
+    rows += [(place, "–", text) for place, text in cli.left_out]
     files = [] if layers else config_files(source)  # of which others may be for other programs
     sets = [tuple(layers)] if layers else documented_sets(source, files)
     together = {file for each in sets for file in each} | {*cli.files}

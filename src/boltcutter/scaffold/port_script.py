@@ -6,6 +6,8 @@ The configuration as a whole becomes ``constants``, to which what the script con
 from __future__ import annotations
 
 import ast
+import operator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +32,9 @@ from boltcutter.scaffold.yaml_text import Rows, dump, replace_all, write_yaml
 LOADERS = "boltcutter.scaffold.configured.with_loaders"
 PLAIN = {"dict", "list", "str", "int", "float", "bool", "Path", "to_container", "to_absolute_path"}  # keep a value
 UNSET: Final = object()
+COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+}  # fmt: skip
 
 
 def convert(layout: Layout, target: Path) -> Rows:
@@ -111,14 +116,23 @@ class _Conversion:
         return replace_all(text, {rf"\$\{{{key}(?=[.\[}}])": f"${{constants.{key}" for key in self.values})
 
     def _makes_loader(self, node: ast.expr) -> bool:
-        made = self._assigned(node)
+        try:
+            made = self._assigned(node)
+        except NotConstantError:
+            made = node
         called = ast.unparse(made.func) if isinstance(made, ast.Call) else ""
         return "loader" in ast.unparse(node).lower() or called.endswith("DataLoader")
 
     def _assigned(self, node: ast.expr) -> ast.expr:
-        if isinstance(node, ast.Name) and node.id in self.assigned:
-            return self.assigned[node.id]
-        return node
+        """What a name has, or else the expression itself.
+
+        Raises:
+            NotConstantError: It depends on what only the program knows.
+        """
+        found = self.assigned.get(node.id, node) if isinstance(node, ast.Name) else node
+        while isinstance(found, ast.IfExp):
+            found = self._chosen(found)
+        return found
 
     def _role(self, argument: str, role: str, node: ast.expr) -> dict[str, Any]:
         try:
@@ -137,15 +151,19 @@ class _Conversion:
 
     def _trainer(self) -> None:
         owner = self.call.func.value if isinstance(self.call.func, ast.Attribute) else self.call.func
-        made = self._assigned(owner)
-        values: dict[str, Any] = {}
+        values, made, named = dict[str, Any](), owner, dict[str, Any]()
+        try:
+            made = self._assigned(owner)
+        except NotConstantError as error:
+            note = f"left out, as only the program knows {error}; set trainer by hand"
+            self.rows.append((f"{self.script.place(self.call)}: trainer", "–", note))
         for keyword in made.keywords if isinstance(made, ast.Call) else ():
             try:
                 if keyword.arg is None:
                     values |= self._spread(keyword.value)
                 elif keyword.arg == "callbacks":
                     named = self._configured(keyword.value)
-                    values["callbacks"] = named or [self.value(each) for each in self._entries(keyword.value)]
+                    values["callbacks"] = [self.value(each) for each in self._entries(keyword.value, bool(named))]
                 elif keyword.arg not in GIVEN_BY_RUN:
                     values[keyword.arg] = self.value(keyword.value)
             except NotConstantError as error:
@@ -156,11 +174,11 @@ class _Conversion:
             inner = self._read(path) if path else {}
             values = (_rewritten(inner, self._referring) if isinstance(inner, dict) else {}) | values
         listed = values.pop("callbacks", None)
+        named |= listed if isinstance(listed, dict) else {}
         kept, unknown = trainer_arguments({k: v for k, v in values.items() if k not in (*GIVEN_BY_RUN, "_target_")})
         self.rows += [(f"{self.script.place(made)}: {key}", "–", note) for key, note in unknown]
         self._write("trainer", {"_target_": TRAINER, "plugins": ["${checkpoint_io}"], **kept})
         found = listed if isinstance(listed, list) else []
-        named = listed if isinstance(listed, dict) else {}
         named |= {str(e["_target_"]).rpartition(".")[2].lower(): e for e in found if isinstance(e, dict)}
         saving = [name for name, entry in named.items() if entry["_target_"].endswith(".ModelCheckpoint")]
         best = next((name for name in saving if named[name].get("monitor") is not None), None)
@@ -172,9 +190,10 @@ class _Conversion:
 
     def _configured(self, node: ast.expr) -> dict[str, Any]:
         """The settings of a group of objects that a function or a loop of the script instantiates; empty if none."""
-        text = f"{ast.unparse(node)}.append"
+        text, made = f"{ast.unparse(node)}.append", self._assigned(node)
         loops = [each for each in ast.walk(self.script.tree) if isinstance(each, ast.For) and text in ast.unparse(each)]
-        for expression in (self._assigned(node), *(loop.iter for loop in loops)):
+        is_listed = isinstance(made, ast.List | ast.Tuple)  # one by one, which is not all of the group
+        for expression in (*([] if is_listed else [made]), *(loop.iter for loop in loops)):
             for inner in ast.walk(expression):
                 path = self._path_of(inner) if isinstance(inner, ast.expr) else None
                 found = self._read(path) if path else None
@@ -183,14 +202,34 @@ class _Conversion:
                     return dict(_rewritten(kept, self._referring))
         return {}
 
-    def _entries(self, node: ast.expr) -> list[ast.expr]:
-        """The entries of a list, with those that the script appends to it."""
+    def _entries(self, node: ast.expr, has_loop: bool) -> list[ast.expr]:
+        """The entries of a list, with those that the script appends to it, but for loops if their group is known."""
         listed = self._assigned(node)
         if not isinstance(listed, ast.List | ast.Tuple):
+            if has_loop:
+                return []
             raise NotConstantError(ast.unparse(node))
-        appended = [call.args[0] for name, call in self.script.calls() if name == "append" and len(call.args) == 1
-                    and ast.unparse(call.func) == f"{ast.unparse(node)}.append"]  # fmt: skip
-        return [*listed.elts, *appended]
+        loops = [each for each in ast.walk(self.script.tree) if isinstance(each, ast.For) and has_loop]
+        others = [inner for loop in loops for inner in ast.walk(loop)]
+        appended = [call for name, call in self.script.calls() if name == "append" and len(call.args) == 1
+                    and ast.unparse(call.func) == f"{ast.unparse(node)}.append" and call not in others]  # fmt: skip
+        return [*listed.elts, *(call.args[0] for call in appended if self._is_done(call))]
+
+    def _is_done(self, call: ast.Call) -> bool:
+        """Whether the script comes to a call, by the settings in each ``if`` around it."""
+        for each in (each for each in ast.walk(self.script.tree) if isinstance(each, ast.If)):
+            inside = [[*ast.walk(ast.Module(part, []))] for part in (each.body, each.orelse)]
+            place = next((at for at, nodes in enumerate(inside) if call in nodes), None)
+            if place is None or self.call in inside[place]:
+                continue
+            try:
+                if self._decide(each.test, each.test) is bool(place):
+                    return False
+            except NotConstantError as error:
+                note = f"left out, as only the program knows {error}"
+                self.rows.append((f"{self.script.place(call)}: {ast.unparse(call)}", "–", note))
+                return False
+        return True
 
     def value(self, node: ast.expr, seen: tuple[str, ...] = ()) -> Any:
         """The value of an expression of the script, with references to the configuration.
@@ -207,7 +246,7 @@ class _Conversion:
         if isinstance(node, ast.Attribute) and (names := ast.unparse(node).split("."))[0] == self.data:
             return of_data(self.script.root, self.data_class, names[1:])
         if isinstance(node, ast.IfExp):
-            return self._chosen(node, seen)
+            return self.value(self._chosen(node), seen)
         if isinstance(node, ast.List | ast.Tuple):
             return [self.value(entry, seen) for entry in node.elts]
         if isinstance(node, ast.Name) and node.id in self.assigned and node.id not in seen:
@@ -223,16 +262,42 @@ class _Conversion:
         except (ValueError, TypeError, RecursionError):
             raise NotConstantError(ast.unparse(node)) from None
 
-    def _chosen(self, node: ast.IfExp, seen: tuple[str, ...]) -> Any:
-        """The value that the script gives where a setting is, or is not, set."""
-        path = self._path_of(node.test)
-        found = self._read(path) if path else UNSET
-        if not path or (isinstance(found, str) and "${" in found):
+    def _chosen(self, node: ast.IfExp) -> ast.expr:
+        """The expression that the script takes as its settings are.
+
+        Raises:
+            NotConstantError: It does not depend on settings only.
+        """
+        return node.body if self._decide(node.test, node) else node.orelse
+
+    def _decide(self, test: ast.expr, node: ast.expr) -> bool:
+        """Whether a condition holds, which a note says beside what depends on it."""
+        is_true = self._holds(test, node)
+        note = f"as {ast.unparse(test)} is {'true' if is_true else 'false'}; that is decided once, by the import"
+        row = (f"{self.script.place(node)}: {ast.unparse(node)}", "–", note)
+        self.rows += [] if row in self.rows else [row]
+        return is_true
+
+    def _holds(self, test: ast.expr, node: ast.expr) -> bool:
+        """Whether a condition of settings and constants holds, such as ``cfg.x``, ``not cfg.x`` or ``cfg.x == 3``."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return not self._holds(test.operand, node)
+        if isinstance(test, ast.BoolOp):
+            return (all if isinstance(test.op, ast.And) else any)(self._holds(each, node) for each in test.values)
+        if isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in COMPARED:
+            ends = [self._plain(each, node) for each in (test.left, test.comparators[0])]
+            return bool(COMPARED[type(test.ops[0])](*ends))
+        return bool(self._plain(test, node))
+
+    def _plain(self, part: ast.expr, node: ast.expr) -> Any:
+        path = self._path_of(part)
+        try:
+            found = self._read(path) if path else ast.literal_eval(part)
+        except (ValueError, TypeError):
+            raise NotConstantError(ast.unparse(node)) from None
+        if isinstance(found, str) and "${" in found:
             raise NotConstantError(ast.unparse(node))
-        is_set = found is not UNSET and bool(found)
-        note = f"as {'.'.join(path)} is {'set' if is_set else 'not set'}; that is decided once, by the import"
-        self.rows.append((f"{self.script.place(node)}: {ast.unparse(node)}", "–", note))
-        return self.value(node.body if is_set else node.orelse, seen)
+        return None if found is UNSET else found
 
     def _called(self, node: ast.Call, seen: tuple[str, ...]) -> Any:
         name = ast.unparse(node.func).rpartition(".")[2]

@@ -88,7 +88,7 @@ def run_script(script: Path) -> None:
         return
     packages = [folder for folder in script.parents if (folder / "__init__.py").is_file()]
     root = packages[-1].parent
-    sys.path.insert(0, str(root))
+    sys.path[:0] = [str(root), str(script.parent)]  # as ``python -m``, and as ``python main.py``
     found = runpy.run_module(".".join(script.relative_to(root).with_suffix("").parts), run_name="__main__")
     if "__name__" not in script.read_text() and "main" in found:
         found["main"]()

@@ -75,12 +75,17 @@ class SourceFile:
         """The expression that is last assigned to each name."""
         return dict(self.assignments)
 
-    def assigned_at(self, node: ast.AST) -> dict[str, ast.expr]:
-        """The expression that is assigned to each name: last in the function around a node, else anywhere."""
+    def assigned_at(self, node: ast.expr) -> dict[str, ast.expr]:
+        """The expression of each name at a node: what is assigned above it in the function around it, else anywhere.
+
+        Of a name that the branches of an ``if`` set differently, it is ``a if test else b``.
+        """
+        functions = [each for each in ast.walk(self.tree) if isinstance(each, ast.FunctionDef)]  # the outer ones first
+        around = [each for each in functions if any(inner is node for inner in ast.walk(each))]
         found = self.assigned
-        for function in ast.walk(self.tree):  # the outer ones first
-            if isinstance(function, ast.FunctionDef) and any(each is node for each in ast.walk(function)):
-                found |= _assignments(function)
+        scopes: list[ast.Module | ast.FunctionDef] = [self.tree, *around]
+        for scope in scopes:
+            found = _assigned(scope.body, found, node if scope is scopes[-1] else None)
         return found
 
     def calls(self) -> Iterator[tuple[str, ast.Call]]:
@@ -188,6 +193,32 @@ def _assignments(tree: ast.AST) -> list[tuple[str, ast.expr]]:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             found += [(target.id, node.value) for target in targets if isinstance(target, ast.Name)]
+    return sorted(found, key=lambda pair: _position(pair[1]))
+
+
+def _position(node: ast.expr | ast.stmt) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _assigned(statements: list[ast.stmt], above: dict[str, ast.expr], end: ast.expr | None) -> dict[str, ast.expr]:
+    """What each name has after statements, or at an expression in them."""
+    found = dict(above)
+    for statement in statements:
+        if end is not None and _position(statement) >= _position(end):
+            break
+        if isinstance(statement, ast.If):
+            body, other = (_assigned(part, found, end) for part in (statement.body, statement.orelse))
+            if end is not None and statement.end_lineno and end.lineno <= statement.end_lineno:
+                is_below = bool(statement.orelse) and _position(statement.orelse[0]) <= _position(end)
+                return other if is_below else body
+            for name in {**body, **other}:
+                values = [values[name] for values in (body, other) if name in values]
+                is_same = values[0] is values[-1]
+                found[name] = values[0] if is_same else ast.copy_location(ast.IfExp(statement.test, *values), statement)
+        elif not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            for part in ("body", "orelse", "finalbody"):
+                found = _assigned(getattr(statement, part, []), found, end)
+            found |= _assignments(statement) if isinstance(statement, ast.Assign | ast.AnnAssign) else {}
     return found
 
 
