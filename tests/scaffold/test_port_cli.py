@@ -211,6 +211,10 @@ def test_a_link_to_an_argument_that_the_class_lacks_is_left_out(source: Path) ->
     assert {*experiment["task"]} == {"_target_", "width", "seed"}
     (source / "m.py").write_text("class Net(L.LightningModule):\n    def __init__(self, width, **rest): ...\n")
     assert "main.py:seed" in experiment_of(source, values, Cli(links=links))[1]
+    (source / "m.py").write_text(
+        "class Net(L.LightningModule):\n    def __init__(self, width, **rest): self.seed = rest.get('seed', 1)\n"
+    )
+    assert experiment_of(source, values, Cli(links=links))[0]["task"]["seed"] == "${data.n}"
     (source / "m.py").write_text("class Open(Base):\n    k = 1\n")
     values["model"]["class_path"] = "m.Open"  # its constructor is elsewhere
     experiment, _ = experiment_of(source, values, Cli(links=links))

@@ -35,6 +35,8 @@ def test_of_two_values_the_last_or_the_given_one_is_taken(
     found, ids = arguments_of(project, [*command, "optimizer.lr=0.2"])
     assert {one for one in found if one.startswith("optimizer.lr=")} == {"optimizer.lr=0.2"}
     assert ids == ("b",)
+    with pytest.raises(ConfigError, match="nothing that was accepted has the given values"):
+        arguments_of(project, [*command, "optimizer.lr=0.5"])
 
 
 @pytest.mark.parametrize(

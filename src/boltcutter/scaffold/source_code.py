@@ -255,7 +255,7 @@ def constructors(root: Path, name: str, below: tuple[str, ...] = ()) -> Iterator
         below: Classes that inherit from it.
 
     Yields:
-        None for a class that the project's files do not define.
+        None for a class that the project's files do not define, and for one that reads its keywords itself.
     """
     if name in NO_ARGUMENTS or name in below:
         return
@@ -264,12 +264,21 @@ def constructors(root: Path, name: str, below: tuple[str, ...] = ()) -> Iterator
             if isinstance(node, ast.ClassDef) and node.name == name:
                 made = next(source.constructors(name), None)
                 yield from [made] if made else []
+                if made and made.kwarg and _is_read(node, made.kwarg.arg):
+                    yield None
                 if made is None or made.kwarg:
                     for base in node.bases:
                         last = ast.unparse(base).partition("[")[0].rpartition(".")[2]
                         yield from constructors(root, last, (*below, name))
                 return
     yield None
+
+
+def _is_read(tree: ast.AST, name: str) -> bool:
+    """Whether a mapping of keyword arguments is also used otherwise than passed on, as by ``name.get("size", 3)``."""
+    nodes = [*ast.walk(tree)]
+    passed = [node.value for node in nodes if isinstance(node, ast.keyword) and node.arg is None]
+    return any(isinstance(node, ast.Name) and node.id == name and node not in passed for node in nodes)
 
 
 def parameter(root: Path, name: str, argument: str) -> ast.arg | bool | None:

@@ -34,7 +34,7 @@ def arguments_of(project: Project, arguments: Sequence[str]) -> tuple[list[str],
         arguments: Those of the command. Where code was changed, they have a git ref or patch that joins the changes.
 
     Raises:
-        ConfigError: Nothing was accepted since, or not by one metric.
+        ConfigError: Nothing was accepted since, or not by one metric, or nothing with the given values.
     """
     entries = ledger.read_entries(Path(runs_folder(project, arguments)))
     accepted = [entry for entry in unconfirmed(entries) if entry.verdict == "accepted"]
@@ -54,7 +54,7 @@ def arguments_of(project: Project, arguments: Sequence[str]) -> tuple[list[str],
         raise ConfigError(
             f"{FLAG}: {versions[0]} has changed the code; join what was accepted in a branch, and give that as well"
         )
-    first, overrides, confirmed = accepted[0], list[str](), list[str]()
+    overrides, confirmed = list[str](), list[Entry]()
     for entry in accepted:
         added = [override for override in entry.change_overrides if override not in entry.baseline_overrides]
         for new in without_common(added):
@@ -65,28 +65,37 @@ def arguments_of(project: Project, arguments: Sequence[str]) -> tuple[list[str],
         # Not if another value is given.
         if all(one in given or one.partition("=")[0] not in keys for one in without_common(added)):
             overrides += added
-            confirmed.append(entry.id)
+            confirmed.append(entry)
+    if not confirmed:
+        raise ConfigError(f"{FLAG}: nothing that was accepted has the given values; boltcutter tries lists all")
+    first = confirmed[0]
     own = without_common(first.baseline_overrides)
-    changed = {override.partition("=")[0] for override in overrides}
-    for entry in accepted if "against" not in keys else ():
-        differing = {*own} ^ {*without_common(entry.baseline_overrides)}
-        if entry.id in confirmed and any(one.partition("=")[0] not in changed for one in differing):
-            found_by = shlex.join(without_common(entry.baseline_overrides)) or "the defaults"
-            text = f"{entry.id} was accepted against {found_by}, but the baseline is that of {first.id}, "
-            text += f"{shlex.join(own) or 'the defaults'}; give against=… to choose another"
-            print(f"note: {printable(text)}", file=sys.stderr)
+    if "against" not in keys:
+        _note_baselines(confirmed, {override.partition("=")[0] for override in overrides})
     found = {
         "metric": first.metric,
         "mode": first.mode,
-        "effect": largest_effect(accepted),
+        "effect": largest_effect(confirmed),
         "seed": str(1 + max(seed for entry in entries if not entry.confirms for seed in entry.seeds)),
     }
-    if constraints := {text.rpartition(":")[0]: text for entry in accepted[::-1] for text in entry.not_worse}:
+    if constraints := {text.rpartition(":")[0]: text for entry in confirmed[::-1] for text in entry.not_worse}:
         found["not_worse"] = ",".join(text for metric, text in constraints.items() if metric != first.metric)
     if own:
         found["against"] = shlex.join(own)
     more = [f"{key}={value}" for key, value in found.items() if key not in keys]
-    return [*given, *more, *last_of_each(without_common(overrides))], tuple(confirmed)
+    return [*given, *more, *last_of_each(without_common(overrides))], tuple(entry.id for entry in confirmed)
+
+
+def _note_baselines(confirmed: Sequence[Entry], changed: set[str]) -> None:
+    """Say which tries were accepted against another baseline than the first, by other settings than are changed."""
+    own, *others = (without_common(entry.baseline_overrides) for entry in confirmed)
+    for entry, other in zip(confirmed[1:], others, strict=True):
+        if any(one.partition("=")[0] not in changed for one in {*own} ^ {*other}):
+            text = (
+                f"{entry.id} was accepted against {shlex.join(other) or 'the defaults'}, but the baseline is that of "
+            )
+            text += f"{confirmed[0].id}, {shlex.join(own) or 'the defaults'}; give against=… to choose another"
+            print(f"note: {printable(text)}", file=sys.stderr)
 
 
 def without_common(overrides: Sequence[str]) -> list[str]:
