@@ -113,6 +113,8 @@ NET = {"_target_": "p.Mlp", "width": "${constants.seed}"}
         ("Lit(len(dm.words))", None),
         ("Lit(cfg, net)", None),
         ("Lit(job)", None),
+        ("5\n    n = 5\n    n += 1\n    lit = Lit(n)", None),
+        ("5\n    for n in x:\n        n, lit = f()\n    lit = Lit(n)", None),
         ("Lit(cfg.nothing)", None),
         ("make(job)", None),
     ],
@@ -124,7 +126,7 @@ def test_values_that_only_the_program_knows_are_named(tmp_path: Path, model: str
         assert made["data/imported.yaml"]["n"] == "${constants.data.n}"
         return
     with pytest.raises(
-        ConfigError, match=r"train.py:20: model of fit is made from .* only the program knows; .*configs/"
+        ConfigError, match=r"train.py:2\d: model of fit is made from .* only the program knows; .*configs/"
     ):
         converted(tmp_path, model, "Data(1)")
 
@@ -188,6 +190,12 @@ def test_variables_are_those_of_the_function_that_trains(tmp_path: Path, monkeyp
         ),
         ("lit = Lit(1)\n    if cfg.get('x') is not None:\n        lit = Lit(2)", 1, "is not None is false"),
         ("if cfg.seed:\n        lit = Lit(1)\n    lit = Lit(2)", 2, ""),
+        (
+            "match cfg.seed:\n        case 3:\n            lit = Lit(1)\n        case _:\n            lit = Lit(2)",
+            1,
+            "== 3 is true",
+        ),
+        ("n, lit = 1, Lit(2)", 2, ""),
         ("if job:\n        lit = Lit(1)\n    else:\n        lit = Lit(2)", None, ""),
     ],
 )
@@ -228,6 +236,16 @@ def test_a_list_of_callbacks_is_not_the_whole_group(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(f"{__name__}.KEYS", {*KEYS, "extra"})
     made, _ = converted(tmp_path, "Lit(1)", "Data(**options)")
     assert {*made["callback/imported.yaml"]} == {"defaults", "stop", "earlystopping"}
+
+
+def test_callbacks_that_are_added_in_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    added = (
+        "    callbacks += [p.One()]\n    callbacks.extend([p.Two()])\n    callbacks.insert(0, p.Three())\n    trainer ="
+    )
+    text = SCRIPT.replace("    trainer =", added).replace("import os", "import os, p")
+    monkeypatch.setattr(f"{__name__}.SCRIPT", text)
+    made, _ = converted(tmp_path, "Lit(1)", "Data(**options)")
+    assert {"best", "earlystopping", "one", "two", "three"} <= {*made["callback/imported.yaml"]}
 
 
 @pytest.mark.parametrize("branch", ["cfg.seed", "job"])

@@ -211,9 +211,15 @@ class _Conversion:
             raise NotConstantError(ast.unparse(node))
         loops = [each for each in ast.walk(self.script.tree) if isinstance(each, ast.For) and has_loop]
         others = [inner for loop in loops for inner in ast.walk(loop)]
-        appended = [call for name, call in self.script.calls() if name == "append" and len(call.args) == 1
-                    and ast.unparse(call.func) == f"{ast.unparse(node)}.append" and call not in others]  # fmt: skip
-        return [*listed.elts, *(call.args[0] for call in appended if self._is_done(call))]
+        entries = list(listed.elts)
+        for name, call in self.script.calls():
+            is_own = ast.unparse(call.func) == f"{ast.unparse(node)}.{name}" and name in ("append", "extend", "insert")
+            if is_own and call.args and call not in others and self._is_done(call):
+                added = call.args[-1]
+                if name == "extend" and not isinstance(added, ast.List | ast.Tuple):
+                    raise NotConstantError(ast.unparse(added))
+                entries += added.elts if name == "extend" and isinstance(added, ast.List | ast.Tuple) else [added]
+        return entries
 
     def _is_done(self, call: ast.Call) -> bool:
         """Whether the script comes to a call, by the settings in each ``if`` around it."""

@@ -201,7 +201,7 @@ def _position(node: ast.expr | ast.stmt) -> tuple[int, int]:
 
 
 def _assigned(statements: list[ast.stmt], above: dict[str, ast.expr], end: ast.expr | None) -> dict[str, ast.expr]:
-    """What each name has after statements, or at an expression in them."""
+    """What each name has after statements, or at an expression in them; itself if it is bound in another way."""
     found = dict(above)
     for statement in statements:
         if end is not None and _position(statement) >= _position(end):
@@ -215,10 +215,60 @@ def _assigned(statements: list[ast.stmt], above: dict[str, ast.expr], end: ast.e
                 values = [values[name] for values in (body, other) if name in values]
                 is_same = values[0] is values[-1]
                 found[name] = values[0] if is_same else ast.copy_location(ast.IfExp(statement.test, *values), statement)
+        elif isinstance(statement, ast.Match):
+            found = _assigned(_as_branches(statement), found, end)
         elif not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            for target, value in _bindings(statement, found):
+                found |= _named(target, value)
             for part in ("body", "orelse", "finalbody"):
                 found = _assigned(getattr(statement, part, []), found, end)
-            found |= _assignments(statement) if isinstance(statement, ast.Assign | ast.AnnAssign) else {}
+    return found
+
+
+def _as_branches(match: ast.Match) -> list[ast.stmt]:
+    """A ``match`` of values as the ``if`` and ``elif`` that do the same."""
+    rest: list[ast.stmt] = []
+    for case in reversed(match.cases):
+        pattern = case.pattern
+        if isinstance(pattern, ast.MatchAs) and pattern.pattern is None and case.guard is None:
+            rest = case.body
+            continue
+        test: ast.expr = ast.Name(ast.unparse(pattern))  # of which nothing is known
+        if isinstance(pattern, ast.MatchValue) and case.guard is None:
+            test = ast.Compare(match.subject, [ast.Eq()], [pattern.value])
+        branch = ast.copy_location(ast.If(test, case.body, rest), pattern)
+        branch.end_lineno = match.end_lineno
+        rest = [branch]
+    return rest
+
+
+def _bindings(statement: ast.stmt, found: dict[str, ast.expr]) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """What a statement binds, with the expression, if there is one."""
+    if isinstance(statement, ast.Assign):
+        yield from ((target, statement.value) for target in statement.targets)
+    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        yield statement.target, statement.value
+    elif isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+        left, right = found.get(statement.target.id), statement.value
+        both: ast.expr = ast.BinOp(left or statement.target, statement.op, right)
+        if isinstance(left, ast.List) and isinstance(right, ast.List) and isinstance(statement.op, ast.Add):
+            both = ast.List([*left.elts, *right.elts])
+        yield statement.target, ast.copy_location(both, statement)
+    elif isinstance(statement, ast.For):
+        yield statement.target, None
+    elif isinstance(statement, ast.With):
+        yield from ((item.optional_vars, None) for item in statement.items if item.optional_vars)
+
+
+def _named(target: ast.expr, value: ast.expr | None) -> dict[str, ast.expr]:
+    if isinstance(target, ast.Name):
+        return {target.id: value or target}
+    found: dict[str, ast.expr] = {}
+    if isinstance(target, ast.Tuple | ast.List):
+        is_listed = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
+        values = value.elts if is_listed and isinstance(value, ast.Tuple | ast.List) else [None] * len(target.elts)
+        for part, one in zip(target.elts, values, strict=True):
+            found |= _named(part, one)
     return found
 
 
