@@ -9,11 +9,12 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.utils.data import Subset
 
 from boltcutter.diagnosis.checks import Line, Lines, check
-from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.evidence import Evidence, is_metric
 from boltcutter.diagnosis.samples import depends_on_padding
 from boltcutter.diagnosis.source import codes, functions_beside, is_function, own_classes, tree_of
 from boltcutter.diagnosis.statements import called_name
@@ -35,12 +36,19 @@ WORDS = {
 }
 # Functions that are the same with their arguments exchanged.
 SYMMETRIC = re.compile(r"mse|l1|huber|cosine|distance|close|equal|swap|exchange|revers|invert|symmetric|cycle|back")
+# Names that never stand for each other; others may, as of a divergence, or of a translation, in both directions.
+OPPOSITES = (
+    *({"positive", "negative"}, {"lr", "weight_decay"}, {"mean", "std"}, {"user", "item"}),
+    {"input_lengths", "target_lengths"},
+)
 LIKELIHOODS = frozenset(("gaussian_nll_loss",))
 VARIANCES = frozenset(("var", "variance", "variances", "logvar", "log", "logstd", "sigma2", "sq", "squared"))
 DEVIATIONS = frozenset(("std", "stddev", "stdev", "stds", "sd", "sigma"))
 EPOCH_ENDS = {"validation_step": "on_validation_epoch_end", "test_step": "on_test_epoch_end"}
 PADDED = re.compile(r"mask|len(gth)?s?($|_)", re.IGNORECASE)
-LOGS = frozenset(("log", "log_dict"))
+LABELS = re.compile(r"y\d?|labels?|targets?|class(es)?|cls|ind(ex|ices)|idx|ids?|_.*", re.IGNORECASE)
+OF_ONE = re.compile(r"last|latest|recent|first|sample|example|picture|image|probe|reference", re.IGNORECASE)
+SQUARED = re.compile(r"\*\* ?2|\.pow\(2|square|var|sqrt|exp\(")
 
 
 class Code(NamedTuple):
@@ -71,11 +79,12 @@ def code_of(seen: Evidence) -> Iterator[Code]:
             owners.append(dataset)
             dataset = dataset.dataset
         owners.append(dataset)
-    known = set[types.CodeType]()
+    known, classes = set[types.CodeType](), set[type]()
     for owner in owners:
         for cls in own_classes(type(owner)) if owner is not None else ():
-            if cls.__module__.startswith("boltcutter."):
+            if cls.__module__.startswith("boltcutter.") or cls in classes:
                 continue
+            classes.add(cls)
             used = {name for code in codes(cls) for name in code.co_names}
             beside = [f for f in functions_beside(cls) if f.__name__ in used]
             members = [(owner, getattr(value, "__func__", value)) for value in vars(cls).values()]
@@ -95,10 +104,25 @@ def callable_of(call: ast.Call, code: Code) -> Any:
         first, *path = ast.unparse(call.func).split(".")
     except ValueError:
         return None
+    if any(isinstance(n, ast.Name) and n.id == first and isinstance(n.ctx, ast.Store) for n in ast.walk(code.tree)):
+        return None
+    if first != "self" and any(isinstance(n, ast.arg) and n.arg == first for n in ast.walk(code.tree)):
+        return None
     found = code.owner if first == "self" else code.names.get(first)
-    for name in path:
-        found = getattr(found, name, None)
-    return found.forward if isinstance(found, nn.Module) else found
+    for name in (*path, *(("forward",) if isinstance(found, nn.Module) and not path else ())):
+        found = _member(found, name)
+    return _member(found, "forward") if isinstance(found, nn.Module) else found
+
+
+def _member(owner: Any, name: str) -> Any:
+    """An attribute, without code of the user's: None for a property, or if there is none."""
+    kind = inspect.getattr_static(type(owner), name, None)
+    if isinstance(kind, property) or (hasattr(type(kind), "__get__") and not callable(getattr(kind, "__func__", kind))):
+        return None
+    try:
+        return getattr(owner, name, None)
+    except Exception:  # of a __getattr__ of the user's own
+        return None
 
 
 def parameters_of(function: Any) -> list[str]:
@@ -167,6 +191,7 @@ def exchanged_names(seen: Evidence) -> Lines:
                 yield Line(
                     f"`{text}` ({code.name}, line {line}) gives {pair[0]} what is named as {pair[1]}, and the reverse; "
                     "exchange them",
+                    None if any({WORDS.get(p.lower(), p.lower()) for p in pair} == o for o in OPPOSITES) else "note",
                     subject=f"{code.name}:{line}",
                 )
 
@@ -196,19 +221,23 @@ def exchanged_statistics(seen: Evidence) -> Lines:
 def deviation_by_name(seen: Evidence) -> Lines:
     """gaussian_nll_loss gets as its variance what is named as a deviation, or Normal as its deviation a variance."""
     found = [*code_of(seen)]
-    text = "\n".join(ast.unparse(code.tree) for code in found)
     for code in found:
+        own = ast.unparse(code.tree)
+        text = "\n".join(ast.unparse(other.tree) for other in found if other.owner is code.owner)
         for call in (node for node in ast.walk(code.tree) if isinstance(node, ast.Call)):
             layer = callable_of(call, code)
             is_layer = isinstance(getattr(layer, "__self__", None), nn.GaussianNLLLoss)
             name = "gaussian_nll_loss" if is_layer else called_name(call)
-            if name not in LIKELIHOODS and name != "Normal":
+            known = (None, torch.distributions.Normal, nn.functional.gaussian_nll_loss)
+            if (name not in LIKELIHOODS and name != "Normal") or not (is_layer or layer in known):
                 continue
             place, key = (2, "var") if name in LIKELIHOODS else (1, "scale")
             value = next((k.value for k in call.keywords if k.arg == key), None)
             value = value or (call.args[place] if len(call.args) > place else None)
             word = word_of(value) if value is not None else ""
             words, line = {word, *word.split("_")} if word else set(), code.line + call.lineno - 1
+            if word and any(SQUARED.search(value) for value in re.findall(rf"\b{re.escape(word)} = (.*)", own)):
+                continue  # it was one before
             if name in LIKELIHOODS and words & DEVIATIONS and not words & VARIANCES and _is_deviation(word, text):
                 yield Line(
                     f"gaussian_nll_loss takes {word} ({code.name}, line {line}) for the variance; pass {word} ** 2",
@@ -226,7 +255,7 @@ def deviation_by_name(seen: Evidence) -> Lines:
 def _is_deviation(word: str, text: str) -> bool:
     """Whether a name says that it is one, or code uses it so; some call the variance sigma."""
     name = rf"(\w+\.)*{re.escape(word)}\b"
-    uses = rf"Normal\([^()]*{name}|{name} \*\* 2|{name} \* torch\.randn|\d\.\d+ \* {name}|{name}\.square\("
+    uses = rf"Normal\([^()]*{name}|{name} \*\* 2|{name} \* torch\.randn|[123]\.\d+ \* {name}(?![\w.(])|{name}\.square\("
     return "sigma" not in word.split("_") or bool(re.search(uses, text))
 
 
@@ -234,7 +263,7 @@ def _is_deviation(word: str, text: str) -> bool:
 def last_batch(seen: Evidence) -> Lines:
     """What the end of a validation logs is computed of an attribute that each of several batches assigns anew."""
     counts = seen.trainer.num_val_batches
-    if sum(int(n) for n in (counts if isinstance(counts, list) else [counts]) if n != float("inf")) < 2:
+    if max((int(n) for n in (counts if isinstance(counts, list) else [counts]) if n != float("inf")), default=0) < 2:
         return
     methods: dict[str, Any] = {}
     for cls in reversed(own_classes(type(seen.module))):
@@ -244,7 +273,7 @@ def last_batch(seen: Evidence) -> Lines:
         if one is None or other is None:
             continue
         for name in _assigned_anew(one):
-            if _is_logged(other, name):
+            if not OF_ONE.search(name) and _is_logged(other, name) and _is_of_batch(one, name):
                 yield Line(
                     f"{end} logs what is computed of self.{name}, which each batch assigns anew, so it is of the last "
                     "batch only; append to a list, or use a metric of torchmetrics",
@@ -266,6 +295,28 @@ def _assigned_anew(tree: ast.FunctionDef) -> Iterator[str]:
                     yield target.attr
 
 
+def _is_of_batch(tree: ast.FunctionDef, attribute: str) -> bool:
+    """Whether a function computes an attribute of its arguments, and of no other one that it assigns or updates."""
+    text = ast.unparse(tree)
+    if len(tree.args.args) < 2 or len(re.findall(rf"self\.{attribute}\b", text)) > 1 or ".compute(" in text:
+        return False  # it reads what was before
+    known = {tree.args.args[1].arg}
+    for node in tree.body:
+        if not isinstance(node, ast.Assign):
+            continue
+        methods = {n.func.attr for n in ast.walk(node.value) if isinstance(n, ast.Call)
+                   and isinstance(n.func, ast.Attribute) and ast.unparse(n.func.value) == "self"}  # fmt: skip
+        reads = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+        targets = [t for target in node.targets for t in ast.walk(target)]
+        if any(isinstance(t, ast.Attribute) and t.attr == attribute for t in targets):
+            shapes = [n for n in ast.walk(node.value) if isinstance(n, ast.Attribute) and n.attr in ("shape", "size")]
+            sizes = [n for n in ast.walk(node.value) if isinstance(n, ast.Call) and ast.unparse(n.func) == "len"]
+            return bool(reads & known) and not shapes and not sizes and not methods
+        if reads & known:
+            known |= {t.id for t in targets if isinstance(t, ast.Name)}
+    return False
+
+
 def _is_logged(tree: ast.FunctionDef, attribute: str) -> bool:
     """Whether a function logs a value that it computes of an attribute."""
     known = {f"self.{attribute}"}
@@ -278,7 +329,9 @@ def _is_logged(tree: ast.FunctionDef, attribute: str) -> bool:
         if isinstance(node, ast.Assign) and reads(node.value):
             known |= {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
     return any(
-        isinstance(node, ast.Call) and called_name(node) in LOGS and any(reads(a) for a in node.args[-1:])
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("self.log", "self.log_dict")
+        and any(reads(a) for a in node.args[-1:])
         for node in ast.walk(tree)
     )
 
@@ -297,7 +350,7 @@ def passed_and_unread(seen: Evidence) -> Lines:
             function = callable_of(call, code)
             function = getattr(function, "__func__", function)
             tree = tree_of(function) if is_function(function) else None
-            if tree is None:
+            if tree is None or _is_one_of_several(function):
                 continue
             names = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
             names = names[1:] if names[:1] == ["self"] else names
@@ -306,7 +359,7 @@ def passed_and_unread(seen: Evidence) -> Lines:
             for parameter, value in values:
                 word = word_of(value)
                 is_unread = parameter not in read and not {"locals", "vars"} & read
-                if is_unread and not parameter.startswith("_") and word in {name.lower() for name in unread}:
+                if is_unread and not LABELS.fullmatch(parameter) and word in {name.lower() for name in unread}:
                     yield Line(
                         f"{tree.name} gets {word} of the batch ({code.name}, line {code.line + call.lineno - 1}), and "
                         "never reads it; use it there, or do not pass it",
@@ -314,26 +367,55 @@ def passed_and_unread(seen: Evidence) -> Lines:
                     )
 
 
+def _is_one_of_several(function: types.FunctionType) -> bool:
+    """Whether other classes of the file have a method of its name and parameters, which may take its place."""
+    code, name = function.__code__, function.__name__
+    parameters = code.co_varnames[: code.co_argcount]
+    members = [vars(c).get(name) for c in function.__globals__.values() if isinstance(c, type)]
+    twins = {m.__code__ for m in members if is_function(m) and m.__module__ == function.__module__}
+    return any(t is not code and t.co_varnames[: t.co_argcount] == parameters for t in twins)
+
+
 @check("shared-state", "certain", at="probe")
 def shared_state(seen: Evidence) -> Lines:
     """What state_dict() returns is kept in an attribute as it is, and loaded again by the same network."""
     found = [*code_of(seen)]
-    loaded = {
-        (ast.unparse(call.func.value), ast.unparse(call.args[0]))
+    loads = [
+        (code, call.func.value, call.args[0])
         for code in found
         for call in ast.walk(code.tree)
         if isinstance(call, ast.Call) and called_name(call) == "load_state_dict" and call.args
         and isinstance(call.func, ast.Attribute)
-    }  # fmt: skip
+    ]  # fmt: skip
     for code in found:
+        own = "\n".join(ast.unparse(other.tree) for other in found if other.owner is code.owner)
         for node in (n for n in ast.walk(code.tree) if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call)):
             target, call = ast.unparse(node.targets[0]), node.value
             is_state = isinstance(call, ast.Call) and called_name(call) == "state_dict" and target.startswith("self.")
             owner = call.func.value if is_state and isinstance(call.func, ast.Attribute) else None  # type: ignore[attr-defined]
-            if owner is not None and (ast.unparse(owner), target) in loaded:
+            if owner is None or not _is_network(code, owner, seen):
+                continue
+            is_loaded = any(
+                other.owner is code.owner
+                and ast.unparse(network) == ast.unparse(owner)
+                and ast.unparse(given) == target
+                for other, network, given in loads
+            )
+            values = re.findall(rf"{re.escape(target)}(?:\[.*\])? = (.*)", own)
+            is_only = not any(re.search(rf"clone|copy|load\(|{re.escape(target)}\b", value) for value in values)
+            if is_loaded and is_only:
                 line = code.line + node.lineno - 1
                 yield Line(
                     f"{target} ({code.name}, line {line}) is no copy: state_dict() returns the weights themselves, "
                     "which go on to change; write copy.deepcopy(….state_dict())",
                     subject=target,
                 )
+
+
+def _is_network(code: Code, owner: ast.expr, seen: Evidence) -> bool:
+    """Whether a value is a layer, whose state_dict is that of torch."""
+    first, *path = ast.unparse(owner).split(".")
+    found = {"self": code.owner, "pl_module": seen.module}.get(first)
+    for name in path:
+        found = _member(found, name)
+    return isinstance(found, nn.Module) and not is_metric(found) and type(found).state_dict is nn.Module.state_dict

@@ -13,6 +13,7 @@ from torch import nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, sampled
+from boltcutter.diagnosis.probe import Probe
 from boltcutter.diagnosis.source import codes_of_users, depends_on_time
 from boltcutter.internals import BatchNorm
 
@@ -102,8 +103,19 @@ def average_statistics(seen: Evidence) -> Lines:
     for name, part in held_apart(seen.module):
         norms = [(n, m) for n, m in part.named_modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
         means = [f"{n}.running_mean".lstrip(".") for n, m in norms if not bool(m.running_mean.any())]  # type: ignore[union-attr]
-        if means:
+        if means and _validates_with(probe, part):
             yield from _stale_statistics(seen, name, part, means)
+
+
+def _validates_with(probe: Probe, part: nn.Module) -> bool:
+    """Whether validation calls a network."""
+    calls = list[bool]()
+    handle = part.register_forward_pre_hook(lambda *_: calls.append(True))
+    try:
+        probe.run("validation_step", probe.batches["validation_step"], training=False, record=False)
+    finally:
+        handle.remove()
+    return bool(calls)
 
 
 def held_apart(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

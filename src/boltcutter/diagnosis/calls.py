@@ -99,6 +99,7 @@ class LossCalls(TorchFunctionMode):
         self.pairs: list[tuple[bool, float]] = []
         self.read = set[int]()  # identities of tensors that an operation got; those of the batch live as long
         self.differences: list[tuple[Tensor, Tensor]] = []  # what was subtracted from what
+        self.largest: dict[int, tuple[Tensor, Tensor]] = {}  # results of argmax, and what they are of
         self.halved: list[Tensor] = []  # what was compared with 0.5, or rounded
         self.compared: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # results of (N, 1) == (N,), and what they compare
 
@@ -116,8 +117,6 @@ class LossCalls(TorchFunctionMode):
             self._loss(name, args, kwargs)
         elif (name in COMPARISONS and isinstance(args[-1], float) and args[-1] == 0.5) or name == "round":
             self.halved.append(args[0].detach())
-        elif name == "argmax" and any(args[0] is t for t in self.batch):
-            self._largest(args[0])
         elif name in DIFFERENCES and len(args) > 1:
             self._difference(*args[:2])
         elif name in MEANS and len(args) == 1 and not kwargs and id(args[0]) in self.compared:
@@ -127,6 +126,10 @@ class LossCalls(TorchFunctionMode):
             first = next((t for t in self.batch if t.ndim), None)
             self.cumulative = name if first is not None and args[0].shape[:1] == first.shape[:1] else self.cumulative
         result = function(*args, **kwargs)
+        if name == "argmax" and isinstance(result, Tensor):
+            self.largest[id(result)] = result, args[0]
+        elif (name in EQUALITIES or name == "cross_entropy") and len(args) > 1:
+            self._largest(*args[:2])
         if (name in LOSSES or name == "cosine_similarity") and torch.is_grad_enabled() and len(args) > 1:
             both = all(isinstance(t, Tensor) and t.requires_grad and not has_data(t.grad_fn) for t in args[:2])
             self.pairs.append((both, float(result.detach().mean())))
@@ -204,10 +207,20 @@ class LossCalls(TorchFunctionMode):
                         "sigmoid() first",
                     )
 
-    def _largest(self, labels: Tensor) -> None:
-        """Argmax of labels of which a sample may have several."""
+    def _largest(self, one: Any, other: Any) -> None:
+        """Argmax of labels of which a sample may have several, that is compared with predictions of the same shape."""
+        of = [self.largest[id(t)][1] if id(t) in self.largest else t for t in (one, other)]
+        labels = next((t for t in of if any(t is each for each in self.batch)), None)
+        if labels is None or not all(isinstance(t, Tensor) and t.shape == labels.shape for t in of):
+            return
+        if not any(id(t) in self.largest and self.largest[id(t)][1] is labels for t in (one, other)):
+            return
         is_binary = labels.ndim == 2 and labels.shape[1] > 2 and bool(((labels == 0) | (labels == 1)).all())
-        if is_binary and float((labels.sum(1) > 1).float().mean()) > MULTIPLE:
+        several = labels.sum(1) > 1
+        ends = nn.functional.pad(labels.float(), (1, 1)).diff(dim=1) > 0
+        if not is_binary or not bool((ends.sum(1) > 1).any()):
+            return  # places in a row, of which it is the first
+        if float(several.float().mean()) > MULTIPLE:
             self._remark(
                 "argmax-of-labels",
                 f"argmax takes one of several labels of a sample, of {tuple(labels.shape)}, for the only one; compare "

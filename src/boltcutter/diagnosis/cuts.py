@@ -41,6 +41,9 @@ FLOATS = frozenset(("as_tensor", "tensor", "float", "half", "to", "type", "Float
 FEWEST_STEPS = 4  # values in a row
 MANY = 100_000
 LOST = 0.1  # of a step
+LARGE, RANGE = 1e3, 0.1  # values of which the range is small, relative to them
+TOKENS = frozenset(("cross_entropy", "nll_loss"))
+DIVISIONS = frozenset(("div", "__truediv__", "true_divide", "divide"))
 FEW_PADDED = 0.05  # share of places
 FRACTIONS = 0.2  # share of targets that lose one
 
@@ -68,11 +71,13 @@ class Cuts(TorchFunctionMode):
         self.levels = WeakTensorKeyDictionary()  # products with a factor of each sample: whether of noise, the factor
         self.masked = WeakTensorKeyDictionary()  # products with a mask: the values, and the mask
         self.each = WeakTensorKeyDictionary()  # losses of each token (N, T), and these times a mask: the mask
+        self.padded = WeakTensorKeyDictionary()  # means of these, and what is computed of them: what is to be said
         self.gathered = WeakTensorKeyDictionary()  # rows, and layers of them: the indices
         self.means = WeakTensorKeyDictionary()  # mean losses of a batch, and what exp(-loss) computes of them
         self.whole = WeakTensorKeyDictionary()  # integers as floats: how they were interpolated
         self.sides = WeakTensorKeyDictionary()  # differences of two columns of four
         self.ascending = WeakTensorKeyDictionary()  # orders of a part of the batch, and what is in them
+        self.means_of_masked: list[list[str]] = []
         self.error: Exception | None = None  # of following values, which ends it
         self.differentiates = False
         self.differentiated = set[int]()  # inputs of autograd.grad, whose results have no gradient
@@ -125,9 +130,14 @@ class Cuts(TorchFunctionMode):
         """Large values in a row whose steps are lost in fewer digits, as those of times in milliseconds."""
         if not isinstance(before, Tensor | np.ndarray) or before.ndim != 1 or not FEWEST_STEPS <= len(before) <= MANY:
             return
+        if any(t.ndim and len(t) == len(before) for t in self.batch):
+            return  # one value of each sample
         exact = torch.as_tensor(before).double()
         steps, error = exact.diff().abs(), (exact - after.detach().double()).abs().max()
-        if float(steps.median()) > 0 and float(error) > LOST * float(steps.median()) and bool(exact.isfinite().all()):
+        low, is_finite = float(exact.abs().min()), bool(exact.isfinite().all())
+        if not is_finite or low < LARGE or float(exact.max() - exact.min()) > RANGE * low:
+            return
+        if float(steps.median()) > 0 and float(error) > LOST * float(steps.median()):
             self._say(
                 "digits-lost",
                 f"{after.dtype} rounds values of about {float(exact.abs().max()):.6g} by up to {float(error):.3g}, "
@@ -267,7 +277,7 @@ class Cuts(TorchFunctionMode):
         """Follow the losses of tokens, times a mask of padding, to a mean over all places."""
         if not given or not found:
             return
-        if name in LOSSES and found[0].ndim and found[0].requires_grad:
+        if name in TOKENS and found[0].ndim and found[0].requires_grad:
             self.each[found[0]] = None
         elif name in VIEWS and given[0] in self.each:
             self.each.update(dict.fromkeys(found, self.each[given[0]]))
@@ -278,11 +288,18 @@ class Cuts(TorchFunctionMode):
         elif name == "mean" and len(args) == 1 and not kwargs and given[0] in self.each and self.each[given[0]]:
             share = self.each[given[0]]
             if share > FEW_PADDED:
-                self._say(
-                    "padding-in-mean",
+                text = (
                     f"the mean of the masked loss counts padding, {share:.0%} of all places, as 0, so it is too small, "
-                    "and tokens of batches with more padding weigh less; divide the sum by mask.sum()",
+                    "and tokens of batches with more padding weigh less; divide the sum by mask.sum()"
                 )
+                self.padded[found[0]] = [text]
+                self.means_of_masked.append(self.padded[found[0]])
+        elif name in PRODUCTS | DIVISIONS and any(t in self.padded for t in given):
+            of = next(t for t in given if t in self.padded)
+            if name in DIVISIONS or len(given) > 1 or not isinstance(args[-1], float):
+                self.padded[of].clear()  # it is divided by the mean of the mask
+            else:
+                self.padded[found[0]] = self.padded[of]
 
     def _follow_resize(
         self, name: str, args: Any, kwargs: Any, given: Sequence[Tensor], found: Sequence[Tensor]
@@ -470,6 +487,8 @@ class Cuts(TorchFunctionMode):
                 "a sample of a normal distribution, which is drawn by sample(), is an input of layers, so no gradient "
                 "reaches its mean and deviation; use rsample()",
             )
+        for text in (text for each in self.means_of_masked for text in each):
+            self._say("padding-in-mean", text)
 
 
 @check("constant-term", "likely", at="probe")

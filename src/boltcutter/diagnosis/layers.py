@@ -31,7 +31,8 @@ LINEAR = frozenset(
         *("torch::autograd::AccumulateGrad", "Sub", "Pow", "Flatten"),
     )
 )
-KEPT = re.compile(r"(^|_)(keep|kept|retain)(_|$)")  # of a share
+KEPT = re.compile(r"(^|_)(keep|kept|retain)_?(p|prob|probability|rate|ratio|share)$|(^|_)(p|prob|rate)_(keep|kept)$")
+LIKE = re.compile(r"requires?_?grad(ient)?s?_?")  # requires_grad
 LARGEST = 10_000_000  # elements of a matrix whose rows are compared
 
 
@@ -96,7 +97,8 @@ def dropout(seen: Evidence) -> Lines:
     """A dropout layer drops 95% or more of its inputs, though not all; or 70%, where names speak of what is kept."""
     found = [(n, m) for n, m in seen.module.named_modules() if isinstance(m, DROPOUTS) and 0.7 <= m.p < 1]
     for name, part in found:
-        if part.p >= 0.95 or says(seen.module, KEPT):
+        outer = seen.module.get_submodule(name.rpartition(".")[0])
+        if part.p >= 0.95 or any(says(each, KEPT, inner=False) for each in {seen.module, outer}):
             yield (
                 f"{name} ({type(part).__name__}) drops {part.p:.0%} of its inputs: p is the share that is dropped, not "
                 f"that which is kept; write p={1 - part.p:.2g}, or a smaller p"
@@ -362,7 +364,10 @@ def freezes_nothing(seen: Evidence) -> Lines:
     """A layer has an attribute requires_grad, or a parameter one of a like name, and nothing is as it says."""
     for name, part in seen.module.named_modules():
         said = vars(part).get("requires_grad")
-        if isinstance(said, bool) and any(p.requires_grad != said for p in part.parameters()):
+        parameters = [*part.parameters()]
+        if not isinstance(said, bool) or not parameters or says(part, re.compile("^requires_grad$"), inner=False):
+            continue  # or a layer sets it itself
+        if all(p.requires_grad != said and (said or id(p) in seen.owned) for p in parameters):
             yield Line(
                 f"{name or 'the module'}.requires_grad = {said} only sets an attribute, and changes none of "
                 f"its parameters; call requires_grad_({said})",
@@ -370,8 +375,8 @@ def freezes_nothing(seen: Evidence) -> Lines:
             )
     for name, parameter in seen.module.named_parameters():
         for attribute, said in vars(parameter).items():
-            is_like = isinstance(said, bool) and "grad" in attribute and "require" in attribute
-            if is_like and said != parameter.requires_grad:
+            is_like = isinstance(said, bool) and LIKE.fullmatch(attribute)
+            if is_like and said != parameter.requires_grad and (said or id(parameter) in seen.owned):
                 state = "not frozen" if parameter.requires_grad else "frozen"
                 yield Line(
                     f"{attribute} = {said} only sets an attribute of {name}, which is {state}; call "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +15,9 @@ from boltcutter.diagnosis.calls import CLASSES
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import REGRESSIONS, Loss
-from boltcutter.diagnosis.probe import Probe, is_close, rows_that_differ, take
+from boltcutter.diagnosis.probe import Probe, Trace, is_close, rows_that_differ, seeded, take
 from boltcutter.diagnosis.samples import is_comparable
+from boltcutter.diagnosis.source import says
 from boltcutter.internals import BatchNorm
 from boltcutter.structure import flatten
 
@@ -24,6 +27,10 @@ UNRELATED = 0.1  # correlation
 SEEDS = 3
 PARTNERS = (0.05, 0.9)  # share of samples whose prediction depends on another one
 WEIGHT = 0.5  # of the other sample, relative to its own
+FLAT = 1e-3  # slope of a gradient, relative to it
+SAME = 0.5  # difference of scores at which two gradients are 0
+AUGMENTS = re.compile(r"augment|jitter|dequant|eras(e|ing)", re.IGNORECASE)
+KEEPS_LABELS = re.compile(r"background|noise|mix_?style|style|interfer|distract|augment_?mix|augmix", re.IGNORECASE)
 
 
 @check("other-units", "likely", at="probe")
@@ -76,7 +83,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 def noisy_target(seen: Evidence) -> Lines:
     """A layer gets a part of the batch with noise or gaps, and the target of the loss is the same values."""
     probe = seen.probe
-    if probe is None or "training_step" not in probe.batches:
+    if probe is None or "training_step" not in probe.batches or says(seen.module, AUGMENTS):
         return
     base, parts = probe.base("training_step"), tensors_of(probe.batches["training_step"])
     inputs = [(name, t) for name, t in base.tensors if name.startswith("the input of ")]
@@ -113,7 +120,7 @@ def mixed_labels(seen: Evidence) -> Lines:
         return
     base = probe.base(kind)
     labels = [c.target for c in base.calls if c.kind in CLASSES and c.target.shape == (count,)]
-    if not labels or labels[0].is_floating_point() or not is_comparable(probe, kind):
+    if not labels or labels[0].is_floating_point() or not is_comparable(probe, kind) or says(seen.module, KEEPS_LABELS):
         return
     rows = torch.arange(count)
     for i in range(0, count, 4):
@@ -124,7 +131,7 @@ def mixed_labels(seen: Evidence) -> Lines:
     modes = {**probe.modes}
     probe.modes.update(dict.fromkeys(norms, False))
     try:
-        share = max(_share_of_others(probe, altered, own, seed) for seed in range(SEEDS))
+        share = max(_share_of_others(probe, altered, own, seed) for seed in range(SEEDS if _draws(base) else 1))
     finally:
         probe.modes.update(modes)
     if share > WEIGHT:
@@ -132,6 +139,12 @@ def mixed_labels(seen: Evidence) -> Lines:
             "in training, inputs are mixed with those of other samples, but the loss has only the labels of one of "
             "them; weigh the loss of both labels, as lam * loss(y) + (1 - lam) * loss(y[order])"
         )
+
+
+def _draws(base: Trace) -> bool:
+    """Whether a pass with seed 0 has drawn random numbers."""
+    with seeded(0):
+        return base.random is None or not torch.equal(base.random, torch.get_rng_state())
 
 
 def _share_of_others(probe: Probe, altered: Any, own: Tensor, seed: int) -> float:
@@ -142,11 +155,14 @@ def _share_of_others(probe: Probe, altered: Any, own: Tensor, seed: int) -> floa
     )
     found = 0.0
     for a, b in zip(one.calls, other.calls, strict=False):
+        if a.target.shape == b.target.shape and a.target.shape[:1] == own.shape:
+            moved = (a.target != b.target).reshape(len(own), -1).any(1).cpu()
+            if bool(moved[~own].any()):
+                return 0.0  # it gets the labels of the others, too
+    for a, b in zip(one.calls, other.calls, strict=False):
         p, q = a.prediction, b.prediction
         if a.kind not in CLASSES or p.shape != q.shape or p.ndim != 2 or len(p) != len(own):
             continue
-        if bool((a.target != b.target).reshape(len(own), -1).any(1).cpu()[~own].any()):
-            return 0.0
         changed = rows_that_differ(p, q).cpu()
         share = float(changed[~own].float().mean())
         if PARTNERS[0] <= share <= PARTNERS[1]:
@@ -163,7 +179,7 @@ class Output:
         name: Of the network.
         value: Its output; kept, so that its memory is not used again.
         given: Memory of its inputs.
-        has_gradient: Whether an input has a gradient.
+        has_gradient: Whether an input was computed of what has a gradient.
         gradients: Of the loss, by the output.
     """
 
@@ -195,7 +211,7 @@ def adversaries_agree(seen: Evidence) -> Lines:
             if isinstance(value, Tensor) and len(outputs) < MANY:
                 inputs = tensors_of(args)
                 memory = [t.untyped_storage().data_ptr() for t in inputs]
-                output = Output(name, value, memory, any(t.requires_grad for t in inputs))
+                output = Output(name, value, memory, any(t.grad_fn is not None for t in inputs))
                 if value.requires_grad:
                     value.register_hook(lambda g: output.gradients.append(g.detach()))  # type: ignore[no-untyped-call]
                 outputs.append(output)
@@ -217,10 +233,23 @@ def adversaries_agree(seen: Evidence) -> Lines:
             real = {o.sign for o in calls if o not in of_other and not o.has_gradient}
             fake = {o.sign for o in of_other if not o.has_gradient}
             raised = {o.sign for o in of_other if o.has_gradient and not (made[name] & {*o.given})}
-            if len(fake) == len(raised) == 1 and fake == raised and fake != {0} and real == {-next(iter(fake))}:
+            is_same = len(fake) == len(raised) == 1 and fake == raised and fake != {0} and real == {-next(iter(fake))}
+            zeros = (
+                [_zero([o for o in of_other if o.has_gradient == each]) for each in (False, True)] if is_same else []
+            )
+            if is_same and (
+                zeros[0] == zeros[1] or abs(zeros[0] - zeros[1]) < SAME
+            ):  # of least squares, targets differ
                 yield Line(
                     f"{other} is trained to move the output of {name} as {name} itself is for generated samples, and "
                     "not as for real ones, so they do not compete; give the generator's loss the labels of real "
                     "samples, or the opposite sign"
                 )
                 return
+
+
+def _zero(found: list[Output]) -> float:
+    """The score at which the gradient is 0, if it is a line as of least squares; infinity for a constant one."""
+    x, g = (t.detach().flatten().cpu().double() for t in (found[0].value, found[0].gradients[0]))
+    slope = float(((x - x.mean()) * (g - g.mean())).sum() / ((x - x.mean()).square().sum() + 1e-12))
+    return math.inf if abs(slope) < FLAT * float(g.abs().mean()) else float(x.mean() - g.mean() / slope)

@@ -16,7 +16,7 @@ from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.data import is_shuffled
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import Loss
-from boltcutter.diagnosis.probe import Probe, Trace, is_close, kept, seeded
+from boltcutter.diagnosis.probe import Probe, Trace, is_close, kept, seeded, take
 from boltcutter.diagnosis.samples import depends_on_padding, is_comparable
 from boltcutter.diagnosis.source import says
 from boltcutter.diagnosis.targets import replaced
@@ -29,7 +29,11 @@ ATTENTION = re.compile("attention|transformer|bert|gpt", re.IGNORECASE)
 LENGTHS = re.compile(r"(^|_)(len(gth)?s?|attention_mask|padding_mask|pad_mask)($|_)", re.IGNORECASE)
 TRANSFORMERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 ORDERLESS = re.compile(r"Set[A-Z]|[A-Z]\w*Sets?$|DeepSet|[Pp]ermut|[Uu]nordered|[Nn]o positions|[Oo]rder of the")
-UNKNOWN = re.compile(r"unk|missing|oov|cold_", re.IGNORECASE)
+UNKNOWN = re.compile(
+    r"unk|missing|oov|cold_|(^|_)(none|null|absent|empty|other|others|default|guest|new|nothing|dropped|uncond\w*)(_|$)|"
+    r"anonym|absen|unseen|unlabel|no_\w+",
+    re.IGNORECASE,
+)
 CELLS = (nn.RNNBase, nn.RNNCellBase)
 
 
@@ -241,12 +245,14 @@ def padding_is_a_number(seen: Evidence) -> Lines:
     probe = seen.probe
     if probe is None or "training_step" not in probe.batches or says(seen.module, UNKNOWN):
         return
-    count = probe.size("training_step")
+    count, parts = probe.size("training_step"), flatten(probe.batches["training_step"])
     inputs = dict(reversed([(n, t) for n, t in probe.base("training_step").tensors if n.startswith("the input of ")]))
     for name, layer in seen.module.named_modules():
         t = inputs.get(f"the input of {name}")
         if not isinstance(layer, nn.Embedding) or layer.padding_idx is None or t is None or t.shape != (count,):
             continue
+        if not any(isinstance(part, Tensor) and part.shape == t.shape and torch.equal(part, t) for part in parts):
+            continue  # as a column of tokens, read one by one
         share = float((t == layer.padding_idx).float().mean())
         if count >= 2 * FEWEST and share >= 1 / layer.num_embeddings and share > 0.01:
             yield (
@@ -385,17 +391,26 @@ def random_state(seen: Evidence) -> Lines:
 
     handles = [m.register_forward_pre_hook(look(n), with_kwargs=True) for n, m in layers]
     try:
-        found = []
-        for seed in (0, 1):
-            probe.run(kind, probe.batches[kind], training=False, seed=seed, record=False)
+        found, batch = list[dict[str, list[Tensor]]](), probe.batches[kind]
+        others = take(batch, torch.arange(probe.size(kind)).roll(1))
+        for seed, each in ((0, batch), (1, batch), (0, others)):
+            if found and not found[0]:
+                return
+            probe.run(kind, each, training=False, seed=seed, record=False)
             found.append({**states})
             states.clear()
     finally:
         for handle in handles:
             handle.remove()
-    for name in found[0].keys() & found[1].keys():
-        one, other = (each[name][0] for each in found)
-        if one.shape == other.shape and one.numel() >= FEWEST and bool((one != other).any(-1).all()):
+    is_supervised = any(
+        isinstance(t, Tensor) and t.shape == c.target.shape and torch.equal(t, c.target)
+        for c in probe.base(kind).calls
+        for t in flatten(batch)
+    )  # else it may be what a generator begins with
+    for name in found[0].keys() & found[1].keys() & found[2].keys() if is_supervised else ():
+        one, other, of_others = (each[name][0] for each in found)
+        is_drawn = one.shape == of_others.shape and torch.equal(one, of_others)
+        if is_drawn and one.shape == other.shape and one.numel() >= FEWEST and bool((one != other).any(-1).all()):
             yield Line(
                 f"{name} begins with random numbers, in evaluation too, so its predictions are others each time; begin "
                 "with zeros, or with a learned state",

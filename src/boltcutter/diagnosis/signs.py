@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Lines, check
-from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import LOSSES, MAX_NODES, MOVES, name_of, operation_behind, saved
 
 MEAN = 1  # a reduction
 FEWEST_VALUES = 16  # of a sample
+FEWEST_WEIGHTS = 16  # of samples
 NORMS = ("Pow", "Norm", "LinalgVectorNorm")
 QUANTILES = re.compile(r"(^|_)(taus?|qs?|quantiles?|levels?|percentiles?)$")
 SUMS = ("Add", "Sub", "Rsub")
@@ -139,7 +140,7 @@ def loss_maximized(seen: Evidence) -> Lines:
         kind = LOSSES[terms.losses[0].node.name()].replace("nll_loss", "cross-entropy")
         reason = "the optimizer has maximize=True" if sign < 0 else "it enters with a minus"
         yield f"{kind} is maximized, as {reason}, so the model unlearns; correct the sign"
-    elif any(_rewards_errors(term, sign) for term in terms.losses):
+    elif any(_rewards_errors(term, sign) and _has_labels(seen, term) for term in terms.losses):
         yield (
             "the loss of a sample falls as its cross-entropy grows, from some value on, so that hard samples are "
             "unlearned; a focal loss weighs with (1 - p) ** gamma, where p is the probability of the label"
@@ -171,8 +172,18 @@ def _rewards_errors(term: Term, sign: float) -> bool:
     weights = gradient[values.argsort()]
     spread = float(weights.max() - weights.min())
     is_function = float(weights.diff().abs().sum()) <= 3 * spread  # rises and falls once or twice
+    is_function &= (
+        len(weights) >= FEWEST_WEIGHTS and len({*weights.tolist()}) > len(weights) // 2
+    )  # no rewards of actions
     late = weights[len(weights) // 2 :]
     return is_function and spread > 0 and float((late < 0).float().mean()) > 0.9
+
+
+def _has_labels(seen: Evidence, term: Term) -> bool:
+    """Whether the targets are a part of the batch, and not actions that were drawn."""
+    t = saved(term.node, "target")
+    parts = tensors_of(seen.probe.batches["training_step"]) if seen.probe else []
+    return t is not None and any(p.numel() == t.numel() and torch.equal(p.flatten().to(t), t.flatten()) for p in parts)
 
 
 def _is_uniform(gradient: Tensor) -> bool:

@@ -62,9 +62,9 @@ def depends_on_time(module: L.LightningModule) -> bool:
     return any(TIMED & {*code.co_names, *code.co_varnames[code.co_argcount :]} or code is UNKNOWN for code in found)
 
 
-def says(module: nn.Module, pattern: re.Pattern[str]) -> bool:
+def says(module: nn.Module, pattern: re.Pattern[str], *, inner: bool = True) -> bool:
     """Whether a name or a text in the classes of a module and its parts matches, those of ``__init__`` included."""
-    classes = {cls for part in module.modules() for cls in own_classes(type(part))}
+    classes = {cls for part in (module.modules() if inner else [module]) for cls in own_classes(type(part))}
     found = [cls.__name__ for cls in classes] + [cls.__doc__ or "" for cls in classes]
     for code in (code for cls in classes for value in vars(cls).values() for code in _codes(value)):
         found += [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import suppress
 from itertools import combinations, islice, pairwise
@@ -22,7 +23,8 @@ from boltcutter.diagnosis.data import Scale, compare_scales
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.loaders import SECONDS, Splits, digest, items
 from boltcutter.diagnosis.probe import is_close, seeded
-from boltcutter.structure import flatten, inputs_of, targets_of
+from boltcutter.diagnosis.source import says
+from boltcutter.structure import flatten, inputs_of, take_rows, targets_of
 
 DRAWS = 8  # of a random sample
 WIDE = 32  # values of a sample, fewer of which may be equal by chance
@@ -38,6 +40,7 @@ TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda t: t.rot90(3, (-2, -1)),
 )
 LEFT = 0.01  # share of a split
+BALANCED = re.compile(r"balanc|bootstrap|episod|resampl", re.IGNORECASE)
 MANY_DRAWS = 1000
 COMMON = 0.2  # share of rows
 FEWEST_OF_CLASS = 8  # samples
@@ -732,26 +735,43 @@ def global_seed(seen: Evidence) -> Lines:
 @check("partial-validation", "likely", at="data")
 def partial_validation(seen: Evidence) -> Lines:
     """The loader of another split leaves out 1% of its samples or more, or draws them with replacement."""
-    probe = seen.probe
-    calls = probe.base("training_step").calls if probe and "training_step" in probe.batches else []
     for name, loader in seen.splits.loaders.items() if seen.splits else ():
         dataset, batches = seen.splits.dataset(name), getattr(loader, "batch_sampler", None)  # type: ignore[union-attr]
         size, sampler = getattr(batches, "batch_size", 0), getattr(loader, "sampler", None)
         if name == "train" or not size or not hasattr(dataset, "__len__") or sampler is None:
             continue
         left = len(dataset) % size if getattr(batches, "drop_last", False) and len(sampler) == len(dataset) else 0
-        are_pairs = any(call.options.get("product") for call in calls)  # which need batches of one size
-        if left >= LEFT * len(dataset) and not are_pairs:
+        if left >= LEFT * len(dataset) and not _needs_whole_batches(seen):
             yield Line(
                 f"drop_last=True leaves {left} of {len(dataset)} {name} samples out; set drop_last=False",
                 subject=name,
             )
         if getattr(sampler, "replacement", False):
+            is_meant = says(seen.module, BALANCED) or len(sampler) != len(dataset)
             yield Line(
                 f"{type(sampler).__name__} draws {name} samples with replacement, so some count several times and "
                 "others not at all; read each of them once, without a sampler",
+                "note" if is_meant or not hasattr(sampler, "weights") else None,
                 subject=name,
             )
+
+
+def _needs_whole_batches(seen: Evidence) -> bool:
+    """Whether a step compares samples with each other, and not with labels, or takes no smaller batch."""
+    probe = seen.probe
+    if probe is None or not probe.batches:
+        return False
+    kind = next(reversed(probe.batches))
+    batch, calls = probe.batches[kind], [c for each in probe.batches for c in probe.base(each).calls]
+    parts = [t for each in probe.batches.values() for t in tensors_of(each)]
+    if not any(t.shape == c.target.shape and torch.equal(t, c.target) for c in calls for t in parts):
+        return True
+    try:
+        smaller = take_rows(batch, torch.arange(max(1, probe.size(kind) - 1)), probe.size(kind))
+        probe.run(kind, smaller, training=kind == "training_step", record=False)
+    except Exception:  # as of a state of one size; or the time is used up
+        return True
+    return any(call.options.get("product") for call in calls)
 
 
 @check("constant-target", "likely", at="data")

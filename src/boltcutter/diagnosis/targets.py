@@ -178,9 +178,14 @@ def series_leak(seen: Evidence) -> Lines:
 
 
 def _gets_all(trace: Trace, tokens: Tensor) -> bool:
-    """Whether a layer gets all tokens, as an encoder may; others get all but the last ones."""
-    shapes = {t.shape for name, t in trace.tensors if name.startswith("the input of ") and t.dtype == tokens.dtype}
-    return not shapes or tokens.shape in shapes
+    """Whether a layer gets all tokens, or other ones, as an encoder may; others get all but the last ones."""
+    inputs = [t for name, t in trace.tensors if name.startswith("the input of ")]
+    read = [t for t in inputs if t.dtype == tokens.dtype and t.ndim == 2 and len(t) == len(tokens)]
+    is_coded = any(
+        t.ndim == 3 and t.is_floating_point() and bool(((t == 0) | (t == 1)).all()) for t in inputs
+    )  # one-hot
+    others = [t for t in read if t.shape != tokens[:, 1:].shape or not torch.equal(t, tokens[:, :-1])]
+    return not read or is_coded or bool(others)
 
 
 def _is_shifted(call: Loss, x: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Correct programs that are close to the bugs of ``planted/thirteenth.py``."""
 
 import torch
-from programs import Base, LossOnly, diabetes, digits, halves, loaders, mlp, no_bug, sequences
+from programs import Base, LossOnly, Manual, diabetes, digits, halves, loaders, mlp, no_bug, sequences
 from programs.planted.thirteenth import (
     Averaged,
     Best,
@@ -31,6 +31,7 @@ from programs.planted.thirteenth import (
 )
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
 
 @no_bug()
@@ -297,5 +298,531 @@ def norms_of_a_trained_network_stay():
 
         def on_train_epoch_start(self):
             self.net[2].eval()
+
+    return M(), *digits()
+
+
+class Decoded(nn.Module):
+    """The way back of a layer."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__()
+        self.back = nn.Linear(out_features, in_features)
+
+    def forward(self, x):
+        return self.back(x)
+
+
+@no_bug()
+def decoder_goes_back():
+    class M(LossOnly):
+        def network(self):
+            self.encode, self.decode = nn.Linear(64, 16), Decoded(64, 16)
+            return nn.Identity()
+
+        def training_step(self, batch, batch_idx):
+            return self.loss(batch[0], batch[1])
+
+        def loss(self, x, label):
+            x = x.flatten(1)
+            return F.mse_loss(self.decode(self.encode(x)), x)
+
+    return M(), *digits()
+
+
+@no_bug()
+def divergence_in_the_other_direction():
+    class M(LossOnly):
+        def network(self):
+            self.teacher = mlp().requires_grad_(False)
+            return mlp()
+
+        def divergence(self, student, teacher):
+            return F.kl_div(teacher.log_softmax(1), student.log_softmax(1), reduction="batchmean", log_target=True)
+
+        def loss(self, x, y):
+            student, teacher = self(x), self.teacher(x)
+            return F.cross_entropy(student, y) + 0.1 * self.divergence(teacher, student)
+
+    return M(), *digits()
+
+
+@no_bug()
+def variance_is_named_as_a_deviation_before():
+    class M(Uncertain):
+        def loss(self, x, y):
+            mean, std = self.predicted(x)
+            std = std**2
+            return F.gaussian_nll_loss(mean, y, std)
+
+    return M(), *diabetes()
+
+
+@no_bug()
+def likelihood_of_ones_own():
+    class M(Uncertain):
+        def gaussian_nll_loss(self, mean, y, std):
+            return (std.log() + 0.5 * ((y - mean) / std) ** 2).mean()
+
+        def loss(self, x, y):
+            mean, std = self.predicted(x)
+            return self.gaussian_nll_loss(mean, y, std)
+
+    return M(), *diabetes()
+
+
+@no_bug()
+def total_is_assigned_by_batch():
+    class M(Collected):
+        def on_validation_epoch_start(self):
+            self.total, self.seen = torch.zeros(()), 0
+
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            total = self.total + (self(x).argmax(1) == y).float().sum()
+            self.total = total
+            self.seen = self.counted(y)
+
+        def counted(self, y):
+            return self.seen + len(y)
+
+        def on_validation_epoch_end(self):
+            self.log("val/acc", self.total / self.seen)
+
+    return M(), *digits()
+
+
+@no_bug()
+def number_of_classes_is_assigned_by_batch():
+    class M(Collected):
+        def validation_step(self, batch, batch_idx):
+            super().validation_step(batch, batch_idx)
+            self.classes = self(batch[0]).shape[1]
+
+        def on_validation_epoch_end(self):
+            acc = torch.cat(self.found).float().mean()
+            self.log("val/above_chance", acc - 1 / self.classes)
+
+    return M(), *digits()
+
+
+class Weigher(nn.Module):
+    """Forwards of networks that can take each other's place."""
+
+    def forward(self, x, weight):
+        return x * weight[:, None]
+
+
+class Plain(Weigher):
+    def forward(self, x, weight):
+        return x
+
+
+@no_bug()
+def layer_of_an_interface_needs_no_weight():
+    class M(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.first = Plain()
+
+        def training_step(self, batch, batch_idx):
+            x, y, weight = batch
+            return F.cross_entropy(self(self.first(x.flatten(1), weight)), y)
+
+        def validation_step(self, batch, batch_idx):
+            x, y, weight = batch
+            self.log("val/loss", F.cross_entropy(self(self.first(x.flatten(1), weight)), y))
+
+    parts = (part.tensors for part in digits(loaded=False))
+    return M(), *loaders(*(TensorDataset(x, y, torch.rand(len(x))) for x, y in parts))
+
+
+@no_bug()
+def state_is_copied_in_the_next_statement():
+    class M(Best):
+        def on_validation_epoch_end(self):
+            self.best = self.net.state_dict()
+            self.best = {name: value.clone() for name, value in self.best.items()}
+
+    return M(), *digits()
+
+
+@no_bug()
+def rates_are_kept():
+    class M(Base):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), 0.1)
+            self.rates = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+            return [optimizer], [self.rates]
+
+        def on_train_start(self):
+            self.first = self.rates.state_dict()
+
+        def on_train_end(self):
+            self.rates.load_state_dict(self.first)
+
+    return M(), *digits()
+
+
+class Accounts(Dataset):
+    """Rows of a table, of which one column has large values."""
+
+    def __init__(self, count=640, seed=0):
+        g = torch.Generator().manual_seed(seed)
+        self.x = torch.rand(count, 10, generator=g).double()
+        self.y = (self.x.sum(1) > 5).long()
+        self.x[:, 4] = 1e9 + 1e9 * self.x[:, 4]
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        x = torch.as_tensor(self.x[i].numpy(), dtype=torch.float32)
+        x[4] = (x[4] - 1.5e9) / 3e8
+        return x, self.y[i]
+
+
+@no_bug()
+def one_column_has_large_values():
+    class M(Base):
+        def network(self):
+            return mlp(10, 32, 2)
+
+    return M(), *loaders(Accounts(), Accounts(160, seed=1))
+
+
+@no_bug()
+def mean_of_masked_losses_by_that_of_the_mask():
+    class M(Words):
+        def mean(self, each, mask):
+            return (each * mask).mean() / mask.mean()
+
+    return M(), *words()
+
+
+@no_bug()
+def state_is_of_places_before():
+    class M(Stateful):
+        def forward(self, x):
+            x = x + 0.1 * torch.randn_like(x)
+            with torch.no_grad():
+                _, state = self.rnn(x[:, :3])
+            return self.net(self.rnn(x[:, 3:], state)[0][:, -1])
+
+    return M(), *halves(*sequences())
+
+
+@no_bug()
+def series_are_generated_of_noise():
+    class M(Manual):
+        def __init__(self):
+            super().__init__()
+            self.generator, self.out, self.judge = nn.GRU(5, 16, batch_first=True), nn.Linear(16, 5), mlp(30, 16, 1)
+
+        def made(self, x):
+            return self.out(self.generator(torch.zeros_like(x), torch.randn(1, len(x), 16))[0])
+
+        def training_step(self, batch, batch_idx):
+            x = batch[0][:, :6]
+            one, two = self.optimizers()
+            for optimizer, fake, wanted in ((two, self.made(x).detach(), 0.0), (one, self.made(x), 1.0)):
+                optimizer.zero_grad()
+                out = self.judge(fake.flatten(1))
+                loss = F.binary_cross_entropy_with_logits(out, torch.full_like(out, wanted))
+                real = self.judge(x.flatten(1))
+                loss = loss + F.binary_cross_entropy_with_logits(real, torch.ones_like(out)) * (1 - wanted)
+                self.manual_backward(loss)
+                optimizer.step()
+
+        def configure_optimizers(self):
+            one = [*self.generator.parameters(), *self.out.parameters()]
+            return torch.optim.Adam(one, 1e-3), torch.optim.Adam(self.judge.parameters(), 1e-3)
+
+    return M(), *halves(*sequences())
+
+
+class OfKinds(Base):
+    """A class given a kind, some of which are none."""
+
+    def __init__(self):
+        super().__init__()
+        none = 0
+        self.kind = nn.Embedding(6, 64, padding_idx=none)
+
+    def training_step(self, batch, batch_idx):
+        x, kind, y = batch
+        return F.cross_entropy(self(x.flatten(1) + self.kind(kind)), y)
+
+    def validation_step(self, batch, batch_idx):
+        x, kind, y = batch
+        self.log("val/loss", F.cross_entropy(self(x.flatten(1) + self.kind(kind)), y))
+
+
+@no_bug()
+def none_of_the_kinds_is_zero():
+    parts = (part.tensors for part in digits(loaded=False))
+    return OfKinds(), *loaders(*(TensorDataset(x, torch.randint(0, 6, (len(x),)), y) for x, y in parts))
+
+
+@no_bug()
+def tokens_are_read_one_by_one():
+    class M(Words):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(12, 16, padding_idx=0)
+            self.cell = nn.GRUCell(16, 16)
+
+        def loss(self, tokens):
+            state, out = torch.zeros(len(tokens), 16), []
+            for i in range(tokens.shape[1] - 1):
+                state = self.cell(self.embed(tokens[:, i]), state)
+                out.append(self.net(state))
+            return F.cross_entropy(torch.stack(out, 2), tokens[:, 1:], ignore_index=0)
+
+    train, val = words()
+    return M(), *(DataLoader(each.dataset.flip(1), 32) for each in (train, val))
+
+
+@no_bug()
+def pairs_of_views_need_whole_batches():
+    class M(LossOnly):
+        def network(self):
+            return mlp(64, 32, 16)
+
+        def loss(self, x, y):
+            one, two = (self(x + 0.1 * torch.randn_like(x)) for _ in range(2))
+            one, two = ((z - z.mean(0)) / z.std(0) for z in (one, two))
+            product = one.T @ two / len(x)
+            return (product - torch.eye(16)).square().sum()
+
+    train, val = digits(val=100, loaded=False)
+    return M(), DataLoader(train, 32, shuffle=True, drop_last=True), DataLoader(val, 64, drop_last=True)
+
+
+@no_bug()
+def balanced_evaluation():
+    class M(Base):
+        """Its accuracy is balanced: each class counts alike."""
+
+    train, val = digits(loaded=False)
+    y = val.tensors[1]
+    sampler = WeightedRandomSampler((1 / y.bincount()[y]).tolist(), len(val))
+    return M(), DataLoader(train, 32, shuffle=True), DataLoader(val, 64, sampler=sampler)
+
+
+@no_bug()
+def layers_remember_whether_they_were_trained():
+    class M(TwoParts):
+        def freeze(self, encoder):
+            for p in encoder.parameters():
+                p.required_grad_before = p.requires_grad
+            encoder.requires_grad_(False)
+
+    return M(), *digits()
+
+
+@no_bug()
+def layers_added_to_a_frozen_encoder():
+    class M(TwoParts):
+        def freeze(self, encoder):
+            encoder.requires_grad_(False)
+            encoder.requires_grad = False
+            encoder.adapter = nn.Linear(32, 32)
+            encoder.register_forward_hook(lambda part, _, out: out + part.adapter(out))
+
+    return M(), *digits()
+
+
+class Offset(nn.Module):
+    """Adds numbers that may be trained."""
+
+    def __init__(self, size, requires_grad=True):
+        super().__init__()
+        self.requires_grad = requires_grad
+        self.value = nn.Parameter(torch.zeros(size), requires_grad=requires_grad)
+
+    def forward(self, x):
+        return x + self.value
+
+
+@no_bug()
+def layer_knows_whether_it_was_to_be_trained():
+    class M(Base):
+        def network(self):
+            net = nn.Sequential(nn.Flatten(), Offset(64), nn.Linear(64, 10))
+            net[1].requires_grad_(False)
+            return net
+
+    return M(), *digits()
+
+
+@no_bug()
+def average_is_trained_with_and_not_validated():
+    class M(Averaged):
+        with_statistics = False
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            with torch.no_grad():
+                self.average.net.eval()(x)
+            return F.cross_entropy(self(x), y)
+
+        validation_step = Base.validation_step
+
+    return M(), *digits()
+
+
+@no_bug()
+def tokens_are_encoded_without_the_first():
+    class M(Words):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.GRU(16, 16, batch_first=True)
+
+        def loss(self, tokens):
+            _, code = self.encoder(self.embed(tokens[:, 1:]))
+            out = self.net(self.rnn(self.embed(tokens[:, :-1]), code)[0])
+            return F.cross_entropy(out.transpose(1, 2), tokens[:, 1:], ignore_index=0)
+
+    return M(), *words()
+
+
+@no_bug()
+def few_actions_are_rewarded():
+    class M(LossOnly):
+        def loss(self, x, y):
+            out = self(x)
+            action = torch.distributions.Categorical(logits=out).sample()
+            reward = (action == y).float()
+            each = F.cross_entropy(out, action, reduction="none")
+            return ((reward - reward.mean()) * each).mean()
+
+    return M(), *digits()
+
+
+@no_bug()
+def noise_is_augmentation_of_an_autoencoder():
+    class M(Denoiser):
+        """Encodes augmented digits."""
+
+        def target(self, x, noisy):
+            return noisy
+
+    return M(), *digits()
+
+
+@no_bug()
+def background_of_other_samples():
+    class M(Base):
+        """Puts other samples in the background."""
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            return F.cross_entropy(self(0.6 * x + 0.4 * x[torch.randperm(len(x))]), y)
+
+    return M(), *digits()
+
+
+@no_bug()
+def inputs_and_probabilities_are_mixed_and_hard_labels_logged():
+    class M(Mixed):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            share, order, soft = float(torch.rand(())), torch.randperm(len(x)), F.one_hot(y, 10).float()
+            out = self(share * x + (1 - share) * x[order])
+            self.log("train/loss", F.cross_entropy(out, y))
+            return F.binary_cross_entropy_with_logits(out, share * soft + (1 - share) * soft[order])
+
+    return M(), *digits()
+
+
+class Squares(Gan):
+    """Scores are near -1, 1, and, for the generator, 0."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.no_grad():
+            self.judge[-1].bias.fill_(0.4)
+            self.judge[-1].weight.mul_(0.1)
+
+    def score(self, points, label):
+        return F.mse_loss(self.judge(points), torch.full((len(points), 1), 2 * label - 1))
+
+
+@no_bug()
+def generator_of_least_squares():
+    class M(Squares):
+        wanted = 0.5
+
+    return M(), *points()
+
+
+@no_bug()
+def gradients_of_generated_points_are_penalized():
+    class M(Gan):
+        def training_step(self, batch, batch_idx):
+            one, two = self.optimizers()
+            fake = self.generator(torch.randn(len(batch), 4))
+            two.zero_grad()
+            inputs = fake.detach().requires_grad_(True)
+            slope = torch.autograd.grad(self.judge(inputs).sum(), inputs, create_graph=True)[0]
+            penalty = slope.square().sum(1).mean()
+            self.manual_backward(self.score(batch, 1.0) + self.score(fake.detach(), 0.0) + penalty)
+            two.step()
+            if batch_idx % 3 == 2:
+                one.zero_grad()
+                self.manual_backward(self.score(fake, 1.0))
+                one.step()
+
+    return M(), *points()
+
+
+class Onsets(LossOnly):
+    """Tells where an event begins."""
+
+    def network(self):
+        return mlp(12, 64, 12)
+
+    def loss(self, x, active):
+        return F.cross_entropy(self(x), active.argmax(1))
+
+    def validation_step(self, batch, batch_idx):
+        x, active = batch
+        self.log("val/acc", (self(x).argmax(1) == active.argmax(1)).float().mean())
+
+
+@no_bug()
+def first_of_the_active_places():
+    g = torch.Generator().manual_seed(0)
+    active = (torch.arange(12) >= torch.randint(0, 11, (640, 1), generator=g)).float()
+    return Onsets(), *halves(active + 0.3 * torch.randn(640, 12, generator=g), active)
+
+
+@no_bug()
+def norm_of_gradients_is_measured_after_the_step():
+    class M(Clipped):
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(*batch))
+            optimizer.step()
+            self.log("train/norm", nn.utils.clip_grad_norm_(self.parameters(), float("inf")))
+
+    return M(), *digits()
+
+
+class Paths(nn.Module):
+    """Drops whole samples of a path."""
+
+    def forward(self, x):
+        keep_prob = 1 - 0.1 * self.training
+        return x * (torch.rand(len(x), 1) < keep_prob) / keep_prob
+
+
+@no_bug()
+def much_is_dropped_beside_paths():
+    class M(Base):
+        def network(self):
+            return nn.Sequential(mlp(64, 64, 64), Paths(), nn.Dropout(0.75), nn.Linear(64, 10))
 
     return M(), *digits()
