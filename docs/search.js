@@ -41,6 +41,9 @@ hyperparameter, hparam, hyper parameter, hyper-parameter
 multi gpu, several gpus, multiple gpus, many gpus, all gpus, two gpus, 2 gpus, 4 gpus, 8 gpus, more than one gpu, ddp, distributed data parallel, data parallel, distributed training
 multi node, several nodes, multiple nodes, two nodes, many nodes, multinode
 several, multiple, many
+two, 2
+three, 3
+four, 4
 config, configuration, setting, settings, yaml, option
 argument, parameter, override, flag, command line
 print, show, display, list, view, see
@@ -336,7 +339,8 @@ index, number, id
           if (term.startsWith(all[0]) && all[0].length > 2 && term.length <= all[0].length + 5) names.push([term, number.has(all[0]) ? 0.3 : 0.7]);
       if (names.every(([name]) => !number.has(name))) // a word that is misspelt
         for (const term of number.keys()) if (all[0].length > 3 && near(all[0], term)) names.push([term, 0.7]);
-      terms.push({ shown: [word], weight: 1, names });
+      const digits = /^\d+$/.test(word); // which tell little of what is asked
+      terms.push({ shown: digits ? [] : [word], weight: digits ? 0.3 : 1, names });
       if (i) terms.push({ shown: [], weight: PAIR, names: [[found[i - 1].all[0] + all[0], 1]] });
     }
     for (const term of terms)

@@ -60,6 +60,7 @@ ELSEWHERE = {  # pattern of whole commands: (the reason why they do not run here
         "they write files",
         "test_docs.py::test_commands_that_write_files_work_as_documented",
     ),
+    r"git (?:mv|grep) .*": ("they rename a project", "scaffold/test_new.py::test_a_project_is_renamed_as_documented"),
     r"boltcutter audit\b.*": ("it trains", "planning/test_audit.py"),
     r"boltcutter why .*--hang": ("they need a run that hangs", "analysis/test_hang.py"),
     r"boltcutter why .*": ("they need a run with a fault", "replay/test_why.py"),
@@ -191,10 +192,12 @@ import random
 from pathlib import Path
 from types import SimpleNamespace
 import boltcutter
+import numpy
 import pandas
 import torch
 import torch.nn.functional as F
 from PIL import Image
+texts, tokenizer = ["ab", "c"], SimpleNamespace(encode=lambda text: [ord(letter) for letter in text])
 runs = [boltcutter.train("logger=null", "trainer.max_epochs=1", "report=false", f"seed={seed}") for seed in (0, 1)]
 x = torch.zeros(2, 1, 8, 8)
 run = runs[0]
@@ -210,6 +213,7 @@ boltcutter.predict(run=folder, input="new.csv")
 trials = [folder, folder]
 """
 ENSEMBLED = """
+assert numpy.load("tokens.npy").tolist() == [97, 98, 99]
 assert probabilities.shape == (2, 10) and kept["features"].shape[0] == 1
 net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 module = SimpleNamespace(teacher=net, student=net, log_dict=dict)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from new_project import check_style, run, run_tests
+from new_project import check_style, in_shell, run, run_tests
 
 from boltcutter.cli.commands import commands
 from boltcutter.config.errors import ConfigError
@@ -48,6 +48,17 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def files(project: Path) -> dict[str, str]:
     names = run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=project).split()
     return {name: (project / name).read_text(errors="surrogateescape") for name in names if name != ".cruft.json"}
+
+
+@pytest.mark.slow
+def test_a_project_is_renamed_as_documented(tmp_path: Path) -> None:
+    project = create(["my-project", f"folder={tmp_path}"])
+    recipe = (ROOT / "docs" / "recipes.md").read_text().partition("### Rename a project\n")[2]
+    rename, install = recipe.partition("```bash\n")[2].partition("```")[0].split("pip install")
+    assert install == " -e .\n"
+    in_shell(rename, project)
+    assert not [name for name, text in files(project).items() if re.search("my[_-]project", name + text)]
+    assert "_target_: better_name.model." in in_shell("boltcutter train --print", project)
 
 
 @pytest.mark.slow
