@@ -110,6 +110,56 @@ def test_nested_groups_own_groups_and_inline_settings(source: Path) -> None:
     assert made["trainer/default.yaml"]["_target_"] == "lightning.pytorch.Trainer"
 
 
+LIST = f"""- _target_: {CHECKPOINT}
+  monitor: val_loss
+- _target_: p.Early
+  patience: ${{width}}
+- _target_: p.Early
+"""
+
+
+def test_callbacks_and_loggers_in_a_list_are_named_by_their_class(source: Path) -> None:
+    places = {"callbacks/some.yaml": f"# @package callbacks\n{LIST}", "callbacks/none.yaml": "[]\n"}
+    places |= {
+        "callbacks/more.yaml": "defaults: [some]\nlast: {_target_: p.Last}\n",
+        "logger/two.yaml": "- _target_: p.Log\n",
+    }
+    inside = "".join(f"  {line}\n" for line in LIST.splitlines())
+    places |= {"experiment/two.yaml": f"# @package _global_\ncallbacks:\n{inside}logger: [{{_target_: p.Log}}]\n"}
+    for name, text in places.items():
+        (source / "conf" / name).parent.mkdir(exist_ok=True)
+        (source / "conf" / name).write_text(text)
+    main = source / "conf/main.yaml"
+    main.write_text(f"{main.read_text().replace('  - cbs: null', '  - callbacks: none')}logger:\n  - _target_: p.Log\n")
+    made, _ = converted(source)
+    named = {"best": {"monitor": "val_loss"}, "early": {"_target_": "p.Early", "patience": "${constants.width}"}}
+    named["early_3"] = {"_target_": "p.Early"}
+    log = {"log": {"_target_": "p.Log"}}
+    assert made["callback/some.yaml"] == named
+    assert made["callback/more.yaml"] == {"defaults": ["default", "some"], "last": {"_target_": "p.Last"}}
+    assert (made["logger/two.yaml"], made["logger/imported.yaml"]) == (log, log)
+    assert (made["experiment/two.yaml"]["callback"], made["experiment/two.yaml"]["logger"]) == (named, log)
+
+
+def test_a_list_of_another_group_is_kept_or_refused(source: Path) -> None:
+    (source / "conf/system/steps").mkdir()
+    (source / "conf/system/steps/two.yaml").write_text("- _target_: p.One\n- _target_: p.Two\n")
+    small = source / "conf/system/small.yaml"
+    small.write_text(small.read_text().replace("  - net: mlp", "  - net: mlp\n  - steps: two"))
+    assert converted(source)[0]["task/small.yaml"]["steps"] == [{"_target_": "p.One"}, {"_target_": "p.Two"}]
+    (source / "conf/experiment/two.yaml").write_text("callbacks: [a]\n")
+    (source / "conf/experiment/none.yaml").write_text("callbacks: []\n")
+    main = (source / "conf/main.yaml").read_text().replace("cbs: null", "callbacks: null")
+    (source / "conf/main.yaml").write_text(f"{main}logger: [csv]\n")
+    made, notes = converted(source)
+    assert made["experiment/none.yaml"]["defaults"] == {"callback": None}
+    for place in ("experiment/two.yaml: callbacks", "main.yaml: logger"):
+        assert notes[f"conf/{place}"] == "– left out, as its entries have no _target_"
+    (source / "conf/loss/mse.yaml").write_text("- _target_: torch.nn.MSELoss\n")
+    with pytest.raises(ConfigError, match=r"loss/mse.yaml: a list; write key: value"):
+        converted(source)
+
+
 def test_each_thing_that_is_left_out_is_a_row(source: Path) -> None:
     _, notes = converted(source)
     lost = ("auto_lr_find", "enable_progress_bar")

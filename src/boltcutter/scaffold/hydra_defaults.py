@@ -93,8 +93,11 @@ def expand_file(configs: Path, file: Path, group: str, package: Package) -> list
     """
     text = file.read_text()
     values = parse(text) or {}
+    own: Any = values
     if header := PACKAGE.search(text):
         package = () if header[1] == "_global_" else _package(header[1].removeprefix("_global_."), group)
+    if isinstance(values, list):  # it replaces what is below it
+        return [(package, own)]
     own = {key: value for key, value in values.items() if key != "defaults"}
     out = list[tuple[Package, dict[str, Any]]]()
     listed = values.get("defaults") or []

@@ -12,7 +12,7 @@ from typing import Any
 
 from boltcutter.assembly.data_values import node_of
 from boltcutter.config.errors import ConfigError
-from boltcutter.scaffold.port_lht import GIVEN_BY_RUN, TRAINER, callbacks, trainer_arguments
+from boltcutter.scaffold.port_lht import GIVEN_BY_RUN, TRAINER, by_class, callbacks, trainer_arguments
 from boltcutter.scaffold.source_code import IGNORED, NotConstantError, SourceFile, parameter, source_files
 from boltcutter.scaffold.yaml_text import Rows, dump, read_yaml, write_yaml
 
@@ -477,13 +477,13 @@ class Converter:
         listed = [*_listed(trainer.get("callbacks"))]
         for key, target in self.cli.callbacks.items():
             listed.append({"_target_": target, **(_get(values, key.split(".")) or {})})
-        named = _named(listed)
+        named = by_class(listed)
         saving = [name for name, entry in named.items() if entry["_target_"].endswith(".ModelCheckpoint")]
         best = next((name for name in saving if named[name].get("monitor") is not None), None)
         kept, notes = callbacks(named, {name: "best" if name == best else name for name in saving})
         for key, _, text in (note.partition(": ") for note in notes):
             self._note(f"trainer.callbacks.{key}", text or key)
-        loggers = _named(_listed(trainer.get("logger")))
+        loggers = by_class(_listed(trainer.get("logger")))
         return ({"callback": kept} if kept else {}) | ({"logger": loggers} if loggers else {})
 
     def _apply_link(self, link: Link, experiment: dict[str, Any], module: str) -> None:
@@ -540,17 +540,6 @@ def _listed(value: Any) -> list[dict[str, Any]]:
     return [entry for entry in made if isinstance(entry, dict) and "_target_" in entry]
 
 
-def _named(listed: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Objects by the name of their class, with a number for further ones."""
-    found: dict[str, dict[str, Any]] = {}
-    for entry in listed:
-        name = number = _snake(entry["_target_"])
-        while number in found:
-            number = f"{name}_{len(found) + 1}"
-        found[number] = entry
-    return found
-
-
 def _path(text: str, module: str) -> list[str]:
     """A setting of Lightning CLI as a path here."""
     first, *rest = [part for part in text.split(".") if part != "init_args"]
@@ -589,7 +578,3 @@ def _with_references(experiment: dict[str, Any], module: str) -> dict[str, Any]:
         return "${" + ".".join(_path(found[1], module)) + "}"
 
     return {key: rewritten(value) for key, value in experiment.items()}
-
-
-def _snake(target: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", target.rpartition(".")[2]).lower()

@@ -28,6 +28,8 @@ NOT_USED = {
 SETTINGS = ("seed", "test", "tags", "name")  # keys that have the same meaning here
 CONFIG_NAMES = ("cfg", "config", "conf", "args", "hparams")  # what scripts call the configuration
 ROLES = ("task", "data", "trainer", "callback", "logger")
+NO_TARGET = "left out, as its entries have no _target_"
+LISTED = ("callback", "logger")  # objects that have names here, and may be in a list there
 USUAL = {  # what the group of each is called, where the script does not say it
     "task": ("model", "module", "system", "lit_module", "lightning_module", "pl_module", "task"),
     "data": ("data", "datamodule", "data_module", "dataset", "dm"),
@@ -254,7 +256,7 @@ class Conversion:
         self.layout, self.target, self.rows = layout, target, Rows()
         files = sorted(filter(Path.is_file, layout.configs.rglob("*.yaml")))  # a FIFO would block
         self.files = {file: file.relative_to(layout.configs) for file in files}
-        self.values = {file: read_yaml(file) for file in files}
+        self.values = {file: self._read(file) for file in files}
         self.main = self.values[layout.main]
         used = [file for file in files if self.group(file).partition("/")[0] not in NOT_USED]
         known = {*SETTINGS, *layout.groups, *NOT_USED, "defaults", *(p.name for p in layout.configs.iterdir())}
@@ -270,6 +272,21 @@ class Conversion:
             if entry.group and not entry.is_absolute and self.group(file) not in ("", *OVERLAYS)
         } | {group for group in listed if "/" in group}
         self.checkpoints = self._checkpoint_callbacks()
+
+    def _read(self, file: Path) -> dict[str, Any]:
+        """The contents of a file, with names for callbacks and loggers that are in a list."""
+        group = self.group(file).partition("/")[0]
+        if self.layout.ours(group) in LISTED:
+            return by_class(parse(file.read_text())) or read_yaml(file)
+        values = read_yaml(file)
+        none = [key for key, each in values.items() if self.layout.ours(key) in LISTED and each == []]
+        named = {key: by_class(each) for key, each in values.items() if self.layout.ours(key) in LISTED}
+        return values | dict.fromkeys(none) | {key: each for key, each in named.items() if each}
+
+    def _text(self, file: Path) -> str:
+        """The text of a file as it is, if nothing in it got a name."""
+        values = self.values[file]
+        return file.read_text() if values == read_yaml(file) else dump(values)
 
     def group(self, file: Path) -> str:
         """The group of a file, such as ``model/optimizer``."""
@@ -305,7 +322,7 @@ class Conversion:
             self._row(path, "–", "left out: `boltcutter evaluate run=<folder>` takes the place of other main files")
         elif group in self.nested:
             self._row(path, "–", "merged into the options that select it")
-        elif not isinstance(parse(file.read_text()) or {}, dict):
+        elif not self.values[file] and isinstance(listed := parse(file.read_text()), list) and listed:
             raise ConfigError(f"{file}: a list; write key: value")
         else:
             new = Path(self.layout.ours(top), *path.parts[1:])
@@ -329,7 +346,7 @@ class Conversion:
     def _option(self, file: Path, group: str) -> tuple[str, list[str]]:
         """The text of an option here, and notes on what it lost."""
         role, values, notes = self.layout.ours(group), self.values[file], list[str]()
-        text = file.read_text()
+        text = self._text(file)
         if is_plain(values):
             parents = [entry.option for entry in entries(values) if entry.option]
             text = without(text, "defaults")
@@ -352,6 +369,7 @@ class Conversion:
         parts = expand_file(self.layout.configs, file, group, (group,))
         everything = merged(parts)
         values = everything.pop(group, {})
+        values = by_class(values) if isinstance(values, list) else values
         outside = [f"{key}: left out, as an option sets its own group only; set it in train.yaml" for key in everything]
         selected = [entry for entry in entries(self.values[file]) if entry.group]
         chosen = ", ".join(f"{entry.group}: {entry.option}" for entry in selected)
@@ -409,7 +427,7 @@ class Conversion:
 
     def _overlay(self, file: Path, layer: str) -> tuple[str, list[str]]:
         """An experiment or a preset for debugging: what it selects, renamed groups, and its callbacks."""
-        values, text, notes = self.values[file], file.read_text(), list[str]()
+        values, text, notes = self.values[file], self._text(file), list[str]()
         selected, parents, below = dict[str, Any](), list[str](), dict[str, Any]()
         for entry in entries(values):
             top = entry.group.partition("/")[0]
@@ -445,6 +463,8 @@ class Conversion:
         if isinstance(made, dict):
             kept, more = callbacks(made, self.checkpoints)
             text, notes = f"{text.rstrip()}\n{dump({'callback': kept})}" if kept else text, [*notes, *more]
+        elif made:
+            notes.append(f"{named}: {NO_TARGET}")
         text = f"{text.rstrip()}\n{dump({'constants': moved})}" if moved else text
         chosen = selected | ({layer: parents} if parents else {})
         return (dump({"defaults": chosen}) if chosen else "") + text, notes
@@ -481,8 +501,11 @@ class Conversion:
             elif (layout.configs / entry.group).is_dir():
                 chosen[ours] = entry.option
         for theirs in [*layout.groups, *(key for key in inside if key not in layout.groups)]:
-            values = merge_all(inside.get(theirs, {}), self.main.get(theirs) or {})
-            if isinstance(values, dict) and values:
+            given = self.main.get(theirs) or {}
+            values = merge_all(inside.get(theirs, {}), given) if isinstance(given, dict) else given
+            if isinstance(values, list):
+                notes.append(f"{theirs}: {NO_TARGET}")
+            elif isinstance(values, dict) and values:
                 chosen[layout.ours(theirs)] = self._imported(theirs, values, chosen.get(layout.ours(theirs)))
                 notes.append(f"{theirs} became configs/{layout.ours(theirs)}/imported.yaml")
         lost = [key for key in self.main if key in NOT_USED or (key in self.own and key not in self.constants)]
@@ -563,6 +586,24 @@ def takes_null(argument: str) -> bool:
 def _is_made(settings: Any) -> bool:
     """Whether the settings of a callback name its class, without which scripts of such projects skip them."""
     return not isinstance(settings, dict) or "_target_" in settings
+
+
+def by_class(listed: Any) -> dict[str, dict[str, Any]]:
+    """Objects of a list by the name of their class, with a number for further ones; empty if it is no such list."""
+    found: dict[str, dict[str, Any]] = {}
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) and "_target_" in entry for entry in listed):
+        return found
+    for entry in listed:
+        name = number = snake(entry["_target_"])
+        while number in found:
+            number = f"{name}_{len(found) + 1}"
+        found[number] = entry
+    return found
+
+
+def snake(target: str) -> str:
+    """The name of a class in lower case, such as ``early_stopping`` of ``EarlyStopping``."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", target.rpartition(".")[2]).lower()
 
 
 def callbacks(values: dict[str, Any], checkpoints: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
