@@ -826,3 +826,306 @@ def much_is_dropped_beside_paths():
             return nn.Sequential(mlp(64, 64, 64), Paths(), nn.Dropout(0.75), nn.Linear(64, 10))
 
     return M(), *digits()
+
+
+class Counting(Base):
+    """Has properties with effects."""
+
+    calls = 0
+
+    @property
+    def scale(self):
+        raise RuntimeError("not yet known")
+
+    @property
+    def next_scale(self):
+        self.calls += 1
+        return nn.Identity()
+
+    def never(self, x):
+        return self.scale.of(x, 1) + self.next_scale.forward(x)
+
+    def on_train_end(self):
+        assert not self.calls
+
+
+@no_bug()
+def properties_are_not_read():
+    return Counting(), *digits()
+
+
+class Translator(Base):
+    """Both directions by one network."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.rnn, self.net = nn.Embedding(12, 16), nn.GRU(16, 16, batch_first=True), nn.Linear(16, 12)
+        self.reader = nn.GRU(16, 16, batch_first=True)
+
+    def network(self):
+        return nn.Identity()
+
+    def forward(self, source, target):
+        _, state = self.reader(self.embed(source))
+        return self.net(self.rnn(self.embed(target[:, :-1]), state)[0])
+
+    def there(self, source, target):
+        return F.cross_entropy(self(source, target).flatten(0, 1), target[:, 1:].flatten())
+
+    def training_step(self, batch, batch_idx):
+        source, target = batch
+        return self.there(source, target) + self.other(source, target)
+
+    def other(self, source, target):
+        return F.cross_entropy(self(target, source).flatten(0, 1), source[:, 1:].flatten())
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.there(*batch))
+
+
+@no_bug()
+def both_directions_are_translated():
+    x = torch.randint(0, 12, (640, 9), generator=torch.Generator().manual_seed(0))
+    return Translator(), *halves(x, (x + 3) % 12)
+
+
+@no_bug()
+def wasserstein_with_penalty_of_lines():
+    class M(Gan):
+        def training_step(self, batch, batch_idx):
+            one, two = self.optimizers()
+            fake = self.generator(torch.randn(len(batch), 4)).detach()
+            share = torch.rand(len(batch), 1)
+            line = (share * batch + (1 - share) * fake).requires_grad_(True)
+            slope = torch.autograd.grad(self.judge(line).sum(), line, create_graph=True)[0]
+            two.zero_grad()
+            penalty = 10 * (slope.norm(dim=1) - 1).square().mean()
+            self.manual_backward(self.judge(fake).mean() - self.judge(batch).mean() + penalty)
+            two.step()
+            if batch_idx % 5 == 0:
+                self.toggle_optimizer(one)
+                one.zero_grad()
+                self.manual_backward(-self.judge(self.generator(torch.randn(len(batch), 4))).mean())
+                one.step()
+                self.untoggle_optimizer(one)
+
+    return M(), *points()
+
+
+@no_bug()
+def generator_of_least_squares_by_hand():
+    class M(Squares):
+        wanted = 0.5
+
+        def score(self, points, label):
+            return (self.judge(points) - (2 * label - 1)).square().mean()
+
+    return M(), *points()
+
+
+@no_bug()
+def own_views_are_predicted():
+    class M(LossOnly):
+        def network(self):
+            self.target = mlp(64, 32, 16).requires_grad_(False)
+            return nn.Sequential(mlp(64, 32, 16), nn.ReLU(), nn.Linear(16, 16))
+
+        def loss(self, x, y):
+            one, two = (x + 0.1 * torch.randn_like(x) for _ in range(2))
+            with torch.no_grad():
+                goal = F.normalize(self.target(two), dim=1)
+            return (2 - 2 * (F.normalize(self(one), dim=1) * goal).sum(1)).mean()
+
+        def on_train_batch_end(self, *_):
+            with torch.no_grad():
+                for own, other in zip(self.target.parameters(), self.net[0].parameters(), strict=True):
+                    own.lerp_(other, 0.05)
+
+    return M(), *digits()
+
+
+@no_bug()
+def confident_pseudo_labels():
+    class M(Base):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            half = len(x) // 2
+            loss = F.cross_entropy(self(x[:half]), y[:half])
+            with torch.no_grad():
+                sure, labels = self(x[half:]).softmax(1).max(1)
+            strong = x[half:] + 0.2 * torch.randn_like(x[half:])
+            each = F.cross_entropy(self(strong), labels, reduction="none")
+            return loss + (each * (sure > 0.6)).mean()
+
+    return M(), *digits()
+
+
+@no_bug()
+def patches_of_others_with_shares_of_labels():
+    class M(Base):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            order, x = torch.randperm(len(x)), x.clone()
+            size = int(torch.randint(2, 7, ()))
+            x[..., :size, :] = x[order][..., :size, :]
+            out, share = self(x), size / 8
+            log = out.log_softmax(1)
+            return F.nll_loss(log, y[order]) * share + F.nll_loss(log, y) * (1 - share)
+
+    return M(), *digits()
+
+
+@no_bug()
+def generalized_cross_entropy():
+    class M(Focal):
+        def loss(self, x, y):
+            p = self(x).softmax(1).gather(1, y[:, None])
+            return ((1 - p**0.7) / 0.7).mean()
+
+    return M(), *digits()
+
+
+@no_bug()
+def losses_of_hard_samples_are_left_out():
+    class M(Focal):
+        def loss(self, x, y):
+            each = F.cross_entropy(self(x), y, reduction="none")
+            return (each * (each < each.detach().quantile(0.8))).mean()
+
+    return M(), *digits()
+
+
+@no_bug()
+def targets_are_clipped_and_scaled():
+    class M(Scaled):
+        def loss(self, x, y):
+            return F.mse_loss(self(x)[:, 0], y.clamp(max=8000) / 1000)
+
+        def predicted(self, x):
+            return self(x)[:, 0] * 1000
+
+    return M(), *progress()
+
+
+@no_bug()
+def masked_patches_are_predicted():
+    class M(Denoiser):
+        def loss(self, x, y):
+            mask = torch.rand_like(x) < 0.5
+            out = self(x.masked_fill(mask, 0.0)).view_as(x)
+            return F.mse_loss(out[mask], x[mask])
+
+    return M(), *digits()
+
+
+class Named(dict):
+    """Parts of a batch by name."""
+
+
+@no_bug()
+def parts_of_a_batch_have_names():
+    class M(LossOnly):
+        def training_step(self, batch, batch_idx):
+            return self.loss(batch)
+
+        def loss(self, batch):
+            return F.cross_entropy(self.score(batch["image"], batch["mask"]), batch["label"])
+
+        def score(self, image, mask):
+            del mask  # all places count
+            return self(image)
+
+    def joined(rows):
+        x, y = (torch.stack(part) for part in zip(*rows, strict=True))
+        return Named(image=x, label=y, mask=torch.ones(len(x), 8))
+
+    train, val = digits(loaded=False)
+    return (
+        M(),
+        DataLoader(train, 32, shuffle=True, collate_fn=joined),
+        DataLoader(val, 32, collate_fn=joined),
+    )
+
+
+@no_bug()
+def survival_of_intervals():
+    class M(LossOnly):
+        def network(self):
+            return mlp(10, 32, 8)
+
+        def loss(self, x, time):
+            at_risk = (torch.arange(8) <= time[:, None]).float()
+            died = (torch.arange(8) == time[:, None]).float()
+            each = F.binary_cross_entropy_with_logits(self(x), died, reduction="none")
+            return (each * at_risk).mean()
+
+    x = torch.randn(640, 10, generator=torch.Generator().manual_seed(0))
+    return M(), *halves(x, ((x[:, 0] + 2) * 2).long().clamp(0, 7))
+
+
+@no_bug()
+def state_needs_whole_batches():
+    class M(Stateful):
+        def state(self, count):
+            return torch.zeros(1, 32, 16)
+
+    train, val = halves(*sequences())
+    val = torch.utils.data.Subset(val.dataset, range(min(len(val.dataset), 110)))
+    return M(), DataLoader(train.dataset, 32, shuffle=True, drop_last=True), DataLoader(val, 32, drop_last=True)
+
+
+@no_bug()
+def loss_of_both_is_symmetric():
+    class M(Metric):
+        def loss(self, anchor, positive, negative):
+            return self.pulled(anchor, positive, negative) + self.pulled(positive, anchor, negative)
+
+        def pulled(self, anchor, positive, negative):
+            return F.triplet_margin_loss(self(anchor), self(positive), self(negative))
+
+    return M(), *triplets()
+
+
+@no_bug()
+def pictures_of_the_last_batch_are_logged():
+    class M(Collected):
+        def validation_step(self, batch, batch_idx):
+            super().validation_step(batch, batch_idx)
+            self.shown = batch[0]
+
+        def on_validation_epoch_end(self):
+            super().on_validation_epoch_end()
+            self.tracker.log({"pictures": self.shown})
+
+        class tracker:
+            log = staticmethod(lambda values: None)
+
+    return M(), *digits()
+
+
+@no_bug()
+def graph_of_all_nodes():
+    class M(LossOnly):
+        def network(self):
+            return nn.Linear(16, 3)
+
+        def training_step(self, batch, batch_idx):
+            x, edges, y = batch
+            return F.cross_entropy(self.passed(x, edges), y)
+
+        def validation_step(self, batch, batch_idx):
+            x, edges, y = batch
+            self.log("val/loss", F.cross_entropy(self.passed(x, edges), y))
+
+        def passed(self, x, edges):
+            keep = torch.rand(edges.shape[1]) < (0.8 if self.training else 1.0)
+            a, b = edges[:, keep]
+            return self.net(x + torch.zeros_like(x).index_add(0, b, x[a]))
+
+    def graph(seed):
+        g = torch.Generator().manual_seed(seed)
+        x = torch.randn(40, 16, generator=g)
+        return x, torch.randint(0, 40, (2, 90), generator=g), x[:, :3].argmax(1)
+
+    train, val = ([graph(s) for s in seeds] for seeds in (range(30), range(30, 40)))
+    return M(), DataLoader(train, None, shuffle=True), DataLoader(val, None)
