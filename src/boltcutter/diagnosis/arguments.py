@@ -222,8 +222,6 @@ def deviation_by_name(seen: Evidence) -> Lines:
     """gaussian_nll_loss gets as its variance what is named as a deviation, or Normal as its deviation a variance."""
     found = [*code_of(seen)]
     for code in found:
-        own = ast.unparse(code.tree)
-        text = "\n".join(ast.unparse(other.tree) for other in found if other.owner is code.owner)
         for call in (node for node in ast.walk(code.tree) if isinstance(node, ast.Call)):
             layer = callable_of(call, code)
             is_layer = isinstance(getattr(layer, "__self__", None), nn.GaussianNLLLoss)
@@ -234,7 +232,8 @@ def deviation_by_name(seen: Evidence) -> Lines:
             place, key = (2, "var") if name in LIKELIHOODS else (1, "scale")
             value = next((k.value for k in call.keywords if k.arg == key), None)
             value = value or (call.args[place] if len(call.args) > place else None)
-            word = word_of(value) if value is not None else ""
+            word, own = word_of(value) if value is not None else "", ast.unparse(code.tree)
+            text = "\n".join(ast.unparse(other.tree) for other in found if other.owner is code.owner)
             words, line = {word, *word.split("_")} if word else set(), code.line + call.lineno - 1
             if word and any(SQUARED.search(value) for value in re.findall(rf"\b{re.escape(word)} = (.*)", own)):
                 continue  # it was one before
@@ -388,7 +387,6 @@ def shared_state(seen: Evidence) -> Lines:
         and isinstance(call.func, ast.Attribute)
     ]  # fmt: skip
     for code in found:
-        own = "\n".join(ast.unparse(other.tree) for other in found if other.owner is code.owner)
         for node in (n for n in ast.walk(code.tree) if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call)):
             target, call = ast.unparse(node.targets[0]), node.value
             is_state = isinstance(call, ast.Call) and called_name(call) == "state_dict" and target.startswith("self.")
@@ -401,6 +399,7 @@ def shared_state(seen: Evidence) -> Lines:
                 and ast.unparse(given) == target
                 for other, network, given in loads
             )
+            own = "\n".join(ast.unparse(other.tree) for other in found if other.owner is code.owner)
             values = re.findall(rf"{re.escape(target)}(?:\[.*\])? = (.*)", own)
             is_only = not any(re.search(rf"clone|copy|load\(|{re.escape(target)}\b", value) for value in values)
             if is_loaded and is_only:

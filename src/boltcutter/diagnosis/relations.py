@@ -149,10 +149,12 @@ def _draws(base: Trace) -> bool:
 
 def _share_of_others(probe: Probe, altered: Any, own: Tensor, seed: int) -> float:
     """How much predictions depend on another sample whose label they do not get, relative to their own; else 0."""
-    one, other = (
-        probe.run("training_step", batch, training=True, seed=seed, record=False)
-        for batch in (probe.batches["training_step"], altered)
-    )
+    kind, has_norms = "training_step", any(isinstance(m, BatchNorm) for m in probe.module.modules())
+    if seed or has_norms:
+        one = probe.run(kind, probe.batches[kind], training=True, seed=seed, record=False)
+    else:
+        one = probe.base(kind)
+    other = probe.run(kind, altered, training=True, seed=seed, record=False)
     found = 0.0
     for a, b in zip(one.calls, other.calls, strict=False):
         if a.target.shape == b.target.shape and a.target.shape[:1] == own.shape:

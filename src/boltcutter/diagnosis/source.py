@@ -9,7 +9,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Iterator
-from functools import cache, partial, partialmethod
+from functools import cache, lru_cache, partial, partialmethod
 from typing import Any, TypeGuard
 
 import lightning as L
@@ -110,6 +110,7 @@ def unpacked_names(step: Any) -> list[str]:
     return []
 
 
+@lru_cache(maxsize=1024)
 def tree_of(function: types.FunctionType) -> ast.FunctionDef | None:
     """The definition of a function; None if it is of an installed package, or has no source."""
     if "-packages" in function.__code__.co_filename:

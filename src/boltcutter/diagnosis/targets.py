@@ -128,7 +128,10 @@ def _moved_by_label(probe: Probe, kind: str, j: int, labels: Tensor) -> list[Los
             moved[k] += bool(differ.any(1)[pair[1]].all())
         if moved and not any(moved):
             break  # no label changes its prediction
-    return [call for call, n, m in zip(base.calls, tried, moved, strict=True) if n >= 2 and m == n]
+    found = [*zip(base.calls, tried, moved, strict=True)]
+    if not probe.module.automatic_optimization and any(n >= 2 and not m for _, n, m in found):
+        return []  # the same labels of samples, and of those that a generator has made of them
+    return [call for call, n, m in found if n >= 2 and m == n]
 
 
 def _depends_on_more(probe: Probe, kind: str, j: int, call: Loss) -> bool:

@@ -1129,3 +1129,193 @@ def graph_of_all_nodes():
 
     train, val = ([graph(s) for s in seeds] for seeds in (range(30), range(30, 40)))
     return M(), DataLoader(train, None, shuffle=True), DataLoader(val, None)
+
+
+class Pieces:
+    """A batch of one's own."""
+
+    def __init__(self, image, label):
+        self.image, self.label = image, label
+
+    def to(self, *args, **kwargs):
+        return Pieces(self.image.to(*args, **kwargs), self.label.to(*args, **kwargs))
+
+
+@no_bug()
+def batch_is_an_object():
+    class M(LossOnly):
+        def training_step(self, batch, batch_idx):
+            return F.cross_entropy(self(batch.image), batch.label)
+
+        def validation_step(self, batch, batch_idx):
+            loss = F.cross_entropy(self(batch.image), batch.label)
+            self.log("val/loss", loss, batch_size=len(batch.label))
+
+    def joined(rows):
+        return Pieces(*(torch.stack(part) for part in zip(*rows, strict=True)))
+
+    train, val = digits(loaded=False)
+    return M(), DataLoader(train, 32, shuffle=True, collate_fn=joined), DataLoader(val, 32, collate_fn=joined)
+
+
+@no_bug()
+def judge_tells_classes_too():
+    class M(Gan):
+        def __init__(self):
+            super().__init__()
+            self.generator, self.judge = mlp(14, 32, 64), mlp(64, 32, 11)
+
+        def training_step(self, batch, batch_idx):
+            (x, y), (one, two) = batch, self.optimizers()
+            fake = self.generator(torch.cat((torch.randn(len(x), 4), F.one_hot(y, 10).float()), 1))
+            two.zero_grad()
+            loss = self.of_both(self.judge(x.flatten(1)), y, 1.0) + self.of_both(self.judge(fake.detach()), y, 0.0)
+            self.manual_backward(loss)
+            two.step()
+            one.zero_grad()
+            self.manual_backward(self.of_both(self.judge(fake), y, 1.0))
+            one.step()
+
+        def of_both(self, out, y, label):
+            real = F.binary_cross_entropy_with_logits(out[:, 0], torch.full((len(out),), label))
+            return real + F.cross_entropy(out[:, 1:], y)
+
+    return M(), *digits()
+
+
+@no_bug()
+def two_domains_in_a_cycle():
+    class M(Gan):
+        def __init__(self):
+            super().__init__()
+            self.to_b, self.to_a = mlp(2, 16, 2), mlp(2, 16, 2)
+            self.judge_a, self.judge_b = mlp(2, 16, 1), mlp(2, 16, 1)
+
+        def training_step(self, batch, batch_idx):
+            a, b = batch
+            one, two = self.optimizers()
+            fake_b, fake_a = self.to_b(a), self.to_a(b)
+            cycle = F.l1_loss(self.to_a(fake_b), a) + F.l1_loss(self.to_b(fake_a), b)
+            same = F.l1_loss(self.to_b(b), b) + F.l1_loss(self.to_a(a), a)
+            fooled = self.off(self.judge_b(fake_b), 1) + self.off(self.judge_a(fake_a), 1)
+            one.zero_grad()
+            self.manual_backward(10 * cycle + 5 * same + fooled)
+            one.step()
+            two.zero_grad()
+            real = self.off(self.judge_a(a), 1) + self.off(self.judge_b(b), 1)
+            fake = self.off(self.judge_a(fake_a.detach()), 0) + self.off(self.judge_b(fake_b.detach()), 0)
+            self.manual_backward((real + fake) / 2)
+            two.step()
+
+        def off(self, score, label):
+            return (score - label).square().mean()
+
+        def configure_optimizers(self):
+            one = [*self.to_a.parameters(), *self.to_b.parameters()]
+            two = [*self.judge_a.parameters(), *self.judge_b.parameters()]
+            return torch.optim.Adam(one, 1e-3), torch.optim.Adam(two, 1e-3)
+
+    g = torch.Generator().manual_seed(0)
+    return M(), *halves(torch.randn(640, 2, generator=g), 2 + torch.rand(640, 2, generator=g))
+
+
+@no_bug()
+def advantages_of_recorded_actions():
+    class M(LossOnly):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            action = torch.randint(0, 10, (len(x),))
+            advantage = (action == y).float() - 0.1
+            each = F.cross_entropy(self(x), action, reduction="none")
+            return (advantage * each).mean()
+
+    return M(), *digits()
+
+
+@no_bug()
+def negative_learning_of_other_labels():
+    class M(LossOnly):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            other = (y + torch.randint(1, 10, (len(x),))) % 10
+            p = self(x).softmax(1).gather(1, other[:, None])
+            return -(1 - p + 1e-6).log().mean()
+
+    return M(), *digits()
+
+
+@no_bug()
+def encoder_in_its_own_mode_with_its_statistics():
+    class M(Base):
+        def network(self):
+            self.norm = nn.BatchNorm1d(64).requires_grad_(False).eval()
+            return mlp()
+
+        def forward(self, x):
+            return self.net(self.norm(x.flatten(1)))
+
+    return M(), *digits()
+
+
+@no_bug()
+def bytes_in_a_row_are_floats():
+    class Rows(Dataset):
+        def __init__(self, count, seed):
+            g = torch.Generator().manual_seed(seed)
+            self.y = torch.randint(0, 2, (count,), generator=g)
+            self.x = 1000.0 + torch.rand(count, 12, generator=g).double().cumsum(1) * (1 + self.y[:, None])
+
+        def __len__(self):
+            return len(self.y)
+
+        def __getitem__(self, i):
+            x = self.x[i].float()
+            return x - x[0], self.y[i]
+
+    class M(Base):
+        def network(self):
+            return mlp(12, 32, 2)
+
+    return M(), *loaders(Rows(640, 0), Rows(160, 1))
+
+
+@no_bug()
+def sequences_are_encoded_by_one_hot():
+    class M(Words):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.GRU(12, 16, batch_first=True)
+
+        def loss(self, tokens):
+            _, code = self.encoder(F.one_hot(tokens, 12).float())
+            out = self.net(self.rnn(self.embed(tokens[:, :-1]), code)[0])
+            return F.cross_entropy(out.transpose(1, 2), tokens[:, 1:], ignore_index=0)
+
+    return M(), *words()
+
+
+@no_bug()
+def weight_of_the_masked_loss_by_lengths():
+    class M(Words):
+        def mean(self, each, mask):
+            return 0.5 * (each * mask).mean() * (mask.numel() / mask.sum())
+
+    return M(), *words()
+
+
+@no_bug()
+def best_value_is_kept_and_logged():
+    class M(Collected):
+        best = 0.0
+
+        def validation_step(self, batch, batch_idx):
+            super().validation_step(batch, batch_idx)
+            self.rate = self.optimizers().param_groups[0]["lr"]
+
+        def on_validation_epoch_end(self):
+            acc = torch.cat(self.found).float().mean()
+            self.best = max(self.best, float(acc))
+            self.log("val/best", self.best)
+            self.log("val/lr", self.rate)
+
+    return M(), *digits()
