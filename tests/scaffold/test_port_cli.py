@@ -191,6 +191,15 @@ def test_an_optimizer_beside_the_module(source: Path) -> None:
     assert "callback.best=null" in notes["trainer.enable_checkpointing"]
 
 
+def test_null_that_a_logger_does_not_take_is_left_out(source: Path) -> None:
+    given = {"save_dir": None, "version": None, "prefix": None, "x": None}  # Lightning CLI does not check null
+    logger = [{"class_path": path, "init_args": given} for path in ("pytorch_lightning.loggers.CSVLogger", "p.Own")]
+    experiment, notes = experiment_of(source, {"model": {"class_path": "m.Net"}, "trainer": {"logger": logger}})
+    kept = {name: {*settings} - {"_target_"} for name, settings in experiment["logger"].items()}
+    assert kept == {"csvlogger": {"save_dir", "version", "x"}, "own": {*given}}
+    assert notes["trainer.logger.csvlogger.prefix"] == "left out: null, which is not of its type"
+
+
 def test_links_of_unknown_values_are_noted(source: Path) -> None:
     cli = Cli(links=[Link("data.n", "model.n", "main.py:3", True)])
     values = {"model": {"class_path": "m.Net"}, "data": {"class_path": "m.Data"}}

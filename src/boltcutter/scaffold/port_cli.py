@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.assembly.data_values import node_of
+from boltcutter.config.annotations import matches
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.locate import canonical, locate, parameters
 from boltcutter.scaffold.port_lht import GIVEN_BY_RUN, TRAINER, by_class, callbacks, trainer_arguments
 from boltcutter.scaffold.source_code import IGNORED, NotConstantError, SourceFile, parameter, source_files
 from boltcutter.scaffold.yaml_text import Rows, dump, read_yaml, write_yaml
@@ -484,6 +486,10 @@ class Converter:
         for key, _, text in (note.partition(": ") for note in notes):
             self._note(f"trainer.callbacks.{key}", text or key)
         loggers = by_class(_listed(trainer.get("logger")))
+        for name, entry in loggers.items():
+            for key in _refused_nulls(entry):
+                del entry[key]
+                self._note(f"trainer.logger.{name}.{key}", "left out: null, which is not of its type")
         return ({"callback": kept} if kept else {}) | ({"logger": loggers} if loggers else {})
 
     def _apply_link(self, link: Link, experiment: dict[str, Any], module: str) -> None:
@@ -538,6 +544,15 @@ def of_data(root: Path, cls: str, path: list[str]) -> Any:
 def _listed(value: Any) -> list[dict[str, Any]]:
     made = value if isinstance(value, list) else [value]
     return [entry for entry in made if isinstance(entry, dict) and "_target_" in entry]
+
+
+def _refused_nulls(entry: dict[str, Any]) -> list[str]:
+    """The optional arguments of one of Lightning's loggers that are null against their type, which its CLI allows."""
+    if not canonical(entry["_target_"]).startswith("lightning."):
+        return []
+    known = parameters(locate(entry["_target_"]))
+    given = [known[key] for key, value in entry.items() if value is None and key in known]
+    return [each.name for each in given if each.default is not each.empty and not matches(None, each.annotation)]
 
 
 def _path(text: str, module: str) -> list[str]:
