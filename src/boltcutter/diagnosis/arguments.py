@@ -272,7 +272,7 @@ def last_batch(seen: Evidence) -> Lines:
         if one is None or other is None:
             continue
         for name in _assigned_anew(one):
-            if not OF_ONE.search(name) and _is_logged(other, name) and _is_of_batch(one, name):
+            if not OF_ONE.search(name) and _is_logged(other, name) and _is_of_batch(one, name, seen.module):
                 yield Line(
                     f"{end} logs what is computed of self.{name}, which each batch assigns anew, so it is of the last "
                     "batch only; append to a list, or use a metric of torchmetrics",
@@ -294,26 +294,37 @@ def _assigned_anew(tree: ast.FunctionDef) -> Iterator[str]:
                     yield target.attr
 
 
-def _is_of_batch(tree: ast.FunctionDef, attribute: str) -> bool:
-    """Whether a function computes an attribute of its arguments, and of no other one that it assigns or updates."""
+def _is_of_batch(tree: ast.FunctionDef, attribute: str, owner: nn.Module) -> bool:
+    """Whether a function computes an attribute of its arguments, and of nothing that keeps what was before."""
     text = ast.unparse(tree)
     if len(tree.args.args) < 2 or len(re.findall(rf"self\.{attribute}\b", text)) > 1 or ".compute(" in text:
         return False  # it reads what was before
-    known = {tree.args.args[1].arg}
-    for node in tree.body:
-        if not isinstance(node, ast.Assign):
-            continue
-        methods = {n.func.attr for n in ast.walk(node.value) if isinstance(n, ast.Call)
-                   and isinstance(n.func, ast.Attribute) and ast.unparse(n.func.value) == "self"}  # fmt: skip
-        reads = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+    known, kept = {tree.args.args[1].arg}, set[str]()
+    for node in (n for n in tree.body if isinstance(n, ast.Assign)):
+        parts = [*ast.walk(node.value)]
+        reads = {n.id for n in parts if isinstance(n, ast.Name)}
+        own = {n.attr for n in parts if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "self"} - {attribute}
+        has_state = any(re.search(rf"self\.{n} [-+*/]?= ", text) or _keeps(_member(owner, n)) for n in own)
         targets = [t for target in node.targets for t in ast.walk(target)]
+        if reads & kept or has_state:
+            kept |= {t.id for t in targets if isinstance(t, ast.Name)}
         if any(isinstance(t, ast.Attribute) and t.attr == attribute for t in targets):
-            shapes = [n for n in ast.walk(node.value) if isinstance(n, ast.Attribute) and n.attr in ("shape", "size")]
-            sizes = [n for n in ast.walk(node.value) if isinstance(n, ast.Call) and ast.unparse(n.func) == "len"]
-            return bool(reads & known) and not shapes and not sizes and not methods
+            is_size = re.search(r"\.(shape|size)\b|\blen\(", ast.unparse(node.value))
+            return bool(reads & known) and not reads & kept and not is_size and not has_state
         if reads & known:
             known |= {t.id for t in targets if isinstance(t, ast.Name)}
     return False
+
+
+def _keeps(value: Any) -> bool:
+    """Whether a member of a module may keep something between batches: no layer, number, or method that does not."""
+    if isinstance(value, int | float | str) or (isinstance(value, nn.Module) and not is_metric(value)):
+        return False
+    function = getattr(value, "__func__", None)
+    tree = tree_of(function) if is_function(function) else None
+    return tree is None or bool(
+        re.search(r"self\.[\w.]+ ([-+*/]?)= |\.(append|extend|update|add)\(", ast.unparse(tree))
+    )
 
 
 def _is_logged(tree: ast.FunctionDef, attribute: str) -> bool:

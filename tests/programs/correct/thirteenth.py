@@ -1319,3 +1319,132 @@ def best_value_is_kept_and_logged():
             self.log("val/lr", self.rate)
 
     return M(), *digits()
+
+
+@no_bug()
+def deviations_of_two_heads():
+    class M(Uncertain):
+        def loss(self, x, y):
+            mean, scale = self.predicted(x)
+            sigma = scale.square()
+            self.log("train/sigma", 0.5 * sigma.log().mean())
+            return F.gaussian_nll_loss(mean, y, sigma)
+
+    return M(), *diabetes()
+
+
+@no_bug()
+def posterior_of_a_distribution():
+    class M(LossOnly):
+        def network(self):
+            self.out = nn.Linear(8, 64)
+            return mlp(64, 32, 16)
+
+        def loss(self, x, y):
+            mean, log_var = self(x).chunk(2, 1)
+            std = (0.5 * log_var).exp()
+            z = torch.distributions.Normal(mean, std).rsample()
+            rest = F.mse_loss(self.out(z), x.flatten(1), reduction="sum") / len(x)
+            return rest - 0.5 * (1 + log_var - mean**2 - log_var.exp()).sum(1).mean()
+
+    return M(), *digits()
+
+
+@no_bug()
+def features_of_two_layers_are_compared_both_ways():
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, query, key):
+            return (self.query(query) @ self.key(key).transpose(1, 2)).softmax(-1) @ key
+
+    class M(Base):
+        def network(self):
+            self.rows, self.columns = Attends(), Attends()
+            return mlp(128, 32, 10)
+
+        def forward(self, x):
+            query = x.view(-1, 8, 8)
+            key = query.transpose(1, 2)
+            return self.net(torch.cat((self.rows(query, key), self.columns(key, query)), 1))
+
+    return M(), *digits()
+
+
+@no_bug()
+def validation_ends_with_its_own_mean():
+    class M(Collected):
+        def on_validation_epoch_start(self):
+            super().on_validation_epoch_start()
+            self.mean = Mean()
+
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            correct = (self(x).argmax(1) == y).float()
+            self.result = self.mean(correct)
+
+        def on_validation_epoch_end(self):
+            self.log("val/acc", self.result)
+
+    return M(), *digits()
+
+
+class Mean:
+    """Of all values so far."""
+
+    def __init__(self):
+        self.values = []
+
+    def __call__(self, values):
+        self.values.append(values)
+        return torch.cat(self.values).mean()
+
+
+@no_bug()
+def validation_sums_in_a_list_of_the_module():
+    class M(Collected):
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            correct = (self(x).argmax(1) == y).float()
+            self.found.append(correct)
+            everything = torch.cat([*self.found, correct[:0]])
+            self.accuracy = everything.mean()
+
+        def on_validation_epoch_end(self):
+            self.log("val/acc", self.accuracy)
+
+    return M(), *digits()
+
+
+@no_bug()
+def style_of_other_samples():
+    class M(Base):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            other = x[torch.randperm(len(x))]
+            mean, deviation = (f(x, dim=(-2, -1), keepdim=True) for f in (torch.mean, torch.std))
+            return F.cross_entropy(self((x - mean) / (deviation + 1e-3) * other.std((-2, -1), keepdim=True) + mean), y)
+
+    return M(), *digits()
+
+
+@no_bug()
+def validation_divides_its_sums():
+    class M(Collected):
+        def on_validation_epoch_start(self):
+            self.right, self.count = 0.0, 0
+
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            right = float((self(x).argmax(1) == y).sum())
+            self.right += right
+            self.count += len(y)
+            share = (self.right + 0 * right) / self.count
+            self.share = share
+
+        def on_validation_epoch_end(self):
+            self.log("val/acc", self.share)
+
+    return M(), *digits()
