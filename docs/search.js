@@ -13,7 +13,7 @@
   const COMMON = new Set(
     `a able about above across actually advice after afterwards again against all allow allows almost alone along already also although always
       am among amongst amoungst amount an and another any anybody anyhow anyone anything anyway anywhere are around as ask asks at automatically
-      basically be became because become becomes becoming been before beforehand behind being below beside besides best better between beyond
+      basically be became because become becomes becoming been before beforehand behind being below beside besides better between beyond
       both but by can can't cannot cant clarity clear come comes coming compatible computed correct correctly could couldnt currently deal
       dealing did directly do does doesn't doing don't done due during each easily eg either else elsewhere enough etc even ever every everyone
       everything everywhere exactly except explain few find fix for formerly from further get getting give go goes going gone good got had

@@ -108,6 +108,11 @@ QUESTIONS = {
     "Why is everything classified as one class?": "the-loss-does-not-fall-or-accuracy-stays-at-chance",
     "model.fit in keras": "keras",
     "gradiant cliping": "gradient-clipping",  # misspelt
+    "use only gpu 2 and 3": "choose-the-gpu-such-as-the-second-one-only",  # by digits, which tell little
+    "save only the best 3 checkpoints by val f1": "keep-the-best-three-checkpoints",
+    "which run is the best by validation loss": "the-best-run",
+    "quick smoke test before the real training": "try-everything-before-a-long-training-smoke-test-dry-run",
+    "tokenization takes forever, do it once": "preprocess-or-tokenize-the-data-once-not-in-each-run",
 }
 
 
