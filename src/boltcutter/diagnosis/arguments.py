@@ -46,7 +46,7 @@ VARIANCES = frozenset(("var", "variance", "variances", "logvar", "log", "logstd"
 DEVIATIONS = frozenset(("std", "stddev", "stdev", "stds", "sd", "sigma"))
 EPOCH_ENDS = {"validation_step": "on_validation_epoch_end", "test_step": "on_test_epoch_end"}
 PADDED = re.compile(r"mask|len(gth)?s?($|_)", re.IGNORECASE)
-LABELS = re.compile(r"y\d?|labels?|targets?|class(es)?|cls|ind(ex|ices)|idx|ids?|_.*", re.IGNORECASE)
+LABELS = re.compile(r"y[0-9]?|labels?|targets?|class(es)?|cls|ind(ex|ices)|idx|ids?|_.*", re.IGNORECASE)
 OF_ONE = re.compile(r"last|latest|recent|first|sample|example|picture|image|probe|reference", re.IGNORECASE)
 SQUARED = re.compile(r"\*\* ?2|\.pow\(2|square|var|sqrt|exp\(")
 
@@ -167,7 +167,7 @@ def crossed(pairs: list[tuple[str, str]]) -> tuple[str, str] | None:
     for i, (one, of_one, first) in enumerate(known):
         for other, of_other, second in known[i + 1 :]:
             is_crossed = other in of_one and one in of_other and one not in of_one and other not in of_other
-            if is_crossed and re.sub(r"\d", "", one) != re.sub(r"\d", "", other):
+            if is_crossed and re.sub(r"[0-9]", "", one) != re.sub(r"[0-9]", "", other):
                 return first, second
     return None
 
@@ -254,7 +254,9 @@ def deviation_by_name(seen: Evidence) -> Lines:
 def _is_deviation(word: str, text: str) -> bool:
     """Whether a name says that it is one, or code uses it so; some call the variance sigma."""
     name = rf"(\w+\.)*{re.escape(word)}\b"
-    uses = rf"Normal\([^()]*{name}|{name} \*\* 2|{name} \* torch\.randn|[123]\.\d+ \* {name}(?![\w.(])|{name}\.square\("
+    uses = (
+        rf"Normal\([^()]*{name}|{name} \*\* 2|{name} \* torch\.randn|[123]\.[0-9]+ \* {name}(?![\w.(])|{name}\.square\("
+    )
     return "sigma" not in word.split("_") or bool(re.search(uses, text))
 
 
