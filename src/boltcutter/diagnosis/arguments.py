@@ -150,7 +150,7 @@ def word_of(node: ast.expr) -> str:
 def meanings(word: str) -> set[str]:
     """The words in a name, and the whole of it, with one word for those that mean the same."""
     parts = {word.strip("_"), *word.strip("_").split("_")}
-    return {WORDS.get(part, part) for part in parts if len(part) > 1 and not part.isdigit()}
+    return {WORDS.get(part, part) for part in parts if len(part) > 1 and not re.fullmatch("[0-9]+", part)}
 
 
 def given(call: ast.Call, names: list[str]) -> list[tuple[str, str]]:
