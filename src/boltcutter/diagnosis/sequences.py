@@ -31,7 +31,7 @@ TRANSFORMERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.Transforme
 ORDERLESS = re.compile(r"Set[A-Z]|[A-Z]\w*Sets?$|DeepSet|[Pp]ermut|[Uu]nordered|[Nn]o positions|[Oo]rder of the")
 UNKNOWN = re.compile(
     r"unk|missing|oov|cold_|(^|_)(none|null|absent|empty|other|others|default|guest|new|nothing|dropped|uncond\w*)(_|$)|"
-    r"anonym|absen|unseen|unlabel|no_\w+",
+    r"anonym|absen|unseen|unlabel|no_(?!grad)\w+",
     re.IGNORECASE,
 )
 CELLS = (nn.RNNBase, nn.RNNCellBase)
