@@ -44,7 +44,10 @@ def eval_in_training(seen: Evidence) -> Lines:
         if part.training or is_metric(part):
             continue
         sensitive = any(isinstance(m, DROPOUTS) and m.p > 0 for m in part.modules()) or (
-            any(isinstance(m, BatchNorm) and (part is seen.module or is_unseen(m)) for m in part.modules())
+            any(
+                isinstance(m, BatchNorm) and (part is seen.module or (m is not part and is_unseen(m)))
+                for m in part.modules()
+            )
         )
         if sensitive and any(p.requires_grad and id(p) in seen.owned for p in part.parameters()):
             asleep.append(name or type(part).__name__)
