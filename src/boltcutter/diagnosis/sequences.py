@@ -377,7 +377,7 @@ def random_state(seen: Evidence) -> Lines:
     """In evaluation, a recurrent layer begins with random numbers that no layer has computed."""
     probe, kind = seen.probe, "training_step"
     layers = [(n, m) for n, m in seen.module.named_modules() if isinstance(m, CELLS)]
-    if probe is None or kind not in probe.batches or not layers:
+    if probe is None or kind not in probe.batches or not layers or probe.size(kind) < FEWEST:
         return
     states: dict[str, list[Tensor]] = {}
 

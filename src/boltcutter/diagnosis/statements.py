@@ -168,7 +168,7 @@ def clipped_too_early(seen: Evidence) -> Lines:
     for place in functions_of(seen.module):
         calls = [node for node in ast.walk(place.tree) if isinstance(node, ast.Call)]
         called = [(call.lineno, name) for call in calls if (name := called_name(call)) in ORDERED]
-        if any("inf" in ast.unparse(call) for call in calls if ORDERED.get(called_name(call)) == "clip"):
+        if any(re.search(r"\binf\b", ast.unparse(call)) for call in calls if ORDERED.get(called_name(call)) == "clip"):
             continue  # it measures their norm
         lines = {name: [line for line, each in called if ORDERED[each] == name] for name in ORDERED.values()}
         if not all(lines.values()):
