@@ -99,14 +99,14 @@ def test_a_dropped_connection_is_retried(server: Server, target: Path, monkeypat
     monkeypatch.setattr(download, "TRIES", 1)
     server.asked.clear()
     target.unlink()
-    with pytest.raises(OSError, match="broke off after 400000 of 1024000 bytes"):
+    with pytest.raises(ValueError, match="broke off after 400000 of 1024000 bytes"):
         download_file("file.gz", server("cut"), target, SHA256)
     assert files(target) == []
 
 
 def test_a_file_with_another_checksum_is_not_saved(server: Server, target: Path) -> None:
     with pytest.raises(
-        OSError,
+        ValueError,
         match=r"^file.gz: not downloaded \(.*missing/: HTTP Error 404.*; .*wrong/: it is sha256:.*, expected",
     ) as error:
         download_file("file.gz", server("missing", "wrong"), target, SHA256)
@@ -123,7 +123,7 @@ def test_an_unresponsive_server_times_out(server: Server, target: Path, monkeypa
 
 
 def test_missing_mirrors_are_an_error(target: Path) -> None:
-    with pytest.raises(OSError, match=r"data.mirrors is empty"):
+    with pytest.raises(ValueError, match=r"data.mirrors is empty"):
         download_file("file.gz", [], target, SHA256)
 
 

@@ -30,7 +30,7 @@ def download_file(name: str, mirrors: Sequence[str], target: Path, checksum: str
         checksum: ``sha256:…`` of the file; None skips verification.
 
     Raises:
-        OSError: No mirror delivered the file.
+        ValueError: No mirror delivered the file.
     """
     if target.exists():
         return target
@@ -50,7 +50,7 @@ def download_file(name: str, mirrors: Sequence[str], target: Path, checksum: str
             os.replace(part, target)  # another process may have been first, with the same contents
             return target
     tried = "; ".join(f"{mirror}: {reason}" for mirror, reason in reasons.items()) or "data.mirrors is empty"
-    raise OSError(f"{name}: not downloaded ({tried}); put it into data.folder={target.parent} by hand")
+    raise ValueError(f"{name}: not downloaded ({tried}); put it into data.folder={target.parent} by hand")
 
 
 def _receive(url: str, part: Path) -> str:

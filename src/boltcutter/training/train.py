@@ -25,7 +25,7 @@ from boltcutter.environment.process import distributed_shutdown, is_rank_zero, t
 from boltcutter.environment.warning_filters import filter_warnings
 from boltcutter.evaluation.folds import check_fold
 from boltcutter.evaluation.splits import NoLoaderError, prediction_argument, skip_reason
-from boltcutter.project import LIBRARY, Project, command
+from boltcutter.project import Project, command
 from boltcutter.protocols import ClosesWithExitCode, PlannedExit, handles_signals
 from boltcutter.report import terminal as summary
 from boltcutter.run import evaluations, lineage
@@ -279,10 +279,8 @@ def load_data(components: Components) -> None:
         except OSError as error:
             if error.filename:
                 raise
-            if (owner := package(type(components.data))) == LIBRARY:  # such as a download, which says what to do
-                raise ConfigError(f"data: {one_line(error)}") from error
-            remedy = f"({origin(error, owner)}); correct it, or provide the files"
-            raise ConfigError(f"data: {one_line(error, 200)} {remedy}") from error
+            place = origin(error, package(type(components.data)))  # such as of a download, whose error names nothing
+            raise ConfigError(f"data: {one_line(error, 200)} ({place}); correct it, or provide the files") from error
 
 
 @contextmanager

@@ -250,6 +250,8 @@ def test_samples_of_a_class_are_made_from_objects() -> None:
     assert isinstance(found, Pair)
     assert (found.features.tolist(), found.mask.dtype) == ([1, 2.5], torch.int64)
     assert is_alike(found, structure)
+    large = _as_structure({"features": [1, 2], "mask": [16777217.0, 0]}, structure)
+    assert large.mask.tolist() == [16777217, 0]
     for mask in ([1.5, 0], [1, -1], [300, 0], [float("nan"), 0]):  # torch would make 1, 255 and 44 of them
         with pytest.raises(ValueError, match=r"a sample\[mask\] has numbers that uint8, its type in training"):
             _as_structure({"features": [1], "mask": mask}, structure | {"mask": "uint8"})

@@ -313,6 +313,8 @@ def _as_structure(value: Any, structure: Any, name: str = "a sample") -> Any:
     is_whole = not dtype.is_floating_point and not dtype.is_complex
     try:
         found = torch.tensor(value, dtype=None if is_whole else dtype)
+        if is_whole and found.is_floating_point():
+            found = torch.tensor(value, dtype=torch.float64)  # whose whole numbers are exact up to 2 ** 53
     except Exception as error:  # of texts, objects, and lists of different lengths
         raise ValueError(f"{name} is no array of numbers: {one_line(error, 100)}") from None
     made = found.to(dtype)
