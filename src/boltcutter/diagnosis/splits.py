@@ -95,7 +95,7 @@ def overlap(seen: Evidence) -> Lines:
                 )
                 continue
         one, other = keys_of(splits, first), keys_of(splits, second)
-        if not one or not other:
+        if not one or len(other) < 2:  # a single one, such as a graph, may have a mask for each split
             continue
         counts: dict[bytes, int] = {}
         for key, *_ in one:

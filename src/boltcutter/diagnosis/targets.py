@@ -129,8 +129,9 @@ def _moved_by_label(probe: Probe, kind: str, j: int, labels: Tensor) -> list[Los
         if moved and not any(moved):
             break  # no label changes its prediction
     found = [*zip(base.calls, tried, moved, strict=True)]
-    if not probe.module.automatic_optimization and any(n >= 2 and not m for _, n, m in found):
-        return []  # the same labels of samples, and of those that a generator has made of them
+    may_differ = kind == "validation_step" or not probe.module.automatic_optimization
+    if may_differ and any(n >= 2 and not m for _, n, m in found):
+        return []  # the same labels beside a baseline of theirs, or of samples that a generator has made of them
     return [call for call, n, m in found if n >= 2 and m == n]
 
 

@@ -1,7 +1,7 @@
 """Correct programs that are close to the bugs of ``planted/thirteenth.py``."""
 
 import torch
-from programs import Base, LossOnly, Manual, diabetes, digits, halves, loaders, mlp, no_bug, sequences
+from programs import Base, LossOnly, Manual, Table, diabetes, digits, halves, loaders, mlp, no_bug, sequences
 from programs.planted.thirteenth import (
     Averaged,
     Best,
@@ -1448,3 +1448,35 @@ def validation_divides_its_sums():
             self.log("val/acc", self.share)
 
     return M(), *digits()
+
+
+@no_bug()
+def gain_over_the_mean_of_the_targets():
+    class M(Table):
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            mean = y.mean().expand(len(y))
+            self.log("val/gain", F.mse_loss(mean, y) - F.mse_loss(self(x)[:, 0], y))
+
+    return M(), *diabetes()
+
+
+@no_bug()
+def one_graph_has_masks_of_both_splits():
+    class M(Base):
+        def network(self):
+            return mlp(16, 16, 4)
+
+        def training_step(self, graph, batch_idx):
+            return F.cross_entropy(self(graph["edges"] @ graph["x"])[graph["train"]], graph["y"][graph["train"]])
+
+        def validation_step(self, graph, batch_idx):
+            right = self(graph["edges"] @ graph["x"])[~graph["train"]].argmax(1) == graph["y"][~graph["train"]]
+            self.log("val/acc", right.float().mean(), batch_size=1)
+
+    g = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 4, (200,), generator=g)
+    edges = (torch.rand(200, 200, generator=g) < torch.where(y[:, None] == y, 0.1, 0.01)).float() + torch.eye(200)
+    x = F.one_hot(y, 4).float().repeat(1, 4) + torch.randn(200, 16, generator=g)
+    graph = [{"x": x, "edges": edges / edges.sum(1, keepdim=True), "y": y, "train": torch.rand(200, generator=g) < 0.5}]
+    return M(), *(DataLoader(graph, batch_size=1, collate_fn=lambda rows: rows[0]) for _ in range(2))
