@@ -24,7 +24,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 NARROW = (torch.uint8, torch.int8, torch.int16)
 LAYERS = frozenset(("linear", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "bilinear", "cat", "concat", "matmul"))
 READS = frozenset(("__get__", "size", "dim", "numel", "__len__", "detach"))
-FILLED = frozenset(("ones_like", "zeros_like", "full_like", "empty_like", "new_ones", "new_zeros", "new_full", *NOISES))
+FILLED = frozenset(("ones_like", "zeros_like", "full_like", "empty_like", *NOISES))
 EXTREMES = frozenset(("min", "max", "amin", "amax"))
 COPIES = frozenset(("detach", "__get__"))  # the latter of .data
 MEAN_LOSSES = frozenset(("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"))
@@ -153,7 +153,7 @@ class Cuts(TorchFunctionMode):
             self.cut.update(
                 {t: "a parameter's .data or detach()" for t in found if given[0].requires_grad and not t.requires_grad}
             )
-        if not torch.is_grad_enabled() or name in DETACHES | FILLED:
+        if not torch.is_grad_enabled() or name in DETACHES | FILLED or (name.startswith("new_") and len(given) == 1):
             return
         cuts = [self.cut[t] for t in given if t in self.cut]
         others = [t for t in given if t.requires_grad and not t.is_leaf and id(t) not in self.differentiated]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import lightning as L
 import torch
 from torch import Tensor
 
@@ -193,6 +194,14 @@ def unseen_classes(seen: Evidence) -> Lines:
         )
 
 
+def has_unit_per_class(module: L.LightningModule, count: int) -> bool:
+    """Whether a parameter has as many rows or columns as there are classes.
+
+    Otherwise the same weights score all candidates, and the right one may stand at the same place in all samples.
+    """
+    return any(count in p.shape for p in module.parameters())
+
+
 @check("one-class-batches", "likely", at="summary")
 def one_class_batches(seen: Evidence) -> Lines:
     """Three quarters of the batches have one class each, though there are several."""
@@ -205,7 +214,13 @@ def one_class_batches(seen: Evidence) -> Lines:
         yield Line(
             f"{within:.0%} of the first batches have one class each, though there are {len(kinds)}; set shuffle=True"
         )
-    elif within == 1.0 and len(kinds) == 1 and seen.num_classes > 2 and count >= 8 * seen.num_classes:
+    elif (
+        within == 1.0
+        and len(kinds) == 1
+        and seen.num_classes > 2
+        and count >= 8 * seen.num_classes
+        and has_unit_per_class(seen.module, seen.num_classes)
+    ):
         yield Line(
             f"the first {count} training samples all have class {min(kinds)}, of {seen.num_classes}; set shuffle=True"
         )

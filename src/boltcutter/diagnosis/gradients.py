@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import BaseFinetuning
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, Update, sampled
-from boltcutter.diagnosis.source import depends_on_time, is_mentioned
+from boltcutter.diagnosis.source import depends_on_time, is_installed, is_mentioned
 from boltcutter.internals import foreach_norm
 
 EARLY = 8  # optimizer steps, all of which are looked at
@@ -252,13 +252,20 @@ def unused_parameter(seen: Evidence) -> Lines:
 def cut_gradient(seen: Evidence) -> Lines:
     """A layer is computed in each step, but its parameters never get a gradient, and no code depends on time."""
     never = [n for n in never_trained(seen) if is_mentioned(seen.module, n, seen.trainer)]
-    if cut := computed_in_each_step(seen, never):
+    if cut := [n for n in computed_in_each_step(seen, never) if not TEACHER.search(n)]:
         timed = depends_on_time(seen.module) or any(isinstance(c, BaseFinetuning) for c in callbacks(seen))
         yield Line(
-            f"{some(cut)} is computed in each step, but never gets a gradient: detach(), no_grad(), .data, .item() or "
-            "NumPy cuts the graph behind it; remove that, or freeze the layer",
-            "note" if timed else None,
+            f"{some(cut)} is computed in each step, but never gets a gradient: nothing uses it, or detach(), "
+            "no_grad(), .data, .item() or NumPy cuts the graph behind it; remove that, or freeze the layer",
+            "note" if timed or all(_is_spare(seen, n) for n in cut) else None,
         )
+
+
+def _is_spare(seen: Evidence, name: str) -> bool:
+    """Whether a parameter is of a network of an installed package that is trained otherwise, as an unused head."""
+    owners = [name[: i.start()] for i in re.finditer(r"\.", name)]
+    of_packages = [owner for owner in owners if is_installed(seen.module.get_submodule(owner))]
+    return any(n.startswith(f"{owner}.") for owner in of_packages for n in seen.got_gradient)
 
 
 @check("no-gradient", "note", at="summary")

@@ -449,7 +449,7 @@ class Watch:
         self.lost: dict[int, int] = {}
         # In one training step, by optimizer: parameters with a gradient after a backward pass, and its number; and
         # those of which it was cleared by the next one, without a step.
-        self.held: dict[int, tuple[set[str], int]] = {}
+        self.held: dict[int, dict[str, int]] = {}
         self.dropped: dict[int, set[str]] = {}
         self.backward_passes = self.forward_passes = 0
         # In one training step: backward passes that added to the gradients of each optimizer, and its steps, by pass.
@@ -538,9 +538,8 @@ class Watch:
             for key, group in parameters.items() if not seen.module.automatic_optimization else ():
                 if not any_nonzero([p.grad for p in group if p.grad is not None]):
                     self.sources[key] = set()
-                    names, number = self.held.pop(key, (set(), 0))
-                    if not any(each >= number for each in self.stepped.get(key, ())):
-                        self.dropped.setdefault(key, set()).update(names)
+                    unused = {n for n, number in self.held.pop(key, {}).items() if self.last_step(n) < number}
+                    self.dropped.setdefault(key, set()).update(unused)
                     self.lost[key] = self.lost.get(key, 0) + (key in self.waiting)
                 self.waiting.discard(key)
                 known[key] = versions(group)
@@ -552,10 +551,10 @@ class Watch:
             for key, earlier in known.items():
                 if earlier != versions(parameters[key]):
                     self.sources.setdefault(key, set()).add(self.backward_passes)
-                    found = [p for p in parameters[key] if p.grad is not None]
+                    found = [p for p in parameters[key] if not {*versions([p])} <= {*earlier}]
                     flags = nonzero([p.grad for p in found])
-                    names = {seen.names.get(id(p), "") for p, flag in zip(found, flags, strict=True) if flag}
-                    self.held[key] = names, self.backward_passes
+                    names = [seen.names.get(id(p), "") for p, flag in zip(found, flags, strict=True) if flag]
+                    self.held.setdefault(key, {}).update(dict.fromkeys(names, self.backward_passes))
             for optimizer in seen.optimizers:
                 key = id(optimizer)
                 self.had_gradient[key] = any_nonzero([p.grad for p in parameters[key] if p.grad is not None])
@@ -611,6 +610,15 @@ class Watch:
         seen.update = update
         self.callback._ask("step")
         seen.update = None
+
+    def last_step(self, name: str) -> int:
+        """How many backward passes the last step of an optimizer with a parameter had seen; 0 before the first one."""
+        steps = (
+            max(numbers)
+            for optimizer in self.seen.optimizers
+            if (numbers := self.stepped.get(id(optimizer))) and name in self._named(optimizer)
+        )
+        return max(steps, default=0)
 
     def other_loss(self, key: int) -> str:
         """The optimizer that has made a step by one of several backward passes of which this one has the gradients."""

@@ -48,7 +48,7 @@ def are_permuted(a: Tensor, b: Tensor, most: int) -> bool:
     """Whether most rows of one are rows of the other, in any order, as after sorting; False if there are no rows."""
     if a.shape != b.shape or not a.ndim or not a.is_floating_point() or len(a) < most:
         return False
-    distances = torch.cdist(a.flatten(1).float(), b.flatten(1).float(), p=math.inf)
+    distances = torch.cdist(a.reshape(len(a), -1).float(), b.reshape(len(b), -1).float(), p=math.inf)
     return int((distances.min(1).values <= tolerance(a)).sum()) >= most
 
 
@@ -121,10 +121,11 @@ def _mixing_line(probe: Probe, name: str, base: Trace, first: Tensor, count: int
     remedy = "remove statistics, softmax or reshapes over the batch"
     if getattr(modules.get(layer), "batch_first", None) is False:
         remedy = "set batch_first=True, as its input begins with the samples"
+    is_chosen = getattr(modules.get(layer), "track_running_stats", None) is False  # as an argument of BatchNorm
     return Line(
         "the result for a sample depends on the other samples of its batch, in evaluation mode too, first in "
         f"{name}, so metrics depend on the batch size; {remedy}",
-        "note" if (inside and meant) or are_parts(probe, first, count) else None,
+        "note" if is_chosen or (inside and meant) or are_parts(probe, first, count) else None,
     )
 
 

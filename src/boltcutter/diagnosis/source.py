@@ -62,6 +62,13 @@ def depends_on_time(module: L.LightningModule) -> bool:
     return any(TIMED & {*code.co_names, *code.co_varnames[code.co_argcount :]} or code is UNKNOWN for code in found)
 
 
+def is_installed(part: nn.Module) -> bool:
+    """Whether a part is of an installed package, other than torch."""
+    name = type(part).__module__
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return "-packages" in file and not f"{name}.".startswith(LIBRARIES)
+
+
 def says(module: nn.Module, pattern: re.Pattern[str], *, inner: bool = True) -> bool:
     """Whether a name or a text in the classes of a module and its parts matches, those of ``__init__`` included."""
     classes = {cls for part in (module.modules() if inner else [module]) for cls in own_classes(type(part))}

@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset, Subset
 from boltcutter.diagnosis.calls import LossCalls
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.cuts import Cuts, wrap_line
-from boltcutter.diagnosis.data import Scale, compare_scales
+from boltcutter.diagnosis.data import Scale, compare_scales, has_unit_per_class
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.loaders import SECONDS, Splits, digest, items
 from boltcutter.diagnosis.probe import is_close, seeded
@@ -783,7 +783,11 @@ def constant_target(seen: Evidence) -> Lines:
     y = table[1]
     calls = seen.probe.base("training_step").calls
     is_used = any(
-        c.target.numel() == len(c.prediction) and bool((c.target == y[0]).all()) for c in calls if c.prediction.ndim
+        c.target.numel() == len(c.prediction)
+        and bool((c.target == y[0]).all())
+        and (c.prediction.ndim == 1 or has_unit_per_class(seen.module, c.prediction.shape[1]))
+        for c in calls
+        if c.prediction.ndim
     )
     if is_used and bool((y == y[0]).all()):
         yield f"all {len(y)} training samples have the target {float(y[0]):g}; is it read from the right place?"

@@ -1,0 +1,151 @@
+"""Correct programs as code of others has them: what they do looked wrong to a check when it first saw it."""
+
+import torch
+from programs import Base, Convnet, LossOnly, Manual, Table, diabetes, digits, halves, mlp, no_bug, tokens
+from torch import nn
+from torch.nn import functional as F
+
+
+@no_bug()
+def candidate_is_always_the_last():
+    """The odd one of ten is always the last, and each is scored by the same weights, which know no places."""
+
+    class M(LossOnly):
+        def network(self):
+            layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+            return nn.Sequential(nn.Linear(8, 16), nn.TransformerEncoder(layer, 1), nn.Linear(16, 1), nn.Flatten())
+
+    centers = torch.randn(2, 640, 8)
+    x = centers[0][:, None].repeat(1, 10, 1)
+    x[:, 9] = centers[1]
+    return M(), *halves(x + 0.1 * torch.randn(x.shape), torch.full((640,), 9))
+
+
+@no_bug()
+def teacher_is_in_the_optimizer():
+    """A teacher that is used under no_grad gets no gradient, so the optimizer leaves it as it is."""
+
+    class M(Base):
+        def __init__(self):
+            super().__init__()
+            self.teacher = mlp()
+
+        def loss(self, x, y):
+            with torch.no_grad():
+                soft = self.teacher(x).softmax(1)
+            out = self(x)
+            return F.cross_entropy(out, y) + 0.1 * F.kl_div(out.log_softmax(1), soft, reduction="batchmean")
+
+    return M(), *digits()
+
+
+@no_bug()
+def head_of_a_package_is_not_used():
+    """Features of a network of a package are taken by a hook, so its head computes what nobody reads."""
+
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    class M(Base):
+        def __init__(self):
+            super().__init__()
+            sizes = {"embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic"}
+            self.body = ResNetForImageClassification(ResNetConfig(num_channels=1, **sizes))
+            self.net, self.features = nn.Linear(8, 10), []
+            self.body.resnet.pooler.register_forward_hook(lambda part, _, out: self.features.append(out))
+
+        def forward(self, x):
+            self.body(x)
+            return self.net(self.features.pop().flatten(1))
+
+    return M(), *digits()
+
+
+@no_bug()
+def sum_begins_with_a_tensor():
+    """The losses of all steps are added to a tensor of 0, made of another tensor."""
+
+    class M(Table):
+        def loss(self, x, y):
+            out = self(x)[:, 0]
+            total = out.new_tensor(0.0)
+            for q in (0.1, 0.5, 0.9):
+                total = total + torch.maximum(q * (y - out), (q - 1) * (y - out)).mean()
+            return total
+
+    return M(), *diabetes()
+
+
+@no_bug()
+def statistics_are_those_of_each_batch():
+    """BatchNorm is told to keep no statistics."""
+
+    class M(Base):
+        def network(self):
+            return Convnet(norm=lambda n: nn.BatchNorm2d(n, track_running_stats=False))
+
+    return M(), *digits()
+
+
+@no_bug()
+def each_sample_halts_by_itself():
+    """A recurrent layer runs until a sample halts; layers see values without a second dimension."""
+
+    class Halts(nn.Module):
+        def forward(self, p):
+            return torch.bernoulli(p)
+
+    class M(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.cell, self.halts = nn.Embedding(12, 16), nn.GRUCell(16, 16), Halts()
+            self.net, self.stop = nn.Linear(16, 4), nn.Linear(16, 1)
+
+        def loss(self, x, y):
+            given = self.embed(x[:, 0])
+            h, left, total = given, torch.ones(len(x)), torch.zeros(())
+            for n in range(4):
+                p = self.stop(h)[:, 0].sigmoid() if n < 3 else torch.ones(len(x))
+                self.halts(p)
+                total = total + (left * p * F.cross_entropy(self.net(h), y, reduction="none")).mean()
+                h, left = self.cell(given, h), left * (1 - p)
+            return total
+
+    t = tokens()
+    return M(), *halves(t, t[:, 0] % 4)
+
+
+@no_bug()
+def third_optimizer_has_both_networks():
+    """As in InfoGAN: a loss of its own, without that of the discriminator, trains all that others have trained."""
+
+    class M(Manual):
+        def __init__(self):
+            super().__init__()
+            self.net = None
+            self.generator = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 64))
+            self.body, self.real = nn.Sequential(nn.Linear(64, 64), nn.ReLU()), nn.Linear(64, 1)
+            self.code = nn.Linear(64, 10)
+
+        def training_step(self, batch, batch_idx):
+            x = batch[0].flatten(1)
+            first, second, third = self.optimizers()
+            fake = self.generator(torch.randn(len(x), 10))
+            first.zero_grad()
+            self.manual_backward(F.softplus(-self.real(self.body(fake))).mean())
+            first.step()
+            second.zero_grad()
+            judged = self.real(self.body(x)), self.real(self.body(fake.detach()))
+            self.manual_backward(F.softplus(-judged[0]).mean() + F.softplus(judged[1]).mean())
+            second.step()
+            third.zero_grad()
+            kinds = torch.randint(0, 10, (len(x),))
+            noise = F.one_hot(kinds, 10) + 0.1 * torch.randn(len(x), 10)
+            self.manual_backward(F.cross_entropy(self.code(self.body(self.generator(noise))), kinds))
+            third.step()
+
+        def configure_optimizers(self):
+            judges = [*self.body.parameters(), *self.real.parameters(), *self.code.parameters()]
+            groups = [*self.generator.parameters()], judges, [*self.generator.parameters(), *judges]
+            return [torch.optim.Adam(group, lr=1e-3) for group in groups]
+
+    return M(), *digits()
