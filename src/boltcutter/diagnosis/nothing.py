@@ -31,7 +31,8 @@ def no_update(seen: Evidence) -> Lines:
             yield f"{names} has made no step, and no parameter has changed; call step() in training_step"
         return
     if seen.forward_passes and seen.without_loss == seen.forward_passes:
-        yield f"training_step returned None for all {seen.forward_passes} batches looked at; return the loss"
+        if not has_changed(seen):  # by steps of its own
+            yield f"training_step returned None for all {seen.forward_passes} batches looked at; return the loss"
         return
     count, enough = max(each.count for each in steps), seen.ended or seen.step >= 3
     if enough and not any(each.rated for each in steps) and (seen.ended or not seen.trainer.lr_scheduler_configs):

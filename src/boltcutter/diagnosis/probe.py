@@ -95,6 +95,11 @@ class Trace:
         self.masks += [t.detach() if t.dtype == torch.bool else t.detach() == -math.inf for t in masks]
 
 
+def copy_batch(batch: Any) -> Any:
+    """A batch whose tensors have memory of their own."""
+    return map_tensors(batch, lambda t: t if t.requires_grad else t.detach().clone())
+
+
 class Probe:
     """Runs steps of a module on altered batches.
 
@@ -112,7 +117,8 @@ class Probe:
         self.trainer, self.module = trainer, module
         self.modes = {part: part.training for part in module.modules()}
         batches = {"training_step": batch, "validation_step": held}
-        self.batches = {kind: data for kind, data in batches.items() if data is not None and overrides(module, kind)}
+        used = {kind: data for kind, data in batches.items() if data is not None and overrides(module, kind)}
+        self.batches = {kind: copy_batch(data) for kind, data in used.items()}  # a step may change its own in place
         self.passes, self.most, self.end = 0, MOST_PASSES, monotonic() + seconds
         self.terms: Any = None  # of the loss, as ``signs`` reads them
         self._base: dict[tuple[str, bool], Trace] = {}
@@ -186,7 +192,7 @@ class Probe:
         self.passes += 1
         module, trace = self.module, Trace()
         if copies:
-            batch = map_tensors(batch, lambda t: t if t.requires_grad else t.detach().clone())
+            batch = copy_batch(batch)
         step = getattr(module, kind)
         indices = [0] if is_param_in_hook_signature(step, "batch_idx", min_args=2) else []
         indices += [0] if indices and is_param_in_hook_signature(step, "dataloader_idx", explicit=True) else []

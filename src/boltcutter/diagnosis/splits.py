@@ -554,7 +554,10 @@ def same_noise(seen: Evidence) -> Lines:
         differences = torch.stack([(a - b).flatten() for a, b in pairs]).double()
         scale = float(differences.std(1).mean())
         varies = float(torch.stack([b.flatten() for _, b in pairs]).double().std(0).mean())
-        if scale > 0 and float(differences.std(0).max()) < 1e-5 * max(scale, varies) < varies:
+        kinds = len({*(differences[0] / scale).mul(1e4).round().tolist()}) if scale > 0 else 0
+        if kinds < differences.shape[1] // 2:
+            continue  # of numbers in steps, as of two times with a fixed distance
+        if float(differences.std(0).max()) < 1e-5 * max(scale, varies) < varies:
             yield (
                 f"parts {i} and {j} of a training sample differ by the same values in all samples, as of noise whose "
                 "seed is the same for each of them; draw it without a seed, or with one of the sample and the epoch"

@@ -1,7 +1,7 @@
 """Correct programs as code of others has them: what they do looked wrong to a check when it first saw it."""
 
 import torch
-from programs import Base, Convnet, LossOnly, Manual, Table, diabetes, digits, halves, mlp, no_bug, tokens
+from programs import Base, Convnet, LossOnly, Manual, Table, diabetes, digits, halves, mlp, no_bug, sequences, tokens
 from torch import nn
 from torch.nn import functional as F
 
@@ -149,3 +149,73 @@ def third_optimizer_has_both_networks():
             return [torch.optim.Adam(group, lr=1e-3) for group in groups]
 
     return M(), *digits()
+
+
+@no_bug()
+def step_of_its_own_in_training_step():
+    """Without ``automatic_optimization = False``, training_step makes the step itself, and returns nothing."""
+
+    class M(Base):
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.loss(*batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return M(), *digits()
+
+
+@no_bug()
+def marks_of_time_for_both_windows():
+    """The marks of the past and of the future of a window are numbers in steps, a fixed distance apart."""
+
+    class M(Table):
+        def network(self):
+            return nn.Sequential(nn.Linear(24 + 24 * 2, 32), nn.ReLU(), nn.Linear(32, 1))
+
+        def loss(self, x, past, future, y):
+            return F.mse_loss(self.net(torch.cat([x, past, future], 1))[:, 0], y)
+
+    t = torch.arange(700.0)
+    series = torch.sin(t / 24 * 6.28) + 0.1 * torch.randn(700)
+    hours = (t % 24) / 23 - 0.5 + (t // 24) / 7
+    windows = [s.unfold(0, 24, 1) for s in (series, hours)]
+    count = len(windows[0]) - 24
+    return M(), *halves(windows[0][:count], windows[1][:count], windows[1][24:], series[24 : 24 + count], split=480)
+
+
+@no_bug()
+def times_are_equal():
+    """A Cox loss sorts the samples itself; months since the start are often equal, and their order is chance."""
+
+    class M(LossOnly):
+        def network(self):
+            return nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 1))
+
+        def loss(self, x, months, has_died):
+            order = months.sort(descending=True).indices
+            score, died = self.net(x)[order, 0], has_died[order]
+            return -((score - score.exp().cumsum(0).log()) * died).sum() / died.sum()
+
+    x = torch.randn(640, 5)
+    months = (torch.empty(640).exponential_() * (-x[:, 0]).exp() * 20).clamp(max=40).floor()
+    return M(), *halves(x, months, (torch.rand(640) < 0.7).float())
+
+
+@no_bug()
+def input_is_scaled_in_place():
+    """A recurrent network of sequences whose lengths are shares, which the step multiplies in place."""
+
+    class M(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.body, self.net, self.last = nn.GRU(5, 16, batch_first=True), nn.Linear(16, 4), [torch.ones(1)]
+
+        def loss(self, x, y, shares):
+            lengths = shares.mul_(x.shape[1]).long()
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            return F.cross_entropy(self.net(self.body(packed)[1][0]), y)
+
+    x, y = sequences()
+    return M(), *halves(x, y, torch.full((640,), 1.0))
