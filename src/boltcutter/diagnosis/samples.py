@@ -92,7 +92,11 @@ def mixing(seen: Evidence) -> Lines:
         if [(n, t.shape) for n, t in other.tensors] != [(n, t.shape) for n, t in base.tensors]:
             return  # the samples decide what is computed
         for (name, a), (_, b) in zip(base.tensors, other.tensors, strict=True):
-            if not are_kept(a, b, keep, count) and not are_permuted(a, b, keep.stop - keep.start):
+            if (
+                not is_weight(probe, name, a, count)
+                and not are_kept(a, b, keep, count)
+                and not are_permuted(a, b, keep.stop - keep.start)
+            ):
                 yield _mixing_line(probe, name, base, a, count)
                 return
         for x, y in zip(base.calls, other.calls, strict=False):
@@ -102,6 +106,14 @@ def mixing(seen: Evidence) -> Lines:
             if not is_close(x.target, y.target) and are_kept(x.target, y.target, keep, count):
                 # By no layer, so rather by the loss, as of prototypes that are means of other samples.
                 yield Line(f"what {x.kind} gets for a sample depends on the other samples of its batch", "note")
+
+
+def is_weight(probe: Probe, name: str, t: Tensor, count: int) -> bool:
+    """Whether a part gets other weights in place of its own as an argument, such as those that MAML has adapted."""
+    part = dict(probe.module.named_modules()).get(name.removeprefix("the input of "))
+    if part is None or not name.startswith("the input of ") or not t.ndim or len(t) == count:
+        return False
+    return any(p.shape == t.shape for p in part.parameters())
 
 
 def are_parts(probe: Probe, t: Tensor, count: int) -> bool:
@@ -154,7 +166,7 @@ def position(seen: Evidence) -> Lines:
         return
     for (name, a), (_, b), (_, c) in zip(base.tensors, flipped.tensors, other_seed.tensors, strict=True):
         is_same = a.shape != b.shape or is_close(a, b) or are_reversed(a, b, count) or are_permuted(a, b, count)
-        if is_close(a, c) and not is_same:
+        if is_close(a, c) and not is_same and not is_weight(probe, name, a, count):
             yield Line(
                 f"the result for a sample depends on its place in the batch, first in {name}, of shape "
                 f"{tuple(a.shape)} with {count} samples; add positions along time, not along the batch",

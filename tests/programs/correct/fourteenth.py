@@ -219,3 +219,37 @@ def input_is_scaled_in_place():
 
     x, y = sequences()
     return M(), *halves(x, y, torch.full((640,), 1.0))
+
+
+@no_bug()
+def weights_are_adapted_to_each_task():
+    """MAML: the network gets weights that are adapted to the support of each of four tasks."""
+
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Parameter(torch.randn(16, 3) * 0.5), nn.Parameter(torch.randn(2, 16) * 0.3)
+
+        def forward(self, x, weights):
+            return F.linear(F.linear(x, weights[0]).relu(), weights[1])
+
+    class M(LossOnly):
+        def network(self):
+            return Functional()
+
+        def training_step(self, batch, batch_idx):
+            losses = []
+            for support, labels, queries, answers in zip(*batch, strict=True):
+                weights = [*self.net.parameters()]
+                loss = F.cross_entropy(self.net(support, weights), labels)
+                steps = torch.autograd.grad(loss, weights, create_graph=True)
+                adapted = [w - 0.1 * g for w, g in zip(weights, steps, strict=True)]
+                losses.append(F.cross_entropy(self.net(queries, adapted), answers))
+            return torch.stack(losses).mean()
+
+        validation_step = None
+
+    parts = torch.randn(160, 2, 10, 3)
+    labels = ((parts * torch.randn(160, 1, 1, 3)).sum(3) > 0).long()
+    train, _ = halves(parts[:, 0], labels[:, 0], parts[:, 1], labels[:, 1], split=120, batch=4)
+    return M(), train, None
