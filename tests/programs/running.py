@@ -80,7 +80,7 @@ PROBED = NOTED | {
         "average_beside_the_module_has_no_statistics",
         "number_of_a_user_is_padding",
     ),
-    *("times_in_few_digits",),
+    *("times_in_few_digits", "value_of_each_return", "metric_of_each_batch_by_another_name"),
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.

@@ -24,6 +24,7 @@ NOT_ADDITIVE = re.compile(
     r"|c_?index|concordance)($|[/_\-. 0-9@])",
     re.IGNORECASE,
 )
+NOT_ADDITIVE_CLASS = re.compile("F1|FBeta|AUROC|AveragePrecision|R2|Pearson|Spearman|Kappa|Matthews|Concordance")
 MANY = 64  # values of a tensor, fewer of which may be equal by chance
 LARGE = 1000.0  # size of a column, and its ratio to that of the others
 MOST_DROPPED = 0.7  # share of conditions
@@ -247,7 +248,9 @@ def averaged_metric(seen: Evidence) -> Lines:
     if probe is None or "validation_step" not in probe.batches or seen.splits is None:
         return
     with suppress(KeyError, TypeError):  # of no loader, or one of unknown length
-        names = sorted(filter(NOT_ADDITIVE.search, probe.base("validation_step").averaged))
+        base = probe.base("validation_step")
+        kinds = {name: base.of_metrics.get(name, "") for name in base.averaged}
+        names = sorted(n for n, kind in kinds.items() if NOT_ADDITIVE.search(n) or NOT_ADDITIVE_CLASS.search(kind))
         if names and len(seen.splits.loaders["validation"]) > 1:
             yield (
                 f"{names[0]} is computed for each batch, and the mean of these is logged, which is not its value for "

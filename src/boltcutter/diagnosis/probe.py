@@ -57,6 +57,7 @@ class Trace:
         output: Of the step.
         logged: Values that were logged.
         averaged: Names of those numbers of which Lightning logs the mean.
+        of_metrics: Names of those that a metric has returned for the batch, and its class.
         buffers: Names of the buffers that it changed.
         cumulative: Name of a cumulative operation over the samples.
         pairs: Of each loss function, whether both of its sides have a gradient, and its mean.
@@ -80,6 +81,7 @@ class Trace:
         self.output: Any = None
         self.logged: dict[str, Any] = {}
         self.averaged: set[str] = set()
+        self.of_metrics: dict[str, str] = {}
         self.buffers: set[str] = set()
         self.cumulative, self.has_generator, self.differentiates = "", False, False
         self.pairs: list[tuple[bool, float]] = []
@@ -299,6 +301,9 @@ def without_effects(trainer: L.Trainer, module: L.LightningModule, trace: Trace)
         is_mean = options.get("reduce_fx", "mean") in ("mean", torch.mean) and options.get("on_epoch") is not False
         if isinstance(value, Tensor | float) and is_mean:
             trace.averaged.add(name)
+        for metric in filter(is_metric, module.modules()):
+            if isinstance(value, Tensor) and getattr(metric, "_forward_cache", None) is value:
+                trace.of_metrics[name] = type(metric).__name__
 
     def log_dict(values: Any, *args: Any, **options: Any) -> None:
         for name, value in values.items():
