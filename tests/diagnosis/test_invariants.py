@@ -14,7 +14,7 @@ import lightning as L
 import pytest
 import torch
 from programs import BUGS, CORRECT, Base, Program, digits
-from programs.running import QUICK, cases, find, trainer_of
+from programs.running import QUICK, assert_named, bugs_of, cases, find, trainer_of
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
@@ -31,6 +31,12 @@ from boltcutter.run.folder import read_record
 @pytest.mark.parametrize("program", cases(CORRECT))
 def test_a_correct_program_is_not(program: Program, tmp_path: Path) -> None:
     assert not [f for f in find(program, tmp_path) if f.level != "note"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("program", bugs_of("nothing"))
+def test_a_training_of_nothing_is_named(program: Program, tmp_path: Path) -> None:
+    assert_named(program, tmp_path)
 
 
 def test_all_programs_are_there() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from programs import CORRECT, Base, Program, digits
-from programs.running import find, trainer_of
+from programs import BUGS, CORRECT, Base, Program, digits
+from programs.running import assert_named, bugs_of, find, is_probed, modules_of, trainer_of
 from torch import nn
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
@@ -30,6 +30,31 @@ def near(programs: dict[str, Program]) -> list[Any]:
 @pytest.mark.parametrize("program", near(CORRECT))
 def test_a_correct_program_is_not(program: Program, tmp_path: Path) -> None:
     assert not [f for f in find(program, tmp_path, Trial(with_data=True)) if f.level != "note"]
+
+
+OTHERS = (
+    "arguments",
+    "baselines",
+    "flows",
+    "gradients",
+    "leaks",
+    "losses",
+    "relations",
+    "reruns",
+)  # without tests of their own
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("program", [case for module in OTHERS for case in bugs_of(module, probed=True)])
+def test_a_planted_bug_is_named(program: Program, tmp_path: Path) -> None:
+    assert_named(program, tmp_path, Trial(with_data=True))
+
+
+def test_each_planted_bug_has_a_test() -> None:
+    texts = {file.stem.removeprefix("test_"): file.read_text() for file in Path(__file__).parent.glob("test_*.py")}
+    probed = {*OTHERS, *(name for name, text in texts.items() if f'bugs_of("{name}", probed=True)' in text)}
+    plain = {name for name in texts if any(f'bugs_of("{name}")' in text for text in texts.values())}
+    assert not [n for n, p in BUGS.items() if not modules_of(p) & (probed if is_probed(p) else plain)]
 
 
 class Stateful(Base):

@@ -148,11 +148,20 @@ def find(program: Program, folder: Path, watch: Invariants | None = None) -> lis
     return watch.findings
 
 
+def modules_of(program: Program) -> set[str]:
+    """The modules of ``diagnosis`` whose checks name the bug."""
+    return {c.decide.__module__.rpartition(".")[2] for name in program.expect for c in CHECKS.get(name, ())}
+
+
+def is_probed(program: Program) -> bool:
+    """Whether only a trial names the bug."""
+    moments = {c.at for name in program.expect for c in CHECKS.get(name, ())}
+    return program.name in PROBED or moments <= {"probe", "trial", "data"}
+
+
 def bugs_of(module: str, *, probed: bool = False) -> list[Any]:
     """The programs whose bug a check of one module of ``diagnosis`` names, in a training or only by a trial."""
-    place = f"boltcutter.diagnosis.{module}"
-    own = {name for name, group in CHECKS.items() if any(c.decide.__module__ == place for c in group)}
-    return cases({name: p for name, p in BUGS.items() if own & {*p.expect} and (name in PROBED) == probed})
+    return cases({n: p for n, p in BUGS.items() if module in modules_of(p) and is_probed(p) == probed})
 
 
 def assert_named(program: Program, folder: Path, watch: Invariants | None = None) -> None:
