@@ -288,6 +288,9 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     "torch.optim.adam": {
         "Adam": {"_step_supports_amp_scaling": None},
     },
+    "torch.optim.optimizer": {
+        "Optimizer": {"_optimizer_step_post_hooks": None, "_optimizer_step_pre_hooks": None},
+    },
     "torch.optim.lr_scheduler": {
         "LRScheduler": {"_last_lr": None},
         "SequentialLR": {"_milestones": None},

@@ -196,6 +196,10 @@ IN_PLACE = {
         "_push_all_rebuilt_params": "keeps the order of gradients, as for the first reducer",
         "_check_reducer_finalized": "whether all gradients were averaged",
     },
+    "task/cuda_graph": {
+        "_optimizer_step_post_hooks": "hooks that a capture must not call, but each replay must",
+        "_optimizer_step_pre_hooks": "hooks that no replay would call",
+    },
     "task/metric_states": {
         "_update_count": "restored with the states, as averages divide by it",
     },

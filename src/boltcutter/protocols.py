@@ -109,6 +109,24 @@ class NativeData(Protocol):
         """Read new inputs for prediction, with a name for each."""
 
 
+# Callbacks
+
+
+@runtime_checkable
+class FollowsReplay(Protocol):
+    """A callback whose hooks within a step need not be called where steps are replayed as CUDA graphs.
+
+    They are called when a step is captured, while ``is_capturing`` of the task is true: what they compute on the device
+    is a part of the graph. Other callbacks with such hooks forbid captures.
+    """
+
+    def refuses_capture(self, optimizer: Any) -> str | None:
+        """Why steps of this optimizer cannot be captured; None: they can."""
+
+    def after_replay(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Do what the hooks would have done on the host, after each replay with an optimizer step."""
+
+
 # Loggers
 
 

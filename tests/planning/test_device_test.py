@@ -71,6 +71,14 @@ def test_the_exit_status_and_result(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         device_test.run_device_test(["--test", "devices=8"])
 
 
+def test_steps_that_are_not_captured_fail_the_check(tmp_path: Path) -> None:
+    """On a machine with a GPU, something forbids captures; here, it is that there is none."""
+    devices = Devices(tmp_path)
+    devices.gpus = 1
+    with pytest.raises(CheckError, match=r"task\.compile=cuda-graph"):
+        devices.capture_steps()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(700)
 def test_all_checks_on_the_cpu() -> None:
@@ -79,7 +87,7 @@ def test_all_checks_on_the_cpu() -> None:
     rows = {row["check"]: row for row in json.loads(done.stdout)["result"]}
     assert done.returncode == 0, done.stdout
     not_tried = {name for name, row in rows.items() if row["result"] == "not tried"}
-    assert not_tried == {"step on cuda", "precision float8", "all-reduce (nccl)"}
+    assert not_tried == {"step on cuda", "precision float8", "all-reduce (nccl)", "cuda-graph"}
     assert {"ddp", "fsdp2", "kill and resume", "compile"} <= rows.keys()
 
 

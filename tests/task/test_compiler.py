@@ -142,6 +142,11 @@ def test_what_forbids_graphs_is_named(trainer: Any, part: str | None) -> None:
     assert reason is None if part is None else part in str(reason)
 
 
+def test_whole_steps_may_accumulate_gradients() -> None:
+    assert forbids_graphs(trainer_of(accumulate_grad_batches=4), whole_step=True) is None
+    assert "cpu" in str(forbids_graphs(trainer_of("cpu"), whole_step=True))
+
+
 @pytest.mark.slow
 def test_without_a_gpu_the_model_is_compiled_without_graphs(script: Script, eager: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"

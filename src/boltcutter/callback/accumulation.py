@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 from torch.optim import Optimizer
@@ -26,3 +28,10 @@ class MeanOfAccumulated(Callback):
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         parameter.grad.mul_(count / accumulated)
+
+    def refuses_capture(self, optimizer: Optimizer) -> str | None:
+        """Nothing does: a step of fewer batches is not replayed."""
+        return None
+
+    def after_replay(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Do nothing."""

@@ -22,6 +22,7 @@ from boltcutter.internals import foreach_norm
 from boltcutter.project import command
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
 from boltcutter.task.after_hook import AfterHook
+from boltcutter.task.compiler import CUDA_GRAPH
 from boltcutter.task.host_copy import HostCopy, copy_to_host
 
 GRADIENT, IS_SPARSE = attrgetter("grad"), attrgetter("is_sparse")  # of all parameters, in each step
@@ -83,10 +84,15 @@ class Guard(Callback):
         self._batch_idx = 0
         self._pending: GradientCheck | None = None  # recorded, but not yet checked
         self._reducer: ReducesGradientNorms | None = None  # the strategy, where ranks hold different weights
+        # Where steps are captured as CUDA graphs: steps skipped in a row, on the device, and what a graph has computed.
+        self._streak: Tensor | None = None
+        self._in_graph: tuple[Tensor, Tensor, list[Tensor]] | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Find out once whether norms must be reduced."""
         self._reducer = trainer.strategy if isinstance(trainer.strategy, ReducesGradientNorms) else None
+        if getattr(pl_module, "compile_model", False) == CUDA_GRAPH:
+            self._streak = torch.zeros((), device=trainer.strategy.root_device)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Check that all ranks have the same number of batches.
@@ -136,7 +142,9 @@ class Guard(Callback):
         gradients: list[Tensor] = list(map(GRADIENT, parameters))
         if not gradients and self._reducer is None:
             return
-        self._handle_pending(trainer, pl_module)
+        is_capturing = "is_capturing" in vars(pl_module)
+        if not is_capturing:
+            self._handle_pending(trainer, pl_module)
         if any(map(IS_SPARSE, gradients)):
             # The values of coalesced gradients have the same norms.
             gradients = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
@@ -149,10 +157,14 @@ class Guard(Callback):
             norms = norms.full_tensor()
         norm = self._reducer.global_grad_norm(parameters, norms) if self._reducer else torch.linalg.vector_norm(norms)
         self.norms, self.norm = norms, norm
-        deferred = self._can_defer(norm, optimizer) and not _lacks_momentum(optimizer, parameters)
+        deferred = is_capturing or (self._can_defer(norm, optimizer) and not _lacks_momentum(optimizer, parameters))
         if deferred:
             optimizer.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]
-        if deferred or not math.isfinite(norm.item()):
+        if self._streak is not None:
+            self._count_on_device(norm, optimizer if deferred else None)
+        if is_capturing:
+            self._in_graph = norms, norm, parameters
+        elif deferred or not math.isfinite(norm.item()):
             self._pending = self._record(torch.cat([norms, norm.view(1)]), parameters, deferred, trainer)
         else:
             self.skipped = 0
@@ -161,6 +173,36 @@ class Guard(Callback):
             optimizer.zero_grad()  # an optimizer skips parameters without a gradient
         elif "gradient_norm" in vars(pl_module):  # a third-party module may have a method of that name
             pl_module.gradient_norm = norm  # reused by gradient clipping
+
+    def refuses_capture(self, optimizer: Optimizer) -> str | None:
+        """An optimizer that cannot skip a step on the device, as the host would have to wait for the norm."""
+        if all(group.get("fused") for group in optimizer.param_groups):
+            return None
+        return f"callback.guard: {type(optimizer).__name__} cannot skip a step on the device; set optimizer.fused=true"
+
+    def after_replay(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        """Check the step before, whose norms are on the host by now, and begin to copy those of this one.
+
+        Raises:
+            NonFiniteGradientError: As in ``check_gradients``; the device has skipped this step, too.
+        """
+        assert self._in_graph is not None
+        norms, norm, parameters = self._in_graph
+        self.norms, self.norm = norms.clone(), norm.clone()
+        check = self._record(torch.cat([norms, norm.view(1)]), parameters, True, trainer)
+        self._handle_pending(trainer, pl_module)
+        self._pending = check
+
+    def _count_on_device(self, norm: Tensor, optimizer: Any) -> None:
+        """Count skipped steps where they are; after too many, all are skipped until the host learns of it.
+
+        Without this, the step that is replayed before it does would change the weights.
+        """
+        assert self._streak is not None
+        skips = norm.isfinite().logical_not() | (self._streak > self.max_skipped_steps)
+        self._streak.copy_((self._streak + 1) * skips)
+        if optimizer is not None:
+            optimizer.found_inf = skips.float()
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Check the latest step before it is saved."""

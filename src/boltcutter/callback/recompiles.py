@@ -8,6 +8,8 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 
+from boltcutter.task.compiler import CUDA_GRAPH
+
 
 class RecompileMonitor(Callback):
     """Log ``recompiles``, the number of recompilations of a compiled model since training began, and warn of many.
@@ -39,7 +41,7 @@ class RecompileMonitor(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log."""
         compiled: Any = getattr(pl_module, "compile_model", False)  # of the library's tasks
-        if not compiled:
+        if compiled in (False, CUDA_GRAPH):  # the latter compiles nothing
             return
         reasons: list[str] = pl_module.recompile_reasons()  # type: ignore[operator]
         pl_module.log("recompiles", float(len(reasons)))

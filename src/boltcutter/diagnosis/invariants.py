@@ -90,6 +90,11 @@ class Invariants(Callback):
         state = vars(self).copy()
         return state | {"_seen": None, "_handles": [], "_watch": None, "_checks": {}}
 
+    @property
+    def is_looking(self) -> bool:
+        """Whether it looks at the next step, which must then be computed by Python."""
+        return self._watch is not None
+
     # Life cycle
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -105,6 +105,7 @@ class StepLedger(Callback):
         self._gradient = 0
         self._norms: list[Tensor] = []
         self._measured: Tensor | None = None  # norms of the gradients, where the guard computes none
+        self._in_graph: Tensor | None = None  # the same, in the memory of a CUDA graph
         self._lr, self._epoch = math.nan, 0
         self._sampler: EpochState | None = None
         self._guard: Guard | None = None
@@ -244,6 +245,16 @@ class StepLedger(Callback):
     def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         gradients = [p.grad for p in self._parameters if p.grad is not None and not p.grad.is_sparse]
         self._measured = torch.stack(foreach_norm(gradients)) if gradients else None
+        if "is_capturing" in vars(pl_module):
+            self._in_graph = self._measured
+
+    def refuses_capture(self, optimizer: Optimizer) -> str | None:
+        """Nothing does."""
+        return None
+
+    def after_replay(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        """Take what the graph has measured, which its next replay overwrites."""
+        self._measured = None if self._in_graph is None else self._in_graph.clone()
 
     def _after_step(self, optimizer: Optimizer, args: Any, options: Any) -> None:
         """Note with what an optimizer has done its step, before others change it."""

@@ -25,11 +25,13 @@ from boltcutter.checkpoint.load import load_checkpoint
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.startup import PARENT_PID
 from boltcutter.extend import NegativeResult
+from boltcutter.task.compiler import CUDA_GRAPH
 
 TOTAL_TIME, CHECK_TIME = 540.0, 180.0  # seconds for all checks, and for one process
 NETWORK = ["data=digits", "model=mlp", "task=classification", "optimizer=sgd", "callback=default"]
 QUICK = ["logger=null", "report=false", "test=false"]
 TOLERANCE = 1e-4  # of weights after an epoch; sums of gradients are rounded in another order
+FALLBACK = f"error:task.compile={CUDA_GRAPH}"  # a warning that begins so
 NO_GPU = "torch finds no CUDA device; if nvidia-smi lists one, install a torch for the CUDA version that it shows"
 
 
@@ -94,6 +96,7 @@ class Devices:
             "checkpoint on the CPU": self.evaluate_on_cpu,
             "kill and resume": self.kill_and_resume,
             "compile": lambda: self.trained("compile", "task.compile=true"),
+            "cuda-graph": self.capture_steps,
         }
 
     def rows(self) -> Iterator[Row]:
@@ -143,7 +146,7 @@ class Devices:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**variables, PARENT_PID: str(os.getpid())},
+            env={**variables, PARENT_PID: str(os.getpid()), "PYTHONWARNINGS": FALLBACK},
             cwd=self.folder,
             start_new_session=True,
         )
@@ -178,6 +181,18 @@ class Devices:
             raise CheckError(f"weights differ from those of one device by {difference:.1e}")
         devices = f"{self.count} {'processes' if not self.gpus else 'GPUs' if self.gpus > 1 else 'GPU'}"
         return f"{devices}: weights differ from those of one device by {difference:.1e}"
+
+    def capture_steps(self) -> str:
+        """Compare the weights of captured steps, with accumulated gradients and dropout, with those of other steps."""
+        if not self.gpus:
+            raise NotTriedError(NO_GPU)
+        common = ["trainer.max_epochs=5", "trainer.accumulate_grad_batches=2", "model.dropout=0.1"]
+        expected = self.train("not captured", *common)
+        found = self.train("captured", *common, f"task.compile={CUDA_GRAPH}")  # a fallback is an error: FALLBACK
+        difference = max(float((found[name] - value).abs().max()) for name, value in expected.items())
+        if not difference < TOLERANCE:
+            raise CheckError(f"weights differ from those of steps that are not captured by {difference:.1e}")
+        return f"weights differ from those of steps that are not captured by {difference:.1e}"
 
     def evaluate_on_cpu(self) -> str:
         """Evaluate a checkpoint of the device on the CPU."""

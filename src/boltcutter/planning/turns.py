@@ -19,6 +19,7 @@ from boltcutter.callback.throughput import ThroughputMonitor, data_wait_seconds
 from boltcutter.data.prefetch import Prefetcher
 from boltcutter.internals import active_fetcher
 from boltcutter.structure import count_samples
+from boltcutter.task.compiler import CUDA_GRAPH
 
 WARM = 5  # steps of each that are not timed: memory is allocated, kernels are chosen, models are compiled
 BATCHES = 4  # different ones, that stay on the device for the hand-written loop
@@ -54,7 +55,7 @@ class Turns(Callback):
         """Make the loop."""
         self.end = time.monotonic() + self.seconds
         self.model.to(pl_module.device).train()
-        if getattr(pl_module, "compile_model", False):
+        if getattr(pl_module, "compile_model", False) not in (False, CUDA_GRAPH):
             self.model.compile()
         elif getattr(pl_module, "channels_last", False):
             self.model.to(memory_format=torch.channels_last)

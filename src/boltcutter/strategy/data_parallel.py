@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from boltcutter.internals import tree_map
 from boltcutter.strategy.errors import StrategyError, raise_refusals
 from boltcutter.structure import map_tensors, tensors
+from boltcutter.task.compiler import CUDA_GRAPH
 from boltcutter.topology import PlannedTraining
 
 
@@ -64,7 +65,7 @@ class DataParallelStrategy(ParallelStrategy):
             return
         if not hasattr(planned.task, self.module) and not is_overridden("configure_model", planned.task):
             yield f"trainer.strategy.module={self.module}: the task has no such module to replicate"
-        if compiled := getattr(planned.task, "compile_model", False):
+        if (compiled := getattr(planned.task, "compile_model", False)) not in (False, CUDA_GRAPH):
             yield (
                 f"task.compile={str(compiled).lower()}: trainer=dp replicates the model at each step, and replicas are "
                 "not compiled; use trainer=ddp, or set task.compile=false"

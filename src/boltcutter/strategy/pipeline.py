@@ -18,6 +18,7 @@ from boltcutter.protocols import NativeTask, SplitsIntoStages, gather_objects
 from boltcutter.strategy.averaging import FULL_MODEL, averages_full_model
 from boltcutter.strategy.errors import StrategyError, raise_refusals, why_not
 from boltcutter.structure import BatchError, split_batch
+from boltcutter.task.compiler import CUDA_GRAPH
 from boltcutter.topology import PlannedTraining
 
 MAX_SCHEDULES = 8  # cached, one for each shape of batch, each with its buffers
@@ -82,7 +83,8 @@ class PipelineStrategy(strategies.DDPStrategy):
             yield "task: manual optimization is not supported; use trainer=ddp"
         if isinstance(task, NativeTask) and (task.l1 or task.l2):
             yield "task.l1, task.l2: each rank has only some of the weights; set optimizer.weight_decay instead"
-        if (compiled := getattr(task, "compile_model", False)) or getattr(model, "_compiled_call_impl", None):
+        compiled = getattr(task, "compile_model", False)
+        if compiled not in (False, CUDA_GRAPH) or getattr(model, "_compiled_call_impl", None):
             yield f"task.compile={str(compiled or True).lower()}: stages are not compiled; set it to false"
         if averages_full_model(planned.callbacks):
             yield FULL_MODEL

@@ -33,7 +33,7 @@ from boltcutter.internals import (
 )
 from boltcutter.protocols import data_parallel, gather_objects
 from boltcutter.structure import inputs_of, map_tensors, split_batch
-from boltcutter.task.compiler import REDUCE_OVERHEAD, Inductor, forbids_graphs
+from boltcutter.task.compiler import CUDA_GRAPH, REDUCE_OVERHEAD, Inductor, forbids_graphs
 from boltcutter.task.errors import CompilerError, TotalStepsError, call_with_batch
 from boltcutter.task.metric_states import get_state, merge_states, plain_tensor, set_state
 from boltcutter.task.penalty import penalty
@@ -61,7 +61,8 @@ class Task(L.LightningModule, ABC):
         l1: Factor of the L1 penalty of weights, without biases and norms, that is added to the training loss.
         l2: Factor of the squared L2 penalty of weights, without biases and norms, that is added to the training loss.
         compile: Whether to compile the model for training, with ``torch.compile``, also with CUDA graphs if
-            ``reduce-overhead``, or with XLA if ``xla``. Results differ only by rounding.
+            ``reduce-overhead``, or with XLA if ``xla``; ``cuda-graph`` compiles nothing, but captures whole training
+            steps as CUDA graphs. Results differ only by rounding.
         channels_last: Whether to use the channels-last memory format, which is faster for convolutions; ignored if the
             model is compiled, as compilers choose the format themselves.
 
@@ -86,7 +87,7 @@ class Task(L.LightningModule, ABC):
         metrics: Mapping[str, Metric] | None = None,
         l1: float = 0.0,
         l2: float = 0.0,
-        compile: bool | Literal["reduce-overhead", "xla"] = False,
+        compile: bool | Literal["reduce-overhead", "cuda-graph", "xla"] = False,
         channels_last: bool = False,
     ) -> None:
         super().__init__()
@@ -100,7 +101,7 @@ class Task(L.LightningModule, ABC):
             )
         self.model = model
         self._has_groups = hasattr(model, "parameter_groups")  # checked before FSDP wraps the model
-        self.compile_model, self.channels_last = compile, channels_last and not compile
+        self.compile_model, self.channels_last = compile, channels_last and compile in (False, CUDA_GRAPH)
         self._compiler: Any = None  # called with inputs, and has ``recompile_reasons``
         for weight in model.parameters() if self.channels_last else ():
             if weight.ndim == 4 and weight.shape[1] > 1:  # with one channel, gradients are contiguous
@@ -167,7 +168,9 @@ class Task(L.LightningModule, ABC):
             CompilerError: The compiler is not installed, or does not support the strategy.
         """
         self._num_weights = sum(parameter.ndim > 1 for parameter in self.model.parameters())
-        if self.compile_model and stage == "fit":
+        if self.compile_model == CUDA_GRAPH and stage == "fit":
+            self._capture_steps()
+        elif self.compile_model and stage == "fit":
             trainer, make = find_trainer(self), self._find_compiler()
             if trainer:
                 data = getattr(trainer, "datamodule", None)
@@ -182,6 +185,16 @@ class Task(L.LightningModule, ABC):
                     )
             self._compiler = make(self.model)
 
+    def _capture_steps(self) -> None:
+        """Let steps of this training be captured as CUDA graphs, or say why they are not."""
+        trainer = find_trainer(self)
+        if reason := forbids_graphs(trainer, whole_step=True):
+            rank_zero_warn(f"task.compile={CUDA_GRAPH}: {reason}; steps run without CUDA graphs, as by false")
+            return
+        from boltcutter.task import cuda_graph
+
+        cuda_graph.CapturedSteps(trainer, self, cuda_graph.CudaGraphs(trainer.strategy.root_device))
+
     def _find_compiler(self) -> Any:
         """Class of the compiler that ``compile`` selects."""
         if self.compile_model == "xla":
@@ -192,7 +205,7 @@ class Task(L.LightningModule, ABC):
 
     def refuses_training(self, planned: PlannedTraining) -> Iterator[str]:
         """What the compiler does not support, or this machine lacks to compile."""
-        if self.compile_model:
+        if self.compile_model and self.compile_model != CUDA_GRAPH:
             compiler = self._find_compiler()
             if planned.device:
                 yield from compiler.missing()
@@ -293,7 +306,9 @@ class Task(L.LightningModule, ABC):
         )
         if overridden or norm is None or not gradient_clip_val or gradient_clip_algorithm not in (None, "norm"):
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
-        elif norm.device.type != "cpu" or norm.item() > gradient_clip_val:  # no synchronization with a GPU
+        elif (
+            norm.device.type != "cpu" or "is_capturing" in vars(self) or norm.item() > gradient_clip_val
+        ):  # no synchronization with a GPU
             found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
             gradients = [grad.to_local() if hasattr(grad, "to_local") else grad for grad in found]  # shards of FSDP2
             if gradients:  # nn.utils.clip_grads_with_norm_ takes half as long again

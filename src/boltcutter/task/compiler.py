@@ -15,17 +15,21 @@ from boltcutter import internals
 from boltcutter.structure import tensors
 from boltcutter.task.errors import CompilerError
 
-REDUCE_OVERHEAD = "reduce-overhead"
+REDUCE_OVERHEAD, CUDA_GRAPH = "reduce-overhead", "cuda-graph"
 
 
-def forbids_graphs(trainer: Any) -> str | None:
+def forbids_graphs(trainer: Any, *, whole_step: bool = False) -> str | None:
     """Why a model cannot be replayed as CUDA graphs in this training; None: it can.
 
     A graph computes in the same memory at each replay, so that what one step leaves there, the next one overwrites.
+
+    Args:
+        trainer: Of the training.
+        whole_step: Whether gradients are added and used within the graph, too.
     """
     if trainer.strategy.root_device.type != "cuda":
         return f"CUDA graphs need a GPU, and this is {trainer.strategy.root_device.type}"
-    if trainer.accumulate_grad_batches > 1:
+    if trainer.accumulate_grad_batches > 1 and not whole_step:
         batches = trainer.accumulate_grad_batches
         return f"trainer.accumulate_grad_batches={batches} adds to gradients that the next batch would overwrite"
     if trainer.world_size > 1 or not isinstance(trainer.strategy, SingleDeviceStrategy):
