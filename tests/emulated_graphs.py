@@ -38,6 +38,11 @@ TO_HOST = {Tensor.cpu, Tensor.tolist, Tensor.numpy, Tensor.__array__}  # which n
 GARBAGE = 0x7F  # of each byte of memory without values: a float32 of 3e38
 
 
+def memory(tensor: Tensor) -> Tensor:
+    """The values of a tensor, also of one of ``fake_gpu``."""
+    return getattr(tensor, "host", tensor)
+
+
 class HostAccess(TorchFunctionMode):
     """Refuses to copy to the host, which is no operation where tensors are there already."""
 
@@ -83,7 +88,7 @@ class Graph(TorchDispatchMode):
             for function, args, kwargs, outputs in self.calls:
                 found = [leaf for leaf in tree_leaves(function(*args, **kwargs)) if isinstance(leaf, Tensor)]
                 for new, old in zip(found, outputs, strict=True):
-                    if new is not old and new.data_ptr() != old.data_ptr():
+                    if memory(new).data_ptr() != memory(old).data_ptr():
                         assert new.shape == old.shape
                         old.copy_(new)
 
@@ -93,13 +98,13 @@ class Graph(TorchDispatchMode):
         kwargs = kwargs or {}
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor):
-                storage = leaf.untyped_storage()
+                storage = memory(leaf).untyped_storage()
                 if storage._cdata not in self._own and storage._cdata not in self._saved:
                     self._saved[storage._cdata] = storage, storage.clone()
         result = func(*args, **kwargs)
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         for output in outputs:
-            storage = output.untyped_storage()
+            storage = memory(output).untyped_storage()
             if storage._cdata not in self._saved:
                 self._own[storage._cdata] = storage
         if not func.is_view:

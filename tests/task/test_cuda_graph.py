@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import ROOT, saved_weights
 from emulated_graphs import EmulatedGraphs, Graph, KeepsWeights
+from fake_gpu import fake_gpu
 from torch import Tensor, nn
 
 import boltcutter
@@ -88,7 +89,13 @@ def assert_identical(one: Path, other: Path) -> None:
     [
         # Steps 1 to 4, 8, 32, the last one, and the last batch of each epoch are not replayed.
         pytest.param(["trainer.gradient_clip_val=0.3"], 1, 54, id="AdamW"),
-        pytest.param(["optimizer=sgd", "trainer.gradient_clip_val=0.3", "optimizer.lr=0.02"], 1, 54, id="SGD"),
+        pytest.param(
+            ["optimizer=sgd", "trainer.gradient_clip_val=0.3", "optimizer.lr=0.02"],
+            1,
+            54,
+            id="SGD",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(["trainer.accumulate_grad_batches=3", "trainer.gradient_clip_val=0.3"], 3, None, id="accumulated"),
         pytest.param(["trainer.accumulate_grad_batches=4", "optimizer=sgd"], 3, None, id="partly accumulated"),
         pytest.param(
@@ -132,6 +139,7 @@ def test_captured_training_is_bitwise_identical(
     assert steps.num_replayed > 20
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("emulated")
 def test_language_modeling(tmp_path: Path) -> None:
     """Its steps update a metric themselves."""
@@ -151,7 +159,11 @@ def test_language_modeling(tmp_path: Path) -> None:
     assert steps.num_replayed > 15
 
 
-@pytest.mark.parametrize("overrides", [[], ["trainer.accumulate_grad_batches=3"]], ids=["", "accumulated"])
+@pytest.mark.parametrize(
+    "overrides",
+    [pytest.param([], marks=pytest.mark.slow), ["trainer.accumulate_grad_batches=3"]],
+    ids=["", "accumulated"],
+)
 @pytest.mark.usefixtures("emulated")
 def test_a_resumed_run_is_bitwise_identical_to_an_uninterrupted_one(tmp_path: Path, overrides: list[str]) -> None:
     stops = "+callback.stops={_target_: emulated_graphs.StopsOnce, step: 11}"
@@ -198,6 +210,7 @@ def test_training_stops_with_the_weights_before_non_finite_gradients(
     assert all(map(torch.equal, batch, second_batch))
 
 
+@pytest.mark.slow
 def test_a_learning_rate_of_float32_only_rounds(
     tmp_path: Path, emulated: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,13 +229,13 @@ def test_a_learning_rate_of_float32_only_rounds(
     ("overrides", "part"),
     [
         (["model=waits"], "capturing"),
-        (["model=draws_in_python"], "Python's generator"),
-        (["model=counts"], "Counts.model.calls"),
+        pytest.param(["model=draws_in_python"], "Python's generator", marks=pytest.mark.slow),
+        pytest.param(["model=counts"], "Counts.model.calls", marks=pytest.mark.slow),
         (["model=replaces_buffer"], "ReplacesBuffer.model.mean"),
         (["task=logs_in_step"], "train/spread"),
-        (["task=changes_rate"], "ChangesRate.optimizer_step"),
+        pytest.param(["task=changes_rate"], "ChangesRate.optimizer_step", marks=pytest.mark.slow),
         (["+callback.reads={_target_: emulated_graphs.ReadsGradients}"], "ReadsGradients.on_after_backward"),
-        (["optimizer.fused=null"], "AdamW"),
+        pytest.param(["optimizer.fused=null"], "AdamW", marks=pytest.mark.slow),
         (["scheduler=onecycle"], "optimizer.betas"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -243,6 +256,102 @@ def test_what_forbids_captures_is_one_line(tmp_path: Path, overrides: list[str],
 def test_without_a_gpu_a_line_says_so(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=f"{SETTING}: .*cpu"):
         assert train(tmp_path / "run", *MLP, *SHORT, "trainer.max_epochs=1", SETTING) is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_replay_waits_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that is not there, where the guard learns of a step one step later."""
+    monkeypatch.setattr(cuda_graph, "CudaGraphs", EmulatedGraphs)
+    device = ["trainer.strategy={_target_: fake_gpu.FakeStrategy}", "+callback.steps={_target_: fake_gpu.CountSteps}"]
+    with monkeypatch.context() as patch, fake_gpu(patch) as gpu:
+        limits = ["trainer.max_epochs=1", "trainer.limit_train_batches=24", "trainer.limit_val_batches=1"]
+        steps = train(tmp_path / "run", "model=mlp", "data.batch_size=20", *limits, *device, SETTING)
+    assert steps is not None
+    assert steps.num_replayed == 18  # not steps 1 to 4, 8, and the last one
+    assert gpu.waits
+    logged, looked_at = {2, 5, 8, 11, 14, 17, 20, 23}, {0, 1, 3, 7, 23}
+    assert [place for step, place in gpu.waits if step >= 0 and step not in logged | looked_at] == []
+
+
+# What CUDA does, without CUDA
+
+
+class Recorded:
+    """Stands for objects and functions of ``torch.cuda``: records their calls by name."""
+
+    def __init__(self, log: list[str], name: str, **results: Any) -> None:
+        self.log, self.name, self.results = log, name, results
+
+    def __getattr__(self, name: str) -> Any:
+        return Recorded(self.log, name, **self.results)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.log.append(self.name)
+        if isinstance(error := self.results.get(self.name), Exception):
+            raise error
+        return self
+
+    def __enter__(self) -> None:
+        self.log.append(f"enter {self.name}")
+
+    def __exit__(self, *_: Any) -> None:
+        self.log.append(f"exit {self.name}")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], dict[str, Any]]:
+    log, results = list[str](), dict[str, Any]()
+    for name in ("Stream", "CUDAGraph", "stream", "current_stream", "synchronize", "empty_cache", "graph_pool_handle"):
+        monkeypatch.setattr(torch.cuda, name, Recorded(log, name, **results))
+    made = Recorded(log, "CUDAGraph")
+    made.results = results
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", made)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "default_generators", (Recorded(log, "generator"),))
+    monkeypatch.setattr(torch, "Generator", Recorded(log, "Generator"))
+    return log, results
+
+
+def test_a_capture_is_ended_and_its_stream_left(cuda: Any) -> None:
+    log, _ = cuda
+    graph, output = cuda_graph.CudaGraphs(torch.device("cuda", 0)).capture(lambda: log.append("step") or 1)
+    assert output == 1
+    assert log[log.index("capture_begin") :][:3] == ["capture_begin", "step", "capture_end"]
+    assert log[-2:] == ["exit stream", "wait_stream"]
+    assert "graphsafe_set_state" not in log
+    graph.replay()
+    assert log[-1] == "replay"
+
+
+def test_a_capture_that_fails_leaves_stream_and_generator(cuda: Any) -> None:
+    log, results = cuda
+    results["capture_end"] = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    def step() -> None:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        cuda_graph.CudaGraphs(torch.device("cuda", 0)).capture(step)
+    assert log.count("capture_end") == 1
+    assert {"graphsafe_set_state", "set_state", "exit stream"} <= {*log[log.index("capture_end") :]}
+
+
+def test_waits_are_found_by_the_warnings_of_torch(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = [0]
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    graphs, found = cuda_graph.CudaGraphs(torch.device("cuda", 0)), list[str]()
+
+    def step() -> None:
+        with graphs.find_waits(found):
+            for text in ("called a synchronizing CUDA operation", "of another kind", "Synchronization debug mode is"):
+                warnings.warn(text, stacklevel=1)
+
+    with pytest.warns(UserWarning, match="of another kind"):
+        step()
+    assert modes == [0, "warn", 0]
+    (place,) = found
+    assert place.startswith("test_cuda_graph.py:")
 
 
 # The emulation
