@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
@@ -93,7 +94,7 @@ def mixing(seen: Evidence) -> Lines:
             return  # the samples decide what is computed
         for (name, a), (_, b) in zip(base.tensors, other.tensors, strict=True):
             if (
-                not is_weight(probe, name, a, count)
+                is_of_samples(probe, name, a, count)
                 and not are_kept(a, b, keep, count)
                 and not are_permuted(a, b, keep.stop - keep.start)
             ):
@@ -108,12 +109,13 @@ def mixing(seen: Evidence) -> Lines:
                 yield Line(f"what {x.kind} gets for a sample depends on the other samples of its batch", "note")
 
 
-def is_weight(probe: Probe, name: str, t: Tensor, count: int) -> bool:
-    """Whether a part gets other weights in place of its own as an argument, such as those that MAML has adapted."""
-    part = dict(probe.module.named_modules()).get(name.removeprefix("the input of "))
-    if part is None or not name.startswith("the input of ") or not t.ndim or len(t) == count:
-        return False
-    return any(p.shape == t.shape for p in part.parameters())
+def is_of_samples(probe: Probe, name: str, t: Tensor, count: int) -> bool:
+    """Whether a layer gets or returns samples: neither pairs of them in a loss, nor weights that MAML has adapted."""
+    part = dict(probe.module.named_modules()).get(name.removeprefix("the input of ").removeprefix("the output of "))
+    if part is None or isinstance(part, _Loss):
+        return part is None
+    is_other = name.startswith("the input of ") and t.ndim > 0 and len(t) != count
+    return not (is_other and any(p.shape == t.shape for p in part.parameters()))
 
 
 def are_parts(probe: Probe, t: Tensor, count: int) -> bool:
@@ -166,7 +168,7 @@ def position(seen: Evidence) -> Lines:
         return
     for (name, a), (_, b), (_, c) in zip(base.tensors, flipped.tensors, other_seed.tensors, strict=True):
         is_same = a.shape != b.shape or is_close(a, b) or are_reversed(a, b, count) or are_permuted(a, b, count)
-        if is_close(a, c) and not is_same and not is_weight(probe, name, a, count):
+        if is_close(a, c) and not is_same and is_of_samples(probe, name, a, count):
             yield Line(
                 f"the result for a sample depends on its place in the batch, first in {name}, of shape "
                 f"{tuple(a.shape)} with {count} samples; add positions along time, not along the batch",

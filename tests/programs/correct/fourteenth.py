@@ -253,3 +253,37 @@ def weights_are_adapted_to_each_task():
     labels = ((parts * torch.randn(160, 1, 1, 3)).sum(3) > 0).long()
     train, _ = halves(parts[:, 0], labels[:, 0], parts[:, 1], labels[:, 1], split=120, batch=4)
     return M(), train, None
+
+
+@no_bug()
+def pairs_go_to_a_loss_that_is_a_part():
+    """Similarities of all samples to each other, without that to itself, go to an nn.CrossEntropyLoss."""
+
+    class Pairs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cross_entropy = nn.CrossEntropyLoss()
+
+        def forward(self, one, other):
+            count = len(one)
+            both = F.normalize(torch.cat([one, other]), dim=1)
+            others = ~torch.eye(2 * count, dtype=torch.bool)
+            logits = (both @ both.T / 0.2)[others].view(2 * count, -1)
+            places = torch.arange(count)
+            return self.cross_entropy(logits, torch.cat([places + count - 1, places]))
+
+    class M(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.criterion = Pairs()
+
+        def network(self):
+            return mlp(64, 64, 16)
+
+        def loss(self, x, y):
+            return self.criterion(*(self(x + 0.2 * torch.randn_like(x)) for _ in range(2)))
+
+        validation_step = None
+
+    train, _ = digits()
+    return M(), train, None
