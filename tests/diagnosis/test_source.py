@@ -4,7 +4,7 @@ import lightning as L
 import torch
 from torch import nn
 
-from boltcutter.diagnosis.source import depends_on_time, is_mentioned
+from boltcutter.diagnosis.source import depends_on_time, is_installed, is_mentioned
 
 
 def use_outside(module: Any, x: Any) -> Any:
@@ -46,3 +46,10 @@ def test_what_no_code_mentions_is_found() -> None:
 def test_code_that_depends_on_time_is_found() -> None:
     assert depends_on_time(Timed())
     assert not depends_on_time(Module())
+
+
+def test_parts_of_installed_packages_are_known() -> None:
+    from transformers.activations import NewGELUActivation
+
+    assert is_installed(NewGELUActivation())
+    assert not any(map(is_installed, (Block(), nn.Linear(1, 1), Module())))
