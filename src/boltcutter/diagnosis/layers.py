@@ -218,11 +218,20 @@ def part_trains_in_validation(seen: Evidence) -> Lines:
         )
 
 
+TEACHER = re.compile(r"(^|\.)_?(teacher|reference|ref|frozen|pretrained)(_\w+)?$")
+
+
+def is_frozen(seen: Evidence, name: str, p: nn.Parameter) -> bool:
+    """Whether a parameter requires no gradient, or is one of a teacher that never got any."""
+    owners = (name[: dot.start()] for dot in re.finditer(r"\.", name))
+    return not p.requires_grad or (name not in seen.got_gradient and any(map(TEACHER.search, owners)))
+
+
 def is_unchanged(seen: Evidence, part: nn.Module, name: str) -> bool:
     """Whether a part has weights, all of which are frozen, and as at the start."""
     found = [(f"{name}.{n}" if name else n, p) for n, p in part.named_parameters()]
     return bool(found) and all(
-        not p.requires_grad and n in seen.start and torch.equal(seen.start[n], sampled(p)) for n, p in found
+        is_frozen(seen, n, p) and n in seen.start and torch.equal(seen.start[n], sampled(p)) for n, p in found
     )
 
 
@@ -242,8 +251,8 @@ def frozen_statistics(seen: Evidence) -> Lines:
     names = [n for n, m in moving if is_unchanged(seen, m, n) and is_unchanged(seen, *owner_of(seen, n))]
     if names:
         yield (
-            f"{some(names)} is part of a frozen network, but its running statistics follow the new data; call eval() "
-            f"on the network in __init__{MODES}"
+            f"{some(names)} is part of a network that nothing trains, but its running statistics follow the new data; "
+            f"call eval() on the network in __init__{MODES}"
         )
 
 
@@ -253,12 +262,10 @@ def owner_of(seen: Evidence, name: str) -> tuple[nn.Module, str]:
     for i in range(1, len(parts) + 1):
         path = ".".join(parts[:i])
         part = seen.module.get_submodule(path)
-        if any(True for _ in part.parameters()) and not any(p.requires_grad for p in part.parameters()):
+        found = [*part.named_parameters()]
+        if found and all(is_frozen(seen, f"{path}.{n}", p) for n, p in found):
             return part, path
     return seen.module.get_submodule(name), name
-
-
-TEACHER = re.compile(r"(^|\.)_?(teacher|reference|ref|frozen|pretrained)(_\w+)?$")
 
 
 @check("teacher-in-training", "likely", at="summary")

@@ -424,7 +424,7 @@ def dropout_of_output(seen: Evidence) -> Lines:
     for loss in losses(seen, "nll_loss", *REGRESSIONS, "binary_cross_entropy_with_logits"):
         node = operation_behind(loss.source_node) if loss.kind == "nll_loss" and loss.before else loss.source_node
         factor = saved(node, "other") if name_of(node) == "Mul" else None
-        if not isinstance(factor, Tensor) or factor.numel() < 64 or factor.ndim < 1:
+        if not isinstance(factor, Tensor) or factor.numel() < 16 or factor.ndim < 1:
             continue
         high = float(factor.max())
         is_dropout = high > 1.001 and bool(((factor == 0) | (factor == high)).all()) and bool((factor == 0).any())
