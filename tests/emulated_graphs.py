@@ -159,6 +159,21 @@ class MarkedDigits(AllDigits):
         return splits
 
 
+class OddDigits(AllDigits):
+    """Digits of which some batches are half as large, at any place in a step."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        is_odd = bool(batch[1][0] < 2) and self.trainer is not None and self.trainer.training
+        return [part[:30] for part in batch] if is_odd else batch
+
+
+class AnySize(AllDigits):
+    """Digits in batches of different sizes."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [part[int(batch[1][0]) :] for part in batch]
+
+
 class Poisoned(MLP):
     """Its outputs are NaN where a batch has a marked image."""
 

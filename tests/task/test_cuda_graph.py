@@ -53,7 +53,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for group, option, names in (
         ("model", "mlp", ("Poisoned", "Waits", "DrawsInPython", "Counts", "ReplacesBuffer")),
         ("task", "classification", ("LogsInStep", "ChangesRate")),
-        ("data", "digits", ("AllDigits", "MarkedDigits")),
+        ("data", "digits", ("AllDigits", "MarkedDigits", "OddDigits", "AnySize")),
     ):
         (folder / "configs" / group).mkdir(parents=True)
         text = (ROOT / "configs" / group / f"{option}.yaml").read_text()
@@ -97,7 +97,12 @@ def assert_identical(one: Path, other: Path) -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param(["trainer.accumulate_grad_batches=3", "trainer.gradient_clip_val=0.3"], 3, None, id="accumulated"),
-        pytest.param(["trainer.accumulate_grad_batches=4", "optimizer=sgd"], 3, None, id="partly accumulated"),
+        pytest.param(
+            ["trainer.accumulate_grad_batches=3", "data=odd_digits"], 3, None, id="accumulated, of two shapes"
+        ),
+        pytest.param(
+            ["trainer.accumulate_grad_batches=3", "data=digits", "optimizer=sgd"], 3, None, id="partly accumulated"
+        ),
         pytest.param(
             ["callback=[default,ema]", "trainer.precision=bf16-mixed"],
             1,
@@ -237,11 +242,15 @@ def test_a_learning_rate_of_float32_only_rounds(
         (["+callback.reads={_target_: emulated_graphs.ReadsGradients}"], "ReadsGradients.on_after_backward"),
         pytest.param(["optimizer.fused=null"], "AdamW", marks=pytest.mark.slow),
         (["scheduler=onecycle"], "optimizer.betas"),
+        (["data=any_size"], "shape"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.usefixtures("emulated")
-def test_what_forbids_captures_is_one_line(tmp_path: Path, overrides: list[str], part: str) -> None:
+def test_what_forbids_captures_is_one_line(
+    tmp_path: Path, overrides: list[str], part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graph, "MAX_OTHER_SHAPES", 3)
     overrides = [*SHORT, "trainer.max_epochs=1", *overrides]
     overrides = overrides if any(each.startswith("model=") for each in overrides) else [*MLP, *overrides]
     train(tmp_path / "eager", *overrides)

@@ -28,7 +28,7 @@ from boltcutter.task.compiler import CUDA_GRAPH
 
 WARM_UP = 3  # optimizer steps before a capture; the last one is examined
 MAX_CAPTURES = 3  # a step that changes more often is not captured again
-MAX_OTHER_SHAPES = 50  # batches in a row, after which a line says so
+MAX_OTHER_SHAPES = 50  # batches in a row, after which their shape is captured
 HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 LOSS = "train/loss"  # what the base class of tasks logs within a step
 BASE = "boltcutter.task.base"
@@ -145,7 +145,7 @@ class CapturedSteps:
         self._optimizer: Any = None
         self._rates: list[Tensor] = []  # the learning rate of each group, as a graph reads it
         self._values: list[Any] = []
-        self._captures = self._others = 0
+        self._captures = 0
         vars(self.loop)["run"] = self.run
 
     def _begin(self, optimizer: Any) -> None:
@@ -156,11 +156,18 @@ class CapturedSteps:
         self._shape: Any = None
         self._constants: dict[str, Any] = {}
         self._is_static = False  # whether the gradients of this step were begun by a graph
+        self._others = 0  # batches of another shape in a row
         self._looking = [callback for callback in self.trainer.callbacks if hasattr(callback, "is_looking")]
         self._callbacks = [callback for callback in self.trainer.callbacks if isinstance(callback, FollowsReplay)]
         if reason := next(self._find_reasons(optimizer), None):
             del vars(self.loop)["run"]
             self._forbid(reason)
+
+    def _begin_again(self, optimizer: Any, what: str) -> None:
+        self._begin(optimizer)
+        self._captures += 1
+        if self.reason is None and self._captures == MAX_CAPTURES:
+            self._forbid(f"{what} changes again and again")
 
     def run(self, optimizer: Optimizer, batch_idx: int, kwargs: Any) -> Any:
         """Run a batch."""
@@ -171,14 +178,14 @@ class CapturedSteps:
         count, batch = self.trainer.accumulate_grad_batches, kwargs.get("batch")
         kind = is_first, steps = not batch_idx % count, not is_accumulating(self.trainer)
         self._set_rates(optimizer)
-        if self._captured and (constants := self._read_constants(optimizer)) != self._constants:
-            self._captures += 1
-            if self._captures == MAX_CAPTURES:
-                self._forbid(f"{_difference(self._constants, constants)} changes again and again")
-            else:
-                self._begin(optimizer)
+        if self.reason is not None:
+            return self._run_eager(optimizer, batch_idx, kwargs, steps)
         is_other = self._shape is not None and _shape_of(batch) != self._shape
-        self._note_other(is_other)
+        self._others = self._others + 1 if is_other else 0
+        if self._captured and (constants := self._read_constants(optimizer)) != self._constants:
+            self._begin_again(optimizer, _difference(self._constants, constants))
+        elif self._others == MAX_OTHER_SHAPES:
+            self._begin_again(optimizer, "the shape of batches")
         if is_other and not self._captured:  # a short batch was examined, or this is one
             self._is_examined = is_other = False
         is_partial = steps and self.trainer.fit_loop.epoch_loop.batch_progress.current.ready % count
@@ -217,16 +224,6 @@ class CapturedSteps:
         self.reason = reason
         self._captured.clear()
         rank_zero_warn(f"task.compile={CUDA_GRAPH}: {reason}; steps run without CUDA graphs, as by false")
-
-    def _note_other(self, is_other: bool) -> None:
-        self._others = self._others + 1 if is_other else 0
-        if self._others == MAX_OTHER_SHAPES and not self._captured:
-            self._forbid("batches differ in shape, and a graph is of one shape")
-        elif self._others == MAX_OTHER_SHAPES:
-            rank_zero_warn(
-                f"task.compile={CUDA_GRAPH}: the last {self._others} batches ran without the graph, which is of "
-                "batches of another shape; pad batches to one shape, or set task.compile=false"
-            )
 
     def _run_eager(self, optimizer: Any, batch_idx: int, kwargs: Any, steps: bool) -> Any:
         """Run a batch as ever, with the learning rate in memory as in a graph, so that steps round alike."""
