@@ -271,7 +271,9 @@ class LossCalls(TorchFunctionMode):
 
 
 def is_standardized(values: Tensor, other: Tensor) -> bool:
-    """Whether one is a linear function of the other, as after its mean was subtracted."""
+    """Whether one is the other, or a rising linear function of it, as after its mean was subtracted."""
+    if torch.equal(values.to(other), other):
+        return True
     x, y = (t.detach().double() - t.detach().double().mean() for t in (values, other))
     product = float(x @ y)
     return product > 0 and math.isclose(product, float(x.norm() * y.norm()), rel_tol=1e-9)
