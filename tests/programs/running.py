@@ -80,7 +80,25 @@ PROBED = NOTED | {
         "average_beside_the_module_has_no_statistics",
         "number_of_a_user_is_padding",
     ),
+<<<<<<< HEAD
     *("times_in_few_digits", "value_of_each_return", "metric_of_each_batch_by_another_name"),
+=======
+    *("times_in_few_digits",),
+    *("entropy_of_the_policy_is_added_to_the_loss", "weights_of_mixed_labels_are_exchanged"),
+    *("average_is_never_evaluated", "accuracy_is_divided_by_batches_of_equal_size"),
+    *("length_is_that_of_batches", "vocabulary_has_other_capitals"),
+    *("overlap_is_added_to_the_loss", "optimizer_of_the_generator_has_the_critic"),
+    *("statistics_are_not_persistent", "state_is_detached_at_each_time"),
+    *("pixels_that_are_not_masked_are_predicted", "tokens_that_are_not_masked_are_predicted"),
+    *("tokens_are_shifted_twice", "transform_of_a_shared_dataset"),
+    *("equal_pairs_are_driven_apart", "returns_are_those_of_the_past"),
+    *("teacher_has_no_temperature", "queue_has_the_positives"),
+    *("epoch_is_set_in_the_dataset_of_persistent_workers", "penalty_is_a_sum_of_numbers"),
+    *("softmax_over_the_heads", "number_of_the_row_is_a_column"),
+    *("predictions_are_scaled_back_without_the_mean", "next_state_is_not_read"),
+    *("dropout_is_not_read", "rate_is_not_read"),
+    *("weights_of_classes_are_kept_and_not_read",),
+>>>>>>> 23050b8a (Diagnosis: thirty more kinds that a reviewer looks for: arguments without effect, exchanged rates and schedules, returns of the past, overlaps that are minimized)
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.

@@ -6,7 +6,7 @@ import ast
 import inspect
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +48,8 @@ EPOCH_ENDS = {"validation_step": "on_validation_epoch_end", "test_step": "on_tes
 PADDED = re.compile(r"mask|len(gth)?s?($|_)", re.IGNORECASE)
 LABELS = re.compile(r"y[0-9]?|labels?|targets?|class(es)?|cls|ind(ex|ices)|idx|ids?|_.*", re.IGNORECASE)
 OF_ONE = re.compile(r"last|latest|recent|first|sample|example|picture|image|probe|reference", re.IGNORECASE)
+VALIDATES = re.compile(r"valid|_eval|eval_|test")
+EACH_EPOCH = re.compile(r"(^|\.)on_train_epoch_(start|end)$|(^|\.)on_validation_epoch_(start|end)$")
 SQUARED = re.compile(r"\*\* ?2|\.pow\(2|square|var|sqrt|exp\(")
 
 
@@ -431,3 +433,88 @@ def _is_network(code: Code, owner: ast.expr, seen: Evidence) -> bool:
     for name in path:
         found = _member(found, name)
     return isinstance(found, nn.Module) and not is_metric(found) and type(found).state_dict is nn.Module.state_dict
+
+
+@check("averaged-metric", "likely", at="probe")
+def divided_by_batch_size(seen: Evidence) -> Lines:
+    """Validation divides by an attribute or setting that is the size of a batch, and its last batch is smaller."""
+    loader = seen.splits.loaders.get("validation") if seen.splits else None
+    size, dataset = getattr(loader, "batch_size", None), getattr(loader, "dataset", None)
+    if not isinstance(size, int) or not isinstance(dataset, Sized) or not len(dataset) % size:
+        return
+    if getattr(loader, "drop_last", False):
+        return
+    for code in code_of(seen):
+        if not VALIDATES.search(code.name.rpartition(".")[2]) or code.owner is not seen.module:
+            continue
+        for node in ast.walk(code.tree):
+            if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
+                continue
+            for part in ast.walk(node.right):
+                if not isinstance(part, ast.Attribute) or part.attr not in ("batch_size", "bs"):
+                    continue
+                if _value_of(part, code.owner) == size:
+                    line = code.line + node.lineno - 1
+                    yield Line(
+                        f"`{' '.join(ast.unparse(node).split())[:80]}` ({code.name}, line {line}) divides by the size "
+                        f"of a batch, {size}, but the last one has {len(dataset) % size} samples; divide by the number "
+                        "of samples",
+                        subject=f"{code.name}:{line}",
+                    )
+                    return
+
+
+def _value_of(node: ast.Attribute, owner: Any) -> Any:
+    """The value of self.…; None if it is something else."""
+    first, *path = ast.unparse(node).split(".")
+    found = owner if first == "self" else None
+    for name in path:
+        found = _member(found, name)
+    return found
+
+
+@check("shared-augmentation", "likely", at="probe")
+def transform_of_both(seen: Evidence) -> Lines:
+    """Code sets an attribute of the dataset of two subsets to different values, but it is the same dataset."""
+    subsets = [seen.splits.dataset(name) for name in ("train", "validation")] if seen.splits else []
+    shared = [s.dataset for s in subsets if isinstance(s, Subset)]
+    if len(shared) < 2 or shared[0] is not shared[1]:
+        return
+    for code in code_of(seen):
+        values: dict[str, dict[str, str]] = {}
+        for node in ast.walk(code.tree):
+            target = node.targets[0] if isinstance(node, ast.Assign) else None
+            holder = target.value if isinstance(target, ast.Attribute) else None
+            if isinstance(node, ast.Assign) and isinstance(holder, ast.Attribute) and holder.attr == "dataset":
+                attribute = ast.unparse(node.targets[0]).rpartition(".")[2]
+                values.setdefault(attribute, {})[ast.unparse(holder.value)] = ast.unparse(node.value)
+        for attribute, given in values.items():
+            if hasattr(shared[0], attribute) and len({*given.values()}) > 1:
+                one, *_, other = given
+                yield (
+                    f"{code.name} sets {attribute} of {one}.dataset and of {other}.dataset, which are the same one, so "
+                    f"both have {given[other]}; give each split a dataset of its own"
+                )
+                return
+
+
+@check("worker-copies", "likely", at="probe")
+def worker_copies(seen: Evidence) -> Lines:
+    """Code that runs in each epoch sets an attribute of the dataset, of which persistent workers have copies."""
+    loader = seen.splits.train if seen.splits else None
+    if not getattr(loader, "persistent_workers", False) or not getattr(loader, "num_workers", 0):
+        return
+    for code in code_of(seen):
+        for node in ast.walk(code.tree) if EACH_EPOCH.search(code.name) else ():
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            if isinstance(node, ast.Call) and called_name(node).startswith("set_"):
+                targets = [node.func]
+            for target in targets:
+                holder, _, attribute = ast.unparse(target).rpartition(".")
+                if re.search(r"(^|[._])dataset$", holder) and hasattr(getattr(loader, "dataset", None), attribute):
+                    yield (
+                        f"{code.name} changes {ast.unparse(target)[:60]} in each epoch, but workers with "
+                        "persistent_workers=True keep the copies that they began with; set persistent_workers=False, "
+                        "or share the value"
+                    )
+                    return

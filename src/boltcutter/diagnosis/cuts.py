@@ -369,6 +369,9 @@ class Cuts(TorchFunctionMode):
             self.weights[result] = self.weights[first]
         elif name in ("matmul", "__matmul__", "bmm") and first in self.weights and self.weights[first] == -2:
             self._weigh(first, -2, -1)
+        elif name in ("matmul", "__matmul__") and first in self.weights and first.ndim == 4:
+            if self.weights[first] == -3 and first.shape[-1] == first.shape[-2]:  # over the heads
+                self._weigh(first, -3, -1)
         elif name in ("mul", "__mul__", "__rmul__"):
             self._follow_level(args, result)
             for values, mask in (args[:2], args[1::-1]) if len(args) > 1 else ():

@@ -32,8 +32,11 @@ UNUSED = 0.25  # share of an input without influence
 ENDS = re.compile(r"(^|_)(not_)?(dones?|terminals?|terminated|is_last)($|_)")
 SPLIT = re.compile(r"^train(ing)?_(masks?|idx|index|indices|ids|nodes)$")
 EVENTS = re.compile(r"(^|_)(events?|censored|censoring|uncensored|event_indicators?|is_event)($|_)", re.IGNORECASE)
+NEXT = re.compile(
+    r"^(next_?(obs|states?|observations?|s)|(s|obs|states?|observations?)(2|_next|_prime|_tp1)|new_(state|obs))$"
+)
 WEIGHTS = re.compile(r"(^|_)(sample_|loss_|importance_|is_)?weights?$")
-NEEDED = re.compile("|".join(part.pattern for part in (ENDS, EVENTS, SPLIT, WEIGHTS)), re.IGNORECASE)
+NEEDED = re.compile("|".join(part.pattern for part in (ENDS, EVENTS, NEXT, SPLIT, WEIGHTS)), re.IGNORECASE)
 
 
 @check("channels-flattened", "certain", at="probe")
@@ -174,7 +177,7 @@ def scaled_twice(seen: Evidence) -> Lines:
 
 @check("unused-part", "likely", at="probe")
 def unused_part(seen: Evidence) -> Lines:
-    """A step of training reads no part whose name says that it is needed: ends of episodes, events, weights, rows."""
+    """A step of training reads no part whose name says that it is needed: ends, next states, events, weights, rows."""
     probe = seen.probe
     if probe is None or "training_step" not in probe.batches:
         return
@@ -185,6 +188,8 @@ def unused_part(seen: Evidence) -> Lines:
                 + (
                     "the value after the end of an episode is 0: reward + gamma * (1 - done) * value"
                     if ENDS.search(name)
+                    else "the value of what follows is that of the next state: reward + gamma * value(next_state)"
+                    if NEXT.search(name)
                     else f"the loss also has samples of validation; use logits[batch[{name!r}]] and its targets"
                     if SPLIT.search(name)
                     else "a time without an event only says that it is later, so those count apart in the likelihood"
@@ -248,14 +253,22 @@ def averaged_metric(seen: Evidence) -> Lines:
     if probe is None or "validation_step" not in probe.batches or seen.splits is None:
         return
     with suppress(KeyError, TypeError):  # of no loader, or one of unknown length
-        base = probe.base("validation_step")
+        base, count = probe.base("validation_step"), probe.size("validation_step")
         kinds = {name: base.of_metrics.get(name, "") for name in base.averaged}
         names = sorted(n for n, kind in kinds.items() if NOT_ADDITIVE.search(n) or NOT_ADDITIVE_CLASS.search(kind))
+        # The share of pairs in order is the area under the curve of each user.
+        names = [n for n in names if not ("auc" in n.lower() and _is_share(base.logged[n], count))]
         if names and len(seen.splits.loaders["validation"]) > 1:
             yield (
                 f"{names[0]} is computed for each batch, and the mean of these is logged, which is not its value for "
                 "all samples; update a metric of torchmetrics, and log it"
             )
+
+
+def _is_share(value: Any, count: int) -> bool:
+    """Whether a number is a share of the samples."""
+    whole = float(value) * count
+    return 0 < whole < count and abs(whole - round(whole)) < 1e-3
 
 
 def is_metric_object(value: object) -> bool:
@@ -297,7 +310,7 @@ def _has(t: Tensor, leaf: Any) -> bool:
 
 @check("unsaved-state", "likely", at="probe")
 def unsaved_state(seen: Evidence) -> Lines:
-    """Training changes a tensor in an attribute that is no buffer, on which predictions of validation depend."""
+    """Training changes a tensor that is in no checkpoint, on which predictions of validation depend."""
     probe = seen.probe
     if probe is None or not {"training_step", "validation_step"} <= probe.batches.keys():
         return
@@ -326,18 +339,22 @@ def unsaved_state(seen: Evidence) -> Lines:
         pairs = zip(base.calls, other.calls, strict=False)
         if any(a.prediction.shape == b.prediction.shape and not is_close(a.prediction, b.prediction) for a, b in pairs):
             yield (
-                f"{name + '.' if name else ''}{key} changes in training and is used in validation, but it is a plain "
-                "attribute, so it is in no checkpoint and stays on its device; use register_buffer"
+                f"{name + '.' if name else ''}{key} changes in training and is used in validation, but it is "
+                + (
+                    "a buffer with persistent=False, so it is in no checkpoint; remove that"
+                    if key in parts[name]._buffers
+                    else "a plain attribute, so it is in no checkpoint and stays on its device; use register_buffer"
+                )
             )
             return
 
 
 def plain_tensors(module: nn.Module) -> dict[tuple[str, str], Tensor]:
-    """Floating-point tensors in attributes of layers, by layer and attribute."""
+    """Floating-point tensors of layers that are in no checkpoint, by layer and attribute."""
     return {
         (name, key): value
         for name, part in module.named_modules()
         if not is_metric(part)
-        for key, value in vars(part).items()
+        for key, value in (*vars(part).items(), *((k, part._buffers[k]) for k in part._non_persistent_buffers_set))
         if isinstance(value, Tensor) and value.is_floating_point() and not value.requires_grad
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 import types
+from collections import Counter
 from collections.abc import Iterator, Sized
 from typing import cast
 
@@ -20,6 +21,8 @@ from boltcutter.diagnosis.statements import called_name
 
 FEWEST_WINDOWS = 8  # and values of a column
 FEWEST_VALUES = 4  # of a window
+MOST_HELD = 100  # windows that are looked for
+MOST_SHIFTS = 64  # values
 DIGITS = 1000  # steps of a normalized difference, within which rounding may move it
 FEWEST_ROWS = 200  # of a series
 MOST_COLUMNS = 500
@@ -32,31 +35,51 @@ RESAMPLES = frozenset(("fit_resample",))
 
 @check("window-overlap", "likely", at="data")
 def window_overlap(seen: Evidence) -> Lines:
-    """Over 30% of the windows of another split lie, shifted by one, between two windows of training."""
+    """Over 30% of the windows of another split begin within a window of training, and end within another one."""
     splits = seen.splits
     for name in ("validation", "test") if splits else ():
         train, held = (_windows(splits, each) for each in ("train", name))  # type: ignore[arg-type]
         if len(train) < WIDE or len(held) < FEWEST_WINDOWS:
             continue
-        share = 0.0
-        for part in (slice(None), slice(None, len(train[0]) // 2), slice(-(len(train[0]) // 2), None)):
-            blocks = [[w[part] for w in windows] for windows in (train, held)]
-            starts, ends = {_key(w[:-1]) for w in blocks[0]} - {None}, {_key(w[1:]) for w in blocks[0]} - {None}
-            inside = [_key(w[1:]) in starts and _key(w[:-1]) in ends for w in blocks[1]]
-            share = max(share, sum(inside) / len(held))
+        share, gap = max(_share_inside(train, held, is_first) for is_first in (True, False))
         if share > 0.3:
             yield Line(
                 f"{share:.0%} of the {name} samples are windows between two of training, which overlap them but for "
-                "one value; split by time before windows are made, not windows at random",
+                f"{'one value' if gap == 1 else f'{gap} values'}; split by time before windows are made, not windows "
+                "at random",
                 subject=name,
                 sample=held[0],
             )
 
 
+def _share_inside(train: list[Tensor], held: list[Tensor], is_first: bool) -> tuple[float, int]:
+    """Share of windows that lie between two of training, and by how much they are shifted; time is a dimension."""
+    if not is_first and train[0].ndim < 2:
+        return 0.0, 0
+    train, held = ([w if is_first else w.transpose(0, 1) for w in windows] for windows in (train, held))
+    held = held[:: max(1, len(held) // MOST_HELD)]
+    length = len(train[0])
+    best = 0.0, 0
+    for part in (slice(None), slice(None, length // 2), slice(-(length // 2), None)):
+        one, other = ([w[part] for w in windows if len(w) == length] for windows in (train, held))
+        size = len(one[0]) if one else 0
+        width = max(size // 2, min(size - 1, FEWEST_VALUES))
+        starts, ends = {_key(w[:width]) for w in one} - {None}, {_key(w[-width:]) for w in one} - {None}
+        shifts: Counter[int] = Counter()
+        for w in other:
+            reach = range(1, min(size - width, MOST_SHIFTS) + 1)
+            begins = next((s for s in reach if _key(w[s : s + width]) in starts), 0)
+            if begins and any(_key(w[size - width - s : size - s]) in ends for s in reach):
+                shifts[begins] += 1
+        if other and (share := sum(shifts.values()) / len(other)) > best[0]:
+            best = share, shifts.most_common(1)[0][0]
+    return best
+
+
 def _windows(splits: Splits, name: str) -> list[Tensor]:
-    """Inputs of a split that may be windows of a series, shape (T,) or (T, F)."""
+    """Inputs of a split that may be windows of a series, shape (T,), (T, F) or (F, T)."""
     found = [first_leaf(sample) for sample in splits.samples(name)]
-    kept = [w for w in found if w is not None and w.ndim in (1, 2) and len(w) >= 4 and w.is_floating_point()]
+    kept = [w for w in found if w is not None and w.ndim in (1, 2) and max(w.shape) >= 4 and w.is_floating_point()]
     kept = [w for w in kept if bool(w.isfinite().all())]
     return [w for w in kept if len(torch.unique(w)) >= FEWEST_VALUES]  # not a class in 0 and 1
 
@@ -184,7 +207,12 @@ def _is_split(tree: ast.FunctionDef, name: str, *, before: int = sys.maxsize, af
             continue
         if isinstance(node, ast.Call) and called_name(node) in SPLITTERS:
             given = {n.id for a in node.args for n in ast.walk(a) if isinstance(n, ast.Name)}
-            if name in given:
+            sized = {
+                n.id for a in node.args for call in ast.walk(a)
+                if isinstance(call, ast.Call) and called_name(call) == "len"
+                for n in ast.walk(call) if isinstance(n, ast.Name)
+            }  # fmt: skip  # of which numbers of samples are split
+            if name in given - sized:
                 return True
         if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Name | ast.Slice):
             continue

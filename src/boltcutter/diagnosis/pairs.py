@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,13 +12,14 @@ from torch import Tensor
 
 from boltcutter.diagnosis.calls import remarks
 from boltcutter.diagnosis.checks import Lines, check
-from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import Loss
 from boltcutter.diagnosis.probe import Trace, take, tolerance
 from boltcutter.diagnosis.samples import is_comparable
 from boltcutter.structure import flatten
 
 FEWEST = 8  # pairs
+SURE = 2.5  # standard errors
 MOST_VIEWS = 8  # of a sample
 MOST_CHANGED = 0.8  # of the similarities of an embedding, which change with its sample
 
@@ -210,5 +212,90 @@ def same_views(seen: Evidence) -> Lines:
             yield (
                 f"two parts of the batch, of shape {tuple(one.shape)}, are equal for all samples, and {name} "
                 "gets both: two views of a sample must be drawn anew, not with the same seed"
+            )
+            return
+
+
+@check("teacher-temperature", "likely", at="probe")
+def teacher_temperature(seen: Evidence) -> Lines:
+    """kl_div compares a softmax of logits that are divided by a temperature with that of a teacher's that are not."""
+    yield from remarks(seen, "teacher-temperature")
+
+
+@check("softmax-of-batch", "likely", at="probe")
+def softmax_of_batch(seen: Evidence) -> Lines:
+    """Validation applies softmax over the samples to the logits of its cross-entropy."""
+    yield from remarks(seen, "softmax-of-batch")
+
+
+@check("positive-is-negative", "likely", at="probe")
+def positive_is_negative(seen: Evidence) -> Lines:
+    """Of each row of logits, the one of the target is also that of another class, as of a queue with the positives."""
+    for call in seen.calls:
+        p, t = call.prediction, call.target
+        if call.kind != "cross_entropy" or p.ndim != 2 or t.shape != p.shape[:1] or t.is_floating_point():
+            continue
+        if len(p) < FEWEST or not bool(((t >= 0) & (t < p.shape[1])).all()):
+            continue
+        own = p.gather(1, t[:, None])
+        same = (p - own).abs() <= 1e-5 * own.abs() + 1e-7
+        if bool((same.sum(1) == 2).all()) and float(own.std()) > 1e-4 * float(own.abs().mean()):
+            yield (
+                f"each of the {len(p)} rows of logits has the similarity of its positive twice, once as that of a "
+                "negative, so that the loss cannot fall; add new keys to the queue after the loss"
+            )
+            return
+
+
+@check("pair-target", "likely", at="probe")
+def pairs_inverted(seen: Evidence) -> Lines:
+    """Two embeddings are drawn together where their inputs differ more, by the labels of pairs, and apart elsewhere."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches or not probe.module.automatic_optimization:
+        return
+    labels = [
+        t.flatten() > 0 for t in tensors_of(probe.batches[kind])
+        if t.numel() == probe.size(kind) >= 2 * FEWEST and {*torch.unique(t).tolist()} in ({0, 1}, {-1, 1})
+    ]  # fmt: skip
+    outputs: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    gradients: dict[str, Any] = {}
+
+    def keep(name: str, part: Any, given: Any, output: Any) -> None:
+        is_pair = isinstance(output, Tensor) and output.ndim == 2 and output.requires_grad and tensors_of(given)
+        if is_pair and len(output) == probe.size(kind):
+            outputs.setdefault(name, []).append((tensors_of(given)[0].detach(), output))
+
+    def differentiate(loss: Any) -> None:
+        for name, calls in outputs.items():
+            if len(calls) == 2 and isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:
+                both = [output for _, output in calls]
+                gradients[name] = torch.autograd.grad(loss, both, allow_unused=True, retain_graph=True)
+
+    if len(labels) != 1:
+        return
+    networks = [(n, m) for n, m in seen.module.named_children() if any(True for _ in m.parameters())]
+    hooks = [m.register_forward_hook(partial(keep, n)) for n, m in networks]
+    try:
+        probe.run(kind, probe.batches[kind], training=False, record=False, then=differentiate)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, pair in gradients.items():
+        (x, a), (y, b) = outputs[name]
+        if any(g is None for g in pair) or x.shape != y.shape or not x.is_floating_point():
+            continue
+        drawn = (pair[0] * (a - b)).sum(1).detach()  # above 0 where the distance shrinks
+        apart = (x - y).flatten(1).norm(dim=1)
+        groups = [(drawn[chosen], apart[chosen]) for chosen in (labels[0], ~labels[0])]
+        if any(len(d) < FEWEST for d, _ in groups):
+            continue
+        (d1, x1), (d2, x2) = groups if bool((groups[0][0] > 0).float().mean() > 0.9) else groups[::-1]
+        is_pair = float((d1 > 0).float().mean()) > 0.9 and float((d2 <= 0).float().mean()) > 0.9
+        gap = (x1.mean() - x2.mean()) / (x1.var() / len(x1) + x2.var() / len(x2)).sqrt().clamp_min(1e-12)
+        if is_pair and float(gap) > SURE:
+            yield (
+                f"the outputs of {name} are drawn together for the pairs whose inputs differ more (by "
+                f"{float(x1.mean()):.3g}, others by {float(x2.mean()):.3g}), and apart for the others: are the labels "
+                "of pairs inverted?"
             )
             return

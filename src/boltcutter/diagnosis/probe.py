@@ -269,6 +269,7 @@ def kept(module: L.LightningModule) -> Iterator[None]:
     contents = [(v, copy.copy(v)) for v in held if isinstance(v, list | dict | set | deque)]
     found = [*module.parameters(), *module.buffers(), *tensors_of([*held, *(inner for _, inner in contents)])]
     tensors = {id(t): (t, t.detach().clone()) for t in found}
+    computed = {id(t) for t in found if t.grad_fn is not None}
     gradients = [(p, p.grad, None if p.grad is None else p.grad.clone(), p.requires_grad) for p in module.parameters()]
     drawing = [(v, generator_state(v)) for v in held if isinstance(v, GENERATORS)]
     try:
@@ -283,6 +284,8 @@ def kept(module: L.LightningModule) -> Iterator[None]:
                 container.clear()
                 (container.extend if isinstance(container, list | deque) else container.update)(content)
             for tensor, value in tensors.values():
+                if tensor.grad_fn is not None and id(tensor) not in computed:
+                    tensor.detach_()  # which was changed in place by what has a gradient, as of an altered batch
                 if tensor.shape == value.shape and not torch.equal(tensor, value):
                     tensor.copy_(value)
             for p, grad, kept_grad, requires_grad in gradients:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +16,12 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.calls import CLASSES
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
-from boltcutter.diagnosis.graph import REGRESSIONS, Loss
+from boltcutter.diagnosis.graph import REGRESSIONS, Loss, name_of, saved
 from boltcutter.diagnosis.probe import Probe, Trace, is_close, rows_that_differ, seeded, take
 from boltcutter.diagnosis.samples import is_comparable
+from boltcutter.diagnosis.signs import nodes_behind
 from boltcutter.diagnosis.source import says
+from boltcutter.diagnosis.statements import called_name, functions_of
 from boltcutter.internals import BatchNorm
 from boltcutter.structure import flatten
 
@@ -28,6 +32,10 @@ SEEDS = 3
 PARTNERS = (0.05, 0.9)  # share of samples whose prediction depends on another one
 WEIGHT = 0.5  # of the other sample, relative to its own
 FLAT = 1e-3  # slope of a gradient, relative to it
+BACK = 0.05  # relative difference of scales
+FEW = 0.05  # share of values
+CLEAR = 0.2  # from one half
+OPPOSED = -0.3  # cosine
 SAME = 0.5  # difference of scores at which two gradients are 0
 AUGMENTS = re.compile(r"augment|jitter|dequant|eras(e|ing)", re.IGNORECASE)
 KEEPS_LABELS = re.compile(r"background|noise|mix_?style|style|interfer|distract|augment_?mix|augmix", re.IGNORECASE)
@@ -52,6 +60,9 @@ def other_units(seen: Evidence) -> Lines:
             if raw.numel() != own.numel() or raw.numel() < FEWEST or is_close(own, raw.to(own)):
                 continue
             for a, b in (pair[::order] for pair in pairs for order in (1, -1)):
+                if _equal(b, raw) and (text := _scaled_back(call.prediction, a, own, raw)):
+                    yield text
+                    return
                 if _equal(b, raw) and a.numel() == raw.numel() and is_close(a.flatten(), call.prediction.flatten()):
                     yield (
                         f"training predicts a function of the targets (from {float(own.min()):.3g} to "
@@ -255,3 +266,211 @@ def _zero(found: list[Output]) -> float:
     x, g = (t.detach().flatten().cpu().double() for t in (found[0].value, found[0].gradients[0]))
     slope = float(((x - x.mean()) * (g - g.mean())).sum() / ((x - x.mean()).square().sum() + 1e-12))
     return math.inf if abs(slope) < FLAT * float(g.abs().mean()) else float(x.mean() - g.mean() / slope)
+
+
+def _line_of(x: Tensor, y: Tensor) -> tuple[float, float] | None:
+    """Slope and offset of the line on which values lie exactly; None if they lie on none, or are too few."""
+    x, y = x.flatten().double(), y.flatten().double()
+    if len(x) != len(y) or len(x) < FEWEST or not float(x.std()) > 0:
+        return None
+    slope = float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
+    offset = float(y.mean()) - slope * float(x.mean())
+    scale = float(y.abs().max()) + 1e-12
+    return (slope, offset) if float((slope * x + offset - y).abs().max()) < 1e-4 * scale and slope else None
+
+
+def _scaled_back(predicted: Tensor, compared: Tensor, own: Tensor, raw: Tensor) -> str:
+    """What is wrong if predictions of scaled targets are not scaled back as the targets were scaled; else empty."""
+    forth, back = _line_of(raw, own), _line_of(predicted, compared)
+    if forth is None or back is None:
+        return ""
+    slope, offset = 1 / forth[0], -forth[1] / forth[0]  # of the inverse
+    spread = float(raw.double().std())
+    off = abs(back[0] / slope - 1) > BACK or abs(back[1] - offset) > BACK * spread
+    return off * (
+        f"validation scales predictions back by {back[0]:.4g} * x + {back[1]:.4g}, but training has scaled targets so "
+        f"that {slope:.4g} * x + {offset:.4g} is their inverse; use the same mean and deviation"
+    )
+
+
+@check("visible-targets", "likely", at="probe")
+def visible_targets(seen: Evidence) -> Lines:
+    """Inputs are masked in part, and the loss has a gradient only where a layer still gets its targets."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches or not probe.module.automatic_optimization:
+        return
+    base = probe.base(kind)
+    for call in (c for c in base.calls if c.kind == "cross_entropy" and c.target.ndim == 1):
+        known = call.target != call.options["ignore_index"]
+        for t in (t for n, t in base.tensors if n.startswith("the input of ") and t.numel() == len(known) >= MANY):
+            same = t.flatten() == call.target
+            is_masked = not t.is_floating_point() and bool(same[known].all()) and FEW < float(known.float().mean()) < 1
+            clean = [
+                p.flatten() for p in tensors_of(probe.batches[kind]) if p.numel() == len(known) and p.dtype == t.dtype
+            ]
+            hidden = next((p != t.flatten() for p in clean if torch.equal(p[known], call.target[known])), None)
+            if is_masked and hidden is not None and bool(hidden.any()) and bool((hidden == ~known).all()):
+                yield VISIBLE
+                return
+    for name, t in base.tensors:
+        x = next((p for p in tensors_of(probe.batches[kind]) if p.numel() == t.numel() >= MANY), None)
+        if not name.startswith("the input of ") or x is None or not t.is_floating_point() or not x.is_floating_point():
+            continue
+        given, own = t.flatten(), x.flatten()
+        hidden, shown = (own != 0) & (given == 0), (own != 0) & (given == own)
+        if not FEW < float(hidden.sum() / (own != 0).sum()) < 1 - FEW or bool((given != own)[~hidden].any()):
+            continue
+        gradients: list[Tensor] = []
+        probe.run(kind, probe.batches[kind], training=True, record=False, then=partial(_by_output, probe, x, gradients))
+        for gradient in gradients:
+            chosen = gradient.flatten() != 0
+            if not bool(chosen[hidden].any()) and float(chosen[shown].float().mean()) > 0.9:
+                yield VISIBLE
+        return
+
+
+VISIBLE = (
+    "the loss is that of the values that the network sees, and has none of those that are masked, which it is to "
+    "predict; invert the mask of the loss"
+)
+
+
+def _by_output(probe: Probe, x: Tensor, found: list[Tensor], loss: Any) -> None:
+    """The gradient of the loss by the difference of a prediction from the values of a part of the batch."""
+    if not isinstance(loss, Tensor) or loss.grad_fn is None or loss.numel() != 1:
+        return
+    for node in nodes_behind(loss.grad_fn):
+        if name_of(node) in (
+            "Sub",
+            "Rsub",
+            "MseLoss",
+            "L1Loss",
+        ):  # the gradient by the difference is that by the prediction
+            node.register_prehook(
+                lambda given: found.extend(g.detach() for g in given if g is not None and g.numel() == x.numel())
+            )
+    parameters = [p for p in probe.module.parameters() if p.requires_grad]
+    torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+
+
+@check("mixed-labels", "likely", at="probe")
+def mixed_weights(seen: Evidence) -> Lines:
+    """Inputs are mixed, and the label of the sample with the larger share of them counts less in the loss."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches or (count := probe.size(kind)) < FEWEST:
+        return
+    base = probe.base(kind)
+    labels = [c.target for c in base.calls if c.kind == "cross_entropy" and c.target.shape == (count,)]
+    if len(labels) != 2 or torch.equal(*labels) or not torch.equal(labels[0].sort().values, labels[1].sort().values):
+        return
+    batch = tensors_of(probe.batches[kind])
+    shares = list[tuple[float, float]]()
+    for seed in range(2 * SEEDS):
+        found: list[tuple[Any, Tensor]] = []
+
+        def differentiate(loss: Any, found: list[tuple[Any, Tensor]] = found) -> None:
+            for node in nodes_behind(loss.grad_fn) if isinstance(loss, Tensor) and loss.numel() == 1 else ():
+                if name_of(node) == "NllLoss":
+                    node.register_prehook(
+                        lambda g, node=node: found.append((saved(node, "target"), g[0].detach().sum()))
+                    )
+            torch.autograd.grad(loss, [p for p in probe.module.parameters() if p.requires_grad], allow_unused=True)
+
+        trace = probe.run(kind, probe.batches[kind], training=True, seed=seed, then=differentiate)
+        given = next((t for n, t in trace.tensors if n.startswith("the input of ") and t.is_floating_point()), None)
+        x = next((t for t in batch if given is not None and t.numel() == given.numel() and t.is_floating_point()), None)
+        own = [float(w) for t, w in found if t is not None and any(_equal(t, b) for b in batch)]
+        if x is None or given is None or len(found) != 2 or len(own) != 1:
+            return
+        z, y = ((t - t.mean(0)).flatten().double() for t in (given.reshape(count, -1), x.reshape(count, -1)))
+        total = sum(float(w) for _, w in found)
+        shares.append((float((z * y).sum() / y.square().sum()), own[0] / total))
+    clear = [(a, b) for a, b in shares if abs(a - 0.5) > CLEAR and abs(b - 0.5) > CLEAR / 2]
+    if len(clear) >= 2 and all((a > 0.5) != (b > 0.5) for a, b in clear):
+        a, b = clear[0]
+        yield (
+            f"inputs are mixed, {a:.0%} of each being its own sample, but the loss counts its own label {b:.0%}; "
+            "exchange the weights: lam * loss(y) + (1 - lam) * loss(y[order])"
+        )
+
+
+def _keep_gradient(found: list[Tensor], gradient: Tensor) -> None:
+    found.append(gradient.detach().flatten())
+
+
+def _keep_weight(node: Any, found: list[tuple[Any, Tensor]], gradients: Any) -> None:
+    found.append((saved(node, "target"), gradients[0].detach().sum()))
+
+
+@check("global-seed", "likely", at="probe")
+def seeded_in_each_step(seen: Evidence) -> Lines:
+    """A training step seeds a generator of the module with the same number, whatever state it has had before."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches or not (holders := [*_generators(probe.module)]):
+        return
+    ends: list[list[Tensor]] = []
+
+    def read(loss: Any) -> None:
+        ends.append([generator.get_state() for _, generator in holders])
+
+    begin = [generator.get_state() for _, generator in holders]
+    for seed in (1, 2):
+        for _, generator in holders:
+            generator.manual_seed(seed)
+        probe.run(kind, probe.batches[kind], training=True, record=False, then=read)
+    for (_, generator), state in zip(holders, begin, strict=True):
+        generator.set_state(state)
+    for (name, _), one, other in zip(holders, *ends, strict=True):
+        if torch.equal(one, other) and not _seeds_by_step(probe.module):
+            yield Line(
+                f"training_step seeds {name} with the same number each time, so that all steps draw the same values; "
+                "seed it once, in __init__",
+                subject=name,
+            )
+            return
+
+
+def _generators(module: nn.Module) -> Iterator[tuple[str, torch.Generator]]:
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if isinstance(value, torch.Generator):
+                yield f"{name}.{key}".lstrip("."), value
+
+
+def _seeds_by_step(module: nn.Module) -> bool:
+    """Whether code seeds by a number that changes, such as that of the step."""
+    for place in functions_of(module):
+        for call in (n for n in ast.walk(place.tree) if isinstance(n, ast.Call) and called_name(n) == "manual_seed"):
+            if re.search(r"step|epoch|batch|ind(ex|ices)|idx|count|rank|time", ast.unparse(call)):
+                return True
+    return False
+
+
+@check("opponent-stepped", "likely", at="probe")
+def opponent_stepped(seen: Evidence) -> Lines:
+    """An optimizer also steps all weights of another one, by a loss whose gradient is opposed to that of the other."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches or probe.module.automatic_optimization or len(seen.optimizers) < 2:
+        return
+    owned = [{id(p) for g in o.param_groups for p in g["params"]} for o in seen.optimizers]
+    inner = next((b for a in owned for b in owned if b < a), None)
+    shared = [p for p in seen.module.parameters() if inner and id(p) in inner and p.requires_grad and p.ndim > 1]
+    gradients: dict[int, list[Tensor]] = {id(p): [] for p in shared}
+    hooks = [p.register_hook(partial(_keep_gradient, gradients[id(p)])) for p in shared]  # type: ignore[no-untyped-call]
+    try:
+        if shared:
+            probe.run(kind, probe.batches[kind], training=True, record=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    counts = {len(each) for each in gradients.values()}
+    if not shared or len(counts) != 1 or counts.pop() < 2:
+        return
+    first, last = (torch.cat([each[i] for each in gradients.values()]) for i in (0, -1))
+    cosine = float((first * last).sum() / (first.norm() * last.norm() + 1e-12))
+    if cosine < OPPOSED:
+        yield (
+            f"one optimizer has all weights of another one ({len(shared)} matrices), and the gradients of their losses "
+            f"are opposed there (cosine {cosine:.2f}), so each undoes the steps of the other; give each optimizer its "
+            "own network"
+        )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch.nn.modules.loss import _Loss
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
 from boltcutter.diagnosis.probe import Probe, Trace, is_close, take, tolerance
-from boltcutter.diagnosis.source import codes_of
+from boltcutter.diagnosis.source import codes_of, own_classes
 from boltcutter.structure import map_tensors, take_rows
 
 FEWEST = 4  # samples of a batch
@@ -359,8 +361,21 @@ def padding_matters(seen: Evidence) -> Lines:
         yield Line(
             "predictions for a sample depend on how far its batch is padded; pass the mask of padding to attention "
             "and leave padding out of means",
-            None if attends else "note",  # a maximum of convolutions or a last state is often taken like this
+            # A maximum of convolutions or a last state is often taken like this.
+            None if attends or _averages_padding(probe, probe.scored) else "note",
         )
+
+
+def _averages_padding(probe: Probe, kind: str) -> bool:
+    """Whether embeddings (N, T, D) are averaged over T, and T differs between training and validation."""
+    widths, found = set[int](), False
+    for each in probe.batches:
+        layers = {n for n, m in probe.module.named_modules() if isinstance(m, nn.Embedding)}
+        outputs = [t for n, t in probe.base(each).tensors if n.removeprefix("the output of ") in layers and t.ndim == 3]
+        widths |= {t.shape[1] for t in outputs[:1]}
+        later = [t for n, t in probe.base(each).tensors if n.startswith("the input of ")]
+        found |= any(is_close(t, out.mean(1)) for out in outputs for t in later if t.shape == out.mean(1).shape)
+    return found and len(widths) > 1
 
 
 def depends_on_padding(probe: Probe, kind: str) -> bool | None:
@@ -376,12 +391,22 @@ def depends_on_padding(probe: Probe, kind: str) -> bool | None:
     return any(p.shape == q.shape and not is_close(p, q) for p, q in found)
 
 
+def named_padding(module: nn.Module, tokens: Tensor) -> int | None:
+    """The number at the end of most rows of tokens (N, T), if a name of the user's file has it that says padding."""
+    last = int(tokens[:, -1].mode().values)
+    files = {cls.__module__ for part in module.modules() for cls in own_classes(type(part))}
+    names = {n: v for f in files for n, v in vars(sys.modules.get(f, types)).items() if isinstance(v, int)}
+    return last if any(v == last and "pad" in n.lower() for n, v in names.items()) else None
+
+
 def one_more_column(probe: Probe, kind: str) -> Any:
     """The batch with one more column of padding; None without padded tokens, of which an embedding knows the index."""
     batch, count = probe.batches[kind], probe.size(kind)
     pads = {m.padding_idx for m in probe.module.modules() if isinstance(m, nn.Embedding)} - {None}
     tensors = [t for t in tensors_of(batch) if t.ndim == 2 and len(t) == count and t.shape[1] > 1]
     tokens = [t for t in tensors if not t.is_floating_point() and t.dtype != torch.bool and int(t.max()) > 1]
+    if not pads and tokens and (number := named_padding(probe.module, tokens[0])) is not None:
+        pads = {number}
     if len(pads) != 1 or not tokens:
         return None
     (pad,) = pads

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,7 @@ UNKNOWN = re.compile(
     re.IGNORECASE,
 )
 CELLS = (nn.RNNBase, nn.RNNCellBase)
+MANY_STEPS = 3  # in time
 
 
 class Padding(NamedTuple):
@@ -472,5 +474,38 @@ def padding_is_token(seen: Evidence) -> Lines:
             yield (
                 f"{int(layer.padding_idx)}, the padding_idx of {name}, is a token within sequences, so its embedding "
                 "stays 0 and is never trained; leave padding_idx out, or shift the tokens by one"
+            )
+            return
+
+
+@check("cut-gradient", "likely", at="probe")
+def state_is_cut(seen: Evidence) -> Lines:
+    """A recurrent cell gets its last state without a gradient at each of several steps in time."""
+    probe, kind = seen.probe, "training_step"
+    cells = {n: m for n, m in seen.module.named_modules() if isinstance(m, nn.GRUCell | nn.LSTMCell | nn.RNNCell)}
+    if probe is None or kind not in probe.batches or not cells:
+        return
+    states: dict[str, list[tuple[Tensor | None, Tensor]]] = {name: [] for name in cells}
+
+    def keep(name: str) -> Any:
+        def hook(part: nn.Module, args: Any, output: Any) -> None:
+            given = args[1][0] if len(args) > 1 and isinstance(args[1], tuple) else args[1] if len(args) > 1 else None
+            states[name].append((given, output[0] if isinstance(output, tuple) else output))
+
+        return hook
+
+    hooks = [cell.register_forward_hook(keep(name)) for name, cell in cells.items()]
+    try:
+        probe.run(kind, probe.batches[kind], training=True, record=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, calls in states.items():
+        pairs = [(new, old) for (_, old), (new, _) in pairwise(calls) if new is not None and old.requires_grad]
+        same = [new for new, old in pairs if new.shape == old.shape and torch.equal(new, old)]
+        if len(calls) > MANY_STEPS and len(same) == len(calls) - 1 and not any(t.requires_grad for t in same):
+            yield (
+                f"{name} gets its last state without a gradient at each of {len(calls)} steps in time, so it learns "
+                "nothing that takes two steps; detach the state between batches only"
             )
             return

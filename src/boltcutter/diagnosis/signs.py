@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,8 +16,10 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import LOSSES, MAX_NODES, MOVES, name_of, operation_behind, saved
+from boltcutter.internals import replaced
 
 MEAN = 1  # a reduction
+CUT = 0.2  # share of predictions
 FEWEST_VALUES = 16  # of a sample
 FEWEST_WEIGHTS = 16  # of samples
 NORMS = ("Pow", "Norm", "LinalgVectorNorm")
@@ -343,3 +347,73 @@ def _is_noise(node: Any) -> bool:
         return False
     factors = [saved(node, name) for name in ("self", "other")]
     return any(isinstance(t, Tensor) and t.ndim > 1 and bool((t > 0).any()) and bool((t < 0).any()) for t in factors)
+
+
+@check("clamped-prediction", "likely", at="probe")
+def clamped_prediction(seen: Evidence) -> Lines:
+    """A clamp before a loss function cuts the gradient of over 20% of its predictions, whose targets are within."""
+    terms = terms_of(seen)
+    for node, _ in terms.losses if terms else ():
+        clamp, t = behind_moves(next(inputs_of(node), None)), saved(node, "target")
+        before = saved(clamp, "self") if name_of(clamp) in ("Clamp", "ClampMin", "ClampMax") else None
+        if before is None or t is None or t.numel() != before.numel() or not before.is_floating_point():
+            continue
+        low, high = (saved(clamp, each) for each in ("min", "max"))
+        if isinstance(low, Tensor) or isinstance(high, Tensor):
+            continue
+        low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
+        before, t = before.flatten(), t.flatten().to(before)
+        cut = ((before < low) | (before > high)) & (t > low) & (t < high)
+        if len(before) >= FEWEST_VALUES and float(cut.float().mean()) > CUT:
+            yield (
+                f"clamp({low}, {high}) of predictions gives {float(cut.float().mean()):.0%} of them no gradient, "
+                "though their targets are within it; clamp in evaluation only, or use sigmoid()"
+            )
+            return
+
+
+@check("penalty-sign", "likely", at="probe")
+def entropy_sign(seen: Evidence) -> Lines:
+    """The loss of a policy, by log-probabilities of actions, falls as its entropy falls."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches or not probe.module.automatic_optimization:
+        return
+    results: dict[str, list[Tensor]] = {"entropy": [], "log_prob": []}
+    found: list[bool] = []
+
+    def differentiate(loss: Any) -> None:
+        kept = {name: [t for t in each if t.requires_grad] for name, each in results.items()}
+        if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1 and all(kept.values()):
+            gradients = {
+                name: [
+                    g for g in torch.autograd.grad(loss, each, allow_unused=True, retain_graph=True) if g is not None
+                ]
+                for name, each in kept.items()
+            }
+            if all(gradients.values()):
+                entropies = torch.cat([sign_of(seen) * g.flatten() for g in gradients["entropy"]])
+                rewards = torch.cat([g.flatten() for g in gradients["log_prob"]])
+                is_policy = len({*rewards.tolist()}) > 2  # weighted by returns or advantages
+                found.append(is_policy and bool((entropies > 0).all()))
+
+    kinds = [each for each in vars(torch.distributions).values() if isinstance(each, type)]
+    with ExitStack() as stack:
+        for kind in kinds:
+            for name in results.keys() & vars(kind).keys():
+                stack.enter_context(replaced(kind, name, _kept(getattr(kind, name), results[name])))
+        probe.run("training_step", probe.batches["training_step"], training=True, record=False, then=differentiate)
+    if any(found):
+        yield (
+            "the loss of the policy falls as its entropy falls, so that it soon takes one action only; a bonus that "
+            "keeps it exploring is subtracted: loss - coefficient * entropy"
+        )
+
+
+def _kept(method: Any, results: list[Tensor]) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, *args, **kwargs)
+        if isinstance(result, Tensor) and len(results) < FEWEST_VALUES:
+            results.append(result)
+        return result
+
+    return call

@@ -458,3 +458,38 @@ def cached_by_index(seen: Evidence) -> Lines:
                 f"{name} keeps what was computed of each batch by its number, but batches are shuffled, so in the next "
                 "epoch a batch gets what belongs to other samples; use numbers of samples as keys"
             )
+
+
+@check("cut-gradient", "likely", at="probe")
+def number_in_loss(seen: Evidence) -> Lines:
+    """A loss adds a penalty on weights as a number, by .item(), float() or .data, so that it has no gradient."""
+    for place in functions_of(seen.module):
+        numbers: dict[str, int] = {}
+        for node in ast.walk(place.tree):
+            if isinstance(node, ast.Assign | ast.AugAssign) and _is_number_of_weights(node.value):
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                numbers[ast.unparse(target)] = place.line + node.lineno - 1
+        for node in ast.walk(place.tree) if numbers else ():
+            if not isinstance(node, ast.Return | ast.Assign | ast.AugAssign) or node.value is None:
+                continue
+            is_added = isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)
+            is_sum = is_added or (isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Add))
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            targets = [node.target] if isinstance(node, ast.AugAssign) else targets
+            is_loss = isinstance(node, ast.Return) or any(TOTAL.search(ast.unparse(t)) for t in targets)
+            found = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)} & numbers.keys()
+            if is_sum and is_loss and found:
+                name = min(found)
+                yield Line(
+                    f"{name} ({place.name}, line {numbers[name]}) is a number, as of .item(), which the loss adds "
+                    "without any gradient, so it penalizes nothing; keep the tensor",
+                    subject=f"{place.name}:{name}",
+                )
+                return
+
+
+def _is_number_of_weights(value: ast.expr) -> bool:
+    """Whether a value sums numbers, or parts without a gradient, of parameters."""
+    text = ast.unparse(value)
+    is_number = re.search(r"\.item\(\)|\bfloat\(|\.detach\(\)|\.data\b", text)
+    return bool(is_number and re.search(r"parameters\(\)|\.weight\b", text))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from boltcutter.diagnosis.calls import rows_of
 from boltcutter.diagnosis.checks import Line, Lines, check
@@ -44,6 +44,9 @@ def changes(a: Loss, b: Loss) -> tuple[Tensor, Tensor] | None:
     ):
         return None
     return rows_that_differ(one[0], other[0]), rows_that_differ(one[1], other[1])
+
+
+MISSING = 0.02  # share of targets
 
 
 @check("misaligned", "certain", at="probe")
@@ -259,3 +262,62 @@ def _is_target(tokens: Tensor, call: Loss) -> bool:
 def _are_tokens(t: Any, count: int) -> bool:
     is_matrix = isinstance(t, Tensor) and t.dtype in INTEGERS and t.ndim == 2
     return is_matrix and len(t) == count and t.shape[1] >= 4
+
+
+@check("shifted-twice", "likely", at="probe")
+def shifted_twice(seen: Evidence) -> Lines:
+    """All targets of cross-entropy are the token after the next one of what an embedding gets, and none the next."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches or (count := probe.size(kind)) < 2:
+        return
+    layers = {n for n, m in seen.module.named_modules() if isinstance(m, nn.Embedding)}
+    given = [
+        t for name, t in probe.base(kind).tensors
+        if name.removeprefix("the input of ") in layers and t.ndim == 2 and len(t) == count and t.shape[1] >= 6
+    ]  # fmt: skip
+    calls = [
+        c
+        for c in probe.base(kind).calls
+        if c.kind in ("cross_entropy", "nll_loss") and not c.target.is_floating_point()
+    ]
+    rows = [
+        c.target.reshape(count, -1) for c in calls if c.target.numel() % count == 0 and c.target.numel() >= 4 * count
+    ]
+    for tokens in given:
+        if len(torch.unique(tokens)) < 4 or not rows:
+            continue
+        if all(_is_ahead(t, tokens, 2) and not _is_ahead(t, tokens, 1) for t in rows):
+            yield (
+                "the targets are the token after the next one, as inputs and targets are shifted both by the data and "
+                "by the step; shift them once"
+            )
+            return
+
+
+def _is_ahead(targets: Tensor, tokens: Tensor, by: int) -> bool:
+    """Whether targets (N, S) are tokens (N, T), a number of places later, where they are not ignored."""
+    width = min(targets.shape[1], tokens.shape[1] - by)
+    one, other = targets[:, :width], tokens[:, by : by + width]
+    known = one >= 0
+    return width >= 4 and bool((one == other)[known].all()) and int(known.sum()) >= 4 * len(targets)
+
+
+@check("missing-targets", "likely", at="probe")
+def missing_targets(seen: Evidence) -> Lines:
+    """A part of the batch has NaN for missing targets, and a loss function that averages over all gets 0 there."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches:
+        return
+    parts = [t for t in flatten(probe.batches[kind]) if isinstance(t, Tensor) and t.is_floating_point() and t.ndim]
+    for call in probe.base(kind).calls:
+        t = call.target.flatten()
+        is_mean = call.options.get("reduction") == "mean" and call.options.get("weight") is None
+        for part in (p.flatten() for p in parts if p.numel() == len(t) and is_mean):
+            missing = part.isnan()
+            is_same = bool((t[~missing].to(part) == part[~missing]).all())
+            if is_same and float(missing.float().mean()) > MISSING and not bool(t[missing].any()):
+                yield (
+                    f"{float(missing.float().mean()):.0%} of the targets are missing (NaN), and {call.kind} takes them "
+                    "for 0, as of nan_to_num; leave them out of the loss: loss(prediction[known], target[known])"
+                )
+                return

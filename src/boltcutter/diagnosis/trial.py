@@ -14,6 +14,7 @@ from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     arguments,
     averages,
     baselines,
+    called,
     edges,
     flows,
     inputs,
@@ -22,12 +23,14 @@ from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     pairs,
     relations,
     reruns,
+    rows,
     samples,
     sequences,
     signs,
     splits,
     statements,
     targets,
+    unread,
 )
 from boltcutter.diagnosis.evidence import overrides
 from boltcutter.diagnosis.invariants import FIRST, Guarded, Invariants

@@ -1,0 +1,198 @@
+"""Probes that call the user's own functions again: scores of predictions, and returns of rewards."""
+
+from __future__ import annotations
+
+import copy
+import re
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial, wraps
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.evidence import Evidence, is_metric
+from boltcutter.diagnosis.probe import seeded
+from boltcutter.diagnosis.signs import sign_of
+from boltcutter.diagnosis.source import is_function, own_classes
+from boltcutter.diagnosis.unread import namespaces_of
+
+SCORES = re.compile(r"dice|iou|jaccard|tversky|ssim|psnr|(^|_)f1($|_)", re.IGNORECASE)
+RETURNS = re.compile(r"discount|returns?($|_)|reward_to_go|rewards_to_go|rtg|(^|_)gae($|_)", re.IGNORECASE)
+MOST_CALLS = 16
+BETTER = 0.02  # by which a perfect prediction has a higher score
+FEWEST = 4  # rewards
+SURE = 20.0  # a logit
+
+
+class Call(NamedTuple):
+    """A call of a function of the user's own, or of a layer.
+
+    Args:
+        name: Of the function.
+        function: As it was called, without the recording.
+        args: Its arguments.
+        kwargs: Those by name.
+        result: What it returned.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+
+@contextmanager
+def recorded(module: nn.Module, pattern: re.Pattern[str]) -> Iterator[list[Call]]:
+    """Record the calls of functions in the user's files, of methods and of layers, by their names."""
+    found: list[Call] = []
+    undo: list[Callable[[], Any]] = []
+
+    def wrap(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            if len(found) < MOST_CALLS:
+                found.append(Call(name, function, args, kwargs, result))
+            return result
+
+        return call
+
+    def hook(name: str, part: nn.Module, args: Any, result: Any) -> None:
+        if len(found) < MOST_CALLS:
+            found.append(Call(name, part.forward, args, {}, result))
+
+    for names in namespaces_of(module):
+        for name, value in [*names.items()]:
+            if pattern.search(name) and isinstance(value, types.FunctionType):
+                names[name] = wrap(name, value)
+                undo.append(partial(names.__setitem__, name, value))
+    for cls in own_classes(type(module)):
+        for name, value in vars(cls).items():
+            is_method = is_function(value) or isinstance(value, staticmethod)
+            if is_method and pattern.search(name) and name not in vars(module):
+                vars(module)[name] = wrap(name, getattr(module, name))
+                undo.append(partial(vars(module).pop, name, None))
+    for name, part in module.named_modules():
+        is_named = pattern.search(name.rpartition(".")[2]) or pattern.search(type(part).__name__)
+        if name and is_named and not is_metric(part) and own_classes(type(part)):
+            undo.append(part.register_forward_hook(partial(hook, type(part).__name__)).remove)
+    try:
+        yield found
+    finally:
+        for each in reversed(undo):
+            each()
+
+
+@check("loss-maximized", "likely", at="probe")
+def score_minimized(seen: Evidence) -> Lines:
+    """The loss falls as an overlap of predictions and targets falls, as Dice, which is higher for perfect ones."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches or not probe.module.automatic_optimization:
+        return
+    gradients: list[Any] = []
+
+    def differentiate(loss: Any) -> None:
+        results = [c.result for c in calls]
+        if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:
+            kept = [r if isinstance(r, Tensor) and r.requires_grad else None for r in results]
+            chosen = [r for r in kept if r is not None]
+            each = iter(torch.autograd.grad(loss, chosen, allow_unused=True, retain_graph=True) if chosen else ())
+            gradients.extend(next(each) if r is not None else None for r in kept)
+
+    with recorded(seen.module, SCORES) as calls:
+        if not _has_names(seen.module, SCORES):
+            return
+        probe.run("training_step", probe.batches["training_step"], training=True, record=False, then=differentiate)
+    for call, gradient in zip(calls, gradients, strict=False):
+        if gradient is None or not bool((sign_of(seen) * gradient > 0).all()):
+            continue
+        with suppress(Exception), torch.no_grad(), seeded(0):  # of a function that takes no other values
+            if _rates_perfect_higher(call):
+                yield Line(
+                    f"{call.name} is higher for perfect predictions, but the loss falls as it falls, so overlap is "
+                    "unlearned; subtract it: 1 - score",
+                    subject=call.name,
+                )
+                return
+
+
+def _has_names(module: nn.Module, pattern: re.Pattern[str]) -> bool:
+    own = (name for cls in own_classes(type(module)) for name in vars(cls))
+    parts = (name for n, m in module.named_modules() for name in (n.rpartition(".")[2], type(m).__name__))
+    return any(pattern.search(name) for names in (*namespaces_of(module), own, parts) for name in names)
+
+
+def _rates_perfect_higher(call: Call) -> bool:
+    """Whether a function of predictions and targets returns more for predictions that are the targets."""
+    if len(call.args) < 2 or not all(isinstance(t, Tensor) for t in call.args[:2]):
+        return False
+    p, t = call.args[:2]
+    if not p.is_floating_point() or t.requires_grad or not t.numel():
+        return False
+    if p.shape != t.shape and not t.is_floating_point() and p.ndim == t.ndim + 1:
+        perfect = nn.functional.one_hot(t.long(), p.shape[1]).movedim(-1, 1).to(p)
+    elif p.shape == t.shape:
+        perfect = t.to(p)
+    else:
+        return False
+    if float(p.min()) < 0 or float(p.max()) > 1:  # logits
+        perfect = (2 * perfect - 1) * SURE
+    own, best = (call.function(each, *call.args[1:], **call.kwargs) for each in (p.detach(), perfect))
+    return float(best.float().mean() - own.float().mean()) > BETTER
+
+
+@check("returns-of-past", "likely", at="probe")
+def returns_of_past(seen: Evidence) -> Lines:
+    """A function that is named as one of discounted returns adds rewards before a step, and none that follow it."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches or not _has_names(seen.module, RETURNS):
+        return
+    with recorded(seen.module, RETURNS) as calls:
+        probe.run("training_step", probe.batches["training_step"], training=True, record=False)
+    for call in calls:
+        with suppress(Exception), seeded(0):  # of a function that takes no other values
+            if _adds_past(call):
+                yield Line(
+                    f"{call.name} returns sums of the rewards up to each step, not of those that follow it, which are "
+                    "what an action leads to; go through the rewards in reverse",
+                    subject=call.name,
+                )
+                return
+
+
+def _adds_past(call: Call) -> bool:
+    """Whether the last return depends on the first reward, and the first return on no later one."""
+    args = copy.deepcopy([a.detach() if isinstance(a, Tensor) else a for a in call.args])
+    rewards, own = args[0] if args else None, _numbers(call.result)
+    first = _numbers(rewards)
+    if first is None or own is None or len(first) < FEWEST or len(own) != len(first):
+        return False
+
+    def returns(place: int) -> Tensor | None:
+        changed: Any = copy.deepcopy(rewards)
+        changed[place] = changed[place] + 1.0
+        return _numbers(call.function(changed, *args[1:], **call.kwargs))
+
+    early, late = returns(0), returns(len(first) - 1)
+    if early is None or late is None:
+        return False
+    return bool(early[-1] != own[-1]) and bool(late[0] == own[0]) and bool(late[-1] != own[-1])
+
+
+def _numbers(value: Any) -> Tensor | None:
+    """Numbers (T,) of a list, an array or a tensor; None if it is something else."""
+    if isinstance(value, list | tuple) and all(isinstance(v, int | float) or _is_number(v) for v in value):
+        return torch.tensor([float(v) for v in value], dtype=torch.float64)
+    with suppress(TypeError, ValueError, RuntimeError):
+        t = torch.as_tensor(value)
+        return t.detach().double() if t.ndim == 1 else None
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1

@@ -1,0 +1,123 @@
+"""Checks of the rows of a dataset: those that are never read, their number as an input, and unknown tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sized
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.loaders import items
+from boltcutter.diagnosis.probe import seeded
+from boltcutter.structure import flatten
+
+UNREAD = 0.2  # share of rows
+FEWEST = 32  # rows
+MOSTLY = 0.5  # share of tokens
+MOST_TOKENS = 20_000
+KNOWN = 5  # other tokens
+LIMITS = re.compile(r"len|size|num|count|max|limit|subset|total|samples|epoch|steps|indices|index|keys|order|windows")
+PLACES = 8  # of which rows are compared
+
+
+@check("unread-samples", "likely", at="probe")
+def unread_samples(seen: Evidence) -> Lines:
+    """A dataset reads row i of its arrays for sample i, but its length is smaller by a fifth, and no number says so."""
+    for name in seen.splits.loaders if seen.splits else ():
+        dataset = seen.splits.dataset(name)  # type: ignore[union-attr]
+        is_own = not type(dataset).__module__.startswith(("torch.", "boltcutter.")) and hasattr(dataset, "__dict__")
+        if not isinstance(dataset, Sized) or not is_own:
+            continue
+        count = len(dataset)
+        arrays = [*_arrays(dataset)]
+        sizes = {len(a) for _, a in arrays}
+        if len(arrays) < 2 or len(sizes) != 1 or count < 1 or (rows := sizes.pop()) < FEWEST:
+            continue
+        is_said = any(
+            value == count or LIMITS.search(key) for key, value in vars(dataset).items() if not _is_array(value)
+        )
+        if is_said or count > (1 - UNREAD) * rows:
+            continue
+        with suppress(Exception), seeded(0):  # of a dataset that reads otherwise
+            places = range(0, count, max(1, count // PLACES))
+            samples = [*items(dataset, places)]
+            if all(_holds(sample, [a[i] for _, a in arrays]) for i, sample in zip(places, samples, strict=True)):
+                yield Line(
+                    f"the dataset of {name} has {rows} rows, but its length is {count}, so the others are never read; "
+                    "return the number of rows from __len__",
+                    subject=name,
+                )
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray) and value.ndim > 0
+
+
+def _arrays(dataset: Any) -> Iterator[tuple[str, Any]]:
+    yield from ((key, value) for key, value in vars(dataset).items() if _is_array(value))
+
+
+def _holds(sample: Any, rows: list[Any]) -> bool:
+    """Whether each row is a part of a sample."""
+    leaves = [
+        torch.as_tensor(leaf)
+        for leaf in flatten(sample)
+        if isinstance(leaf, Tensor | np.ndarray | np.generic | int | float)
+    ]
+    known = [torch.as_tensor(row) for row in rows]
+    return all(
+        any(a.numel() == b.numel() and torch.equal(a.flatten().to(b), b.flatten()) for b in leaves) for a in known
+    )
+
+
+@check("row-number", "likely", at="data")
+def row_number(seen: Evidence) -> Lines:
+    """A column has an own, equally spaced value for each row of all splits, in whose order the classes are sorted."""
+    splits = seen.splits
+    tables = {name: table for name in splits.loaders if (table := splits.table(name))} if splits else {}
+    if len(tables) < 2 or any(t[1].is_floating_point() for t in tables.values()):
+        return
+    x, y = (torch.cat([table[i] for table in tables.values()]) for i in range(2))
+    if len(x) < FEWEST or len(torch.unique(y)) > len(y) // 8:
+        return
+    for j in range(x.shape[1] if x.shape[1] > 1 else 0):
+        order = x[:, j].argsort()
+        gaps = x[order, j].diff()
+        smallest = float(gaps.min())
+        if smallest <= 0 or not bool(((gaps / smallest).round() * smallest - gaps).abs().max() < 1e-3 * smallest):
+            continue
+        changes = int((y[order].diff() != 0).sum())
+        by_chance = (1 - float((y.bincount() / len(y)).square().sum())) * (len(y) - 1)
+        if float(gaps.max()) < 4 * smallest and changes < by_chance / 4:
+            yield (
+                f"column {j} of the inputs is the number of the row, in whose order the classes are sorted, so it "
+                "tells the class of these data, and of no others; leave it out"
+            )
+            return
+
+
+@check("mostly-unknown", "likely", at="probe")
+def mostly_unknown(seen: Evidence) -> Lines:
+    """Over half of the tokens that an embedding gets, without padding, are the number behind its padding_idx."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches:
+        return
+    layers = {n: m for n, m in seen.module.named_modules() if isinstance(m, nn.Embedding)}
+    for name, t in probe.base(kind).tensors:
+        layer = layers.get(name.removeprefix("the input of "))
+        if layer is None or layer.padding_idx != 0 or t.ndim != 2 or t.numel() > MOST_TOKENS:
+            continue
+        real = t[t != 0]
+        share = float((real == 1).float().mean()) if real.numel() >= FEWEST else 0.0
+        if share > MOSTLY and len(torch.unique(real)) > KNOWN and layer.num_embeddings > 2 * KNOWN:
+            yield (
+                f"{share:.0%} of the tokens that {name.removeprefix('the input of ')} gets are 1, as of words that the "
+                "vocabulary does not have; build it from the same tokens as the texts, in case and form"
+            )
+            return

@@ -1,0 +1,183 @@
+"""What code is given or makes, and never reads: arguments without effect, layers, averages. For probes only."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import types
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from boltcutter.diagnosis.averages import CHANGES
+from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.evidence import Evidence, sampled
+from boltcutter.diagnosis.source import codes_of_users, own_classes, tree_of
+
+# Arguments whose value is meant to change a training, unlike a size that a file may state once more.
+EFFECTIVE = re.compile(
+    r"^((base_|max_|init_|initial_|encoder_|head_|backbone_|generator_|critic_)*(lr|learning_rate)|weight_decay|wd|momentum"
+    r"|(\w+_)?(dropout|drop_rate|drop_prob|p_drop)(_\w+)?|label_smoothing|smoothing|margin|temperature|tau|gamma|betas?"
+    r"|class_weights?|pos_weight|warmup\w*|(lambda|weight)_\w+|grad_clip|clip\w*|noise_(std|scale|level))$"
+)
+DROPS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+WHOLE = re.compile(r"hparams(?!\.|\[\"|\['|\w)|locals\(|vars\(|__dict__|getattr\(|\*\*kwargs|asdict")
+EVALUATES = re.compile(
+    r"valid|val_|test|predict|eval|sample|generate|save|export|forward|checkpoint|swap|store|restore"
+)
+
+
+@check("unread-argument", "likely", at="probe")
+def unread_argument(seen: Evidence) -> Lines:
+    """No code reads an argument of a constructor that is meant to change the training, as a rate or class weights."""
+    for part in _first_of_each_class(seen.module):
+        for cls in own_classes(type(part)):
+            init = vars(cls).get("__init__")
+            tree = tree_of(init) if isinstance(init, types.FunctionType) else None
+            if tree is None or not isinstance(init, types.FunctionType) or type(part).__init__ is not init:
+                continue
+            text = _file_of(cls)
+            for name in _parameters(tree):
+                is_effective = any(map(EFFECTIVE.match, (name, *_kept_as(name, tree)[0])))
+                if is_effective and not _is_read(name, tree, text) and _is_set(part, name, init):
+                    yield Line(
+                        f"{cls.__name__} takes {name}, but no code reads it, so it has no effect; use it, or remove it",
+                        subject=f"{cls.__name__}.{name}",
+                    )
+
+
+def _first_of_each_class(module: nn.Module) -> Iterator[nn.Module]:
+    known = set[type]()
+    for part in module.modules():
+        if type(part) not in known:
+            known.add(type(part))
+            yield part
+
+
+@cache
+def _file_of(cls: type) -> str:
+    """The source of the file of a class, without comments; empty if there is none, as in a notebook."""
+    try:
+        return ast.unparse(ast.parse(inspect.getsource(sys.modules[cls.__module__])))
+    except (OSError, TypeError, SyntaxError, ValueError, KeyError):
+        return ""
+
+
+def _parameters(tree: ast.FunctionDef) -> list[str]:
+    return [a.arg for a in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)][1:]
+
+
+def _is_read(name: str, tree: ast.FunctionDef, text: str) -> bool:
+    """Whether code reads an argument, or the attribute, buffer or hyperparameter that keeps it."""
+    if not text or WHOLE.search(text.replace("self.save_hyperparameters", "")):
+        return True  # by a name that is not written out
+    kept, stored = _kept_as(name, tree)
+    if sum(isinstance(n, ast.Name) and n.id == name for n in ast.walk(tree)) > stored:
+        return True
+    if "save_hyperparameters" in ast.unparse(tree):
+        kept.add(name)
+    for key in kept:
+        reads = re.findall(rf"\.{key}\b(?!\s*=[^=])(?!: )|['\"]{key}['\"]", text)
+        writes = re.findall(rf"register_buffer\(['\"]{key}['\"]", text)
+        if len(reads) > len(writes):
+            return True
+    return False
+
+
+def _kept_as(name: str, tree: ast.FunctionDef) -> tuple[set[str], int]:
+    """The attributes and buffers that keep an argument as it is, and how often they name it."""
+    kept, stored = set[str](), 0
+    for node in ast.walk(tree):
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        if isinstance(node, ast.Assign) and isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
+            if _is_kept_as_it_is(node.value, name):
+                kept.add(target.attr)
+                stored += 1
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "self.register_buffer" and len(node.args) > 1:
+            key, value = node.args[:2]
+            if isinstance(key, ast.Constant) and _is_kept_as_it_is(value, name):
+                kept.add(str(key.value))
+                stored += 1
+    return kept, stored
+
+
+def _is_kept_as_it_is(value: ast.expr, name: str) -> bool:
+    """Whether a value is the argument, or a tensor or number that is made of it alone."""
+    if isinstance(value, ast.Call) and len(value.args) == 1 and ast.unparse(value.func) in CONVERSIONS:
+        return _is_kept_as_it_is(value.args[0], name)
+    return isinstance(value, ast.Name) and value.id == name
+
+
+CONVERSIONS = ("torch.tensor", "torch.as_tensor", "torch.FloatTensor", "torch.Tensor", "float", "int", "nn.Parameter")
+
+
+def _is_set(part: nn.Module, name: str, init: types.FunctionType) -> bool:
+    """Whether the argument has a value that is not 0, None or False."""
+    hparams = getattr(part, "hparams", None)
+    for value in (vars(part).get(name), part._buffers.get(name), hparams.get(name) if hparams else None):
+        if value is not None:
+            return bool(value.any()) if isinstance(value, Tensor) else bool(value)
+    default = inspect.signature(init).parameters[name].default
+    return default is inspect.Parameter.empty or bool(default)
+
+
+@check("unread-argument", "likely", at="probe")
+def unread_dropout(seen: Evidence) -> Lines:
+    """No code mentions a dropout layer that a class with a forward of its own has made."""
+    for part in _first_of_each_class(seen.module):
+        classes = own_classes(type(part))
+        text = "\n".join(map(_file_of, classes))
+        if not text or not any(vars(cls).get("forward") for cls in classes) or isinstance(part, nn.Sequential):
+            continue
+        if re.search(r"children\(|modules\(|_modules|getattr\(|vars\(", text):
+            continue
+        for name, layer in part._modules.items():
+            reads = re.findall(rf"\.{re.escape(name)}\b(?!\s*=[^=])(?!: )|['\"]{re.escape(name)}['\"]", text)
+            if isinstance(layer, DROPS) and layer.p > 0 and not reads and f".{name} = " in text:
+                yield Line(
+                    f"{type(part).__name__}.{name} is a dropout of {layer.p:g} that no code calls; call it in forward, "
+                    "or remove it",
+                    subject=f"{type(part).__name__}.{name}",
+                )
+
+
+@check("average-unread", "likely", at="trial")
+def average_unread(seen: Evidence) -> Lines:
+    """Code changes a frozen copy of a trained part after each step, but neither a step nor any other code reads it."""
+    probe = seen.probe
+    if probe is None or not {"training_step", "validation_step"} <= probe.batches.keys():
+        return
+    found = codes_of_users(seen.module, seen.trainer)
+    traces = [probe.base(kind) for kind in ("training_step", "validation_step")]
+    for name, part in seen.module.named_children():
+        weights = dict(part.named_parameters())
+        if not weights or any(p.requires_grad for p in weights.values()):
+            continue
+        before = {n: seen.start[f"{name}.{n}"] for n in weights if f"{name}.{n}" in seen.start}
+        if len(before) < len(weights) or not any(not torch.equal(before[n], sampled(p)) for n, p in weights.items()):
+            continue
+        is_called = any(n == name or n.startswith(f"{name}.") for trace in traces for n in trace.inputs)
+        mentions = [code for code in found if name in code.co_names or name in code.co_consts]
+        is_read = any(EVALUATES.search(c.co_name) or not CHANGES & {*c.co_names} for c in mentions)
+        if mentions and not is_called and not is_read and not _is_dynamic(found):
+            yield Line(
+                f"{name} is updated in training, but neither validation nor any other code uses it, so its metrics are "
+                "those of the trained weights; evaluate it in validation_step",
+                subject=name,
+            )
+
+
+def _is_dynamic(found: set[types.CodeType]) -> bool:
+    """Whether code takes hold of parts by names that are not written out."""
+    return any({"getattr", "named_children", "children", "_modules"} & {*code.co_names} for code in found)
+
+
+def namespaces_of(module: nn.Module) -> list[dict[str, Any]]:
+    """The global names of the files in which the user's classes of a module and its parts are."""
+    files = {cls.__module__ for part in module.modules() for cls in own_classes(type(part))}
+    return [vars(sys.modules[name]) for name in sorted(files) if name in sys.modules]
