@@ -26,6 +26,7 @@ from boltcutter.diagnosis.source import depends_on_time
 from boltcutter.structure import inputs_of
 
 # What an operation can return.
+MANY_LOSSES = 4  # of a step
 RANGES = {
     "Sigmoid": (0.0, 1.0),
     "Tanh": (-1.0, 1.0),
@@ -302,7 +303,8 @@ def target_sum(seen: Evidence) -> Lines:
 @check("ignored-class", "likely", at="graph")
 def ignored_class(seen: Evidence) -> Lines:
     """The ignore_index of cross-entropy is a class that labels of samples have."""
-    for loss in losses(seen, "nll_loss"):
+    found = [*losses(seen, "nll_loss")]
+    for loss in found if len(found) < MANY_LOSSES else ():  # as of a loop over places, of which some are padding
         index, t = loss.options["ignore_index"], loss.target
         is_class = index is not None and 0 <= index < (loss.num_classes or 0)
         # Of samples that a loader collates one by one: tokens and points have a class that stands for none.

@@ -15,6 +15,7 @@ from boltcutter.diagnosis.graph import REGRESSIONS, Loss
 from boltcutter.diagnosis.probe import STEPS, Probe, Trace, is_close, rows_that_differ, take
 from boltcutter.structure import flatten, with_tensors
 
+MISSING = 0.02  # share of targets
 FEWEST = 8  # samples of a batch
 INTEGERS = (torch.int64, torch.int32)
 
@@ -44,9 +45,6 @@ def changes(a: Loss, b: Loss) -> tuple[Tensor, Tensor] | None:
     ):
         return None
     return rows_that_differ(one[0], other[0]), rows_that_differ(one[1], other[1])
-
-
-MISSING = 0.02  # share of targets
 
 
 @check("misaligned", "certain", at="probe")
