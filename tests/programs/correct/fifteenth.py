@@ -1,4 +1,4 @@
-"""The programs of ``planted/fourteenth.py`` without their bugs."""
+"""The programs of ``planted/fifteenth.py`` without their bugs."""
 
 import copy
 
