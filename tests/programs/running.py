@@ -80,9 +80,7 @@ PROBED = NOTED | {
         "average_beside_the_module_has_no_statistics",
         "number_of_a_user_is_padding",
     ),
-<<<<<<< HEAD
     *("times_in_few_digits", "value_of_each_return", "metric_of_each_batch_by_another_name"),
-=======
     *("times_in_few_digits",),
     *("entropy_of_the_policy_is_added_to_the_loss", "weights_of_mixed_labels_are_exchanged"),
     *("average_is_never_evaluated", "accuracy_is_divided_by_batches_of_equal_size"),
@@ -98,7 +96,6 @@ PROBED = NOTED | {
     *("predictions_are_scaled_back_without_the_mean", "next_state_is_not_read"),
     *("dropout_is_not_read", "rate_is_not_read"),
     *("weights_of_classes_are_kept_and_not_read",),
->>>>>>> 23050b8a (Diagnosis: thirty more kinds that a reviewer looks for: arguments without effect, exchanged rates and schedules, returns of the past, overlaps that are minimized)
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.
