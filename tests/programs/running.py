@@ -11,7 +11,13 @@ from programs import BUGS, Program, load_programs
 
 load_programs()
 # Those that no look at the real training can know, only an altered batch or the data; of four only a note tells.
-NOTED = {"half_input", "augmented_validation", "rows_misaligned", "weight_of_a_loss_is_zero"}
+NOTED = {
+    "half_input",
+    "augmented_validation",
+    "rows_misaligned",
+    "weight_of_a_loss_is_zero",
+    "equal_pairs_are_driven_apart",
+}
 PROBED = NOTED | {
     *("attention_over_batch", "batch_statistics", "broadcast_by_hand", "channels_flattened", "first_sample_for_all"),
     *("kl_of_probabilities", "label_as_feature", "labels_permuted", "no_causal_mask", "not_shifted"),
@@ -89,7 +95,7 @@ PROBED = NOTED | {
     *("statistics_are_not_persistent", "state_is_detached_at_each_time"),
     *("pixels_that_are_not_masked_are_predicted", "tokens_that_are_not_masked_are_predicted"),
     *("tokens_are_shifted_twice", "transform_of_a_shared_dataset"),
-    *("equal_pairs_are_driven_apart", "returns_are_those_of_the_past"),
+    *("returns_are_those_of_the_past",),
     *("teacher_has_no_temperature", "queue_has_the_positives"),
     *("epoch_is_set_in_the_dataset_of_persistent_workers", "penalty_is_a_sum_of_numbers"),
     *("softmax_over_the_heads", "number_of_the_row_is_a_column"),

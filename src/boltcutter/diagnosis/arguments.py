@@ -48,6 +48,7 @@ EPOCH_ENDS = {"validation_step": "on_validation_epoch_end", "test_step": "on_tes
 PADDED = re.compile(r"mask|len(gth)?s?($|_)", re.IGNORECASE)
 LABELS = re.compile(r"y[0-9]?|labels?|targets?|class(es)?|cls|ind(ex|ices)|idx|ids?|_.*", re.IGNORECASE)
 OF_ONE = re.compile(r"last|latest|recent|first|sample|example|picture|image|probe|reference", re.IGNORECASE)
+COUNTS = re.compile(r"len\(|time|perf_counter|elapsed|start|duration|num_samples")
 VALIDATES = re.compile(r"valid|_eval|eval_|test")
 EACH_EPOCH = re.compile(r"(^|\.)on_train_epoch_(start|end)$|(^|\.)on_validation_epoch_(start|end)$")
 SQUARED = re.compile(r"\*\* ?2|\.pow\(2|square|var|sqrt|exp\(")
@@ -450,6 +451,8 @@ def divided_by_batch_size(seen: Evidence) -> Lines:
         for node in ast.walk(code.tree):
             if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
                 continue
+            if COUNTS.search(ast.unparse(node.left)):
+                continue  # a number of batches, or the time of a sample
             for part in ast.walk(node.right):
                 if not isinstance(part, ast.Attribute) or part.attr not in ("batch_size", "bs"):
                     continue
@@ -482,7 +485,7 @@ def transform_of_both(seen: Evidence) -> Lines:
         return
     for code in code_of(seen):
         values: dict[str, dict[str, str]] = {}
-        for node in ast.walk(code.tree):
+        for node in code.tree.body:  # and not in branches
             target = node.targets[0] if isinstance(node, ast.Assign) else None
             holder = target.value if isinstance(target, ast.Attribute) else None
             if isinstance(node, ast.Assign) and isinstance(holder, ast.Attribute) and holder.attr == "dataset":
@@ -504,6 +507,11 @@ def worker_copies(seen: Evidence) -> Lines:
     loader = seen.splits.train if seen.splits else None
     if not getattr(loader, "persistent_workers", False) or not getattr(loader, "num_workers", 0):
         return
+    if any(
+        re.search(r"multiprocessing|sharedctypes", type(v).__module__)
+        for v in vars(getattr(loader, "dataset", loader)).values()
+    ):
+        return  # which workers see
     for code in code_of(seen):
         for node in ast.walk(code.tree) if EACH_EPOCH.search(code.name) else ():
             targets = node.targets if isinstance(node, ast.Assign) else []

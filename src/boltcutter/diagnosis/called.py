@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from boltcutter.diagnosis.calls import is_equal
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, is_metric
 from boltcutter.diagnosis.probe import seeded
@@ -20,7 +22,9 @@ from boltcutter.diagnosis.signs import sign_of
 from boltcutter.diagnosis.source import is_function, own_classes
 from boltcutter.diagnosis.unread import namespaces_of
 
-SCORES = re.compile(r"dice|iou|jaccard|tversky|ssim|psnr|(^|_)f1($|_)", re.IGNORECASE)
+NAMES = "dice|iou|miou|jaccard|tversky|ssim|psnr|f1"
+SCORES = re.compile(rf"(^|_)({NAMES})(_|$)|(?<![a-z])(Dice|IoU|Iou|Jaccard|Tversky|SSIM|Ssim|PSNR|F1)(?![a-z])")
+REWARDS = re.compile(r"^(rews?|rewards?)(_|$)")
 RETURNS = re.compile(r"discount|returns?($|_)|reward_to_go|rewards_to_go|rtg|(^|_)gae($|_)", re.IGNORECASE)
 MOST_CALLS = 16
 BETTER = 0.02  # by which a perfect prediction has a higher score
@@ -94,6 +98,8 @@ def score_minimized(seen: Evidence) -> Lines:
     probe = seen.probe
     if probe is None or "training_step" not in probe.batches or not probe.module.automatic_optimization:
         return
+    if any(not p.requires_grad for p in seen.module.parameters()):
+        return  # an attack on a frozen network lowers its scores
     gradients: list[Any] = []
 
     def differentiate(loss: Any) -> None:
@@ -111,6 +117,11 @@ def score_minimized(seen: Evidence) -> Lines:
     for call, gradient in zip(calls, gradients, strict=False):
         if gradient is None or not bool((sign_of(seen) * gradient > 0).all()):
             continue
+        others = [c.target for c in probe.base("training_step").calls]
+        if others and not any(
+            is_equal(t.flatten(), call.args[1].flatten().to(t)) for t in others if len(call.args) > 1
+        ):
+            continue  # the overlap with something that is to be avoided
         with suppress(Exception), torch.no_grad(), seeded(0):  # of a function that takes no other values
             if _rates_perfect_higher(call):
                 yield Line(
@@ -167,6 +178,9 @@ def returns_of_past(seen: Evidence) -> Lines:
 
 def _adds_past(call: Call) -> bool:
     """Whether the last return depends on the first reward, and the first return on no later one."""
+    names = [*inspect.signature(call.function).parameters]
+    if not names or not REWARDS.match(names[0]):
+        return False  # such as the value of a portfolio
     args = copy.deepcopy([a.detach() if isinstance(a, Tensor) else a for a in call.args])
     rewards, own = args[0] if args else None, _numbers(call.result)
     first = _numbers(rewards)

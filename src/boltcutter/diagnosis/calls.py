@@ -40,7 +40,7 @@ DIFFERENCES = frozenset(("sub", "__sub__", "rsub", "__rsub__"))
 EQUALITIES = frozenset(("eq", "__eq__", "ne", "__ne__"))
 CASTS = frozenset(("float", "double", "to", "type", "int", "long"))
 MEANS = frozenset(("mean", "sum"))
-SCALES = frozenset(("div", "__truediv__", "mul", "__mul__", "__rmul__"))
+SCALES = frozenset(("div", "__truediv__", "mul", "__mul__", "__rmul__", "div_", "mul_", "__itruediv__", "__imul__"))
 SOFTMAXES = frozenset(("softmax", "log_softmax"))
 CUMULATIVE = frozenset(("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"))
 COMPARISONS = frozenset(("gt", "__gt__", "ge", "__ge__", "lt", "__lt__", "le", "__le__"))
@@ -110,6 +110,8 @@ class LossCalls(TorchFunctionMode):
         self.largest: dict[int, tuple[Tensor, Tensor]] = {}  # results of argmax, and what they are of
         self.halved: list[Tensor] = []  # what was compared with 0.5, or rounded
         self.scaled: dict[int, tuple[Tensor, float]] = {}  # what was divided by a number, which is 1 of other scales
+        self.tempered: list[tuple[Tensor, float]] = []  # logits of a teacher, and what the student's are divided by
+        self.over_samples: dict[int, Tensor] = {}  # softmax of logits over their rows
         self.softmaxes: dict[int, tuple[Tensor, Tensor]] = {}  # probabilities, and their logits
         self.compared: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # results of (N, 1) == (N,), and what they compare
 
@@ -138,6 +140,12 @@ class LossCalls(TorchFunctionMode):
         result = function(*args, **kwargs)
         if (name in SCALES or name in SOFTMAXES) and isinstance(result, Tensor) and result.ndim > 1:
             self._temper(name, args, kwargs, result)
+        if name in ("argmax", "max", "topk") and args and id(args[0]) in self.over_samples:
+            self._remark(
+                "softmax-of-batch",
+                f"softmax over dimension 0 of logits {tuple(args[0].shape)} compares samples, not classes; use "
+                "softmax(1)",
+            )
         if name == "argmax" and isinstance(result, Tensor):
             self.largest[id(result)] = result, args[0]
         elif (name in EQUALITIES or name == "cross_entropy") and len(args) > 1:
@@ -222,11 +230,7 @@ class LossCalls(TorchFunctionMode):
         is_over_samples = dim in (0, -2) and result.ndim == 2 and rows is not None and len(result) == len(rows)
         is_over_samples = is_over_samples and not torch.is_grad_enabled() and len(result) != result.shape[1] > 1
         if is_over_samples and any(is_equal(c.prediction, args[0]) for c in self.calls if c.kind in CLASSES):
-            self._remark(
-                "softmax-of-batch",
-                f"softmax over dimension 0 of logits {tuple(result.shape)} compares samples, not classes; use "
-                "softmax(1)",
-            )
+            self.over_samples[id(result)] = result
 
     def _compare_temperatures(self, prediction: Tensor, target: Tensor) -> None:
         """A divergence of logits that are divided by a temperature from those of a teacher that are not."""
@@ -235,11 +239,7 @@ class LossCalls(TorchFunctionMode):
         student, teacher = self.softmaxes[id(prediction)][1], self.softmaxes[id(target)][1]
         temperature = self.scaled[id(student)][1] if id(student) in self.scaled else 1.0
         if temperature > 1 and id(teacher) not in self.scaled and student.requires_grad and not teacher.requires_grad:
-            self._remark(
-                "teacher-temperature",
-                f"kl_div compares logits that are divided by {temperature:g} with those of a teacher that are not; "
-                "divide both",
-            )
+            self.tempered.append((teacher.detach().clone(), temperature))
 
     def conclude(self) -> None:
         """Compare logits with what was compared with 0.5."""

@@ -67,6 +67,7 @@ class Cuts(TorchFunctionMode):
         self.drawn = WeakTensorKeyDictionary()
         self.samples: list[list[bool]] = []
         self.truncated: list[Tensor] = []
+        self.over_heads = WeakTensorKeyDictionary()  # products of attention whose softmax is over its heads
         self.weights = WeakTensorKeyDictionary()  # results of a softmax: its dimension, from the end
         self.levels = WeakTensorKeyDictionary()  # products with a factor of each sample: whether of noise, the factor
         self.masked = WeakTensorKeyDictionary()  # products with a mask: the values, and the mask
@@ -371,7 +372,9 @@ class Cuts(TorchFunctionMode):
             self._weigh(first, -2, -1)
         elif name in ("matmul", "__matmul__") and first in self.weights and first.ndim == 4:
             if self.weights[first] == -3 and first.shape[-1] == first.shape[-2]:  # over the heads
-                self._weigh(first, -3, -1)
+                self.over_heads[result] = first
+        elif name in ("transpose", "permute", "swapaxes") and first in self.over_heads:
+            self._weigh(self.over_heads[first], -3, -1)  # heads are joined, and no kinds of messages are summed
         elif name in ("mul", "__mul__", "__rmul__"):
             self._follow_level(args, result)
             for values, mask in (args[:2], args[1::-1]) if len(args) > 1 else ():

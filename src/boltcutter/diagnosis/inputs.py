@@ -13,10 +13,10 @@ from boltcutter.diagnosis.calls import remarks
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
 from boltcutter.diagnosis.loaders import digests, items
-from boltcutter.diagnosis.probe import is_close, seeded
-from boltcutter.diagnosis.source import codes_of
+from boltcutter.diagnosis.probe import Probe, is_close, seeded
+from boltcutter.diagnosis.source import codes_of, own_classes, says
 from boltcutter.diagnosis.targets import replaced
-from boltcutter.structure import flatten, tensors
+from boltcutter.structure import flatten, take_rows, tensors
 
 # Metrics whose mean over batches is not that of all samples; IoU and Dice may be means of pictures.
 NOT_ADDITIVE = re.compile(
@@ -35,6 +35,8 @@ EVENTS = re.compile(r"(^|_)(events?|censored|censoring|uncensored|event_indicato
 NEXT = re.compile(
     r"^(next_?(obs|states?|observations?|s)|(s|obs|states?|observations?)(2|_next|_prime|_tp1)|new_(state|obs))$"
 )
+ANEW = re.compile(r"^on_(validation|test|fit|load|save)|state|^setup$")
+DISCOUNTS, REWARDS = re.compile(r"gamma|discount", re.IGNORECASE), re.compile(r"reward|(^|_)rews?($|_)|^r$")
 WEIGHTS = re.compile(r"(^|_)(sample_|loss_|importance_|is_)?weights?$")
 NEEDED = re.compile("|".join(part.pattern for part in (ENDS, EVENTS, NEXT, SPLIT, WEIGHTS)), re.IGNORECASE)
 
@@ -182,6 +184,9 @@ def unused_part(seen: Evidence) -> Lines:
     if probe is None or "training_step" not in probe.batches:
         return
     for name in probe.base("training_step").unread:
+        is_next = bool(NEXT.search(name))
+        if is_next and not (says(seen.module, DISCOUNTS) and says(seen.module, REWARDS)):
+            continue  # as of cloning, or of returns that the data have
         if NEEDED.search(name):
             yield Line(
                 f"training_step does not read {name!r} of its batch; "
@@ -256,8 +261,7 @@ def averaged_metric(seen: Evidence) -> Lines:
         base, count = probe.base("validation_step"), probe.size("validation_step")
         kinds = {name: base.of_metrics.get(name, "") for name in base.averaged}
         names = sorted(n for n, kind in kinds.items() if NOT_ADDITIVE.search(n) or NOT_ADDITIVE_CLASS.search(kind))
-        # The share of pairs in order is the area under the curve of each user.
-        names = [n for n in names if not ("auc" in n.lower() and _is_share(base.logged[n], count))]
+        names = [n for n in names if count > 1 and not _is_additive(probe, n, count)]
         if names and len(seen.splits.loaders["validation"]) > 1:
             yield (
                 f"{names[0]} is computed for each batch, and the mean of these is logged, which is not its value for "
@@ -265,10 +269,18 @@ def averaged_metric(seen: Evidence) -> Lines:
             )
 
 
-def _is_share(value: Any, count: int) -> bool:
-    """Whether a number is a share of the samples."""
-    whole = float(value) * count
-    return 0 < whole < count and abs(whole - round(whole)) < 1e-3
+def _is_additive(probe: Probe, name: str, count: int) -> bool:
+    """Whether a number of a batch is the mean of those of its halves, as of an area under the curve of each sample."""
+    half, found = count // 2, []
+    for first, last in ((0, half), (half, 2 * half), (0, 2 * half)):
+        part = take_rows(probe.batches["validation_step"], torch.arange(first, last), count)
+        trace = probe.run("validation_step", part, training=False, record=False)
+        value = trace.logged.get(name)
+        if not isinstance(value, Tensor | float):
+            return False
+        found.append(float(value))
+    one, other, whole = found
+    return one != other and abs((one + other) / 2 - whole) < 1e-5 * max(1.0, abs(whole))
 
 
 def is_metric_object(value: object) -> bool:
@@ -324,6 +336,8 @@ def unsaved_state(seen: Evidence) -> Lines:
         probe.run("training_step", probe.batches["training_step"], training=True, record=False, then=read)
     batch, parts = probe.batches["validation_step"], dict(seen.module.named_modules())
     for (name, key), value in after.items():
+        if _is_computed_anew(parts[name], seen.module, key):
+            continue
         old = before.get((name, key))
         if (
             old is None
@@ -347,6 +361,17 @@ def unsaved_state(seen: Evidence) -> Lines:
                 )
             )
             return
+
+
+def _is_computed_anew(part: nn.Module, module: nn.Module, key: str) -> bool:
+    """Whether a hook before validation computes a tensor anew, or one of checkpoints keeps it."""
+    for cls in {*own_classes(type(part)), *own_classes(type(module))}:
+        for name, value in vars(cls).items():
+            code = getattr(value, "__code__", None)
+            names = {*code.co_names, *code.co_consts} if code is not None else set()
+            if key in names and ANEW.search(name):
+                return True
+    return False
 
 
 def plain_tensors(module: nn.Module) -> dict[tuple[str, str], Tensor]:

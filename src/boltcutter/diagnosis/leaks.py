@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import types
 from collections import Counter
@@ -30,6 +31,7 @@ REACH = 8  # samples before and after one
 EXACT = 1e-8  # variance of what a linear function leaves
 SPLITTERS = frozenset(("train_test_split", "random_split", "Subset"))
 FITS = frozenset(("fit", "fit_transform"))
+UNSUPERVISED = re.compile(r"KMeans|PCA|Mixture|DBSCAN|Scaler|UMAP|NMF|kmeans|pca|scaler")
 RESAMPLES = frozenset(("fit_resample",))
 
 
@@ -68,7 +70,10 @@ def _share_inside(train: list[Tensor], held: list[Tensor], is_first: bool) -> tu
         shifts: Counter[int] = Counter()
         for w in other:
             reach = range(1, min(size - width, MOST_SHIFTS) + 1)
+            own = _key(w[:width])
             begins = next((s for s in reach if _key(w[s : s + width]) in starts), 0)
+            if begins and _key(w[begins : begins + width]) == own:
+                continue  # each part of an exponential or periodic one is like another
             if begins and any(_key(w[size - width - s : size - s]) in ends for s in reach):
                 shifts[begins] += 1
         if other and (share := sum(shifts.values()) / len(other)) > best[0]:
@@ -80,6 +85,7 @@ def _windows(splits: Splits, name: str) -> list[Tensor]:
     """Inputs of a split that may be windows of a series, shape (T,), (T, F) or (F, T)."""
     found = [first_leaf(sample) for sample in splits.samples(name)]
     kept = [w for w in found if w is not None and w.ndim in (1, 2) and max(w.shape) >= 4 and w.is_floating_point()]
+    kept = [w for w in kept if w.ndim == 1 or w.shape[0] != w.shape[1]]  # no pictures
     kept = [w for w in kept if bool(w.isfinite().all())]
     return [w for w in kept if len(torch.unique(w)) >= FEWEST_VALUES]  # not a class in 0 and 1
 
@@ -160,6 +166,8 @@ def fitted_before_split(seen: Evidence) -> Lines:
             kind = called_name(call)
             if kind not in FITS | RESAMPLES or len(call.args) + len(call.keywords) < 2:
                 continue
+            if UNSUPERVISED.search(ast.unparse(call.func)):
+                continue  # their second argument is no label
             arguments = [*call.args, *(k.value for k in call.keywords if k.arg in ("X", "y"))]
             names = [a.id for a in arguments if isinstance(a, ast.Name)]
             if len(names) < 2 or any(_is_split(tree, n, before=call.lineno) for n in names[:2]):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections import defaultdict
 
 import torch
@@ -12,15 +10,8 @@ from torch.optim import SGD
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, sampled
 from boltcutter.diagnosis.graph import attributes
-from boltcutter.internals import foreach_norm
 
 BASES = frozenset(f"{name}weight" for name in ("", "base.", "base_layer.", "linear.", "original.", "layer.", "fc."))
-
-BODY = re.compile(r"(^|[._])(backbone|pretrained|trunk|base_model|encoder|feature_extractor)([._]|$)")
-HEAD = re.compile(r"(^|[._])(head|heads|classifier|fc|output_layer|linear_probe)([._]|$)")
-RATIO = 5.0
-TINY = 0.05  # a norm to which gradients are clipped
-LITTLE = 0.02  # of the norm of the weights
 
 
 def missing(seen: Evidence) -> list[str]:
@@ -209,44 +200,4 @@ def optimizer_state_lost(seen: Evidence) -> Lines:
             yield (
                 f"{type(optimizer).__name__} has no state at step {seen.trainer.global_step}, so the resumed run "
                 "forgets momentum and step sizes; keep optimizer_states of the checkpoint"
-            )
-
-
-@check("group-rates", "likely", at="start")
-def group_rates(seen: Evidence) -> Lines:
-    """The rate of what is named as a backbone, or pretrained, is five or more times that of what is named as a head."""
-    for optimizer in seen.optimizers:
-        rates: dict[bool, list[tuple[float, str]]] = {True: [], False: []}
-        for group in optimizer.param_groups:
-            names = [seen.names[id(p)] for p in group["params"] if id(p) in seen.names]
-            for is_body, pattern in ((True, BODY), (False, HEAD)):
-                if names and all(pattern.search(name) for name in names):
-                    rates[is_body].append((float(group.get("initial_lr", group.get("lr", 0.0))), names[0]))
-        if all(rates.values()):
-            (body, one), (head, other) = min(rates[True]), max(rates[False])
-            if head > 0 and body >= RATIO * head:
-                yield (
-                    f"{one} has a learning rate of {body:g}, and {other}, which begins anew, one of {head:g}: are the "
-                    "rates of the groups exchanged?"
-                )
-
-
-@check("barely-trained", "likely", at="start")
-def clipped_to_little(seen: Evidence) -> Lines:
-    """By a tiny clipping of SGD, all steps of the training together cannot change the weights by 2%."""
-    clip, steps = seen.trainer.gradient_clip_val, seen.total_steps
-    if not clip or clip > TINY or (seen.trainer.gradient_clip_algorithm or "norm") != "norm" or steps == math.inf:
-        return
-    for optimizer in seen.optimizers:
-        if type(optimizer) is not SGD or not seen.start:
-            continue
-        rate = max(float(g.get("initial_lr", g["lr"])) for g in optimizer.param_groups)
-        momentum = max(float(g.get("momentum") or 0.0) for g in optimizer.param_groups)
-        weights = [p for g in optimizer.param_groups for p in g["params"] if p.ndim > 1]
-        size = float(torch.stack(foreach_norm([p.detach() for p in weights])).norm()) if weights else 0.0
-        most = rate * clip * steps / max(1 - momentum, 1e-3)
-        if most < LITTLE * size:
-            yield (
-                f"gradient_clip_val={clip:g} with lr={rate:g}: all {steps:.0f} steps together change the weights, of "
-                f"norm {size:.3g}, by {most:.2g} at most; clip at 1, or raise the rate"
             )

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boltcutter.diagnosis.calls import remarks
-from boltcutter.diagnosis.checks import Lines, check
+from boltcutter.diagnosis.calls import is_equal, remarks
+from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import Loss
 from boltcutter.diagnosis.probe import Trace, take, tolerance
@@ -219,7 +219,16 @@ def same_views(seen: Evidence) -> Lines:
 @check("teacher-temperature", "likely", at="probe")
 def teacher_temperature(seen: Evidence) -> Lines:
     """kl_div compares a softmax of logits that are divided by a temperature with that of a teacher's that are not."""
-    yield from remarks(seen, "teacher-temperature")
+    probe = seen.probe
+    trace = probe.base("training_step") if probe is not None and "training_step" in probe.batches else None
+    for logits, temperature in trace.tempered if trace else ():
+        outputs = (t for name, t in trace.tensors if name.startswith("the output of "))  # type: ignore[union-attr]
+        if any(is_equal(t, logits) for t in outputs):  # as they are
+            yield (
+                f"kl_div compares logits that are divided by {temperature:g} with those of a teacher that are not; "
+                "divide both"
+            )
+            return
 
 
 @check("softmax-of-batch", "likely", at="probe")
@@ -239,7 +248,10 @@ def positive_is_negative(seen: Evidence) -> Lines:
             continue
         own = p.gather(1, t[:, None])
         same = (p - own).abs() <= 1e-5 * own.abs() + 1e-7
-        if bool((same.sum(1) == 2).all()) and float(own.std()) > 1e-4 * float(own.abs().mean()):
+        if not bool((same.sum(1) == 2).all()) or float(own.std()) <= 1e-4 * float(own.abs().mean()):
+            continue
+        twins = same.scatter(1, t[:, None], False).float().argmax(1)
+        if len({*zip(t.tolist(), twins.tolist(), strict=True)}) == len(t):  # others are classes that begin alike
             yield (
                 f"each of the {len(p)} rows of logits has the similarity of its positive twice, once as that of a "
                 "negative, so that the loss cannot fall; add new keys to the queue after the loss"
@@ -247,7 +259,7 @@ def positive_is_negative(seen: Evidence) -> Lines:
             return
 
 
-@check("pair-target", "likely", at="probe")
+@check("pair-target", "note", at="probe")
 def pairs_inverted(seen: Evidence) -> Lines:
     """Two embeddings are drawn together where their inputs differ more, by the labels of pairs, and apart elsewhere."""
     probe, kind = seen.probe, "training_step"
@@ -293,7 +305,7 @@ def pairs_inverted(seen: Evidence) -> Lines:
         is_pair = float((d1 > 0).float().mean()) > 0.9 and float((d2 <= 0).float().mean()) > 0.9
         gap = (x1.mean() - x2.mean()) / (x1.var() / len(x1) + x2.var() / len(x2)).sqrt().clamp_min(1e-12)
         if is_pair and float(gap) > SURE:
-            yield (
+            yield Line(
                 f"the outputs of {name} are drawn together for the pairs whose inputs differ more (by "
                 f"{float(x1.mean()):.3g}, others by {float(x2.mean()):.3g}), and apart for the others: are the labels "
                 "of pairs inverted?"

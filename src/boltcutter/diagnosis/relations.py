@@ -32,7 +32,8 @@ SEEDS = 3
 PARTNERS = (0.05, 0.9)  # share of samples whose prediction depends on another one
 WEIGHT = 0.5  # of the other sample, relative to its own
 FLAT = 1e-3  # slope of a gradient, relative to it
-BACK = 0.05  # relative difference of scales
+FITTED = re.compile(r"lstsq|polyfit|least_squares|solve|pinv|align|median", re.IGNORECASE)
+PROJECTS = re.compile(r"project|sketch|random_feature|hash|perturb", re.IGNORECASE)
 FEW = 0.05  # share of values
 CLEAR = 0.2  # from one half
 OPPOSED = -0.3  # cosine
@@ -60,7 +61,8 @@ def other_units(seen: Evidence) -> Lines:
             if raw.numel() != own.numel() or raw.numel() < FEWEST or is_close(own, raw.to(own)):
                 continue
             for a, b in (pair[::order] for pair in pairs for order in (1, -1)):
-                if _equal(b, raw) and (text := _scaled_back(call.prediction, a, own, raw)):
+                is_fitted = says(seen.module, FITTED)  # as in depth up to scale and shift
+                if _equal(b, raw) and not is_fitted and (text := _scaled_back(call.prediction, a, own, raw)):
                     yield text
                     return
                 if _equal(b, raw) and a.numel() == raw.numel() and is_close(a.flatten(), call.prediction.flatten()):
@@ -286,8 +288,10 @@ def _scaled_back(predicted: Tensor, compared: Tensor, own: Tensor, raw: Tensor) 
         return ""
     slope, offset = 1 / forth[0], -forth[1] / forth[0]  # of the inverse
     spread = float(raw.double().std())
-    off = abs(back[0] / slope - 1) > BACK or abs(back[1] - offset) > BACK * spread
-    return off * (
+    has_slope, has_offset = abs(back[0] / slope - 1) < 1e-3, abs(back[1] - offset) < 1e-3 * spread
+    forgets_mean = has_slope and not has_offset and abs(back[1]) < 1e-3 * spread
+    forgets_deviation = has_offset and not has_slope and abs(back[0] - 1) < 1e-3
+    return (forgets_mean or forgets_deviation) * (
         f"validation scales predictions back by {back[0]:.4g} * x + {back[1]:.4g}, but training has scaled targets so "
         f"that {slope:.4g} * x + {offset:.4g} is their inverse; use the same mean and deviation"
     )
@@ -300,6 +304,8 @@ def visible_targets(seen: Evidence) -> Lines:
     if probe is None or kind not in probe.batches or not probe.module.automatic_optimization:
         return
     base = probe.base(kind)
+    if not _draws(base):
+        return  # what is hidden may be held out
     for call in (c for c in base.calls if c.kind == "cross_entropy" and c.target.ndim == 1):
         known = call.target != call.options["ignore_index"]
         for t in (t for n, t in base.tensors if n.startswith("the input of ") and t.numel() == len(known) >= MANY):
@@ -417,11 +423,11 @@ def seeded_in_each_step(seen: Evidence) -> Lines:
     for seed in (1, 2):
         for _, generator in holders:
             generator.manual_seed(seed)
-        probe.run(kind, probe.batches[kind], training=True, record=False, then=read)
+        probe.run(kind, probe.batches[kind], training=True, seed=seed, record=False, then=read)
     for (_, generator), state in zip(holders, begin, strict=True):
         generator.set_state(state)
     for (name, _), one, other in zip(holders, *ends, strict=True):
-        if torch.equal(one, other) and not _seeds_by_step(probe.module):
+        if torch.equal(one, other) and not _seeds_by_step(probe.module) and not says(probe.module, PROJECTS):
             yield Line(
                 f"training_step seeds {name} with the same number each time, so that all steps draw the same values; "
                 "seed it once, in __init__",

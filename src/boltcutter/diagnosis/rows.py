@@ -15,6 +15,7 @@ from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.loaders import items
 from boltcutter.diagnosis.probe import seeded
+from boltcutter.diagnosis.unread import files_of
 from boltcutter.structure import flatten
 
 UNREAD = 0.2  # share of rows
@@ -39,9 +40,9 @@ def unread_samples(seen: Evidence) -> Lines:
         sizes = {len(a) for _, a in arrays}
         if len(arrays) < 2 or len(sizes) != 1 or count < 1 or (rows := sizes.pop()) < FEWEST:
             continue
-        is_said = any(
-            value == count or LIMITS.search(key) for key, value in vars(dataset).items() if not _is_array(value)
-        )
+        others = [key for key, value in vars(dataset).items() if not _is_array(value)]
+        code = getattr(type(dataset).__len__, "__code__", None)
+        is_said = code is None or any(LIMITS.search(key) or key in code.co_names for key in others)
         if is_said or count > (1 - UNREAD) * rows:
             continue
         with suppress(Exception), seeded(0):  # of a dataset that reads otherwise
@@ -95,9 +96,11 @@ def row_number(seen: Evidence) -> Lines:
         changes = int((y[order].diff() != 0).sum())
         by_chance = (1 - float((y.bincount() / len(y)).square().sum())) * (len(y) - 1)
         if float(gaps.max()) < 4 * smallest and changes < by_chance / 4:
-            yield (
+            is_whole = bool((x[:, j] == x[:, j].round()).all()) and float(x[:, j].min()) >= 0
+            yield Line(
                 f"column {j} of the inputs is the number of the row, in whose order the classes are sorted, so it "
-                "tells the class of these data, and of no others; leave it out"
+                "tells the class of these data, and of no others; leave it out",
+                None if is_whole else "note",  # such as a temperature that was raised in steps
             )
             return
 
@@ -109,15 +112,19 @@ def mostly_unknown(seen: Evidence) -> Lines:
     if probe is None or kind not in probe.batches:
         return
     layers = {n: m for n, m in seen.module.named_modules() if isinstance(m, nn.Embedding)}
+    batch = probe.batches[kind]
     for name, t in probe.base(kind).tensors:
         layer = layers.get(name.removeprefix("the input of "))
         if layer is None or layer.padding_idx != 0 or t.ndim != 2 or t.numel() > MOST_TOKENS:
             continue
         real = t[t != 0]
         share = float((real == 1).float().mean()) if real.numel() >= FEWEST else 0.0
-        if share > MOSTLY and len(torch.unique(real)) > KNOWN and layer.num_embeddings > 2 * KNOWN:
-            yield (
+        is_given = any(p.numel() == t.numel() and torch.equal(p.flatten(), t.flatten()) for p in flatten(batch))
+        if share > MOSTLY and is_given and len(torch.unique(real)) > KNOWN and layer.num_embeddings > 2 * KNOWN:
+            is_named = bool(re.search(r"unk|oov|\.get\([^()]*, 1\)", files_of(seen), re.IGNORECASE))
+            yield Line(
                 f"{share:.0%} of the tokens that {name.removeprefix('the input of ')} gets are 1, as of words that the "
-                "vocabulary does not have; build it from the same tokens as the texts, in case and form"
+                "vocabulary does not have; build it from the same tokens as the texts, in case and form",
+                None if is_named else "note",
             )
             return

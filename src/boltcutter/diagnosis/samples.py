@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
+from boltcutter.diagnosis.data import is_shuffled
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
 from boltcutter.diagnosis.probe import Probe, Trace, is_close, take, tolerance
 from boltcutter.diagnosis.source import codes_of, own_classes
 from boltcutter.structure import map_tensors, take_rows
 
+PADS = re.compile(r"(PAD|pad|PADDING|padding)(_?(ID|IDX|INDEX|TOKEN|id|idx|index|token))*$")
 FEWEST = 4  # samples of a batch
 MOST_COLUMNS = 4  # by which a loss may sort samples
 SAME = 1e-3  # relative difference of losses
@@ -211,6 +213,8 @@ def batch_order(seen: Evidence) -> Lines:
         return
     if not (name := probe.base("training_step").cumulative):
         return
+    if not is_shuffled(seen):
+        return  # the order of the samples may be that of time
     columns = [t for t in tensors_of(probe.batches["training_step"]) if t.ndim == 1 and bool((t != t[0]).any())]
     if any(torch.equal(t, t.sort(descending=d).values) for t in columns for d in (False, True)):
         return  # the loader has sorted them
@@ -394,9 +398,12 @@ def depends_on_padding(probe: Probe, kind: str) -> bool | None:
 def named_padding(module: nn.Module, tokens: Tensor) -> int | None:
     """The number at the end of most rows of tokens (N, T), if a name of the user's file has it that says padding."""
     last = int(tokens[:, -1].mode().values)
+    runs = tokens.eq(last).flip(1).long().cumprod(1).sum(1)  # at the end of rows
+    if int(runs.max()) < 2 or int(runs.min()) == int(runs.max()):
+        return None
     files = {cls.__module__ for part in module.modules() for cls in own_classes(type(part))}
     names = {n: v for f in files for n, v in vars(sys.modules.get(f, types)).items() if isinstance(v, int)}
-    return last if any(v == last and "pad" in n.lower() for n, v in names.items()) else None
+    return last if any(v == last and type(v) is int and PADS.match(n) for n, v in names.items()) else None
 
 
 def one_more_column(probe: Probe, kind: str) -> Any:

@@ -272,23 +272,3 @@ def _twin(seen: Evidence, scheduler: Any) -> Any:
     # A step of the instance is a wrapper that holds the original.
     vars(twin).update(copy.deepcopy({key: value for key, value in vars(scheduler).items() if key != "step"}, memo))
     return twin
-
-
-@check("schedule-repeated", "likely", at="start")
-def schedule_repeated(seen: Evidence) -> Lines:
-    """There are as many schedules as optimizers, but two are alike and of the same one, and another one has none."""
-    configs = seen.trainer.lr_scheduler_configs
-    owners = [getattr(c.scheduler.optimizer, "optimizer", c.scheduler.optimizer) for c in configs]
-    kinds = [type(c.scheduler) for c in configs]
-    if len(seen.optimizers) < 2 or len(owners) != len(seen.optimizers) or len({*map(id, owners)}) == len(owners):
-        return
-    without = [n for n, o in enumerate(seen.optimizers) if not any(o is owner for owner in owners)]
-    for n, owner in enumerate(owners):
-        again = [m for m in range(n) if owners[m] is owner and kinds[m] is kinds[n]]
-        if again and without and any(owner is o for o in seen.optimizers):
-            number = next(k for k, o in enumerate(seen.optimizers) if o is owner)
-            yield (
-                f"schedules {again[0]} and {n} ({kinds[n].__name__}) both change the rate of optimizer {number}, and "
-                f"optimizer {without[0]} has none; give one of them the other optimizer"
-            )
-            return

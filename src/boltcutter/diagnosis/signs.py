@@ -359,8 +359,11 @@ def clamped_prediction(seen: Evidence) -> Lines:
         if before is None or t is None or t.numel() != before.numel() or not before.is_floating_point():
             continue
         low, high = (saved(clamp, each) for each in ("min", "max"))
+        source = clamp.next_functions[0]
         if isinstance(low, Tensor) or isinstance(high, Tensor):
             continue
+        if sum(source in each.next_functions for each in terms.nodes) > 1:  # type: ignore[union-attr]
+            continue  # something else trains what it cuts
         low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
         before, t = before.flatten(), t.flatten().to(before)
         cut = ((before < low) | (before > high)) & (t > low) & (t < high)
@@ -379,11 +382,13 @@ def entropy_sign(seen: Evidence) -> Lines:
     if probe is None or "training_step" not in probe.batches or not probe.module.automatic_optimization:
         return
     results: dict[str, list[Tensor]] = {"entropy": [], "log_prob": []}
+    owners: dict[str, set[int]] = {"entropy": set(), "log_prob": set()}
     found: list[bool] = []
 
     def differentiate(loss: Any) -> None:
         kept = {name: [t for t in each if t.requires_grad] for name, each in results.items()}
-        if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1 and all(kept.values()):
+        is_one = owners["entropy"] <= owners["log_prob"]  # else that of other samples, which have no label
+        if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1 and all(kept.values()) and is_one:
             gradients = {
                 name: [
                     g for g in torch.autograd.grad(loss, each, allow_unused=True, retain_graph=True) if g is not None
@@ -393,14 +398,15 @@ def entropy_sign(seen: Evidence) -> Lines:
             if all(gradients.values()):
                 entropies = torch.cat([sign_of(seen) * g.flatten() for g in gradients["entropy"]])
                 rewards = torch.cat([g.flatten() for g in gradients["log_prob"]])
-                is_policy = len({*rewards.tolist()}) > 2  # weighted by returns or advantages
+                is_constant = float(entropies.max() - entropies.min()) < 1e-6 and not _is_squared(loss)
+                is_policy = is_constant and len({*rewards.tolist()}) > 2  # weighted by returns or advantages
                 found.append(is_policy and bool((entropies > 0).all()))
 
     kinds = [each for each in vars(torch.distributions).values() if isinstance(each, type)]
     with ExitStack() as stack:
         for kind in kinds:
             for name in results.keys() & vars(kind).keys():
-                stack.enter_context(replaced(kind, name, _kept(getattr(kind, name), results[name])))
+                stack.enter_context(replaced(kind, name, _kept(getattr(kind, name), results[name], owners[name])))
         probe.run("training_step", probe.batches["training_step"], training=True, record=False, then=differentiate)
     if any(found):
         yield (
@@ -409,9 +415,24 @@ def entropy_sign(seen: Evidence) -> Lines:
         )
 
 
-def _kept(method: Any, results: list[Tensor]) -> Any:
+def _is_squared(loss: Tensor) -> bool:
+    """Whether a sum of the loss has a square or a product of two values as a term, as of a target entropy."""
+    queue, seen = [loss.grad_fn], set[Any]()
+    while queue:
+        node = queue.pop()
+        if name_of(node) in ("Pow", "Square"):
+            return True
+        if node is None or node in seen or name_of(node) not in (*SUMS, "Mul", "Neg", "Div", "Mean"):
+            continue
+        seen.add(node)
+        queue.extend(parent for parent, _ in node.next_functions)
+    return False
+
+
+def _kept(method: Any, results: list[Tensor], owners: set[int]) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = method(self, *args, **kwargs)
+        owners.add(id(self))
         if isinstance(result, Tensor) and len(results) < FEWEST_VALUES:
             results.append(result)
         return result

@@ -253,8 +253,11 @@ def _are_next(targets: Tensor, tokens: Tensor) -> bool:
 
 
 def _is_target(tokens: Tensor, call: Loss) -> bool:
-    """Whether tokens (N, T) are the targets of a loss function, in the same order."""
-    return tokens.numel() == call.target.numel() and torch.equal(tokens.flatten(), call.target.flatten())
+    """Whether tokens (N, T) are the targets of a loss function, in the same order, where it ignores none."""
+    if tokens.numel() != call.target.numel():
+        return False
+    known = call.target.flatten() != call.options.get("ignore_index", -100)
+    return bool(known.any()) and torch.equal(tokens.flatten()[known], call.target.flatten()[known])
 
 
 def _are_tokens(t: Any, count: int) -> bool:
@@ -281,8 +284,11 @@ def shifted_twice(seen: Evidence) -> Lines:
     rows = [
         c.target.reshape(count, -1) for c in calls if c.target.numel() % count == 0 and c.target.numel() >= 4 * count
     ]
+    parts = [p for p in flatten(probe.batches[kind]) if isinstance(p, Tensor) and p.ndim == 2]
     for tokens in given:
-        if len(torch.unique(tokens)) < 4 or not rows:
+        # The data have shifted them once; others may predict two ahead on purpose.
+        is_shifted = any(_are_next(p, tokens) for p in parts)
+        if len(torch.unique(tokens)) < 4 or not rows or not is_shifted:
             continue
         if all(_is_ahead(t, tokens, 2) and not _is_ahead(t, tokens, 1) for t in rows):
             yield (
@@ -313,7 +319,11 @@ def missing_targets(seen: Evidence) -> Lines:
         for part in (p.flatten() for p in parts if p.numel() == len(t) and is_mean):
             missing = part.isnan()
             is_same = bool((t[~missing].to(part) == part[~missing]).all())
-            if is_same and float(missing.float().mean()) > MISSING and not bool(t[missing].any()):
+            p = call.prediction.flatten()
+            is_left_out = len(p) == len(t) and bool((p[missing] == t[missing]).all())
+            is_code = bool((part[~missing] == 1).all())  # of what is absent
+            is_taken = not is_left_out and not is_code and not bool(t[missing].any())
+            if is_same and float(missing.float().mean()) > MISSING and is_taken:
                 yield (
                     f"{float(missing.float().mean()):.0%} of the targets are missing (NaN), and {call.kind} takes them "
                     "for 0, as of nan_to_num; leave them out of the loss: loss(prediction[known], target[known])"

@@ -21,6 +21,7 @@ from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     leaks,
     metrics,
     pairs,
+    rates,
     relations,
     reruns,
     rows,

@@ -25,6 +25,8 @@ EFFECTIVE = re.compile(
     r"|(\w+_)?(dropout|drop_rate|drop_prob|p_drop)(_\w+)?|label_smoothing|smoothing|margin|temperature|tau|gamma|betas?"
     r"|class_weights?|pos_weight|warmup\w*|(lambda|weight)_\w+|grad_clip|clip\w*|noise_(std|scale|level))$"
 )
+PASSES = re.compile(r"[(, ]self[,)]")
+MOST_FILES = 200
 DROPS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 WHOLE = re.compile(r"hparams(?!\.|\[\"|\['|\w)|locals\(|vars\(|__dict__|getattr\(|\*\*kwargs|asdict")
 EVALUATES = re.compile(
@@ -32,16 +34,22 @@ EVALUATES = re.compile(
 )
 
 
+NAMED = re.compile(r"(^|_)(ema|averaged?|shadow|polyak|swa)(_|$)")
+BACKWARD = frozenset(("manual_backward", "backward", "mse_loss", "cross_entropy"))
+
+
 @check("unread-argument", "likely", at="probe")
 def unread_argument(seen: Evidence) -> Lines:
     """No code reads an argument of a constructor that is meant to change the training, as a rate or class weights."""
+    text = files_of(seen)
     for part in _first_of_each_class(seen.module):
         for cls in own_classes(type(part)):
             init = vars(cls).get("__init__")
             tree = tree_of(init) if isinstance(init, types.FunctionType) else None
             if tree is None or not isinstance(init, types.FunctionType) or type(part).__init__ is not init:
                 continue
-            text = _file_of(cls)
+            if PASSES.search(re.sub(r"def \w+\(.*|super\(.*", "", text)):
+                continue  # another function gets the object, and may read it
             for name in _parameters(tree):
                 is_effective = any(map(EFFECTIVE.match, (name, *_kept_as(name, tree)[0])))
                 if is_effective and not _is_read(name, tree, text) and _is_set(part, name, init):
@@ -59,11 +67,35 @@ def _first_of_each_class(module: nn.Module) -> Iterator[nn.Module]:
             yield part
 
 
+def files_of(seen: Evidence) -> str:
+    """The source of the user's files: those of the module's classes, of callbacks and data, and what these import."""
+    data = getattr(seen.trainer, "datamodule", None)
+    owners = [*seen.module.modules(), *getattr(seen.trainer, "callbacks", []), *([data] if data is not None else [])]
+    names = {cls.__module__ for owner in owners for cls in own_classes(type(owner))}
+    names = {n for n in names if not n.startswith("boltcutter.")}
+    known, queue = set[str](), [*names]
+    while queue and len(known) < MOST_FILES:
+        if (name := queue.pop()) in known or not _is_own(name):
+            continue
+        known.add(name)
+        for value in vars(sys.modules[name]).values():
+            queue.append(
+                value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", "") or ""
+            )
+    return "\n".join(map(_source_of, sorted(known)))
+
+
+def _is_own(name: str) -> bool:
+    """Whether a module is a file of the user's, and of no installed package."""
+    file = getattr(sys.modules.get(name), "__file__", None) or "-packages"
+    return "-packages" not in file and not file.startswith((sys.prefix, sys.base_prefix)) and "boltcutter/" not in file
+
+
 @cache
-def _file_of(cls: type) -> str:
-    """The source of the file of a class, without comments; empty if there is none, as in a notebook."""
+def _source_of(name: str) -> str:
+    """The source of a file, without comments; empty if there is none, as in a notebook."""
     try:
-        return ast.unparse(ast.parse(inspect.getsource(sys.modules[cls.__module__])))
+        return ast.unparse(ast.parse(inspect.getsource(sys.modules[name])))
     except (OSError, TypeError, SyntaxError, ValueError, KeyError):
         return ""
 
@@ -80,6 +112,8 @@ def _is_read(name: str, tree: ast.FunctionDef, text: str) -> bool:
     if sum(isinstance(n, ast.Name) and n.id == name for n in ast.walk(tree)) > stored:
         return True
     if "save_hyperparameters" in ast.unparse(tree):
+        if name in ("temperature", "tau"):
+            return True  # of sampling, elsewhere
         kept.add(name)
     for key in kept:
         reads = re.findall(rf"\.{key}\b(?!\s*=[^=])(?!: )|['\"]{key}['\"]", text)
@@ -131,7 +165,7 @@ def unread_dropout(seen: Evidence) -> Lines:
     """No code mentions a dropout layer that a class with a forward of its own has made."""
     for part in _first_of_each_class(seen.module):
         classes = own_classes(type(part))
-        text = "\n".join(map(_file_of, classes))
+        text = files_of(seen)
         if not text or not any(vars(cls).get("forward") for cls in classes) or isinstance(part, nn.Sequential):
             continue
         if re.search(r"children\(|modules\(|_modules|getattr\(|vars\(", text):
@@ -164,10 +198,13 @@ def average_unread(seen: Evidence) -> Lines:
         is_called = any(n == name or n.startswith(f"{name}.") for trace in traces for n in trace.inputs)
         mentions = [code for code in found if name in code.co_names or name in code.co_consts]
         is_read = any(EVALUATES.search(c.co_name) or not CHANGES & {*c.co_names} for c in mentions)
+        is_read |= not NAMED.search(name) or any(BACKWARD & {*c.co_names} for c in mentions)
         if mentions and not is_called and not is_read and not _is_dynamic(found):
+            measures = [n for n in traces[1].logged if not re.search("loss|nll|elbo", n, re.IGNORECASE)]
             yield Line(
                 f"{name} is updated in training, but neither validation nor any other code uses it, so its metrics are "
                 "those of the trained weights; evaluate it in validation_step",
+                None if measures else "note",  # of a diffusion model, samples are drawn with it elsewhere
                 subject=name,
             )
 

@@ -11,10 +11,10 @@ from torch.utils.data import TensorDataset
 @no_bug()
 def dropout_is_not_read_mended():
     class Net(L.LightningModule):
-        def __init__(self, hidden=64, dropout=0.5, lr=1e-2):
+        def __init__(self, hidden=64, drop_rate=0.5, lr=1e-2):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, 10)
+                nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Dropout(drop_rate), nn.Linear(hidden, 10)
             )
             self.lr = lr
 

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 @bug("unread-argument")
 def dropout_is_not_read():
     class Net(L.LightningModule):
-        def __init__(self, hidden=64, dropout=0.5, lr=1e-2):
+        def __init__(self, hidden=64, drop_rate=0.5, lr=1e-2):
             super().__init__()
             self.net = nn.Sequential(
                 nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Dropout(0.1), nn.Linear(hidden, 10)
