@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.calls import is_equal
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, is_metric
-from boltcutter.diagnosis.probe import seeded
+from boltcutter.diagnosis.probe import Trace, kept, seeded, without_effects
 from boltcutter.diagnosis.signs import sign_of
 from boltcutter.diagnosis.source import is_function, own_classes
 from boltcutter.diagnosis.unread import namespaces_of
@@ -92,6 +92,13 @@ def recorded(module: nn.Module, pattern: re.Pattern[str]) -> Iterator[list[Call]
             each()
 
 
+@contextmanager
+def _restored(seen: Evidence) -> Iterator[None]:
+    """Restore what a function of the user's changes of the module, which logs nothing."""
+    with kept(seen.module), without_effects(seen.trainer, seen.module, Trace()):
+        yield
+
+
 @check("loss-maximized", "likely", at="probe")
 def score_minimized(seen: Evidence) -> Lines:
     """The loss falls as an overlap of predictions and targets falls, as Dice, which is higher for perfect ones."""
@@ -122,7 +129,7 @@ def score_minimized(seen: Evidence) -> Lines:
             is_equal(t.flatten(), call.args[1].flatten().to(t)) for t in others if len(call.args) > 1
         ):
             continue  # the overlap with something that is to be avoided
-        with suppress(Exception), torch.no_grad(), seeded(0):  # of a function that takes no other values
+        with suppress(Exception), torch.no_grad(), seeded(0), _restored(seen):  # of one that takes no other values
             if _rates_perfect_higher(call):
                 yield Line(
                     f"{call.name} is higher for perfect predictions, but the loss falls as it falls, so overlap is "
@@ -166,7 +173,7 @@ def returns_of_past(seen: Evidence) -> Lines:
     with recorded(seen.module, RETURNS) as calls:
         probe.run("training_step", probe.batches["training_step"], training=True, record=False)
     for call in calls:
-        with suppress(Exception), seeded(0):  # of a function that takes no other values
+        with suppress(Exception), seeded(0), _restored(seen):  # of a function that takes no other values
             if _adds_past(call):
                 yield Line(
                     f"{call.name} returns sums of the rewards up to each step, not of those that follow it, which are "

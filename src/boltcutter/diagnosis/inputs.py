@@ -348,8 +348,10 @@ def unsaved_state(seen: Evidence) -> Lines:
             continue
         base = probe.run("validation_step", batch, training=False, record=False)
         setattr(parts[name], key, value + value.abs().mean() + 1)
-        other = probe.run("validation_step", batch, training=False, record=False)
-        setattr(parts[name], key, old)
+        try:
+            other = probe.run("validation_step", batch, training=False, record=False)
+        finally:
+            setattr(parts[name], key, old)
         pairs = zip(base.calls, other.calls, strict=False)
         if any(a.prediction.shape == b.prediction.shape and not is_close(a.prediction, b.prediction) for a, b in pairs):
             yield (

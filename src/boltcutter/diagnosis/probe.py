@@ -30,6 +30,7 @@ from boltcutter.diagnosis.calls import LossCalls, Remark, unread_parts
 from boltcutter.diagnosis.cuts import Cuts
 from boltcutter.diagnosis.evidence import is_metric, num_rows, overrides, tensors_of
 from boltcutter.diagnosis.graph import Loss
+from boltcutter.diagnosis.source import own_classes
 from boltcutter.structure import map_tensors, take_rows
 
 MOST_PASSES = 60
@@ -266,7 +267,8 @@ class Recorder:
 @contextmanager
 def kept(module: L.LightningModule) -> Iterator[None]:
     """Restore weights, buffers, gradients, modes, and attributes of all layers: counters, lists, states of metrics."""
-    parts = [*module.modules()]
+    parts: list[Any] = [*module.modules()]
+    parts += [v for part in module.modules() for k, v in vars(part).items() if k[:1] != "_" and _is_own_object(v)]
     attributes = [(part, {k: v for k, v in vars(part).items() if k not in ("_modules", "_trainer")}) for part in parts]
     held = [value for _, values in attributes for value in values.values()]
     contents = [(v, copy.copy(v)) for v in held if isinstance(v, list | dict | set | deque)]
@@ -296,6 +298,12 @@ def kept(module: L.LightningModule) -> Iterator[None]:
                 p.requires_grad_(requires_grad)
         for generator, state in drawing:
             set_generator_state(generator, state)
+
+
+def _is_own_object(value: Any) -> bool:
+    """Whether an attribute is an object of a class of the user's, such as a replay buffer."""
+    is_plain = hasattr(value, "__dict__") and not isinstance(value, type | nn.Module | Tensor)
+    return is_plain and not callable(value) and bool(own_classes(type(value)))
 
 
 @contextmanager

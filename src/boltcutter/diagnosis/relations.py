@@ -420,12 +420,14 @@ def seeded_in_each_step(seen: Evidence) -> Lines:
         ends.append([generator.get_state() for _, generator in holders])
 
     begin = [generator.get_state() for _, generator in holders]
-    for seed in (1, 2):
-        for _, generator in holders:
-            generator.manual_seed(seed)
-        probe.run(kind, probe.batches[kind], training=True, seed=seed, record=False, then=read)
-    for (_, generator), state in zip(holders, begin, strict=True):
-        generator.set_state(state)
+    try:
+        for seed in (1, 2):
+            for _, generator in holders:
+                generator.manual_seed(seed)
+            probe.run(kind, probe.batches[kind], training=True, seed=seed, record=False, then=read)
+    finally:
+        for (_, generator), state in zip(holders, begin, strict=True):
+            generator.set_state(state)
     for (name, _), one, other in zip(holders, *ends, strict=True):
         if torch.equal(one, other) and not _seeds_by_step(probe.module) and not says(probe.module, PROJECTS):
             yield Line(

@@ -438,7 +438,10 @@ def worker_generator(seen: Evidence) -> Lines:
     is_seeded = not getattr(loader, "num_workers", 0) or getattr(loader, "worker_init_fn", None) is not None
     if dataset is None or is_seeded or isinstance(dataset, IterableDataset) or not len(dataset):
         return
-    one, other = copy.deepcopy(dataset), copy.deepcopy(dataset)
+    try:
+        one, other = copy.deepcopy(dataset), copy.deepcopy(dataset)
+    except (TypeError, RuntimeError):  # of shared memory, or an open file
+        return
     with seeded(1):
         first = [digest(sample) for _ in range(2) for sample in items(one, range(1))]
     with seeded(2):
