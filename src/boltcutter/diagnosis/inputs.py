@@ -290,7 +290,7 @@ def is_metric_object(value: object) -> bool:
 
 @check("unscaled-input", "likely", at="probe")
 def unscaled_input(seen: Evidence) -> Lines:
-    """A first linear or convolutional layer gets pictures of 0 to 255, or a table with a column in the thousands."""
+    """A first layer gets pictures of 0 to 255, or that hardly vary, or a table with a column in the thousands."""
     probe = seen.probe
     if probe is None or "training_step" not in probe.batches:
         return
@@ -299,6 +299,15 @@ def unscaled_input(seen: Evidence) -> Lines:
         layer = layers.get(name.removeprefix("the input of "))
         if not name.startswith("the input of ") or not isinstance(layer, nn.Linear | nn.Conv2d) or not t.numel():
             continue
+        parts = [leaf for leaf in flatten(probe.batches["training_step"]) if isinstance(leaf, Tensor)]
+        are_pictures = any(p.ndim == 4 and p.shape[1] in (1, 3) and p.numel() == t.numel() for p in parts)
+        mean, spread = float(t.float().mean()), float(t.float().std())
+        if are_pictures and spread < abs(mean) / 50:
+            yield (
+                f"{name} has pictures of mean {mean:.3g} and deviation {spread:.2g}, as of values of 0 to 1 that are "
+                "normalized as if they were 0 to 255; scale them to about 1"
+            )
+            return
         if not t.is_floating_point() or not any(_has(t, leaf) for leaf in flatten(probe.batches["training_step"])):
             return  # of the batch, after something else
         sizes = t.float().square().mean(0).sqrt() if t.ndim == 2 else t.float().square().mean().sqrt()

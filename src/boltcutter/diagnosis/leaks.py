@@ -65,19 +65,19 @@ def _share_inside(train: list[Tensor], held: list[Tensor], is_first: bool) -> tu
     for part in (slice(None), slice(None, length // 2), slice(-(length // 2), None)):
         one, other = ([w[part] for w in windows if len(w) == length] for windows in (train, held))
         size = len(one[0]) if one else 0
-        width = max(size // 2, min(size - 1, FEWEST_VALUES))
-        starts, ends = {_key(w[:width]) for w in one} - {None}, {_key(w[-width:]) for w in one} - {None}
-        shifts: Counter[int] = Counter()
-        for w in other:
-            reach = range(1, min(size - width, MOST_SHIFTS) + 1)
-            own = _key(w[:width])
-            begins = next((s for s in reach if _key(w[s : s + width]) in starts), 0)
-            if begins and _key(w[begins : begins + width]) == own:
-                continue  # each part of an exponential or periodic one is like another
-            if begins and any(_key(w[size - width - s : size - s]) in ends for s in reach):
-                shifts[begins] += 1
-        if other and (share := sum(shifts.values()) / len(other)) > best[0]:
-            best = share, shifts.most_common(1)[0][0]
+        # Shifted by one, all other values are compared, but for level and scale; by more, one half as it is.
+        kinds = [(size - 1, _key, range(1, 2)), (size // 2, _exact, range(2, MOST_SHIFTS))]
+        for width, key, reach in kinds if part == slice(None) and _recur(one, other) else kinds[:1]:
+            starts, ends = {key(w[:width]) for w in one} - {None}, {key(w[-width:]) for w in one} - {None}
+            shifts: Counter[int] = Counter()
+            for w in other:
+                places = range(reach.start, min(reach.stop, size - width + 1))
+                begins = next((s for s in places if key(w[s : s + width]) in starts), 0)
+                if not begins or key(w[begins : begins + width]) == key(w[:width]):
+                    continue  # each part of an exponential or periodic one is like another
+                shifts[begins] += any(key(w[size - width - s : size - s]) in ends for s in places)
+            if other and (share := sum(shifts.values()) / len(other)) > best[0]:
+                best = share, shifts.most_common(1)[0][0]
     return best
 
 
@@ -88,6 +88,20 @@ def _windows(splits: Splits, name: str) -> list[Tensor]:
     kept = [w for w in kept if w.ndim == 1 or w.shape[0] != w.shape[1]]  # no pictures
     kept = [w for w in kept if bool(w.isfinite().all())]
     return [w for w in kept if len(torch.unique(w)) >= FEWEST_VALUES]  # not a class in 0 and 1
+
+
+def _recur(train: list[Tensor], held: list[Tensor]) -> bool:
+    """Whether windows have, behind their first value, those with which windows of training begin."""
+    if not train or not held:
+        return False
+    firsts = torch.stack([w[0].flatten()[0] for w in train])
+    later = torch.stack([w.flatten(1)[2:, 0] if w.ndim > 1 else w[2:] for w in held])
+    return float(torch.isin(later, firsts).any(1).float().mean()) > 0.3
+
+
+def _exact(window: Tensor) -> bytes | None:
+    """Hash of a part of a window; None if it has few values."""
+    return digest(window) if len(torch.unique(window)) >= FEWEST_VALUES else None
 
 
 def _key(window: Tensor) -> bytes | None:

@@ -365,6 +365,8 @@ def mixed_weights(seen: Evidence) -> Lines:
     probe, kind = seen.probe, "training_step"
     if probe is None or kind not in probe.batches or (count := probe.size(kind)) < FEWEST:
         return
+    if not probe.module.automatic_optimization:
+        return
     base = probe.base(kind)
     labels = [c.target for c in base.calls if c.kind == "cross_entropy" and c.target.shape == (count,)]
     if len(labels) != 2 or torch.equal(*labels) or not torch.equal(labels[0].sort().values, labels[1].sort().values):
@@ -461,7 +463,7 @@ def opponent_stepped(seen: Evidence) -> Lines:
     if probe is None or kind not in probe.batches or probe.module.automatic_optimization or len(seen.optimizers) < 2:
         return
     owned = [{id(p) for g in o.param_groups for p in g["params"]} for o in seen.optimizers]
-    inner = next((b for a in owned for b in owned if b < a), None)
+    inner = next((b for i, a in enumerate(owned) for j, b in enumerate(owned) if i != j and b <= a), None)
     shared = [p for p in seen.module.parameters() if inner and id(p) in inner and p.requires_grad and p.ndim > 1]
     gradients: dict[int, list[Tensor]] = {id(p): [] for p in shared}
     hooks = [p.register_hook(partial(_keep_gradient, gradients[id(p)])) for p in shared]  # type: ignore[no-untyped-call]

@@ -20,6 +20,7 @@ from boltcutter.structure import flatten
 
 UNREAD = 0.2  # share of rows
 FEWEST = 32  # rows
+MOST_COLUMNS = 500
 MOSTLY = 0.5  # share of tokens
 MOST_TOKENS = 20_000
 KNOWN = 5  # other tokens
@@ -87,7 +88,9 @@ def row_number(seen: Evidence) -> Lines:
     x, y = (torch.cat([table[i] for table in tables.values()]) for i in range(2))
     if len(x) < FEWEST or len(torch.unique(y)) > len(y) // 8:
         return
-    for j in range(x.shape[1] if x.shape[1] > 1 else 0):
+    for j in range(min(x.shape[1], MOST_COLUMNS) if x.shape[1] > 1 else 0):
+        if len(torch.unique(x[:FEWEST, j])) < FEWEST:
+            continue
         order = x[:, j].argsort()
         gaps = x[order, j].diff()
         smallest = float(gaps.min())

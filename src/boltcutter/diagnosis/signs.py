@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,11 +15,17 @@ from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
-from boltcutter.diagnosis.graph import LOSSES, MAX_NODES, MOVES, name_of, operation_behind, saved
+from boltcutter.diagnosis.graph import LOSSES, MAX_NODES, MOVES, REGRESSIONS, name_of, operation_behind, saved
+from boltcutter.diagnosis.source import unpacked_names
 from boltcutter.internals import replaced
+from boltcutter.structure import flatten, with_tensors
 
 MEAN = 1  # a reduction
 CUT = 0.2  # share of predictions
+PROPORTIONAL = 0.9  # correlation
+NEXT = re.compile(r"^(next_?(obs|states?|observations?|s)|(s|obs|states?|observations?)(2|_next|_prime|_tp1))$")
+GAINS = re.compile(r"(^|_)(advantages?|adv|advs|returns?|rewards?|rews?|gains?)($|_)", re.IGNORECASE)
+ENDED = re.compile(r"(dones?|terminals?|terminated|is_last)$", re.IGNORECASE)
 FEWEST_VALUES = 16  # of a sample
 FEWEST_WEIGHTS = 16  # of samples
 NORMS = ("Pow", "Norm", "LinalgVectorNorm")
@@ -234,6 +240,18 @@ def deviation(seen: Evidence) -> Lines:
         if name_of(node) == "Exp":
             by_input[node.next_functions[0]].append(node)
     for (source, _), exponentials in by_input.items():
+        others = consumers[id(source)]
+        is_divergence = any(name_of(u) in SUMS for n in exponentials for u in consumers[id(n)])
+        is_divergence &= any(name_of(u) in SUMS for u in others)
+        if is_divergence and any(name_of(u) == "Mul" and _is_noise(u) for u in others):
+            yield (
+                "the divergence takes the deviation, by which noise is multiplied, for the logarithm of the variance; "
+                "give it log_var"
+                if name_of(source) == "Exp"
+                else "noise is multiplied by what the divergence takes for the logarithm of a variance; multiply it by "
+                "the deviation, exp(0.5 * log_var)"
+            )
+            return
         users = [user for node in exponentials for user in consumers[id(node)]]
         scales_noise = any(name_of(user) == "Mul" and _is_noise(user) for user in users)
         if (
@@ -438,3 +456,88 @@ def _kept(method: Any, results: list[Tensor], owners: set[int]) -> Any:
         return result
 
     return call
+
+
+@check("policy-sign", "likely", at="probe")
+def policy_sign(seen: Evidence) -> Lines:
+    """By the loss of a policy, actions become less likely in proportion to what is named as their return or reward."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches or not probe.module.automatic_optimization:
+        return
+    names = part_names(probe.batches[kind], getattr(probe.module, kind))
+    gains = {n: t.flatten() for n, t in names.items() if GAINS.search(n) and t.is_floating_point()}
+    if not gains:
+        return
+    results: list[Tensor] = []
+    found: list[Tensor] = []
+
+    def differentiate(loss: Any) -> None:
+        if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:
+            kept = [t for t in results if t.requires_grad]
+            each = torch.autograd.grad(loss, kept, allow_unused=True, retain_graph=True) if kept else ()
+            found.extend(g.flatten() for g in each if g is not None)
+
+    kinds = [each for each in vars(torch.distributions).values() if isinstance(each, type)]
+    with ExitStack() as stack:
+        for each in kinds:
+            if method := vars(each).get("log_prob"):
+                stack.enter_context(replaced(each, "log_prob", _kept(method, results, set())))
+        probe.run(kind, probe.batches[kind], training=True, record=False, then=differentiate)
+    terms = terms_of(seen)
+    for _, g in terms.logs if terms else ():  # one action of each row
+        chosen = g != 0
+        if g.ndim > 1 and bool((chosen.sum(-1) <= 1).all()):
+            found.append(g.sum(-1).flatten())
+    for name, gain in gains.items():
+        for g in found:
+            if len(g) == len(gain) >= FEWEST_VALUES and _correlation(sign_of(seen) * g, gain) > PROPORTIONAL:
+                yield (
+                    f"the loss makes actions less likely in proportion to their {name}, so what is best is unlearned; "
+                    "the loss of a policy is -(log_prob * advantage), or that of exp(new - old)"
+                )
+                return
+
+
+def part_names(batch: Any, step: Any) -> dict[str, Tensor]:
+    """The tensors of a mapping, or of a tuple that a step unpacks, by their names."""
+    named = batch._asdict() if hasattr(batch, "_asdict") else batch
+    if isinstance(named, list | tuple):
+        names = unpacked_names(step)
+        named = dict(zip(names, named, strict=True)) if len(names) == len(named) else {}
+    return {str(n): t for n, t in named.items() if isinstance(t, Tensor)} if isinstance(named, Mapping) else {}
+
+
+def _correlation(a: Tensor, b: Tensor) -> float:
+    a, b = (t.double() - t.double().mean() for t in (a, b))
+    return float((a * b).sum() / (a.norm() * b.norm() + 1e-30))
+
+
+@check("unused-part", "likely", at="probe")
+def ends_inverted(seen: Evidence) -> Lines:
+    """The targets of a regression depend on the next state where an episode has ended, and not where it goes on."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches or (count := probe.size(kind)) < FEWEST_VALUES:
+        return
+    names = part_names(probe.batches[kind], getattr(probe.module, kind))
+    ends = [t.flatten() != 0 for n, t in names.items() if ENDED.match(n) and t.numel() == count]
+    following = [n for n in names if NEXT.search(n)]
+    if len(ends) != 1 or not following or not bool(ends[0].any()) or bool(ends[0].all()):
+        return
+    new = names[following[0]].clone().float().flip(0).to(names[following[0]])
+    leaves = flatten(probe.batches[kind])
+    j = next((i for i, leaf in enumerate(leaves) if leaf is names[following[0]]), None)
+    if j is None:
+        return
+    batch = with_tensors(
+        probe.batches[kind], [new if i == j else x for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+    )
+    other = probe.run(kind, batch, training=False, record=False)
+    for a, b in zip(probe.base(kind, training=False).calls, other.calls, strict=False):
+        if a.kind in REGRESSIONS and a.target.numel() == b.target.numel() == count:
+            moved = (a.target - b.target).flatten().abs() > 1e-6
+            if bool(moved[ends[0]].all()) and not bool(moved[~ends[0]].any()):
+                yield (
+                    "targets have the value of the next state where an episode has ended, and not where it goes on; "
+                    "write reward + gamma * (1 - done) * value"
+                )
+                return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 import re
 from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import suppress
@@ -721,21 +722,26 @@ def split_scale(seen: Evidence) -> Lines:
 
 @check("global-seed", "likely", at="data")
 def global_seed(seen: Evidence) -> Lines:
-    """Reading any training sample leaves the generator of torch in the same state, whatever it was before."""
+    """Reading any training sample leaves a global generator in the same state, whatever it was before."""
     dataset = seen.splits.dataset("train") if seen.splits else None
     if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or len(dataset) < 2:
         return
-    states = set()
+    states: dict[str, set[Any]] = {"torch": set(), "numpy.random": set(), "random": set()}
     for seed in (1, 2):
         with seeded(seed):
             for i in range(2):
                 [*items(dataset, range(i, i + 1))]
-                states.add(torch.get_rng_state().numpy().tobytes())
-    if len(states) == 1:
-        yield (
-            "the dataset seeds torch for each sample, so dropout and augmentation draw the same numbers again and "
-            "again; use a torch.Generator of its own"
-        )
+                states["torch"].add(torch.get_rng_state().numpy().tobytes())
+                states["numpy.random"].add(np.random.get_state()[1].tobytes())  # type: ignore[index]
+                states["random"].add(random.getstate()[1])
+    for name, found in states.items():
+        if len(found) == 1:
+            yield Line(
+                f"the dataset seeds {name} for each sample, so dropout and augmentation draw the same numbers again "
+                "and again; use a generator of its own",
+                subject=name,
+            )
+            return
 
 
 @check("partial-validation", "likely", at="data")
