@@ -35,12 +35,16 @@ def test_a_correct_program_is_not(program: Program, tmp_path: Path) -> None:
 OTHERS = (
     "arguments",
     "baselines",
+    "called",
     "flows",
     "gradients",
     "leaks",
     "losses",
+    "rates",
     "relations",
     "reruns",
+    "rows",
+    "unread",
 )  # without tests of their own
 
 

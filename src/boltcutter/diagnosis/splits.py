@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
-from boltcutter.diagnosis.calls import LossCalls
+from boltcutter.diagnosis.calls import CLASSES, LossCalls
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.cuts import Cuts, wrap_line
 from boltcutter.diagnosis.data import Scale, compare_scales, has_unit_per_class
@@ -680,12 +680,15 @@ def label_range(seen: Evidence) -> Lines:
     if (found := class_count(seen)) is None:
         return
     count, ignored = found
+    held = seen.probe.base("validation_step").calls if seen.probe and "validation_step" in seen.probe.batches else []
+    is_open = not any(call.kind in CLASSES for call in held)  # pairs of new classes may be compared
     for name, labels in labels_of(seen).items():
         strange = ((labels >= count) | (labels < 0)) & (labels != ignored)
         if outside := torch.unique(labels[strange]).tolist():
             yield Line(
                 f"{name} has labels {some([*map(str, outside)])}, but the model has {count} classes, 0 to {count - 1}; "
                 "correct num_classes or the labels",
+                "note" if is_open and name != "train" else None,
                 subject=name,
                 sample=_first(seen, name, strange),
             )
