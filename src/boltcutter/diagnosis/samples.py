@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.loss import _Loss
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.data import is_shuffled
@@ -116,7 +115,7 @@ def mixing(seen: Evidence) -> Lines:
 def is_of_samples(probe: Probe, name: str, t: Tensor, count: int) -> bool:
     """Whether a layer gets or returns samples: neither pairs of them in a loss, nor weights that MAML has adapted."""
     part = dict(probe.module.named_modules()).get(name.removeprefix("the input of ").removeprefix("the output of "))
-    if part is None or isinstance(part, _Loss):
+    if part is None or "torch.nn.modules.loss" in {cls.__module__ for cls in type(part).__mro__}:
         return part is None
     is_other = name.startswith("the input of ") and t.ndim > 0 and len(t) != count
     return not (is_other and any(p.shape == t.shape for p in part.parameters()))
