@@ -231,7 +231,8 @@ def is_unchanged(seen: Evidence, part: nn.Module, name: str) -> bool:
     """Whether a part has weights, all of which are frozen, and as at the start."""
     found = [(f"{name}.{n}" if name else n, p) for n, p in part.named_parameters()]
     return bool(found) and all(
-        n in seen.start and torch.equal(seen.start[n], sampled(p)) and is_frozen(seen, n, p) for n, p in found
+        n in seen.start and torch.equal(seen.start[n], sampled(p)) and (not p.requires_grad or is_frozen(seen, n, p))
+        for n, p in found
     )
 
 
