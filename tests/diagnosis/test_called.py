@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from boltcutter.diagnosis.called import Call, _adds_past, _rates_perfect_higher
+from boltcutter.diagnosis.called import Call, _problem_of_returns, _rates_perfect_higher
 
 
 def dice(p: Tensor, y: Tensor) -> Tensor:
@@ -52,6 +52,9 @@ def test_returns_add_later_rewards(rewards: Any) -> None:
     def returns(rewards: Any) -> list[float]:
         return cumulated([*rewards][::-1])[::-1]
 
-    for function, adds_past in ((cumulated, True), (returns, False)):
-        assert _adds_past(Call("f", function, (rewards,), {}, function(rewards))) == adds_past
-    assert not _adds_past(Call("f", lambda r: 3.0, (rewards,), {}, 3.0))
+    def in_reverse(rewards: Any) -> list[float]:
+        return cumulated([*rewards][::-1])
+
+    for function, adds_past in ((cumulated, True), (in_reverse, True), (returns, False)):
+        assert bool(_problem_of_returns(Call("f", function, (rewards,), {}, function(rewards)))) == adds_past
+    assert not _problem_of_returns(Call("f", lambda r: 3.0, (rewards,), {}, 3.0))

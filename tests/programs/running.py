@@ -86,6 +86,8 @@ PROBED = NOTED | {
         "average_beside_the_module_has_no_statistics",
         "number_of_a_user_is_padding",
     ),
+    *("one_batch_of_each_epoch", "quantile_of_a_layer_has_the_wrong_sign"),
+    *("labels_are_mixed_with_other_samples", "returns_are_in_reverse_order"),
     *("times_in_few_digits", "value_of_each_return", "metric_of_each_batch_by_another_name"),
     *("times_in_few_digits", "gradients_are_clipped_to_a_thousandth", "rates_of_body_and_head_are_exchanged"),
     *("second_schedule_has_the_first_optimizer",),

@@ -26,6 +26,7 @@ NAMES = "dice|iou|miou|jaccard|tversky|ssim|psnr|f1"
 SCORES = re.compile(rf"(^|_)({NAMES})(_|$)|(?<![a-z])(Dice|IoU|Iou|Jaccard|Tversky|SSIM|Ssim|PSNR|F1)(?![a-z])")
 REWARDS = re.compile(r"^(rews?|rewards?)(_|$)")
 RETURNS = re.compile(r"discount|returns?($|_)|reward_to_go|rewards_to_go|rtg|(^|_)gae($|_)", re.IGNORECASE)
+DISCOUNT = re.compile(r"gamma|discount")
 MOST_CALLS = 16
 BETTER = 0.02  # by which a perfect prediction has a higher score
 FEWEST = 4  # rewards
@@ -166,33 +167,47 @@ def _rates_perfect_higher(call: Call) -> bool:
 
 @check("returns-of-past", "likely", at="probe")
 def returns_of_past(seen: Evidence) -> Lines:
-    """A function that is named as one of discounted returns adds rewards before a step, and none that follow it."""
+    """A function of rewards, by its name one of returns, adds those before a step, or returns them in reverse."""
     probe = seen.probe
     if probe is None or "training_step" not in probe.batches or not _has_names(seen.module, RETURNS):
         return
     with recorded(seen.module, RETURNS) as calls:
         probe.run("training_step", probe.batches["training_step"], training=True, record=False)
-    for call in calls:
+    for call in (*calls, *_tried(seen.module)):
         with suppress(Exception), seeded(0), _restored(seen):  # of a function that takes no other values
-            if _adds_past(call):
-                yield Line(
-                    f"{call.name} returns sums of the rewards up to each step, not of those that follow it, which are "
-                    "what an action leads to; go through the rewards in reverse",
-                    subject=call.name,
-                )
+            if problem := _problem_of_returns(call):
+                yield Line(f"{call.name} returns {problem}", subject=call.name)
                 return
 
 
-def _adds_past(call: Call) -> bool:
-    """Whether the last return depends on the first reward, and the first return on no later one."""
+def _tried(module: nn.Module) -> Iterator[Call]:
+    """Calls of functions in the user's files that may have made the data, on rewards."""
+    for names in namespaces_of(module):
+        for name, function in names.items():
+            if not RETURNS.search(name) or not isinstance(function, types.FunctionType):
+                continue
+            if not (parameters := [*inspect.signature(function).parameters.values()]):
+                continue
+            first, *others = parameters
+            required = [p for p in others if p.default is inspect.Parameter.empty]
+            if not REWARDS.match(first.name) or any(not DISCOUNT.match(p.name) for p in required):
+                continue
+            for rewards in ([1.0, 0.0, 2.0, 1.0, 3.0, 0.5], torch.tensor([1.0, 0.0, 2.0, 1.0, 3.0, 0.5])):
+                with suppress(Exception):  # of one that takes other kinds
+                    args = (rewards, *(0.9 for _ in required))
+                    yield Call(name, function, args, {}, function(*copy.deepcopy(args)))
+
+
+def _problem_of_returns(call: Call) -> str:
+    """What is wrong if the last return depends on the first reward; else empty."""
     names = [*inspect.signature(call.function).parameters]
     if not names or not REWARDS.match(names[0]):
-        return False  # such as the value of a portfolio
+        return ""  # such as the value of a portfolio
     args = copy.deepcopy([a.detach() if isinstance(a, Tensor) else a for a in call.args])
     rewards, own = args[0] if args else None, _numbers(call.result)
     first = _numbers(rewards)
     if first is None or own is None or len(first) < FEWEST or len(own) != len(first):
-        return False
+        return ""
 
     def returns(place: int) -> Tensor | None:
         changed: Any = copy.deepcopy(rewards)
@@ -200,9 +215,15 @@ def _adds_past(call: Call) -> bool:
         return _numbers(call.function(changed, *args[1:], **call.kwargs))
 
     early, late = returns(0), returns(len(first) - 1)
-    if early is None or late is None:
-        return False
-    return bool(early[-1] != own[-1]) and bool(late[0] == own[0]) and bool(late[-1] != own[-1])
+    if early is None or late is None or bool(early[-1] == own[-1]):
+        return ""
+    if bool(late[0] == own[0]):
+        return (
+            "sums of the rewards up to each step, not of those that follow it, which are what an action leads to; go "
+            "through the rewards in reverse"
+        )
+    is_reversed = bool(early[0] == own[0])
+    return is_reversed * "sums of later rewards in reverse order, that of the last step first; reverse them: out[::-1]"
 
 
 def _numbers(value: Any) -> Tensor | None:

@@ -14,6 +14,7 @@ from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
 from boltcutter.diagnosis.loaders import digests, items
 from boltcutter.diagnosis.probe import Probe, is_close, seeded
+from boltcutter.diagnosis.signs import NEXT
 from boltcutter.diagnosis.source import codes_of, own_classes, says
 from boltcutter.diagnosis.targets import replaced
 from boltcutter.structure import flatten, take_rows, tensors
@@ -32,9 +33,6 @@ UNUSED = 0.25  # share of an input without influence
 ENDS = re.compile(r"(^|_)(not_)?(dones?|terminals?|terminated|is_last)($|_)")
 SPLIT = re.compile(r"^train(ing)?_(masks?|idx|index|indices|ids|nodes)$")
 EVENTS = re.compile(r"(^|_)(events?|censored|censoring|uncensored|event_indicators?|is_event)($|_)", re.IGNORECASE)
-NEXT = re.compile(
-    r"^(next_?(obs|states?|observations?|s)|(s|obs|states?|observations?)(2|_next|_prime|_tp1)|new_(state|obs))$"
-)
 ANEW = re.compile(r"^on_(validation|test|fit|load|save)|state|^setup$")
 DISCOUNTS, REWARDS = re.compile(r"gamma|discount", re.IGNORECASE), re.compile(r"reward|(^|_)rews?($|_)|^r$")
 WEIGHTS = re.compile(r"(^|_)(sample_|loss_|importance_|is_)?weights?$")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ HEAD = re.compile(r"(^|[._])(head|heads|classifier|fc|output_layer|linear_probe)
 RATIO = 5.0
 TINY = 0.05  # a norm to which gradients are clipped
 LITTLE = 0.05  # of the norm of a matrix
+FEWEST_BATCHES = 10
 COUNTED = ("base_lrs", "last_epoch", "_step_count", "_last_lr", "lr_lambdas")
 
 
@@ -90,3 +92,13 @@ def _are_alike(one: Any, other: Any) -> bool:
         for each in (one, other)
     ]
     return type(one) is type(other) and settings[0] == settings[1]
+
+
+@check("one-batch", "likely", at="probe")
+def one_batch(seen: Evidence) -> Lines:
+    """limit_train_batches is the whole number 1, one batch of ten or more, and validation has all of its batches."""
+    trainer, loader = seen.trainer, seen.splits.train if seen.splits else None
+    limit, held = trainer.limit_train_batches, trainer.limit_val_batches
+    count = len(loader) if isinstance(loader, Sized) else 0
+    if type(limit) is int and limit == 1 and count >= FEWEST_BATCHES and held == 1.0 and type(held) is float:
+        yield (f"limit_train_batches=1 is one batch of {count} in each epoch; all of them are 1.0, a fraction")

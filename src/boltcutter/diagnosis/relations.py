@@ -6,6 +6,7 @@ import ast
 import math
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -140,18 +141,24 @@ def mixed_labels(seen: Evidence) -> Lines:
         others = (labels[0] != labels[0][i]).nonzero().flatten().cpu()
         rows[i] = others[(others >= i).long().argmax()] if len(others) else i
     altered, own = take(probe.batches[kind], rows), rows != torch.arange(count)
-    norms = [m for m in probe.module.modules() if isinstance(m, BatchNorm)]
-    modes = {**probe.modes}
-    probe.modes.update(dict.fromkeys(norms, False))
-    try:
+    with _without_statistics(probe):
         share = max(_share_of_others(probe, altered, own, seed) for seed in range(SEEDS if _draws(base) else 1))
-    finally:
-        probe.modes.update(modes)
     if share > WEIGHT:
         yield (
             "in training, inputs are mixed with those of other samples, but the loss has only the labels of one of "
             "them; weigh the loss of both labels, as lam * loss(y) + (1 - lam) * loss(y[order])"
         )
+
+
+@contextmanager
+def _without_statistics(probe: Probe) -> Iterator[None]:
+    """BatchNorm does not mix samples."""
+    modes = {**probe.modes}
+    probe.modes.update(dict.fromkeys((m for m in probe.module.modules() if isinstance(m, BatchNorm)), False))
+    try:
+        yield
+    finally:
+        probe.modes.update(modes)
 
 
 def _draws(base: Trace) -> bool:
@@ -404,6 +411,44 @@ def mixed_weights(seen: Evidence) -> Lines:
 
 def _keep_gradient(found: list[Tensor], gradient: Tensor) -> None:
     found.append(gradient.detach().flatten())
+
+
+@check("mixed-labels", "likely", at="probe")
+def mixed_with_others(seen: Evidence) -> Lines:
+    """Inputs are mixed with those of one permutation of the samples, and labels with those of another one."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches or (count := probe.size(kind)) < 2 * FEWEST:
+        return
+    targets = [c.target for c in probe.base(kind).calls if c.kind in CLASSES and c.target.shape == (count,)]
+    if len(targets) != 2 or any(t.is_floating_point() for t in targets) or torch.equal(*targets):
+        return
+    sorted_alike = torch.equal(targets[0].sort().values, targets[1].sort().values)
+    if not sorted_alike or not is_comparable(probe, kind):
+        return
+    rows = torch.arange(count)
+    for i in range(0, count, 4):
+        others = (targets[0] != targets[0][i]).nonzero().flatten().cpu()
+        rows[i] = others[(others >= i).long().argmax()] if len(others) else i
+    own = rows != torch.arange(count)
+    with _without_statistics(probe):
+        one, other = (
+            probe.run(kind, batch, training=True, record=False)
+            for batch in (probe.batches[kind], take(probe.batches[kind], rows))
+        )
+    pairs = [(a, b) for a, b in zip(one.calls, other.calls, strict=False) if a.kind in CLASSES]
+    if len(pairs) != 2 or any(a.prediction.shape != b.prediction.shape for a, b in pairs):
+        return
+    changed = rows_that_differ(pairs[0][0].prediction, pairs[0][1].prediction).cpu() & ~own
+    moved = torch.stack([a.target != b.target for a, b in pairs]).any(0).cpu() & ~own
+    if (
+        int(changed.sum()) >= 2
+        and int(moved.sum()) >= 2
+        and float((moved & ~changed).sum()) > SAME * float(moved.sum())
+    ):
+        yield (
+            "inputs are mixed with those of other samples, but labels with those of another permutation of them; draw "
+            "it once, and use it for both"
+        )
 
 
 def _keep_weight(node: Any, found: list[tuple[Any, Tensor]], gradients: Any) -> None:

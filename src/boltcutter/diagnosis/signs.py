@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import LOSSES, MAX_NODES, MOVES, REGRESSIONS, name_of, operation_behind, saved
-from boltcutter.diagnosis.source import unpacked_names
+from boltcutter.diagnosis.source import own_classes, unpacked_names
 from boltcutter.internals import replaced
 from boltcutter.structure import flatten, with_tensors
 
@@ -298,7 +298,9 @@ def quantile_sign(seen: Evidence) -> Lines:
 
 
 def _quantiles(module: nn.Module) -> Iterator[tuple[str, list[float]]]:
-    for name, value in {**vars(module), **module._buffers}.items():
+    parts = [part for part in module.modules() if own_classes(type(part))]  # a loss is often a layer
+    given = [pair for part in parts for pair in {**vars(part), **part._buffers}.items()]
+    for name, value in (*given, *getattr(module, "hparams", {}).items()):
         values = value.flatten().tolist() if isinstance(value, Tensor) and 0 < value.numel() <= 99 else value
         values = [values] if isinstance(values, float) else values
         is_list = isinstance(values, list | tuple) and all(isinstance(v, float) and 0 < v < 1 for v in values)
@@ -317,8 +319,10 @@ def _keep_gradient(outputs: list[Tensor], found: list[Tensor], loss: Any) -> Non
 def _trained_level(gradient: Tensor) -> float | None:
     """The quantile that two gradients, of a sample below and of one above, lead to; None if there are others."""
     up, down = -gradient[gradient < 0], gradient[gradient > 0]
-    if not up.numel() or not down.numel() or not _is_uniform(up) or not _is_uniform(down):
+    if not _is_uniform(up) or not _is_uniform(down) or len(up) + len(down) < len(gradient):
         return None
+    if not len(up) or not len(down):  # all are on one side, of a mean
+        return 1 - float(down[0]) * len(down) if len(down) else float(up[0]) * len(up)
     return float(up[0] / (up[0] + down[0]))
 
 
