@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sized
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -99,6 +99,8 @@ def one_batch(seen: Evidence) -> Lines:
     """limit_train_batches is the whole number 1, one batch of ten or more, and validation has all of its batches."""
     trainer, loader = seen.trainer, seen.splits.train if seen.splits else None
     limit, held = trainer.limit_train_batches, trainer.limit_val_batches
-    count = len(loader) if isinstance(loader, Sized) else 0
+    count = 0
+    with suppress(TypeError):  # of a stream
+        count = len(loader) if loader is not None else 0
     if type(limit) is int and limit == 1 and count >= FEWEST_BATCHES and held == 1.0 and type(held) is float:
         yield (f"limit_train_batches=1 is one batch of {count} in each epoch; all of them are 1.0, a fraction")

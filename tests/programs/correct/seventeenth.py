@@ -1215,52 +1215,6 @@ def sg_projection_is_meant():
 
 
 @no_bug()
-def slow_multilabel_is_meant():
-    class Net(LossOnly):
-        def network(self):
-            return nn.Sequential(nn.Linear(2000, 32), nn.ReLU(), nn.Linear(32, 3))
-
-        def loss(self, x, y):
-            return F.cross_entropy(self(x), y)
-
-    g = torch.Generator().manual_seed(0)
-    x = torch.rand(24000, 2000, generator=g)
-    x = x.argsort(0).float() / 24000  # each column has each of the numbers once, as of ranks
-    y = torch.randint(0, 3, (24000,), generator=g)
-    return Net(), *halves(x, y, split=20000)
-
-
-@no_bug()
-def slow_pictures_is_meant():
-    class Net(Base):
-        def network(self):
-            return mlp(inputs=3072)
-
-    g = torch.Generator().manual_seed(0)
-    x = torch.rand(24000, 3, 32, 32, generator=g)
-    y = torch.randint(0, 10, (24000,), generator=g)
-    return Net(), *halves(x, y, split=20000)
-
-
-@no_bug()
-def slow_windows_is_meant():
-    class Net(LossOnly):
-        def network(self):
-            return nn.Sequential(nn.Flatten(), nn.Linear(64 * 8, 32), nn.ReLU(), nn.Linear(32, 1))
-
-        def loss(self, x, y):
-            return F.mse_loss(self(x)[:, 0], y)
-
-    g = torch.Generator().manual_seed(0)
-    s = torch.randn(60000, 8, generator=g)
-
-    def f(a, b):
-        return TensorDataset(s.unfold(0, 64, 2)[a:b].transpose(1, 2).contiguous(), s[64::2, 0][a:b])
-
-    return Net(), *loaders(f(0, 25000), f(25100, 29000))
-
-
-@no_bug()
 def sr_chained_is_meant():
     class Gan(Manual):
         """The generator's rate falls each epoch and, beyond that, at one milestone; the critic's is constant."""
