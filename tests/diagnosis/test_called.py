@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from boltcutter.diagnosis.called import Call, _problem_of_returns, _rates_perfect_higher
+from boltcutter.diagnosis.called import Call, _problem_of_returns, _rates_perfect_higher, _tried
 
 
 def dice(p: Tensor, y: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def cumulated(rewards: Any, gamma: float = 0.5) -> list[float]:
 
 
 @pytest.mark.parametrize("rewards", [[1.0, 0.0, 2.0, 1.0, 3.0], torch.arange(6.0)])
-def test_returns_add_later_rewards(rewards: Any) -> None:
+def test_sums_are_of_later_rewards(rewards: Any) -> None:
     def returns(rewards: Any) -> list[float]:
         return cumulated([*rewards][::-1])[::-1]
 
@@ -58,3 +58,24 @@ def test_returns_add_later_rewards(rewards: Any) -> None:
     for function, adds_past in ((cumulated, True), (in_reverse, True), (returns, False)):
         assert bool(_problem_of_returns(Call("f", function, (rewards,), {}, function(rewards)))) == adds_past
     assert not _problem_of_returns(Call("f", lambda r: 3.0, (rewards,), {}, 3.0))
+
+
+def discounted(rewards: Any, gamma: float) -> list[float]:
+    return cumulated(rewards, gamma)
+
+
+def returns_of_a_portfolio(prices: Any) -> list[float]:
+    raise AssertionError
+
+
+def plot_returns(rewards: Any) -> None:
+    print(rewards)
+    raise AssertionError
+
+
+class Owner(nn.Module):
+    """A class of the user's, whose file is this one."""
+
+
+def test_only_functions_of_rewards_that_show_nothing_are_tried() -> None:
+    assert [call.name for call in _tried(Owner())] == ["discounted"] * 2

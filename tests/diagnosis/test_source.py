@@ -1,10 +1,11 @@
+import json
 from typing import Any
 
 import lightning as L
 import torch
 from torch import nn
 
-from boltcutter.diagnosis.source import depends_on_time, is_installed, is_mentioned
+from boltcutter.diagnosis.source import depends_on_time, is_installed, is_mentioned, is_own_file
 
 
 def use_outside(module: Any, x: Any) -> Any:
@@ -53,3 +54,11 @@ def test_parts_of_installed_packages_are_known() -> None:
 
     assert is_installed(NewGELUActivation())
     assert not any(map(is_installed, (Block(), nn.Linear(1, 1), Module())))
+
+
+def test_a_file_is_the_users_wherever_it_lies() -> None:
+    assert is_own_file(__file__)
+    assert is_own_file("/home/me/boltcutter/src/mine.py")  # a clone is named like the library
+    assert is_own_file("/usr/src/app/mine.py")  # where Python itself is below /usr
+    found = (json.__file__, torch.__file__, is_mentioned.__code__.co_filename, "<stdin>", None)
+    assert not any(map(is_own_file, found))

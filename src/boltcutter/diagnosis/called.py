@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,15 +19,16 @@ from boltcutter.diagnosis.calls import is_equal
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, is_metric
 from boltcutter.diagnosis.probe import Trace, kept, seeded, without_effects
+from boltcutter.diagnosis.reruns import WRITES
 from boltcutter.diagnosis.signs import sign_of
-from boltcutter.diagnosis.source import is_function, own_classes
-from boltcutter.diagnosis.unread import namespaces_of
+from boltcutter.diagnosis.source import is_function, own_classes, tree_of
 
 NAMES = "dice|iou|miou|jaccard|tversky|ssim|psnr|f1"
 SCORES = re.compile(rf"(^|_)({NAMES})(_|$)|(?<![a-z])(Dice|IoU|Iou|Jaccard|Tversky|SSIM|Ssim|PSNR|F1)(?![a-z])")
 REWARDS = re.compile(r"^(rews?|rewards?)(_|$)")
 RETURNS = re.compile(r"discount|returns?($|_)|reward_to_go|rewards_to_go|rtg|(^|_)gae($|_)", re.IGNORECASE)
 DISCOUNT = re.compile(r"gamma|discount")
+SHOWS = frozenset(("print", "plot", "show", "savefig", "imshow", "log", "info", "open", "log_dict"))
 MOST_CALLS = 16
 BETTER = 0.02  # by which a perfect prediction has a higher score
 FEWEST = 4  # rewards
@@ -49,6 +51,12 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
+
+
+def namespaces_of(module: nn.Module) -> list[dict[str, Any]]:
+    """The global names of the files in which the user's classes of a module and its parts are."""
+    files = {cls.__module__ for part in module.modules() for cls in own_classes(type(part))}
+    return [vars(sys.modules[name]) for name in sorted(files) if name in sys.modules]
 
 
 @contextmanager
@@ -173,7 +181,9 @@ def returns_of_past(seen: Evidence) -> Lines:
         return
     with recorded(seen.module, RETURNS) as calls:
         probe.run("training_step", probe.batches["training_step"], training=True, record=False)
-    for call in (*calls, *_tried(seen.module)):
+    with seeded(0), _restored(seen):
+        calls += _tried(seen.module)
+    for call in calls:
         with suppress(Exception), seeded(0), _restored(seen):  # of a function that takes no other values
             if problem := _problem_of_returns(call):
                 yield Line(f"{call.name} returns {problem}", subject=call.name)
@@ -181,20 +191,19 @@ def returns_of_past(seen: Evidence) -> Lines:
 
 
 def _tried(module: nn.Module) -> Iterator[Call]:
-    """Calls of functions in the user's files that may have made the data, on rewards."""
+    """Calls, on rewards, of functions that may have made the data; of none that may write or show something."""
     for names in namespaces_of(module):
-        for name, function in names.items():
-            if not RETURNS.search(name) or not isinstance(function, types.FunctionType):
+        for name, function in [*names.items()]:
+            if not RETURNS.search(name) or not is_function(function) or tree_of(function) is None:
                 continue
-            if not (parameters := [*inspect.signature(function).parameters.values()]):
+            needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+            if not needed or not REWARDS.match(needed[0]) or not all(map(DISCOUNT.match, needed[1:])):
                 continue
-            first, *others = parameters
-            required = [p for p in others if p.default is inspect.Parameter.empty]
-            if not REWARDS.match(first.name) or any(not DISCOUNT.match(p.name) for p in required):
+            if (WRITES | SHOWS) & {*function.__code__.co_names}:
                 continue
             for rewards in ([1.0, 0.0, 2.0, 1.0, 3.0, 0.5], torch.tensor([1.0, 0.0, 2.0, 1.0, 3.0, 0.5])):
+                args = (rewards, *(0.9 for _ in needed[1:]))
                 with suppress(Exception):  # of one that takes other kinds
-                    args = (rewards, *(0.9 for _ in required))
                     yield Call(name, function, args, {}, function(*copy.deepcopy(args)))
 
 

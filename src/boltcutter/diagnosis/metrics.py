@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, is_metric
+from boltcutter.diagnosis.source import is_own_file
 from boltcutter.structure import targets_of
 
 # Metrics that rank scores, or rate probabilities; of labels, they are those of a single threshold.
@@ -125,8 +126,7 @@ class OutputHook:
 def _own_names() -> Iterator[dict[str, Any]]:
     """The names of the user's own files."""
     for module in [*sys.modules.values()]:
-        file = getattr(module, "__file__", None) or "-packages"
-        if "-packages" not in file and not file.startswith((sys.prefix, sys.base_prefix)):
+        if is_own_file(getattr(module, "__file__", None)):
             yield vars(module)
 
 

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import monotonic
 from types import FrameType
 from typing import Any, NamedTuple
@@ -21,12 +20,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
-import boltcutter
 from boltcutter.data.module import DataModule
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.loaders import items
 from boltcutter.diagnosis.probe import GENERATORS, generator_state, seeded
+from boltcutter.diagnosis.source import is_own_file
 from boltcutter.structure import flatten, inputs_of, targets_of
 
 FEWEST = 20  # training samples, and others
@@ -46,7 +45,6 @@ WRITES = frozenset(
     )
 )
 TRAIN = re.compile(r"(^|_)train", re.IGNORECASE)
-LIBRARIES = (str(Path(boltcutter.__file__).parent), sys.prefix, sys.base_prefix)
 
 
 class UnsuitableError(BaseException):
@@ -131,8 +129,7 @@ class Setup:
 
     def follow(self, frame: FrameType, event: str, argument: Any) -> Any:
         """Read the variables of the user's functions, and none of libraries."""
-        file = frame.f_code.co_filename
-        if file.startswith(("<", *LIBRARIES)) or "-packages" in file:
+        if not is_own_file(frame.f_code.co_filename):
             return None
         if WRITES & {*frame.f_code.co_names}:
             raise UnsuitableError

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import sys
+import sysconfig
 import textwrap
 import types
 from collections.abc import Iterator
 from functools import cache, lru_cache, partial, partialmethod
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import lightning as L
 from torch import nn
 
 LIBRARIES = ("torch.", "lightning.", "pytorch_lightning.", "torchmetrics.", "builtins", "typing", "abc")
+OWN = str(Path(__file__).parents[1]) + os.sep
+STANDARD = tuple({sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep})
 SKIPPED = ("__init__", "configure_optimizers")
 # Code with one of these names may take hold of any module.
 DYNAMIC = frozenset(
@@ -60,6 +65,11 @@ def depends_on_time(module: L.LightningModule) -> bool:
     """Whether code of the module may change what is trained later."""
     found = codes_of(module)
     return any(TIMED & {*code.co_names, *code.co_varnames[code.co_argcount :]} or code is UNKNOWN for code in found)
+
+
+def is_own_file(file: str | None) -> bool:
+    """Whether a file is the user's: none of this library, of Python, of an installed package or without a path."""
+    return bool(file) and "-packages" not in str(file) and not str(file).startswith(("<", OWN, *STANDARD))
 
 
 def is_installed(part: nn.Module) -> bool:
@@ -131,7 +141,7 @@ def tree_of(function: types.FunctionType) -> ast.FunctionDef | None:
 
 def _callback_classes(trainer: L.Trainer | None) -> list[type]:
     kinds = [type(callback) for callback in getattr(trainer, "callbacks", [])]
-    return [cls for kind in kinds if not kind.__module__.startswith("boltcutter") for cls in own_classes(kind)]
+    return [cls for kind in kinds if not f"{kind.__module__}.".startswith("boltcutter.") for cls in own_classes(kind)]
 
 
 def own_classes(cls: type) -> list[type]:

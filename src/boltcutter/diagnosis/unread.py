@@ -9,7 +9,6 @@ import sys
 import types
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.averages import CHANGES
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, sampled
-from boltcutter.diagnosis.source import codes_of_users, own_classes, tree_of
+from boltcutter.diagnosis.source import codes_of_users, is_own_file, own_classes, tree_of
 
 # Arguments whose value is meant to change a training, unlike a size that a file may state once more.
 EFFECTIVE = re.compile(
@@ -32,9 +31,8 @@ WHOLE = re.compile(r"hparams(?!\.|\[\"|\['|\w)|locals\(|vars\(|__dict__|getattr\
 EVALUATES = re.compile(
     r"valid|val_|test|predict|eval|sample|generate|save|export|forward|checkpoint|swap|store|restore"
 )
-
-
 NAMED = re.compile(r"(^|_)(ema|averaged?|shadow|polyak|swa)(_|$)")
+CONVERSIONS = ("torch.tensor", "torch.as_tensor", "torch.FloatTensor", "torch.Tensor", "float", "int", "nn.Parameter")
 BACKWARD = frozenset(("manual_backward", "backward", "mse_loss", "cross_entropy"))
 
 
@@ -42,14 +40,14 @@ BACKWARD = frozenset(("manual_backward", "backward", "mse_loss", "cross_entropy"
 def unread_argument(seen: Evidence) -> Lines:
     """No code reads an argument of a constructor that is meant to change the training, as a rate or class weights."""
     text = files_of(seen)
+    if PASSES.search(re.sub(r"def \w+\(.*|super\(.*", "", text)):
+        return  # a function gets the object, and may read it
     for part in _first_of_each_class(seen.module):
         for cls in own_classes(type(part)):
             init = vars(cls).get("__init__")
             tree = tree_of(init) if isinstance(init, types.FunctionType) else None
             if tree is None or not isinstance(init, types.FunctionType) or type(part).__init__ is not init:
                 continue
-            if PASSES.search(re.sub(r"def \w+\(.*|super\(.*", "", text)):
-                continue  # another function gets the object, and may read it
             for name in _parameters(tree):
                 is_effective = any(map(EFFECTIVE.match, (name, *_kept_as(name, tree)[0])))
                 if is_effective and not _is_read(name, tree, text) and _is_set(part, name, init):
@@ -71,11 +69,9 @@ def files_of(seen: Evidence) -> str:
     """The source of the user's files: those of the module's classes, of callbacks and data, and what these import."""
     data = getattr(seen.trainer, "datamodule", None)
     owners = [*seen.module.modules(), *getattr(seen.trainer, "callbacks", []), *([data] if data is not None else [])]
-    names = {cls.__module__ for owner in owners for cls in own_classes(type(owner))}
-    names = {n for n in names if not n.startswith("boltcutter.")}
-    known, queue = set[str](), [*names]
+    known, queue = set[str](), [cls.__module__ for owner in owners for cls in own_classes(type(owner))]
     while queue and len(known) < MOST_FILES:
-        if (name := queue.pop()) in known or not _is_own(name):
+        if (name := queue.pop()) in known or not is_own_file(getattr(sys.modules.get(name), "__file__", None)):
             continue
         known.add(name)
         for value in vars(sys.modules[name]).values():
@@ -83,12 +79,6 @@ def files_of(seen: Evidence) -> str:
                 value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", "") or ""
             )
     return "\n".join(map(_source_of, sorted(known)))
-
-
-def _is_own(name: str) -> bool:
-    """Whether a module is a file of the user's, and of no installed package."""
-    file = getattr(sys.modules.get(name), "__file__", None) or "-packages"
-    return "-packages" not in file and not file.startswith((sys.prefix, sys.base_prefix)) and "boltcutter/" not in file
 
 
 @cache
@@ -147,9 +137,6 @@ def _is_kept_as_it_is(value: ast.expr, name: str) -> bool:
     return isinstance(value, ast.Name) and value.id == name
 
 
-CONVERSIONS = ("torch.tensor", "torch.as_tensor", "torch.FloatTensor", "torch.Tensor", "float", "int", "nn.Parameter")
-
-
 def _is_set(part: nn.Module, name: str, init: types.FunctionType) -> bool:
     """Whether the argument has a value that is not 0, None or False."""
     hparams = getattr(part, "hparams", None)
@@ -163,12 +150,12 @@ def _is_set(part: nn.Module, name: str, init: types.FunctionType) -> bool:
 @check("unread-argument", "likely", at="probe")
 def unread_dropout(seen: Evidence) -> Lines:
     """No code mentions a dropout layer that a class with a forward of its own has made."""
+    text = files_of(seen)
+    if not text or re.search(r"children\(|modules\(|_modules|getattr\(|vars\(", text):
+        return
     for part in _first_of_each_class(seen.module):
         classes = own_classes(type(part))
-        text = files_of(seen)
-        if not text or not any(vars(cls).get("forward") for cls in classes) or isinstance(part, nn.Sequential):
-            continue
-        if re.search(r"children\(|modules\(|_modules|getattr\(|vars\(", text):
+        if not any(vars(cls).get("forward") for cls in classes) or isinstance(part, nn.Sequential):
             continue
         for name, layer in part._modules.items():
             reads = re.findall(rf"\.{re.escape(name)}\b(?!\s*=[^=])(?!: )|['\"]{re.escape(name)}['\"]", text)
@@ -212,9 +199,3 @@ def average_unread(seen: Evidence) -> Lines:
 def _is_dynamic(found: set[types.CodeType]) -> bool:
     """Whether code takes hold of parts by names that are not written out."""
     return any({"getattr", "named_children", "children", "_modules"} & {*code.co_names} for code in found)
-
-
-def namespaces_of(module: nn.Module) -> list[dict[str, Any]]:
-    """The global names of the files in which the user's classes of a module and its parts are."""
-    files = {cls.__module__ for part in module.modules() for cls in own_classes(type(part))}
-    return [vars(sys.modules[name]) for name in sorted(files) if name in sys.modules]
