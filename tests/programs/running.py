@@ -108,6 +108,8 @@ PROBED = NOTED | {
     *("predictions_are_scaled_back_without_the_mean", "next_state_is_not_read"),
     *("dropout_is_not_read", "rate_is_not_read"),
     *("weights_of_classes_are_kept_and_not_read",),
+    *("missing_values_are_minus_one", "missing_values_are_in_a_difference", "length_is_that_of_the_first_sample"),
+    *("length_is_that_of_the_first_path",),
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.

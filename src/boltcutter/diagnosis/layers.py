@@ -13,9 +13,11 @@ from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, Repeat, is_metric, overrides, sampled
 from boltcutter.diagnosis.graph import depends_on
 from boltcutter.diagnosis.source import says
-from boltcutter.internals import BatchNorm
+from boltcutter.internals import BatchNorm, NormWithStatistics
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+NORMS = (NormWithStatistics, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+LARGE_EPS = 0.1
 SHARING = re.compile(
     r"shar(e|ed|ing)|(^|[^a-z])ti(e|ed|ing)([^a-z]|$)|siames|recurr|univers|albert|unroll|reus|"
     r"(one|same|single)[ _](set[ _]of[ _]weights|layer|block|weights|parameters)|cross[ _-]layer",
@@ -163,8 +165,13 @@ def bn_statistics(seen: Evidence) -> Lines:
 
 @check("bn-momentum", "likely", at="start")
 def bn_momentum(seen: Evidence) -> Lines:
-    """The momentum of BatchNorm is 0.9 or more."""
+    """The momentum of BatchNorm is 0.9 or more, or the eps of a norm 0.1 or more."""
     for name, m in seen.module.named_modules():
+        if isinstance(m, NORMS) and m.training and m.eps is not None and m.eps >= LARGE_EPS:
+            yield (
+                f"eps={m.eps:g} of {name} is added to the variance, so outputs are smaller than of deviation 1; the "
+                "argument behind the number of features is eps: pass others by name, as momentum=0.1"
+            )
         if isinstance(m, BatchNorm) and m.momentum is not None and m.momentum >= 0.9 and m.training:
             yield (
                 f"momentum={m.momentum} of {name} is the weight of the newest batch in PyTorch, so evaluation uses "

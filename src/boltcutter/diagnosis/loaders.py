@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from time import monotonic
 from typing import Any
@@ -99,7 +99,7 @@ def read_batches(loader: Any, most: int, seconds: float) -> Iterator[Any]:
         yield from items(dataset, indices[start : start + CHUNK])
 
 
-def items(dataset: Any, indices: range) -> Iterator[Any]:
+def items(dataset: Any, indices: Sequence[int]) -> Iterator[Any]:
     """Samples of a dataset, also of one that is only fetched a batch at a time."""
     if isinstance(dataset, BatchedMapDataset):
         dataset = dataset.dataset  # whose samples are not collated

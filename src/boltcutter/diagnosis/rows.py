@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Sized
 from contextlib import suppress
@@ -25,31 +26,29 @@ MOSTLY = 0.5  # share of tokens
 MOST_TOKENS = 20_000
 KNOWN = 5  # other tokens
 LIMITS = re.compile(r"len|size|num|count|max|limit|subset|total|samples|epoch|steps|indices|index|keys|order|windows")
+MEASURES = frozenset(("len", "shape", "size", "numel", "int"))
 PLACES = 8  # of which rows are compared
 
 
 @check("unread-samples", "likely", at="probe")
 def unread_samples(seen: Evidence) -> Lines:
-    """A dataset reads row i of its arrays for sample i, but its length is smaller by a fifth, and no number says so."""
+    """A dataset reads row i of its arrays, or of a list, for sample i, but has a fifth fewer, and no number says so."""
     for name in seen.splits.loaders if seen.splits else ():
         dataset = seen.splits.dataset(name)  # type: ignore[union-attr]
         is_own = not type(dataset).__module__.startswith(("torch.", "boltcutter.")) and hasattr(dataset, "__dict__")
         if not isinstance(dataset, Sized) or not is_own:
             continue
         count = len(dataset)
-        arrays = [*_arrays(dataset)]
-        sizes = {len(a) for _, a in arrays}
-        if len(arrays) < 2 or len(sizes) != 1 or count < 1 or (rows := sizes.pop()) < FEWEST:
+        held = {key: value for key, value in vars(dataset).items() if _is_array(value) or isinstance(value, list)}
+        sizes = {len(value) for value in held.values() if len(value) >= count}
+        if len(sizes) != 1 or count < 1 or (rows := sizes.pop()) < FEWEST or count > (1 - UNREAD) * rows:
             continue
-        others = [key for key, value in vars(dataset).items() if not _is_array(value)]
-        code = getattr(type(dataset).__len__, "__code__", None)
-        is_said = code is None or any(LIMITS.search(key) or key in code.co_names for key in others)
-        if is_said or count > (1 - UNREAD) * rows:
+        held = {key: value for key, value in held.items() if len(value) == rows}
+        if _is_said(dataset, {*held}, count):
             continue
+        places = [*range(0, count, max(1, count // PLACES)), count - 1]
         with suppress(Exception), seeded(0):  # of a dataset that reads otherwise
-            places = range(0, count, max(1, count // PLACES))
-            samples = [*items(dataset, places)]
-            if all(_holds(sample, [a[i] for _, a in arrays]) for i, sample in zip(places, samples, strict=True)):
+            if _reads_arrays(dataset, held, places) or _reads_a_list(dataset, held, places):
                 yield Line(
                     f"the dataset of {name} has {rows} rows, but its length is {count}, so the others are never read; "
                     "return the number of rows from __len__",
@@ -57,12 +56,61 @@ def unread_samples(seen: Evidence) -> Lines:
                 )
 
 
+def _is_said(dataset: Any, held: set[str], count: int) -> bool:
+    """Whether a number, an attribute or another name of the code tells how many samples a dataset is to have."""
+    others = vars(dataset).keys() - held
+    code = getattr(type(dataset).__len__, "__code__", None)
+    if code is None or any(LIMITS.search(key) or key in code.co_names for key in others):
+        return True
+    is_number = any(each == count or isinstance(each, float) for each in code.co_consts)
+    return is_number or not held | MEASURES >= {*code.co_names} or bool(code.co_freevars)
+
+
+def _reads_arrays(dataset: Any, held: dict[str, Any], places: list[int]) -> bool:
+    """Whether the sample of each place has the rows of all arrays of the same number."""
+    arrays = [value for value in held.values() if _is_array(value)]
+    if len(arrays) < 2 and not any(a.ndim > 1 and a[0].size > 1 for a in map(np.asarray, arrays)):
+        return False
+    samples = items(dataset, places)
+    return all(_holds(sample, [a[i] for a in arrays]) for i, sample in zip(places, samples, strict=True))
+
+
+class _Reads(list[Any]):
+    """A list that notes which of its items are read."""
+
+    def __init__(self, values: list[Any]) -> None:
+        super().__init__(values)
+        self.read: list[Any] = []
+
+    def __getitem__(self, place: Any) -> Any:
+        self.read.append(place)
+        return super().__getitem__(place)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.read.append(None)
+        return super().__iter__()
+
+
+def _reads_a_list(dataset: Any, held: dict[str, Any], places: list[int]) -> bool:
+    """Whether a list is read at each place for its sample, and at no other."""
+    for key, value in held.items():
+        if not isinstance(value, list):
+            continue
+        other, kept = copy.copy(dataset), _Reads(value)
+        setattr(other, key, kept)
+        if all(_reads_only(other, kept, i) for i in places):
+            return True
+    return False
+
+
+def _reads_only(dataset: Any, kept: _Reads, place: int) -> bool:
+    kept.read.clear()
+    next(iter(items(dataset, [place])))
+    return {*kept.read} == {place}
+
+
 def _is_array(value: Any) -> bool:
     return isinstance(value, Tensor | np.ndarray) and value.ndim > 0
-
-
-def _arrays(dataset: Any) -> Iterator[tuple[str, Any]]:
-    yield from ((key, value) for key, value in vars(dataset).items() if _is_array(value))
 
 
 def _holds(sample: Any, rows: list[Any]) -> bool:

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from boltcutter.diagnosis.calls import rows_of
+from boltcutter.diagnosis.calls import DIFFERENCES, LOSSES, is_equal, rows_of
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import REGRESSIONS, Loss
@@ -16,6 +17,7 @@ from boltcutter.diagnosis.probe import STEPS, Probe, Trace, is_close, rows_that_
 from boltcutter.structure import flatten, with_tensors
 
 MISSING = 0.02  # share of targets
+FILLED = 0.05  # of the deviation, within which a constant is the mean
 FEWEST = 8  # samples of a batch
 INTEGERS = (torch.int64, torch.int32)
 
@@ -308,24 +310,79 @@ def _is_ahead(targets: Tensor, tokens: Tensor, by: int) -> bool:
 
 @check("missing-targets", "likely", at="probe")
 def missing_targets(seen: Evidence) -> Lines:
-    """A part of the batch has NaN for missing targets, and a loss function that averages over all gets 0 there."""
+    """A part of the batch has NaN for missing targets, and the loss depends on the constant that they are set to."""
     probe, kind = seen.probe, "training_step"
     if probe is None or kind not in probe.batches:
         return
     parts = [t for t in flatten(probe.batches[kind]) if isinstance(t, Tensor) and t.is_floating_point() and t.ndim]
-    for call in probe.base(kind).calls:
-        t = call.target.flatten()
-        is_mean = call.options.get("reduction") == "mean" and call.options.get("weight") is None
-        for part in (p.flatten() for p in parts if p.numel() == len(t) and is_mean):
-            missing = part.isnan()
-            is_same = bool((t[~missing].to(part) == part[~missing]).all())
-            p = call.prediction.flatten()
-            is_left_out = len(p) == len(t) and bool((p[missing] == t[missing]).all())
-            is_code = bool((part[~missing] == 1).all())  # of what is absent
-            is_taken = not is_left_out and not is_code and not bool(t[missing].any())
-            if is_same and float(missing.float().mean()) > MISSING and is_taken:
+    base = probe.base(kind)
+    given = [t for name, t in base.tensors if name.startswith("the input of ")]
+    pairs: list[tuple[Any, Any, Loss | None]] = [(c.prediction, c.target, c) for c in base.calls]
+    pairs += [(p, t, None) for a, b in base.differences for p, t in ((a, b), (b, a))]
+    for p, t, call in pairs:
+        for part in (each for each in parts if each.numel() == t.numel()):
+            missing = part.isnan().flatten()
+            share = float(missing.float().mean())
+            if share <= MISSING or not _is_filled(t.flatten(), part.flatten(), p.flatten(), missing):
+                continue
+            if any(u.numel() == t.numel() and torch.equal(u.flatten().to(t), t.flatten()) for u in given):
+                continue  # they are inputs, too
+            value = float(t.flatten()[missing][0])
+            if t.is_floating_point() and seen.module.automatic_optimization:
+                is_taken = _depends_on(probe, t, missing.view(t.shape))
+            else:  # of classes
+                options = call.options if call is not None else {}
+                is_mean = options.get("reduction") == "mean" and options.get("weight") is None
+                is_taken = is_mean and value != options.get("ignore_index")
+            if is_taken:
+                name = call.kind if call is not None else "a difference in the loss"
                 yield (
-                    f"{float(missing.float().mean()):.0%} of the targets are missing (NaN), and {call.kind} takes them "
-                    "for 0, as of nan_to_num; leave them out of the loss: loss(prediction[known], target[known])"
+                    f"{share:.0%} of the targets are missing (NaN), and {name} takes them for {value:g}, as of "
+                    "nan_to_num; leave them out of the loss: loss(prediction[known], target[known])"
                 )
                 return
+
+
+def _is_filled(t: Tensor, part: Tensor, p: Tensor, missing: Tensor) -> bool:
+    """Whether targets are a part of the batch, but for a constant in place of all that are missing."""
+    known, filled = part[~missing], t[missing]
+    if not len(known) or not bool((t[~missing].to(part) == known).all()) or not bool((filled == filled[0]).all()):
+        return False
+    is_left_out = len(p) == len(t) and bool((p[missing] == filled).all())
+    is_code = bool((known == 1).all())  # of what is absent
+    is_mean = float(filled[0]) != 0 and abs(float(filled[0]) - float(known.mean())) < FILLED * float(known.std())
+    return not is_left_out and not is_code and not is_mean
+
+
+class _Refilled(TorchFunctionMode):
+    """Loss functions and differences get other values in place of missing targets."""
+
+    def __init__(self, target: Tensor, missing: Tensor) -> None:
+        super().__init__()
+        self.target, self.missing = target, missing
+
+    def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function."""
+        name, kwargs = getattr(function, "__name__", ""), kwargs or {}
+        if name in LOSSES or name in DIFFERENCES:
+            args = [self._refill(value) for value in args]
+            kwargs = {key: self._refill(value) for key, value in kwargs.items()}
+        return function(*args, **kwargs)
+
+    def _refill(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and not value.requires_grad and is_equal(value, self.target):
+            return torch.where(self.missing, value + 1, value)
+        return value
+
+
+def _depends_on(probe: Probe, target: Tensor, missing: Tensor) -> bool:
+    """Whether the loss changes with the targets that are missing."""
+    kind = "training_step"
+    base = probe.run(kind, probe.batches[kind], training=True, record=False)
+    with _Refilled(target, missing):
+        other = probe.run(kind, probe.batches[kind], training=True, record=False)
+    losses = [t.output.get("loss") if isinstance(t.output, dict) else t.output for t in (base, other)]
+    one, two = losses
+    if not isinstance(one, Tensor) or not isinstance(two, Tensor):
+        return False
+    return not is_close(one.detach(), two.detach())
