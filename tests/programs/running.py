@@ -109,7 +109,9 @@ PROBED = NOTED | {
     *("dropout_is_not_read", "rate_is_not_read"),
     *("weights_of_classes_are_kept_and_not_read",),
     *("missing_values_are_minus_one", "missing_values_are_in_a_difference", "length_is_that_of_the_first_sample"),
-    *("length_is_that_of_the_first_path",),
+    *("length_is_that_of_the_first_path", "targets_alone_are_softened", "targets_of_a_product_are_softened"),
+    *("probabilities_of_the_student_are_softened", "divergence_is_divided_by_the_classes"),
+    *("divergence_of_all_places_is_averaged",),
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.

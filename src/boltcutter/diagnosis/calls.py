@@ -40,7 +40,6 @@ DIFFERENCES = frozenset(("sub", "__sub__", "rsub", "__rsub__"))
 EQUALITIES = frozenset(("eq", "__eq__", "ne", "__ne__"))
 CASTS = frozenset(("float", "double", "to", "type", "int", "long"))
 MEANS = frozenset(("mean", "sum"))
-SCALES = frozenset(("div", "__truediv__", "mul", "__mul__", "__rmul__", "div_", "mul_", "__itruediv__", "__imul__"))
 SOFTMAXES = frozenset(("softmax", "log_softmax"))
 CUMULATIVE = frozenset(("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"))
 COMPARISONS = frozenset(("gt", "__gt__", "ge", "__ge__", "lt", "__lt__", "le", "__le__"))
@@ -109,10 +108,7 @@ class LossCalls(TorchFunctionMode):
         self.differences: list[tuple[Tensor, Tensor]] = []  # what was subtracted from what
         self.largest: dict[int, tuple[Tensor, Tensor]] = {}  # results of argmax, and what they are of
         self.halved: list[Tensor] = []  # what was compared with 0.5, or rounded
-        self.scaled: dict[int, tuple[Tensor, float]] = {}  # what was divided by a number, which is 1 of other scales
-        self.tempered: list[tuple[Tensor, float]] = []  # logits of a teacher, and what the student's are divided by
         self.over_samples: dict[int, Tensor] = {}  # softmax of logits over their rows
-        self.softmaxes: dict[int, tuple[Tensor, Tensor]] = {}  # probabilities, and their logits
         self.compared: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # results of (N, 1) == (N,), and what they compare
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -138,8 +134,8 @@ class LossCalls(TorchFunctionMode):
             first = next((t for t in self.batch if t.ndim), None)
             self.cumulative = name if first is not None and args[0].shape[:1] == first.shape[:1] else self.cumulative
         result = function(*args, **kwargs)
-        if (name in SCALES or name in SOFTMAXES) and isinstance(result, Tensor) and result.ndim > 1:
-            self._temper(name, args, kwargs, result)
+        if name in SOFTMAXES and args and isinstance(result, Tensor) and result.ndim == 2:
+            self._softmax(args, kwargs, result)
         if name in ("argmax", "max", "topk") and args and id(args[0]) in self.over_samples:
             self._remark(
                 "softmax-of-batch",
@@ -200,8 +196,6 @@ class LossCalls(TorchFunctionMode):
                 f"the first argument of {name} has no gradient, and the target has one; write {name}(prediction, "
                 "target)",
             )
-        if name == "kl_div":
-            self._compare_temperatures(prediction, target)
         is_choice = name in REGRESSIONS and prediction.requires_grad and target.requires_grad
         if is_choice and has_choice(target.grad_fn):
             self._remark(
@@ -217,29 +211,13 @@ class LossCalls(TorchFunctionMode):
                 "the last dimension, as a linear layer returns them; pass logits.transpose(1, 2)",
             )
 
-    def _temper(self, name: str, args: Any, kwargs: Any, result: Tensor) -> None:
-        """Follow logits (N, …) by a division to their softmax."""
-        if len(self.softmaxes) + len(self.scaled) >= 4 * MOST_STEPS or not isinstance(args[0], Tensor):
-            return
-        if name in SCALES:
-            is_number = name in ("div", "__truediv__") and isinstance(args[1], int | float)
-            self.scaled[id(result)] = result, float(args[1]) if is_number else 1.0
-            return
-        self.softmaxes[id(result)] = result, args[0]
+    def _softmax(self, args: Any, kwargs: Any, result: Tensor) -> None:
+        """Note a softmax over the samples of what a loss function gets, too."""
         dim, rows = kwargs.get("dim", args[1] if len(args) > 1 else None), next((t for t in self.batch if t.ndim), None)
-        is_over_samples = dim in (0, -2) and result.ndim == 2 and rows is not None and len(result) == len(rows)
+        is_over_samples = dim in (0, -2) and rows is not None and len(result) == len(rows)
         is_over_samples = is_over_samples and not torch.is_grad_enabled() and len(result) != result.shape[1] > 1
         if is_over_samples and any(is_equal(c.prediction, args[0]) for c in self.calls if c.kind in CLASSES):
             self.over_samples[id(result)] = result
-
-    def _compare_temperatures(self, prediction: Tensor, target: Tensor) -> None:
-        """A divergence of logits that are divided by a temperature from those of a teacher that are not."""
-        if id(prediction) not in self.softmaxes or id(target) not in self.softmaxes:
-            return
-        student, teacher = self.softmaxes[id(prediction)][1], self.softmaxes[id(target)][1]
-        temperature = self.scaled[id(student)][1] if id(student) in self.scaled else 1.0
-        if temperature > 1 and id(teacher) not in self.scaled and student.requires_grad and not teacher.requires_grad:
-            self.tempered.append((teacher.detach().clone(), temperature))
 
     def conclude(self) -> None:
         """Compare logits with what was compared with 0.5."""

@@ -85,7 +85,7 @@ ON_DEMAND = frozenset(
         *("dropout-in-validation", "duplicates", "edges-not-shifted", "exchanged-arguments"),
         *("fitted-before-split", "flat-logits", "future-leak", "global-seed"),
         *("group-overlap", "group-rates", "hard-scores", "held-out-labels"),
-        *("in-place", "known-edges", "label-leak", "label-range"),
+        *("in-place", "kl-reduction", "known-edges", "label-leak", "label-range"),
         *("label-smoothing", "last-batch", "later-targets", "little-noise"),
         *("loads-nothing", "log-determinant", "loss-maximized", "margin-target"),
         *("mask-inverted", "mask-resized", "masked-extreme", "masked-matters"),

@@ -15,6 +15,7 @@ from boltcutter.diagnosis.calls import LOSSES, Remark, remarks
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import REGRESSIONS
+from boltcutter.diagnosis.temperatures import Temperatures
 
 ADDITIONS = frozenset(("add", "__add__", "__radd__", "__iadd__", "add_", "sub", "__sub__", "__rsub__", "rsub"))
 ARITHMETIC = ADDITIONS | {"mul", "__mul__", "__rmul__", "neg", "__neg__"}
@@ -79,6 +80,7 @@ class Cuts(TorchFunctionMode):
         self.sides = WeakTensorKeyDictionary()  # differences of two columns of four
         self.ascending = WeakTensorKeyDictionary()  # orders of a part of the batch, and what is in them
         self.means_of_masked: list[list[str]] = []
+        self.temperatures = Temperatures()
         self.error: Exception | None = None  # of following values, which ends it
         self.differentiates = False
         self.differentiated = set[int]()  # inputs of autograd.grad, whose results have no gradient
@@ -122,6 +124,7 @@ class Cuts(TorchFunctionMode):
         self._follow_boxes(name, given, found)
         self._follow_tokens(name, args, kwargs, given, found)
         self._follow_resize(name, args, kwargs, given, found)
+        self.temperatures.follow(name, args, kwargs, result)
         if name in ("sin", "cos") and given:
             self._angle(name, given[0])
         if isinstance(result, Tensor) or name in EXTREMES:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boltcutter.diagnosis.calls import is_equal, remarks
+from boltcutter.diagnosis.calls import remarks
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import Loss
@@ -212,21 +212,6 @@ def same_views(seen: Evidence) -> Lines:
             yield (
                 f"two parts of the batch, of shape {tuple(one.shape)}, are equal for all samples, and {name} "
                 "gets both: two views of a sample must be drawn anew, not with the same seed"
-            )
-            return
-
-
-@check("teacher-temperature", "likely", at="probe")
-def teacher_temperature(seen: Evidence) -> Lines:
-    """kl_div compares a softmax of logits that are divided by a temperature with that of a teacher's that are not."""
-    probe = seen.probe
-    trace = probe.base("training_step") if probe is not None and "training_step" in probe.batches else None
-    for logits, temperature in trace.tempered if trace else ():
-        outputs = (t for name, t in trace.tensors if name.startswith("the output of "))  # type: ignore[union-attr]
-        if any(is_equal(t, logits) for t in outputs):  # as they are
-            yield (
-                f"kl_div compares logits that are divided by {temperature:g} with those of a teacher that are not; "
-                "divide both"
             )
             return
 

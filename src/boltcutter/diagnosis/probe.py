@@ -63,7 +63,7 @@ class Trace:
         cumulative: Name of a cumulative operation over the samples.
         pairs: Of each loss function, whether both of its sides have a gradient, and its mean.
         differences: Values of equal number that were subtracted from each other.
-        tempered: Logits that kl_div compares with others, which are divided by a number.
+        compared: Distributions of a student and a teacher that a loss compares.
         metrics: Names of metrics that it updated.
         unread: Names of the parts of the batch that no operation got.
         differentiates: Whether it computes gradients itself, as of adversarial samples, by which predictions depend on
@@ -88,7 +88,7 @@ class Trace:
         self.cumulative, self.has_generator, self.differentiates = "", False, False
         self.pairs: list[tuple[bool, float]] = []
         self.differences: list[tuple[Tensor, Tensor]] = []
-        self.tempered: list[tuple[Tensor, float]] = []
+        self.compared: list[Any] = []
         self.metrics: set[str] = set()
         self.unread: list[str] = []
         self.random: Tensor | None = None
@@ -233,7 +233,7 @@ class Probe:
         calls.conclude()
         trace.differentiates = cuts.differentiates
         trace.pairs, trace.differences = calls.pairs, calls.differences
-        trace.tempered = calls.tempered
+        trace.compared = cuts.temperatures.compared
         trace.unread = unread_parts(batch, calls.read, step)
         trace.cumulative, trace.has_generator = calls.cumulative, calls.has_generator
         trace.calls, trace.remarks = calls.calls, [*calls.remarks, *cuts.remarks]

@@ -1,7 +1,7 @@
 """The programs of ``planted/eighteenth.py`` without their bugs, and others that look like them."""
 
 import torch
-from programs import Base, Table, diabetes, digits, loaders, no_bug
+from programs import Base, Table, diabetes, digits, loaders, mlp, no_bug
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -102,3 +102,82 @@ def length_is_bounded_by_a_constant():
 
 
 LIMIT = 200
+
+
+class Distilled(Base):
+    """Learns of a teacher, too."""
+
+    temperature = 4.0
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = mlp(hidden=128).requires_grad_(False).eval()
+
+
+@no_bug()
+def teacher_and_student_are_softened_alike():
+    class Net(Distilled):
+        def soft(self, logits):
+            return (logits * (1 / self.temperature)).log_softmax(1)
+
+        def loss(self, x, y):
+            out = self(x)
+            kd = F.kl_div(self.soft(out), self.soft(self.teacher(x)), reduction="batchmean", log_target=True)
+            return F.cross_entropy(out, y) + kd * self.temperature**2
+
+    return Net(), *digits()
+
+
+@no_bug()
+def teacher_is_sharper_than_the_student():
+    class Net(Distilled):
+        def loss(self, x, y):
+            s, t = self(x), self.teacher(x)
+            return -(F.softmax(t / 0.04, 1) * F.log_softmax(s / 0.1, 1)).sum(1).mean()
+
+    return Net(), *digits()
+
+
+@no_bug()
+def pseudo_labels_are_sharpened():
+    class Net(Distilled):
+        def loss(self, x, y):
+            s = self(x)
+            with torch.no_grad():
+                goal = F.softmax(self.teacher(x) / 0.5, 1)
+            return F.cross_entropy(s, y) + F.mse_loss(s.softmax(1), goal)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def soft_samples_of_a_policy_are_rewarded():
+    class Net(Distilled):
+        def loss(self, x, y):
+            s = self(x)
+            with torch.no_grad():
+                q = ((s - torch.empty_like(s).exponential_().log()) / self.temperature).softmax(1)
+            return F.cross_entropy(s, y) - 0.01 * (q * s.log_softmax(1)).sum(1).mean()
+
+    return Net(), *digits()
+
+
+@no_bug()
+def divergence_is_multiplied_by_the_classes():
+    class Net(Distilled):
+        def loss(self, x, y):
+            out, t = self(x), self.temperature
+            s = F.log_softmax(out / t, 1)
+            kd = F.kl_div(s, F.softmax(self.teacher(x) / t, 1), reduction="mean") * out.shape[1]
+            return F.cross_entropy(out, y) + kd * t**2
+
+    return Net(), *digits()
+
+
+@no_bug()
+def divergence_is_the_whole_loss():
+    class Net(Base):
+        def loss(self, x, y):
+            return F.kl_div(self(x).log_softmax(1), 0.9 * F.one_hot(y, 10).float() + 0.01)
+
+    return Net(), *digits()

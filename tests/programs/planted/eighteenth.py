@@ -1,7 +1,7 @@
 """Bugs of a list that a reviewer wrote, of kinds that the checks saw in one form only."""
 
 import torch
-from programs import Base, Table, bug, diabetes, digits, loaders
+from programs import Base, Table, bug, diabetes, digits, loaders, mlp
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -86,3 +86,72 @@ def length_is_that_of_the_first_path():
     parts = zip(("train", "validation"), digits(loaded=False), strict=True)
     store = {f"/data/pictures/{name}/{i:028d}": part[i] for name, part in parts for i in range(len(part))}
     return Base(), *loaders(*(Files([k for k in store if f"/{name}/" in k]) for name in ("train", "validation")))
+
+
+class Distilled(Base):
+    """Learns of a teacher, too."""
+
+    temperature = 4.0
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = mlp(hidden=128).requires_grad_(False).eval()
+
+
+@bug("teacher-temperature")
+def targets_alone_are_softened():
+    class Net(Distilled):
+        def loss(self, x, y):
+            with torch.no_grad():
+                soft = (self.teacher(x) / self.temperature).softmax(1)
+            out = self(x)
+            return 0.5 * F.cross_entropy(out, y) + 0.5 * F.cross_entropy(out, soft) * self.temperature**2
+
+    return Net(), *digits()
+
+
+@bug("teacher-temperature")
+def targets_of_a_product_are_softened():
+    class Net(Distilled):
+        def soften(self, logits):
+            return torch.softmax(logits * 0.25, dim=-1)
+
+        def loss(self, x, y):
+            goal, out = self.soften(self.teacher(x)), self(x)
+            return F.cross_entropy(out, y) - (goal * torch.log_softmax(out, dim=-1)).sum(1).mean()
+
+    return Net(), *digits()
+
+
+@bug("teacher-temperature")
+def probabilities_of_the_student_are_softened():
+    class Net(Distilled):
+        def loss(self, x, y):
+            out = self(x)
+            error = F.mse_loss(F.softmax(out / self.temperature, -1), F.softmax(self.teacher(x), -1))
+            return F.cross_entropy(out, y) + error
+
+    return Net(), *digits()
+
+
+@bug("kl-reduction")
+def divergence_is_divided_by_the_classes():
+    class Net(Distilled):
+        def loss(self, x, y):
+            out, t = self(x), self.temperature
+            with torch.no_grad():
+                soft = F.softmax(self.teacher(x) / t, 1)
+            return 0.5 * F.cross_entropy(out, y) + 0.5 * nn.KLDivLoss()(F.log_softmax(out / t, 1), soft) * t**2
+
+    return Net(), *digits()
+
+
+@bug("kl-reduction")
+def divergence_of_all_places_is_averaged():
+    class Net(Base):
+        def loss(self, x, y):
+            out, other = self(x), self(x + 0.1 * torch.randn_like(x)).detach()
+            each = F.kl_div(out.log_softmax(1), other.log_softmax(1), reduction="none", log_target=True)
+            return F.cross_entropy(out, y) + each.mean()
+
+    return Net(), *digits()
