@@ -53,6 +53,7 @@ FILLED = 1e3  # from which a logit is a mask
 MOST_STEPS = 16  # of the arithmetic behind a target, and differences that are kept
 MOST_VALUES = 100_000  # of these
 MULTIPLE = 0.2  # share of samples with several labels
+MOST_NESTED = 2  # containers in a batch
 
 
 def rows_of(call: Loss) -> tuple[Tensor, Tensor] | None:
@@ -282,7 +283,9 @@ class LossCalls(TorchFunctionMode):
         # (N, H, T, D) to (N, T, H * D): heads are transposed first, and then joined.
         is_joined = before.ndim == 4 and after.ndim == 3 and len(after) == len(before) and before.is_contiguous()
         is_joined = is_joined and after.shape[1] == before.shape[2] != before.shape[1] > 1 < before.shape[2]
-        if (is_permuted or is_split or is_joined) and before.is_floating_point():
+        is_data = before.is_floating_point() or before.dtype == torch.uint8 or (before.ndim > 2 and is_permuted)
+        is_varied = before.numel() > 0 and bool((before != before.flatten()[0]).any())
+        if (is_permuted or is_split or is_joined) and is_data and is_varied and before.dtype != torch.bool:
             self._remark(
                 "reshape-not-transpose",
                 f"{tuple(before.shape)} is reshaped to {tuple(after.shape)}, which keeps the order of values, so rows "
@@ -353,13 +356,28 @@ def factors_of(logits: Tensor) -> dict[str, Any]:
 
 
 def unread_parts(batch: Any, read: set[int], step: Any = None) -> list[str]:
-    """Names of the tensors of a mapping, or of a tuple, that no operation got; a step may give them when it unpacks."""
-    named = batch._asdict() if hasattr(batch, "_asdict") else batch
-    if isinstance(named, list | tuple) and (names := unpacked_names(step)) and len(names) == len(named):
-        named = dict(zip(names, named, strict=True))
-    if not isinstance(named, Mapping):
+    """Names of the tensors of a batch that no operation got; a step may name those of a tuple when it unpacks them."""
+    if isinstance(batch, list | tuple) and not hasattr(batch, "_asdict"):
+        names = unpacked_names(step)
+        batch = dict(zip(names, batch, strict=True)) if len(names) == len(batch) else batch
+    return [name for name, t in named_parts(batch) if id(t) not in read]
+
+
+def named_parts(value: Any, depth: int = 0) -> list[tuple[str, Tensor]]:
+    """Tensors with the names that mappings, dataclasses, named tuples, or objects of other classes, give them."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif not isinstance(value, Mapping | list | tuple | Tensor | nn.Module | type) and hasattr(value, "__dict__"):
+        value = vars(value)
+    if depth > MOST_NESTED or not isinstance(value, Mapping | list | tuple):
         return []
-    return [str(name) for name, t in named.items() if isinstance(t, Tensor) and id(t) not in read]
+    found: list[tuple[str, Tensor]] = []
+    for name, part in value.items() if isinstance(value, Mapping) else (("", part) for part in value):
+        if isinstance(part, Tensor):
+            found += [(str(name), part)] if name != "" else []
+        else:
+            found += named_parts(part, depth + 1)
+    return found
 
 
 def has_data(node: Any) -> bool:

@@ -35,6 +35,11 @@ CONVERSIONS = frozenset(("float", "double", "half", "to", "type"))
 VIEWS = frozenset(("__getitem__", "squeeze", "unsqueeze", "view", "reshape", "round", "clamp", "contiguous", "flatten"))
 WIDE_INTEGERS = (torch.int64, torch.int32)
 SCATTERS = frozenset(("index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"))
+READS_ROWS = frozenset(("__getitem__", "index_select"))
+WRITES_ROWS = frozenset(("__setitem__", "index_put_", "index_put", "index_copy_", "index_copy"))
+DRAWS = frozenset(("randint", "randint_like", "multinomial", "random_", "rand", "rand_like"))
+INDEX_VIEWS = frozenset(("__getitem__", "view", "reshape", "flatten", "long", "int", "to", "floor", "mul", "__mul__"))
+DEVIATIONS = frozenset(("std", "var", "std_mean", "var_mean"))
 LEVELS = 16  # samples, whose levels of noise show those of all
 FEWEST_LEVELS = 8  # steps of a diffusion
 MOST_NOISE = 0.5  # of the variance of the noisiest of them
@@ -79,6 +84,11 @@ class Cuts(TorchFunctionMode):
         self.whole = WeakTensorKeyDictionary()  # integers as floats: how they were interpolated
         self.sides = WeakTensorKeyDictionary()  # differences of two columns of four
         self.ascending = WeakTensorKeyDictionary()  # orders of a part of the batch, and what is in them
+        # Rows that were read by indices, and added to: of which memory, the indices, whether they were added to.
+        self.read = WeakTensorKeyDictionary()
+        self.computed = WeakTensorKeyDictionary()  # what else was computed of such rows: of which memory
+        self.random = WeakTensorKeyDictionary()  # numbers that were drawn as indices
+        self.identical = 0  # results of passes that are equal, of which a deviation or a stack is taken
         self.means_of_masked: list[list[str]] = []
         self.temperatures = Temperatures()
         self.error: Exception | None = None  # of following values, which ends it
@@ -120,6 +130,8 @@ class Cuts(TorchFunctionMode):
             self._targets(name, given[1])
         self._follow_order(name, args, kwargs, found)
         self._follow_edges(name, args, kwargs, found)
+        self._follow_rows(name, args, given, found)
+        self._compare_passes(name, args, kwargs, result)
         self._follow_mean(name, given, found)
         self._follow_boxes(name, given, found)
         self._follow_tokens(name, args, kwargs, given, found)
@@ -242,6 +254,92 @@ class Cuts(TorchFunctionMode):
                     f"{name} adds the rows of {tuple(source.shape)} by the indices by which they were gathered, so "
                     "each node gets its own values, and nothing of its neighbours; add those of sources at the targets",
                 )
+
+    def _follow_rows(self, name: str, args: Any, given: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+        """Follow rows that are read by indices, and added to, to where they are written by the same indices."""
+        if name in DRAWS or (name in INDEX_VIEWS and any(t in self.random for t in given)):
+            self.random.update(dict.fromkeys(found, True))
+        if name in READS_ROWS and found and isinstance(args[0], Tensor):
+            index = places_of(args[-1]) if len(args) > 1 else None
+            if index is not None and not any(t in self.random for t in given):
+                self.read[found[0]] = args[0].untyped_storage().data_ptr(), index, False
+            return
+        if name in WRITES_ROWS and len(args) > 2:
+            at, value = (args[2], args[3]) if "copy" in name and len(args) > 3 else args[1:3]
+            if isinstance(value, Tensor) and value in self.read:
+                self._write_rows(args[0], at, value)
+            return
+        rows = [t for t in given if t in self.read]
+        if not rows and not any(t in self.computed for t in given):
+            return
+        sources: dict[int, set[int]] = {id(t): self._sources(t) for t in given}
+        is_first = bool(rows) and rows[0] is args[0] and name in ADDITIONS and "rsub" not in name
+        is_sum = is_first or (bool(rows) and name in ("add", "__add__", "__radd__"))
+        others = [t for t in given if not rows or t is not rows[0]]
+        memory = self.read[rows[0]][0] if rows else 0
+        if is_sum and others and not any(memory in sources[id(t)] or t in self.noise for t in others):
+            self.read.update(dict.fromkeys(found, (memory, self.read[rows[0]][1], True)))
+            return
+        for t in found:
+            if t in self.read:
+                del self.read[t]
+            self.computed[t] = set[int]().union(*sources.values())
+
+    def _sources(self, t: Tensor) -> set[int]:
+        """Memory of which rows were read that a tensor was computed of."""
+        found = set[int]()
+        if t in self.computed:
+            found |= self.computed[t]
+        if t in self.read:
+            found.add(self.read[t][0])
+        return found
+
+    def _write_rows(self, whole: Tensor, at: Any, value: Tensor) -> None:
+        """Say it if several of the rows that are written have the same place, and differ."""
+        memory, index, is_sum = self.read[value]
+        places = places_of(at)
+        if not is_sum or places is None or not torch.equal(places, index):
+            return
+        if memory != whole.untyped_storage().data_ptr():
+            return
+        kinds, inverse, counts = torch.unique(places, dim=0, return_inverse=True, return_counts=True)
+        before = next((i for i, part in enumerate(at) if isinstance(part, Tensor)), 0) if isinstance(at, tuple) else 0
+        rows = value.detach().movedim(before, 0) if value.ndim > before else value.detach()
+        if rows.numel() % len(places) or not len(kinds) < len(places):
+            return
+        rows = rows.reshape(len(places), -1)
+        last = torch.zeros(len(kinds), dtype=torch.long, device=places.device).scatter_(
+            0, inverse, torch.arange(len(places), device=places.device)
+        )
+        lost = (rows != rows[last[inverse]]).any(1)
+        # All that repeat at one place may be padding.
+        if len(torch.unique(inverse[lost])) >= 2 and float(lost.float().mean()) > FEW_PADDED:
+            self._say(
+                "repeated-index",
+                f"{int(lost.sum())} of {len(places)} rows that are added to {tuple(whole.shape)} at indices are lost, "
+                f"as others have the same index, and only one for each is kept (up to {int(counts.max())} have one); "
+                "use index_add_(0, index, values), or index_put_ with accumulate=True",
+            )
+
+    def _compare_passes(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Count results of validation that are stacked, or of which a deviation is taken, and that are all the same."""
+        first = args[0] if args else None
+        if torch.is_grad_enabled():
+            return
+        if name == "stack" and isinstance(first, list | tuple) and len({id(t) for t in first}) > self.identical:
+            parts = [t for t in first if isinstance(t, Tensor)]
+            shapes = {(t.shape, t.dtype) for t in parts}
+            if len(shapes) == 1 and is_varied(parts[0]) and all(torch.equal(t, parts[0]) for t in parts):
+                self.identical = len(parts)
+        elif name in DEVIATIONS and isinstance(first, Tensor) and first.is_floating_point():
+            dim = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else None))
+            dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
+            if type(dim) is not int or not first.numel() or first.shape[dim] <= self.identical:
+                return
+            slices = first.detach().movedim(dim, 0)
+            is_zero = float(tensors_of(result)[0].detach().abs().max()) <= 1e-6 * float(first.detach().abs().max())
+            if is_zero and is_varied(slices[0]):
+                self.identical = len(slices)
 
     def _follow_mean(self, name: str, given: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         """Follow the mean loss of a batch to exp(-loss), which is a probability of one sample only."""
@@ -517,6 +615,27 @@ def wrap_line(name: str, kind: str, shape: tuple[int, ...], share: float) -> str
 def is_part(t: Tensor, whole: Tensor) -> bool:
     """Whether a tensor is a view of another one, or of the same memory."""
     return t.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+def is_varied(t: Tensor) -> bool:
+    """Whether floating-point values differ."""
+    return t.is_floating_point() and t.numel() > 0 and bool((t != t.flatten()[0]).any())
+
+
+def places_of(index: Any) -> Tensor | None:
+    """The places (K, D) that indices of one dimension name; None if they are others, such as masks or slices."""
+    parts = [*index] if isinstance(index, tuple) else [index]
+    tensors = [torch.as_tensor(p) if isinstance(p, list | np.ndarray) and len(p) else p for p in parts]
+    chosen = [t for t in tensors if isinstance(t, Tensor)]
+    if not chosen or any(t.dtype not in INTEGERS[:-1] or t.ndim != 1 or len(t) != len(chosen[0]) for t in chosen):
+        return None
+    return torch.stack([t.long() for t in chosen], 1) if len(chosen[0]) else None
+
+
+@check("repeated-index", "likely", at="probe")
+def repeated_index(seen: Evidence) -> Lines:
+    """Rows are read by indices, of which some repeat, added to and written again, so only one for each is kept."""
+    yield from remarks(seen, "repeated-index")
 
 
 @check("own-messages", "likely", at="probe")

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boltcutter.diagnosis.calls import remarks
+from boltcutter.diagnosis.calls import named_parts, remarks
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
+from boltcutter.diagnosis.graph import name_of, saved
 from boltcutter.diagnosis.loaders import digests, items
 from boltcutter.diagnosis.probe import Probe, is_close, seeded
-from boltcutter.diagnosis.signs import NEXT
+from boltcutter.diagnosis.signs import NEXT, nodes_behind
 from boltcutter.diagnosis.source import codes_of, own_classes, says
 from boltcutter.diagnosis.targets import replaced
 from boltcutter.structure import flatten, take_rows, tensors
@@ -30,12 +31,15 @@ MANY = 64  # values of a tensor, fewer of which may be equal by chance
 LARGE = 1000.0  # size of a column, and its ratio to that of the others
 MOST_DROPPED = 0.7  # share of conditions
 UNUSED = 0.25  # share of an input without influence
+FEWEST = 4  # nodes of a split
+SIDE = 8  # pixels, and pictures
+ALIKE, UNLIKE = 0.1, 0.05  # correlations of neighbours
 ENDS = re.compile(r"(^|_)(not_)?(dones?|terminals?|terminated|is_last)($|_)")
 SPLIT = re.compile(r"^train(ing)?_(masks?|idx|index|indices|ids|nodes)$")
 EVENTS = re.compile(r"(^|_)(events?|censored|censoring|uncensored|event_indicators?|is_event)($|_)", re.IGNORECASE)
 ANEW = re.compile(r"^on_(validation|test|fit|load|save)|state|^setup$")
 DISCOUNTS, REWARDS = re.compile(r"gamma|discount", re.IGNORECASE), re.compile(r"reward|(^|_)rews?($|_)|^r$")
-WEIGHTS = re.compile(r"(^|_)(sample_|loss_|importance_|is_)?weights?$")
+WEIGHTS = re.compile(r"^(.*(?<!edge)_)?weights?$")
 NEEDED = re.compile("|".join(part.pattern for part in (ENDS, EVENTS, NEXT, SPLIT, WEIGHTS)), re.IGNORECASE)
 
 
@@ -49,6 +53,34 @@ def channels_flattened(seen: Evidence) -> Lines:
 def reshape_not_transpose(seen: Evidence) -> Lines:
     """A reshape only exchanges the sizes of a tensor, so it mixes its rows."""
     yield from remarks(seen, "reshape-not-transpose")
+
+
+@check("reshape-not-transpose", "likely", at="probe")
+def channels_reshaped(seen: Evidence) -> Lines:
+    """Rows of pictures (N, C, H, W), of 2 to 4 channels, are like their neighbours only if read as (N, H, W, C)."""
+    probe = seen.probe
+    for t in flatten(probe.batches.get("training_step", ())) if probe is not None else ():
+        is_picture = isinstance(t, Tensor) and t.ndim == 4 and 2 <= t.shape[1] <= 4 and min(t.shape[2:]) >= SIDE
+        if not is_picture or t.is_complex() or len(t) < SIDE:
+            continue
+        x = t.double() - t.double().mean(0)
+        count, channels, height, width = t.shape
+        as_given = _likeness(x[:, :, 1:], x[:, :, :-1])
+        read = x.reshape(count, height, width, channels)
+        down, across = _likeness(read[:, 1:], read[:, :-1]), _likeness(read[:, :, 1:], read[:, :, :-1])
+        # A pattern that recurs after as many rows as there are channels makes neighbours unlike.
+        if as_given > -UNLIKE and down > max(as_given + ALIKE, 1.5 * as_given) and across > down / 3:
+            yield (
+                f"pictures {tuple(t.shape)} have rows that are like the next one ({down:.2f}) only if their values are "
+                f"read as {tuple(read.shape)}, and not as they are ({as_given:.2f}): channels were last, and a reshape "
+                "has only exchanged the sizes; use permute(2, 0, 1), or transpose(2, 0, 1) of NumPy"
+            )
+            return
+
+
+def _likeness(a: Tensor, b: Tensor) -> float:
+    """The correlation of values whose mean is 0."""
+    return float((a * b).mean() / (a.square().mean().sqrt() * b.square().mean().sqrt() + 1e-12))
 
 
 @check("in-place", "certain", at="probe")
@@ -181,7 +213,9 @@ def unused_part(seen: Evidence) -> Lines:
     probe = seen.probe
     if probe is None or "training_step" not in probe.batches:
         return
-    for name in probe.base("training_step").unread:
+    for name in dict.fromkeys(probe.base("training_step").unread):
+        if SPLIT.search(name) and not _has_others(probe, name):
+            continue
         is_next = bool(NEXT.search(name))
         if is_next and not (says(seen.module, DISCOUNTS) and says(seen.module, REWARDS)):
             continue  # as of cloning, or of returns that the data have
@@ -201,6 +235,60 @@ def unused_part(seen: Evidence) -> Lines:
                 ),
                 subject=name,
             )
+
+
+def _has_others(probe: Probe, name: str) -> bool:
+    """Whether a loss may have rows that a mask, or indices, of the batch leave out."""
+    t = next((part for key, part in named_parts(probe.batches["training_step"]) if key == name), None)
+    calls = [call for call in probe.base("training_step").calls if call.target.ndim]
+    if t is None or t.is_floating_point():
+        return True
+    count = int((t != 0).sum()) if bool(((t == 0) | (t == 1)).all()) else t.numel()
+    return count < t.numel() or t.dtype != torch.bool if not calls else any(len(c.target) > count for c in calls)
+
+
+@check("unused-part", "likely", at="probe")
+def unused_split(seen: Evidence) -> Lines:
+    """The loss has the labels of all nodes in training, or of training in validation, though a mask tells these."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches:
+        return
+    own = {key: value for key, value in vars(seen.module).items() if key[:1] != "_"}
+    held = [*named_parts(own), *((n.rpartition(".")[2], b) for n, b in seen.module.named_buffers())]
+    named = [*named_parts(probe.batches[kind]), *held]
+    masks = [(n, t) for n, t in named if SPLIT.search(n) and t.dtype == torch.bool]
+    masks = [(n, t) for n, t in masks if FEWEST < int(t.sum()) < t.numel()]
+    if not masks:
+        return
+    found: list[tuple[Tensor, int]] = []
+
+    def read(loss: Any) -> None:
+        for node in nodes_behind(loss.grad_fn) if isinstance(loss, Tensor) else ():
+            target = saved(node, "target") if name_of(node) in ("NllLoss", "NllLoss2D") else None
+            if target is not None and saved(node, "reduction") != 0:  # of each node, which may be multiplied by a mask
+                found.append((target, saved(node, "ignore_index")))
+
+    unread = probe.base(kind).unread
+    probe.run(kind, probe.batches[kind], training=True, record=False, then=read)
+    later = probe.base("validation_step").calls if "validation_step" in probe.batches else []
+    for name, mask in (pair for pair in masks if pair[0] not in unread):
+        labels = [t.flatten() for _, t in named if t.numel() == mask.numel() and t.dtype in (torch.int64, torch.int32)]
+        for target, ignored in found:
+            others = target.flatten()[~mask.flatten()] if target.numel() == mask.numel() else target[:0]
+            if any(torch.equal(t, target.flatten()) for t in labels) and bool((others != ignored).any()):
+                yield Line(
+                    f"the loss has all {mask.numel()} labels, though {name!r} says which {int(mask.sum())} are of "
+                    f"training; use logits[{name}] and its targets",
+                    subject=name,
+                )
+                return
+        of_training = [t[mask.flatten()] for t in labels]
+        if later and all(any(torch.equal(c.target.flatten(), t) for t in of_training) for c in later):
+            yield Line(
+                f"validation has the labels that {name!r} says are of training; use the mask of validation",
+                subject=name,
+            )
+            return
 
 
 @check("condition-dropped", "likely", at="probe")

@@ -70,6 +70,8 @@ class Trace:
             targets.
         random: State of the generator of torch at its end.
         has_generator: Whether it draws numbers from a generator of its own.
+        identical: How many equal results were stacked, or had a deviation, in validation.
+        lengths: Of the samples of the first ``PackedSequence`` that a layer got, shape (N,).
     """
 
     def __init__(self) -> None:
@@ -92,6 +94,8 @@ class Trace:
         self.metrics: set[str] = set()
         self.unread: list[str] = []
         self.random: Tensor | None = None
+        self.identical = 0
+        self.lengths: Tensor | None = None
 
     def keep_masks(self, part: nn.Module, args: Any, kwargs: Any) -> None:
         """A hook before attention."""
@@ -231,7 +235,7 @@ class Probe:
                 then(trace.output.get("loss") if isinstance(trace.output, dict) else trace.output)
         cuts.conclude()
         calls.conclude()
-        trace.differentiates = cuts.differentiates
+        trace.differentiates, trace.identical = cuts.differentiates, cuts.identical
         trace.pairs, trace.differences = calls.pairs, calls.differences
         trace.compared = cuts.temperatures.compared
         trace.unread = unread_parts(batch, calls.read, step)
@@ -250,7 +254,10 @@ class Recorder:
         """Keep the tensors."""
         trace = self.trace
         trace.with_grad |= torch.is_grad_enabled()
-        trace.is_packed |= any(isinstance(each, PackedSequence) for each in inputs)
+        packed = [each for each in inputs if isinstance(each, PackedSequence)]
+        trace.is_packed |= bool(packed)
+        if packed and trace.lengths is None:
+            trace.lengths = lengths_of(packed[0])
         given = tensors_of(inputs)
         if given:
             trace.inputs.setdefault(self.name, tuple(given[0].shape))
@@ -259,6 +266,13 @@ class Recorder:
         if trace.size < MOST_BYTES:
             trace.tensors += found
             trace.size += sum(t.nbytes for _, t in found)
+
+
+def lengths_of(packed: PackedSequence) -> Tensor:
+    """Lengths of the samples, in the order that they had before they were packed, shape (N,)."""
+    count = int(packed.batch_sizes[0])
+    lengths = (packed.batch_sizes[:, None] > torch.arange(count)).sum(0)
+    return lengths if packed.unsorted_indices is None else lengths[packed.unsorted_indices.cpu()]
 
 
 # What a pass may change, and what is restored

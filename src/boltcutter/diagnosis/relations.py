@@ -23,6 +23,7 @@ from boltcutter.diagnosis.samples import is_comparable
 from boltcutter.diagnosis.signs import nodes_behind
 from boltcutter.diagnosis.source import says
 from boltcutter.diagnosis.statements import called_name, functions_of
+from boltcutter.diagnosis.targets import replaced
 from boltcutter.internals import BatchNorm
 from boltcutter.structure import flatten
 
@@ -419,36 +420,82 @@ def mixed_with_others(seen: Evidence) -> Lines:
     probe, kind = seen.probe, "training_step"
     if probe is None or kind not in probe.batches or (count := probe.size(kind)) < 2 * FEWEST:
         return
-    targets = [c.target for c in probe.base(kind).calls if c.kind in CLASSES and c.target.shape == (count,)]
-    if len(targets) != 2 or any(t.is_floating_point() for t in targets) or torch.equal(*targets):
+    if not probe.module.automatic_optimization or not _draws(probe.base(kind)):
         return
-    sorted_alike = torch.equal(targets[0].sort().values, targets[1].sort().values)
-    if not sorted_alike or not is_comparable(probe, kind):
+    leaves = flatten(probe.batches[kind])
+    labels = [j for j, t in enumerate(leaves) if isinstance(t, Tensor) and len(t) == count and _are_labels(t)]
+    inputs = [j for j, t in enumerate(leaves) if isinstance(t, Tensor) and t.ndim > 1 and len(t) == count]
+    inputs = [j for j in inputs if j not in labels]
+    if len(labels) != 1 or not inputs or not is_comparable(probe, kind):
         return
+    y = leaves[labels[0]] if leaves[labels[0]].ndim == 1 else leaves[labels[0]].argmax(1)
     rows = torch.arange(count)
     for i in range(0, count, 4):
-        others = (targets[0] != targets[0][i]).nonzero().flatten().cpu()
+        others = (y != y[i]).nonzero().flatten().cpu()
         rows[i] = others[(others >= i).long().argmax()] if len(others) else i
     own = rows != torch.arange(count)
-    with _without_statistics(probe):
-        one, other = (
-            probe.run(kind, batch, training=True, record=False)
-            for batch in (probe.batches[kind], take(probe.batches[kind], rows))
-        )
-    pairs = [(a, b) for a, b in zip(one.calls, other.calls, strict=False) if a.kind in CLASSES]
-    if len(pairs) != 2 or any(a.prediction.shape != b.prediction.shape for a, b in pairs):
+    of_inputs, of_labels = (replaced(probe, kind, {j: leaves[j][rows] for j in part}) for part in (inputs, labels))
+    for seed in range(SEEDS):
+        with _without_statistics(probe):
+            base = _soft_targets(probe, probe.batches[kind], seed)
+            found = [_soft_targets(probe, each, seed) for each in (of_inputs, of_labels)] if base else []
+        if base is None or any(each is None or each[0].shape != base[0].shape for each in found):
+            return
+        changed = rows_that_differ(base[0], found[0][0]).cpu() & ~own  # type: ignore[index]
+        moved = ((base[1] - found[1][1]).abs().amax(1) > FEW).cpu() & ~own  # type: ignore[index]
+        if int(changed.sum()) < 2 or int(moved.sum()) < 2:
+            continue  # of a share near 0 or 1
+        if float((moved & ~changed).sum()) > SAME * float(moved.sum()):
+            yield (
+                "inputs are mixed with those of other samples, but labels with those of another permutation of them; "
+                "draw it once, and use it for both"
+            )
         return
-    changed = rows_that_differ(pairs[0][0].prediction, pairs[0][1].prediction).cpu() & ~own
-    moved = torch.stack([a.target != b.target for a, b in pairs]).any(0).cpu() & ~own
-    if (
-        int(changed.sum()) >= 2
-        and int(moved.sum()) >= 2
-        and float((moved & ~changed).sum()) > SAME * float(moved.sum())
-    ):
-        yield (
-            "inputs are mixed with those of other samples, but labels with those of another permutation of them; draw "
-            "it once, and use it for both"
-        )
+
+
+def _are_labels(t: Tensor) -> bool:
+    """Whether a part of the batch has a class, or shares of classes, of each sample."""
+    if t.ndim == 1:
+        return not t.is_floating_point() and t.dtype != torch.bool and int(t.min()) >= 0 and len(torch.unique(t)) > 1
+    is_share = t.ndim == 2 and t.shape[1] > 1 and bool((t >= 0).all() & ((t.float().sum(1) - 1).abs() < 1e-4).all())
+    return is_share and len(torch.unique(t.argmax(1))) > 1
+
+
+def _soft_targets(probe: Probe, batch: Any, seed: int) -> tuple[Tensor, Tensor] | None:
+    """Logits of the last softmax, and the shares of classes that a loss draws them to, (N, C); None without these.
+
+    The gradient of a cross-entropy by its logits is the softmax less the shares, times one number.
+    """
+    found: list[Tensor] = []
+    results: list[tuple[Tensor, bool]] = []
+
+    def differentiate(loss: Any) -> None:
+        if not isinstance(loss, Tensor) or loss.grad_fn is None or loss.numel() != 1:
+            return
+        nodes = [n for n in nodes_behind(loss.grad_fn) if name_of(n) in ("LogSoftmax", "Softmax")]
+        nodes = [n for n in nodes if n.next_functions[0][0] is not None and _is_of_classes(n, probe.size(kind))]
+        if not nodes:
+            return
+        parent, number = nodes[0].next_functions[0]
+        results.append((saved(nodes[0], "result"), name_of(nodes[0]) == "LogSoftmax"))
+        parent.register_prehook(lambda given: found.append(given[number].detach()))
+        torch.autograd.grad(loss, [p for p in probe.module.parameters() if p.requires_grad], allow_unused=True)
+
+    kind = "training_step"
+    probe.run(kind, batch, training=True, seed=seed, record=False, then=differentiate)
+    if not found or not results or found[0].shape != results[0][0].shape:
+        return None
+    result, is_log = results[0]
+    p = (result.exp() if is_log else result).double()
+    ratio = found[0].double() / p.clamp_min(1e-12)
+    scale = ratio.amax(1, keepdim=True)  # of a class that has no share
+    shares = p * (1 - ratio / scale.clamp_min(1e-12))
+    return result, shares
+
+
+def _is_of_classes(node: Any, count: int) -> bool:
+    result = saved(node, "result")
+    return result is not None and result.ndim == 2 and len(result) == count and result.shape[1] > 2
 
 
 def _keep_weight(node: Any, found: list[tuple[Any, Tensor]], gradients: Any) -> None:

@@ -28,6 +28,8 @@ from boltcutter.diagnosis.source import says
 from boltcutter.structure import flatten, inputs_of, take_rows, targets_of
 
 DRAWS = 8  # of a random sample
+MOST_OF_SPLIT = 10_000_000  # values of a part
+DIFFERENT = 20  # values of a part, fewer of which are classes or levels
 WIDE = 32  # values of a sample, fewer of which may be equal by chance
 FEWEST_ROWS = 50  # of a table
 NUMBERS = (Tensor, np.ndarray, np.number, int, float)
@@ -157,25 +159,75 @@ def _has_fractions(sample: Any) -> bool:
 
 @check("own-scale", "certain", at="data")
 def own_scale(seen: Evidence) -> Lines:
-    """Each column of training, and of another split, has the mean 0 and the deviation 1, exactly."""
-    one = seen.splits.table("train") if seen.splits else None
-    if one is None or not _is_standard(one[0]):
-        return
-    for name in ("validation", "test"):
-        other = seen.splits.table(name)  # type: ignore[union-attr]
-        if other is not None and _is_standard(other[0]):
-            yield Line(
-                f"training and {name} are standardized each by its own mean and deviation, so equal numbers mean "
-                "different values; use those of training for both",
-                subject=name,
-            )
+    """Columns of training, and of another split, have the mean 0 and the deviation 1, or the range 0 to 1, exactly."""
+    one = _numeric_parts(seen.splits, "train") if seen.splits else []
+    kinds = [_scales(x) for x in one]
+    for name in ("validation", "test") if any(kinds) else ():
+        other = _numeric_parts(seen.splits, name)
+        for j, (known, x) in enumerate(zip(kinds, other, strict=False) if len(other) == len(one) else ()):
+            same = known & _scales(x) if known and x.shape[1:] == one[j].shape[1:] else set()
+            if same:
+                yield Line(
+                    f"training and {name} are {sorted(same)[0]}, so equal numbers mean different values; use those of "
+                    "training for both",
+                    subject=name,
+                )
+                break
 
 
-def _is_standard(x: Tensor) -> bool:
-    x = x[:, x.std(0) > 0] if len(x) >= FEWEST_ROWS else x[:0, :0]
-    means, deviations = x.mean(0).abs(), x.std(0, correction=0)
-    exact = torch.minimum((deviations - 1).abs(), (x.std(0) - 1).abs())
-    return bool(x.numel() and means.max() < 1e-4 and exact.max() < 1e-4)
+def _numeric_parts(splits: Splits | None, name: str) -> list[Tensor]:
+    """Each part of the samples of a split that is floating-point, and of one shape, (N, …) in float64; else empty."""
+    rows = [flatten(sample) for sample in (splits.samples(name) if splits else [])]
+    found = []
+    for leaves in zip(*rows, strict=True) if len({len(row) for row in rows}) == 1 else ():
+        is_array = all(isinstance(leaf, Tensor | np.ndarray | np.floating | float) for leaf in leaves)
+        parts = [torch.as_tensor(leaf) for leaf in leaves] if is_array else []
+        is_one = len({t.shape for t in parts}) == 1 and all(t.is_floating_point() for t in parts)
+        is_small = is_one and len(parts) * max(1, parts[0].numel()) <= MOST_OF_SPLIT
+        found.append(torch.stack(parts).double() if is_small else torch.zeros(0, 0))
+    return found
+
+
+def _scales(x: Tensor) -> set[str]:
+    """How each column of a part (N, …), or all of it, was scaled by its own values; empty if it was not."""
+    x = x[:, None] if x.ndim == 1 else x
+    if len(x) < FEWEST_ROWS or not bool(x.isfinite().all()) or len(torch.unique(x[:MANY_DRAWS])) < DIFFERENT:
+        return set()
+    if _is_scaled_within(x):
+        return set()
+    flat, found = x.flatten(1), set()
+    varied = flat[:, flat.std(0) > 0]
+    dims = {(0,), tuple(range(x.ndim)), (0, *range(2, x.ndim)), tuple(range(x.ndim - 1))} if x.ndim > 1 else {(0,)}
+    if varied.numel() and any(_is_standard(x, each) for each in dims):
+        found.add("standardized each by its own mean and deviation")
+    if varied.numel() and x.ndim <= 2:
+        is_continuous = all(len(torch.unique(column)) > 0.9 * len(x) for column in varied.unbind(1))
+        ends = ((varied == 0).sum(0), (varied == 1).sum(0), varied.amin(0), varied.amax(0))
+        # As there is one of each, they are the least and the largest value of the split.
+        is_range = not bool(ends[2].any()) and bool((ends[3] == 1).all())
+        if is_range and is_continuous and all(bool((n == 1).all()) for n in ends[:2]):
+            found.add("scaled each by its own least and largest value")
+    return found
+
+
+def _is_scaled_within(x: Tensor) -> bool:
+    """Whether each sample, or each of several groups of samples in a row, was standardized by itself."""
+    kinds = {tuple(range(1, x.ndim)), tuple(range(2, x.ndim)), *((d,) for d in range(1, x.ndim))} - {()}
+    for dims in kinds:
+        if math.prod(x.shape[d] for d in dims) > 1 and float(x.mean(dims).abs().max()) < 1e-3:
+            return True
+    flat = x.flatten(1)
+    sums, squares = (t.cumsum(0)[FEWEST_OF_CLASS - 1 : -FEWEST_OF_CLASS] for t in (flat, flat**2 - 1))
+    return bool(len(sums) and ((sums.abs() < 1e-3).all(1) & (squares.abs() < 1.5).all(1)).any())
+
+
+def _is_standard(x: Tensor, dims: tuple[int, ...]) -> bool:
+    """Whether the mean over dimensions is 0, and the deviation 1, for all that varies."""
+    count = math.prod(x.shape[d] for d in dims)
+    means, deviations = x.mean(dims).flatten(), x.std(dims, correction=0).flatten()
+    means, deviations = means[deviations > 0], deviations[deviations > 0]
+    exact = torch.minimum((deviations - 1).abs(), (deviations * math.sqrt(count / (count - 1)) - 1).abs())
+    return bool(len(means) and means.abs().max() < 1e-4 and exact.max() < 1e-4)
 
 
 @check("rounded-integers", "certain", at="data")

@@ -19,6 +19,8 @@ from boltcutter.structure import flatten, with_tensors
 MISSING = 0.02  # share of targets
 FILLED = 0.05  # of the deviation, within which a constant is the mean
 FEWEST = 8  # samples of a batch
+FEWEST_TIMES = 6
+LAYERS = 16  # inputs and outputs of the first ones, and channels
 INTEGERS = (torch.int64, torch.int32)
 
 
@@ -159,29 +161,83 @@ def series_leak(seen: Evidence) -> Lines:
     probe = seen.probe
     if probe is None or (count := probe.size(kind := probe.scored)) < 2:
         return
-    leaves = flatten(probe.batches[kind])
-    for j, x in enumerate(leaves):
-        is_series = isinstance(x, Tensor) and x.is_floating_point() and x.ndim in (2, 3) and len(x) == count
-        if not is_series or x.shape[1] < 6:
+    base = probe.base(kind)
+    for j, x in enumerate(flatten(probe.batches[kind])):
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim not in (2, 3) or len(x) != count:
             continue
-        calls = [(i, c) for i, c in enumerate(probe.base(kind).calls) if _is_shifted(c, x)]
-        if not calls:
-            continue
-        place = x.shape[1] // 2
-        new = x.clone()
-        new[:, place] = x[:, place].roll(1, 0) + x.std()
-        other = probe.run(kind, replaced(probe, kind, {j: new}), training=kind == "training_step", record=False)
-        for i, a in calls:
-            b = other.calls[i] if i < len(other.calls) else a
-            if not same_shapes(a, b) or a.prediction.shape != a.target.shape:
+        for dim in range(1, x.ndim):
+            if x.shape[dim] < FEWEST_TIMES or not any(_next_of(base, x, dim)):
                 continue
-            changed = [not is_close(a.prediction[:, t], b.prediction[:, t]) for t in range(place)]
-            if changed[place - 1]:  # whose target is the value that was replaced
+            place = x.shape[dim] // 2
+            new = x.clone().movedim(dim, 1)
+            new[:, place] = new[:, place].roll(1, 0) + x.std()
+            batch = replaced(probe, kind, {j: new.movedim(1, dim)})
+            other = probe.run(kind, batch, training=kind == "training_step")
+            if any(_is_leaked(base, other, k, source, place, dim) for k, source in _next_of(base, x, dim)):
                 yield Line(
                     "each prediction depends on the value that it is to predict: use layers of one direction, or a "
                     "causal mask, and inputs up to the time before"
                 )
                 return
+
+
+def _pairs_of(trace: Trace) -> list[tuple[Tensor, Tensor]]:
+    """Predictions and targets of regressions, and values that were subtracted from each other, either way."""
+    called = [(c.prediction, c.target) for c in trace.calls if c.kind in REGRESSIONS]
+    return [*called, *trace.differences, *((b, a) for a, b in trace.differences)]
+
+
+def _next_of(trace: Trace, x: Tensor, dim: int) -> Iterator[tuple[int, int | None]]:
+    """Pairs whose target is what a part of the batch, or a layer's input, has one time later: their numbers."""
+    given = [(i, t) for i, (name, t) in enumerate(trace.tensors[:LAYERS]) if name.startswith("the input of ")]
+    for k, (p, t) in enumerate(_pairs_of(trace)):
+        if p.shape == t.shape and t.ndim in (2, 3) and len(t) == len(x):
+            yield from ((k, i) for i, z in [(None, x), *given] if _is_ahead_of(t, z, dim))
+
+
+def _by_time(t: Tensor, dim: int) -> Tensor:
+    """A series as (N, T, C)."""
+    return t[:, :, None] if t.ndim == 2 else t.movedim(dim, 1)
+
+
+def _is_ahead_of(t: Tensor, z: Tensor, dim: int) -> bool:
+    """Whether targets (N, S, …) are a series, or one channel of it, one time later, and not at the same time."""
+    if z.ndim not in (2, 3) or len(z) != len(t) or not z.is_floating_point():
+        return False
+    one, series = _by_time(t, dim if t.ndim == 3 else 1), _by_time(z, dim if z.ndim == 3 else 1)
+    width = min(one.shape[1], series.shape[1] - 1)
+    if width < FEWEST_TIMES - 1 or one.shape[1] > series.shape[1] or one.shape[2] not in (1, series.shape[2]):
+        return False
+    channels = (
+        [series] if one.shape[2] == series.shape[2] else series[:, :, :LAYERS].chunk(min(series.shape[2], LAYERS), 2)
+    )
+    one = one[:, :width]
+    return any(torch.equal(one, c[:, 1 : width + 1]) and not torch.equal(one, c[:, :width]) for c in channels)
+
+
+def _is_leaked(base: Trace, other: Trace, k: int, source: int | None, place: int, dim: int) -> bool:
+    """Whether the prediction changes of which the target is the value that was replaced."""
+    ones, others = _pairs_of(base), _pairs_of(other)
+    if len(ones) != len(others) or len(base.tensors) != len(other.tensors):
+        return False
+    (p, t), (q, u) = ones[k], others[k]
+    if p.shape != q.shape or t.shape != u.shape:
+        return False
+    moved = _times_that_differ(t, u, dim)
+    if not moved:  # they are a part of their own
+        pair = (base.tensors[source][1], other.tensors[source][1]) if source is not None else None
+        moved = [at - 1 for at in _times_that_differ(*pair, dim)] if pair is not None else [place - 1]
+    times = p.shape[dim if p.ndim == 3 else 1]
+    if not 0 < len(moved) <= 2 or not all(0 <= at < times for at in moved):
+        return False  # as of statistics of the whole series
+    return {*moved} <= {*_times_that_differ(p, q, dim)}
+
+
+def _times_that_differ(a: Tensor, b: Tensor, dim: int) -> list[int]:
+    if a.shape != b.shape:
+        return []
+    one, other = (_by_time(t, dim if t.ndim == 3 else 1) for t in (a, b))
+    return [at for at in range(one.shape[1]) if not is_close(one[:, at], other[:, at])]
 
 
 def _gets_all(trace: Trace, tokens: Tensor) -> bool:
@@ -193,11 +249,6 @@ def _gets_all(trace: Trace, tokens: Tensor) -> bool:
     )  # one-hot
     others = [t for t in read if t.shape != tokens[:, 1:].shape or not torch.equal(t, tokens[:, :-1])]
     return not read or is_coded or bool(others)
-
-
-def _is_shifted(call: Loss, x: Tensor) -> bool:
-    t = call.target
-    return call.kind in REGRESSIONS and t is not None and t.shape == x[:, 1:].shape and torch.equal(t, x[:, 1:])
 
 
 @check("future-leak", "certain", at="probe")

@@ -22,6 +22,7 @@ from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     leaks,
     metrics,
     pairs,
+    passes,
     rates,
     relations,
     reruns,
