@@ -103,6 +103,7 @@ def padded_output(seen: Evidence) -> Lines:
         return
     kind = probe.evaluated
     base, count = probe.base(kind, training=False), probe.size(kind)
+    parts = [t for t in flatten(probe.batches[kind]) if isinstance(t, Tensor)]
     found = [base.lengths] if base.lengths is not None else []
     found += [padding.valid.sum(1).cpu() for padding in paddings(flatten(probe.batches[kind]), count)]
     for lengths in found:
@@ -110,11 +111,15 @@ def padded_output(seen: Evidence) -> Lines:
         if int(is_short.sum()) < max(FEWEST, SHARE * len(lengths)) or len(torch.unique(lengths[is_short])) < FEWEST - 1:
             continue
         for name, t in base.tensors:
-            if not name.startswith("the input of ") or t.ndim != 2 or len(t) != len(lengths) or t.shape[1] < FEWEST:
+            is_state = t.is_floating_point() and t.ndim == 2 and len(t) == len(lengths) and t.shape[1] >= FEWEST
+            if not name.startswith("the input of ") or not is_state or _is_any_of(t, parts):
                 continue
             rows = t.cpu() != 0
             columns = ~rows[is_short].any(0) & rows[~is_short].all(0)
-            if _longest_run(columns) >= max(FEWEST, SHARE * t.shape[1]):
+            zeros = (~rows[is_short]).sum(1)
+            shorter = lengths[is_short][:, None] < lengths[is_short]
+            is_time = bool((zeros[:, None] > zeros)[shorter].all())  # columns are times, of which the last are padding
+            if _longest_run(columns) >= max(FEWEST, SHARE * t.shape[1]) and not is_time:
                 yield (
                     f"{name.removeprefix('the input of ')} gets 0 for all {int(is_short.sum())} of {len(lengths)} "
                     "samples that are shorter than the longest: the last time of a padded batch is none of theirs; "
