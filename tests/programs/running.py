@@ -118,7 +118,9 @@ PROBED = NOTED | {
     *("missing_values_are_minus_one", "missing_values_are_in_a_difference", "length_is_that_of_the_first_sample"),
     *("length_is_that_of_the_first_path", "targets_alone_are_softened", "targets_of_a_product_are_softened"),
     *("probabilities_of_the_student_are_softened", "divergence_is_divided_by_the_classes"),
-    *("divergence_of_all_places_is_averaged",),
+    *("divergence_of_all_places_is_averaged", "penalty_is_computed_without_gradients", "penalty_is_a_number"),
+    *("penalty_is_computed_by_numpy", "entropy_is_a_number", "stacked_penalty_has_no_gradient"),
+    *("dropout_is_passed_by", "activation_is_overwritten", "normalized_values_are_passed_by"),
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.

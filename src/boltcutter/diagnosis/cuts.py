@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from boltcutter.diagnosis.addends import AddendFinder
 from boltcutter.diagnosis.calls import LOSSES, Remark, remarks
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import REGRESSIONS
+from boltcutter.diagnosis.results import Results
 from boltcutter.diagnosis.temperatures import Temperatures
 
 ADDITIONS = frozenset(("add", "__add__", "__radd__", "__iadd__", "add_", "sub", "__sub__", "__rsub__", "rsub"))
@@ -27,7 +29,6 @@ LAYERS = frozenset(("linear", "conv1d", "conv2d", "conv3d", "conv_transpose2d", 
 READS = frozenset(("__get__", "size", "dim", "numel", "__len__", "detach"))
 FILLED = frozenset(("ones_like", "zeros_like", "full_like", "empty_like", *NOISES))
 EXTREMES = frozenset(("min", "max", "amin", "amax"))
-COPIES = frozenset(("detach", "__get__"))  # the latter of .data
 MEAN_LOSSES = frozenset(("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"))
 ERRORS = frozenset(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"))
 PRODUCTS = frozenset(("mul", "__mul__", "__rmul__", "multiply"))
@@ -67,7 +68,7 @@ class Cuts(TorchFunctionMode):
         self.module = module
         self.remarks: list[Remark] = []
         self.batch = tensors_of(batch)
-        self.cut = WeakTensorKeyDictionary()  # what depends on weights, but has no gradient: the function that cut it
+        self.cut = WeakTensorKeyDictionary()  # what autograd.grad has returned without its graph, or is computed of it
         self.noise = WeakTensorKeyDictionary()  # what was drawn: how often it is used
         # Samples of a distribution with a gradient: whether a layer, and a score, get it.
         self.drawn = WeakTensorKeyDictionary()
@@ -90,7 +91,7 @@ class Cuts(TorchFunctionMode):
         self.random = WeakTensorKeyDictionary()  # numbers that were drawn as indices
         self.identical = 0  # results of passes that are equal, of which a deviation or a stack is taken
         self.means_of_masked: list[list[str]] = []
-        self.temperatures = Temperatures()
+        self.temperatures, self.addends, self.results = Temperatures(), AddendFinder(), Results()
         self.error: Exception | None = None  # of following values, which ends it
         self.differentiates = False
         self.differentiated = set[int]()  # inputs of autograd.grad, whose results have no gradient
@@ -118,8 +119,10 @@ class Cuts(TorchFunctionMode):
             self.differentiated |= {id(t) for t in tensors_of(args[1] if len(args) > 1 else kwargs.get("inputs"))}
         if name in ADDITIONS and len(given) == 2:
             self._mix(given)
+        self.results.follow(name, args, kwargs, given, result)
+        self.addends.follow(function, name, args, given, tensors_of(result))
         self._follow_noise(name, given, found)
-        self._follow_cut(name, given, found)
+        self._follow_derivative(name, given, found)
         if name in ("long", "int", "to", "type", "short") and found and found[0].dtype in INTEGERS:
             self._truncate(given[0])
         if name in FLOATS and args and found and found[0].dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -164,16 +167,12 @@ class Cuts(TorchFunctionMode):
     def _say(self, check: str, text: str) -> None:
         self.remarks.append(Remark(check, text))
 
-    def _follow_cut(self, name: str, given: Sequence[Tensor], found: Sequence[Tensor]) -> None:
-        if torch.is_grad_enabled() and name in COPIES and given and isinstance(given[0], nn.Parameter):
-            self.cut.update(
-                {t: "a parameter's .data or detach()" for t in found if given[0].requires_grad and not t.requires_grad}
-            )
+    def _follow_derivative(self, name: str, given: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         if not torch.is_grad_enabled() or name in DETACHES | FILLED or (name.startswith("new_") and len(given) == 1):
             return
-        cuts = [self.cut[t] for t in given if t in self.cut]
+        is_cut = any(t in self.cut for t in given)
         others = [t for t in given if t.requires_grad and not t.is_leaf and id(t) not in self.differentiated]
-        if name in ADDITIONS and others and "grad" in cuts:
+        if name in ADDITIONS and others and is_cut:
             self._say(
                 "constant-term",
                 f"a derivative of {tuple(given[0].shape)}, which autograd.grad has returned, is added to an output, "
@@ -181,16 +180,14 @@ class Cuts(TorchFunctionMode):
             )
         is_sum = name in ADDITIONS or name == "stack"
         are_terms = all(t.ndim == 0 for t in given) and any(t.requires_grad and not t.is_leaf for t in given)
-        if is_sum and cuts and are_terms:  # not of a parameter, of which a step of its own takes a gradient
-            remedy = "pass create_graph=True" if cuts[0] == "grad" else "compute it from values that have a gradient"
+        if is_sum and is_cut and are_terms:  # not of a parameter, of which a step of its own takes a gradient
             self._say(
                 "constant-term",
-                f"a term that is added to the loss has no gradient, as what {cuts[0]} has returned has none, so it "
-                f"changes nothing; {remedy}",
+                "a term that is added to the loss has no gradient, as what autograd.grad has returned has none, so it "
+                "changes nothing; pass create_graph=True",
             )
-        for t in found:
-            if not t.requires_grad and (cuts or any(each.requires_grad for each in given)):
-                self.cut[t] = cuts[0] if cuts and name != "grad" else name
+        if is_cut or (name == "grad" and any(each.requires_grad for each in given)):
+            self.cut.update(dict.fromkeys([t for t in found if not t.requires_grad]))
 
     def _follow_noise(self, name: str, given: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         for t in given:
@@ -600,7 +597,7 @@ class Cuts(TorchFunctionMode):
 
 @check("constant-term", "likely", at="probe")
 def constant_term(seen: Evidence) -> Lines:
-    """A number that depends on weights, or a derivative, is added to the loss without its gradient, not by detach."""
+    """A derivative that autograd.grad has returned without its graph is added to the loss, or to an output."""
     yield from remarks(seen, "constant-term")
 
 

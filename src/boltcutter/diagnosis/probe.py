@@ -26,10 +26,12 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchmetrics import Metric
 
+from boltcutter.diagnosis.addends import Addends
 from boltcutter.diagnosis.calls import LossCalls, Remark, unread_parts
 from boltcutter.diagnosis.cuts import Cuts
 from boltcutter.diagnosis.evidence import is_metric, num_rows, overrides, tensors_of
 from boltcutter.diagnosis.graph import Loss
+from boltcutter.diagnosis.results import Results, Unread
 from boltcutter.diagnosis.source import own_classes
 from boltcutter.structure import map_tensors, take_rows
 
@@ -63,7 +65,9 @@ class Trace:
         cumulative: Name of a cumulative operation over the samples.
         pairs: Of each loss function, whether both of its sides have a gradient, and its mean.
         differences: Values of equal number that were subtracted from each other.
+        addends: What is added to its loss, and has no gradient.
         compared: Distributions of a student and a teacher that a loss compares.
+        unread_results: Of functions of layers, which nothing reads.
         metrics: Names of metrics that it updated.
         unread: Names of the parts of the batch that no operation got.
         differentiates: Whether it computes gradients itself, as of adversarial samples, by which predictions depend on
@@ -90,7 +94,9 @@ class Trace:
         self.cumulative, self.has_generator, self.differentiates = "", False, False
         self.pairs: list[tuple[bool, float]] = []
         self.differences: list[tuple[Tensor, Tensor]] = []
+        self.addends = Addends()
         self.compared: list[Any] = []
+        self.unread_results: list[Unread] = []
         self.metrics: set[str] = set()
         self.unread: list[str] = []
         self.random: Tensor | None = None
@@ -219,7 +225,8 @@ class Probe:
                 part.training = mode and training
             for name, part in module.named_modules() if record else ():
                 if part is not module and not isinstance(part, Metric | torch.jit.ScriptModule):
-                    stack.callback(part.register_forward_hook(Recorder(name, trace)).remove)
+                    stack.callback(part.register_forward_hook(Recorder(name, trace, cuts.results)).remove)
+                stack.callback(part.register_forward_hook(cuts.results.passed).remove)
                 if isinstance(part, ATTENTIVE):
                     stack.callback(part.register_forward_pre_hook(trace.keep_masks, with_kwargs=True).remove)
             stack.enter_context(torch.enable_grad() if kind == "training_step" else torch.no_grad())
@@ -231,8 +238,12 @@ class Probe:
             trace.buffers = {n for n, b in buffers.items() if n in now and not torch.equal(b, now[n])}
             trace.random = torch.get_rng_state()
             trace.metrics = {n for n, m in metrics.items() if m._update_count > counts[n]}
+            trace.unread_results = cuts.results.unread(trace.output)
+            loss = trace.output.get("loss") if isinstance(trace.output, dict) else trace.output
+            roots = [loss.grad_fn] if module.automatic_optimization and isinstance(loss, Tensor) else cuts.addends.roots
+            trace.addends = cuts.addends.of_loss(roots)
             if then is not None:
-                then(trace.output.get("loss") if isinstance(trace.output, dict) else trace.output)
+                then(loss)
         cuts.conclude()
         calls.conclude()
         trace.differentiates, trace.identical = cuts.differentiates, cuts.identical
@@ -247,13 +258,14 @@ class Probe:
 class Recorder:
     """A forward hook that keeps what a layer gets and returns."""
 
-    def __init__(self, name: str, trace: Trace) -> None:
-        self.name, self.trace = name, trace
+    def __init__(self, name: str, trace: Trace, results: Results) -> None:
+        self.name, self.trace, self.results = name, trace, results
 
     def __call__(self, part: nn.Module, inputs: Any, output: Any) -> None:
         """Keep the tensors."""
         trace = self.trace
         trace.with_grad |= torch.is_grad_enabled()
+        self.results.is_paused = True
         packed = [each for each in inputs if isinstance(each, PackedSequence)]
         trace.is_packed |= bool(packed)
         if packed and trace.lengths is None:
@@ -266,6 +278,7 @@ class Recorder:
         if trace.size < MOST_BYTES:
             trace.tensors += found
             trace.size += sum(t.nbytes for _, t in found)
+        self.results.is_paused = False
 
 
 def lengths_of(packed: PackedSequence) -> Tensor:

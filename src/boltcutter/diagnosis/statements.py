@@ -53,8 +53,6 @@ STATELESS = (
 )
 MATTERS = re.compile(r"(^|_)(masks?|masked|pads?|padding|noisy|noised|positions?|pos|pe|penalty|kl|kld|augmented)($|_)")
 READS = frozenset(("size", "dim", "len", "numel", "item", "get", "pop", "int", "float", "str", "list", "dict", "range"))
-COEFFICIENT = re.compile(r"lambda|alpha|beta|weight|coef|lam|decay|strength|scale|^self\.l[0-9]", re.IGNORECASE)
-LOSS = re.compile(r"(^|_)loss$")
 TOTAL = re.compile(r"(^|_)(loss|objective)$")
 SCOPES = frozenset(("locals", "eval", "exec", "vars"))
 ORDERED = {
@@ -460,57 +458,3 @@ def cached_by_index(seen: Evidence) -> Lines:
                 f"{name} keeps what was computed of each batch by its number, but batches are shuffled, so in the next "
                 "epoch a batch gets what belongs to other samples; use numbers of samples as keys"
             )
-
-
-@check("cut-gradient", "likely", at="probe")
-def number_in_loss(seen: Evidence) -> Lines:
-    """A loss adds a penalty on weights as a number, by .item(), float() or .data, so that it has no gradient."""
-    for place in functions_of(seen.module):
-        numbers: dict[str, int] = {}
-        for node in ast.walk(place.tree):
-            if isinstance(node, ast.Assign | ast.AugAssign) and _is_number_of_weights(node.value):
-                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-                numbers[ast.unparse(target)] = place.line + node.lineno - 1
-        for node in ast.walk(place.tree) if numbers else ():
-            if not isinstance(node, ast.Return | ast.Assign | ast.AugAssign) or node.value is None:
-                continue
-            is_added = isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)
-            is_sum = is_added or (isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Add))
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            targets = [node.target] if isinstance(node, ast.AugAssign) else targets
-            is_loss = isinstance(node, ast.Return) or any(LOSS.search(ast.unparse(t)) for t in targets)
-            found = [name for each in addends(node.value) if (name := _number_of(each, numbers))]
-            if is_sum and is_loss and found:
-                name = found[0]
-                yield Line(
-                    f"{name} ({place.name}, line {numbers[name]}) is a number, as of .item(), which the loss adds "
-                    "without any gradient, so it penalizes nothing; keep the tensor",
-                    subject=f"{place.name}:{name}",
-                )
-                return
-
-
-def addends(value: ast.expr) -> list[ast.expr]:
-    """The terms of a sum."""
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub):
-        return [*addends(value.left), *addends(value.right)]
-    return [value]
-
-
-def _number_of(value: ast.expr, numbers: dict[str, int]) -> str:
-    """The name that a term has, alone or times a coefficient; empty if it has others, or is no number."""
-    factors = [value]
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
-        factors = [value.left, value.right]
-    names = [
-        ast.unparse(f) for f in factors if not isinstance(f, ast.Constant) and not COEFFICIENT.search(ast.unparse(f))
-    ]
-    return names[0] if len(names) == 1 and names[0] in numbers else ""
-
-
-def _is_number_of_weights(value: ast.expr) -> bool:
-    """Whether a value sums numbers, or parts without a gradient, of parameters."""
-    text = ast.unparse(value)
-    is_number = re.search(r"\.item\(\)|\bfloat\(|\.detach\(\)|\.data\b", text)
-    is_size = "numel" in text or "grad(" in text or "balance" in text
-    return bool(is_number and not is_size and re.search(r"parameters\(\)|\.weight\b", text))

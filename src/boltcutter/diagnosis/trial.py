@@ -15,6 +15,7 @@ from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     averages,
     baselines,
     called,
+    constants,
     divergences,
     edges,
     flows,

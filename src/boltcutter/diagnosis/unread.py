@@ -6,17 +6,22 @@ import ast
 import inspect
 import re
 import sys
+import textwrap
 import types
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from boltcutter.diagnosis.averages import CHANGES
 from boltcutter.diagnosis.checks import Line, Lines, check
-from boltcutter.diagnosis.evidence import Evidence, sampled
-from boltcutter.diagnosis.source import codes_of_users, is_own_file, own_classes, tree_of
+from boltcutter.diagnosis.evidence import Evidence, sampled, tensors_of
+from boltcutter.diagnosis.probe import Trace, is_close
+from boltcutter.diagnosis.results import Unread
+from boltcutter.diagnosis.source import codes_of_users, depends_on_time, is_own_file, own_classes, tree_of
 
 # Arguments whose value is meant to change a training, unlike a size that a file may state once more.
 EFFECTIVE = re.compile(
@@ -26,6 +31,7 @@ EFFECTIVE = re.compile(
 )
 PASSES = re.compile(r"[(, ]self[,)]")
 MOST_FILES = 200
+MOST_RESULTS = 3
 DROPS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 WHOLE = re.compile(r"hparams(?!\.|\[\"|\['|\w)|locals\(|vars\(|__dict__|getattr\(|\*\*kwargs|asdict")
 EVALUATES = re.compile(
@@ -165,6 +171,73 @@ def unread_dropout(seen: Evidence) -> Lines:
                     "or remove it",
                     subject=f"{type(part).__name__}.{name}",
                 )
+
+
+class _Changed(TorchFunctionMode):
+    """One call of a function returns other values."""
+
+    def __init__(self, unread: Unread) -> None:
+        super().__init__()
+        self.unread, self.count = unread, 0
+
+    def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function."""
+        result = function(*args, **(kwargs or {}))
+        if getattr(function, "__name__", "") == self.unread.name:
+            self.count += 1
+            return result + 1 if self.count == self.unread.number else result
+        return result
+
+
+@check("unused-value", "likely", at="probe")
+def unused_result(seen: Evidence) -> Lines:
+    """No operation reads the output of a dropout, norm or activation, no module returns it, and nothing keeps it."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches:
+        return
+    base = probe.base(kind)
+    for unread in base.unread_results[:MOST_RESULTS]:
+        if unread.place is None or _has_condition(*unread.place):
+            continue
+        with _Changed(unread):
+            other = probe.run(kind, probe.batches[kind], training=True, record=False)
+        if not _is_same(base, other):
+            continue
+        outputs = (n for n, t in base.tensors if n.startswith("the output of ") and t.data_ptr() == unread.memory)
+        name = next(outputs, f"the output of {unread.name}()")
+        yield Line(
+            f"{name}, of {unread.shape}, is computed in each step, and nothing reads it: is another variable passed "
+            "on in its place?",
+            "note" if depends_on_time(seen.module) else None,
+            subject=name,
+        )
+
+
+def _has_condition(code: types.CodeType, line: int) -> bool:
+    """Whether the variable that a line assigns is read by a condition, or under one, in the same function."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, TypeError, SyntaxError, ValueError):  # typed in, or generated
+        return True
+    line += 1 - code.co_firstlineno
+    names = {
+        node.id
+        for statement in ast.walk(tree)
+        if isinstance(statement, ast.Assign | ast.AnnAssign | ast.NamedExpr)
+        if statement.lineno <= line <= (statement.end_lineno or 0)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    branches = [node for node in ast.walk(tree) if isinstance(node, ast.If | ast.IfExp | ast.BoolOp | ast.Lambda)]
+    read = [node for branch in branches for node in ast.walk(branch) if isinstance(node, ast.Name)]
+    return any(node.id in names and isinstance(node.ctx, ast.Load) for node in read)
+
+
+def _is_same(one: Trace, other: Trace) -> bool:
+    """Whether two passes have returned, logged and passed to loss functions the same values."""
+    pairs = [*zip(tensors_of([one.output, one.logged]), tensors_of([other.output, other.logged]), strict=False)]
+    pairs += [(a.prediction, b.prediction) for a, b in zip(one.calls, other.calls, strict=False)]
+    return all(is_close(a.detach(), b.detach()) for a, b in pairs)
 
 
 @check("average-unread", "likely", at="trial")

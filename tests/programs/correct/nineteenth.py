@@ -181,3 +181,167 @@ def divergence_is_the_whole_loss():
             return F.kl_div(self(x).log_softmax(1), 0.9 * F.one_hot(y, 10).float() + 0.01)
 
     return Net(), *digits()
+
+
+@no_bug()
+def loss_has_the_value_of_another_one():
+    class Net(Base):
+        def loss(self, x, y):
+            out = self(x)
+            surrogate, real = F.cross_entropy(out, y), (out.argmax(1) != y).float().mean()
+            return surrogate + (real - surrogate).detach()
+
+    return Net(), *digits()
+
+
+@no_bug()
+def penalty_keeps_its_gradient_and_loses_its_value():
+    class Net(Base):
+        def loss(self, x, y):
+            penalty = self.net[1].weight.abs().sum()
+            return F.cross_entropy(self(x), y) + 1e-3 * penalty - 1e-3 * penalty.item()
+
+    return Net(), *digits()
+
+
+@no_bug()
+def weights_of_terms_are_numbers():
+    class Net(Base):
+        def loss(self, x, y):
+            out = self(x)
+            ce, aux = F.cross_entropy(out, y), out.square().mean()
+            self.log("total", ce + aux.item())
+            return ce + 0.1 * ce.item() / (aux.item() + 1e-8) * aux
+
+    return Net(), *digits()
+
+
+@no_bug()
+def bound_has_the_entropy_of_its_weights():
+    class Net(Base):
+        def loss(self, x, y):
+            out = self(x)
+            q = out.softmax(1).detach()
+            entropy = -(q * q.log()).sum(1).mean()
+            return F.cross_entropy(out, y) - (q * out.log_softmax(1)).sum(1).mean() - 0.5 * entropy.item()
+
+    return Net(), *digits()
+
+
+@no_bug()
+def running_mean_is_subtracted():
+    class Net(Base):
+        mean = 2.3
+
+        def loss(self, x, y):
+            loss = F.cross_entropy(self(x), y)
+            self.mean = 0.9 * self.mean + 0.1 * loss.item()
+            return loss - self.mean
+
+    return Net(), *digits()
+
+
+@no_bug()
+def loss_of_a_frozen_network_is_subtracted():
+    class Net(Distilled):
+        def loss(self, x, y):
+            reference = F.cross_entropy(self.teacher(x), y)
+            return F.cross_entropy(self(x), y) - reference + 0.1 * reference.item()
+
+    return Net(), *digits()
+
+
+@no_bug()
+def distance_to_a_fixed_point_is_expanded():
+    class Net(Base):
+        def loss(self, x, y):
+            p, z = self(x), self(x + 0.1).detach()
+            return F.cross_entropy(p, y) + p.square().mean() + z.square().mean() - 2 * (p * z).mean()
+
+    return Net(), *digits()
+
+
+@no_bug()
+def term_is_trained_later():
+    class Net(Base):
+        def loss(self, x, y):
+            out = self(x)
+            term = out.square().mean()
+            return F.cross_entropy(out, y) + 0.01 * (term.detach() if self.current_epoch < 1 else term)
+
+    return Net(), *digits()
+
+
+class Hidden(Base):
+    """Two layers, and what may be between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2, self.drop, self.act = nn.Linear(64, 128), nn.Linear(128, 10), nn.Dropout(0.4), nn.GELU()
+
+    def network(self):
+        return None
+
+
+@no_bug()
+def step_needs_one_of_two_outputs():
+    class Net(Hidden):
+        def forward(self, x):
+            h = F.relu(self.fc1(x.flatten(1)))
+            return self.fc2(h), self.drop(h)
+
+        def loss(self, x, y):
+            out, _ = self(x)
+            return F.cross_entropy(out, y)
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val/loss", self.loss(*batch))
+
+    return Net(), *digits()
+
+
+@no_bug()
+def features_are_kept():
+    class Net(Hidden):
+        def forward(self, x):
+            h = F.relu(self.fc1(x.flatten(1)))
+            self.features = [self.act(h)]
+            return self.fc2(self.drop(h))
+
+    return Net(), *digits()
+
+
+@no_bug()
+def dropout_is_an_option():
+    class Net(Hidden):
+        drops = False
+
+        def forward(self, x):
+            h = F.relu(self.fc1(x.flatten(1)))
+            d = self.drop(h)
+            return self.fc2(d if self.drops else h)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def activation_is_in_place():
+    class Net(Hidden):
+        def forward(self, x):
+            h = self.fc1(x.flatten(1))
+            nn.ReLU(inplace=True)(h)
+            F.dropout(h, 0.0, self.training)
+            return self.fc2(h)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def activations_are_counted():
+    class Net(Hidden):
+        def forward(self, x):
+            h = self.fc1(x.flatten(1))
+            self.alive = (F.relu(h).detach().numpy() > 0).mean()
+            return self.fc2(self.act(h))
+
+    return Net(), *digits()

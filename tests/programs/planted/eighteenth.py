@@ -1,5 +1,6 @@
 """Bugs of a list that a reviewer wrote, of kinds that the checks saw in one form only."""
 
+import numpy as np
 import torch
 from programs import Base, Table, bug, diabetes, digits, loaders, mlp
 from torch import nn
@@ -153,5 +154,108 @@ def divergence_of_all_places_is_averaged():
             out, other = self(x), self(x + 0.1 * torch.randn_like(x)).detach()
             each = F.kl_div(out.log_softmax(1), other.log_softmax(1), reduction="none", log_target=True)
             return F.cross_entropy(out, y) + each.mean()
+
+    return Net(), *digits()
+
+
+@bug("constant-term")
+def penalty_is_computed_without_gradients():
+    class Net(Base):
+        @torch.no_grad()
+        def norm(self):
+            return sum(p.square().sum() for p in self.parameters())
+
+        def loss(self, x, y):
+            return F.cross_entropy(self(x), y) + 1e-3 * self.norm()
+
+    return Net(), *digits()
+
+
+@bug("constant-term")
+def penalty_is_a_number():
+    class Net(Table):
+        def loss(self, x, y):
+            return F.mse_loss(self(x)[:, 0], y) + 0.1 * float(sum(p.abs().sum() for p in self.parameters()))
+
+    return Net(), *diabetes()
+
+
+@bug("constant-term")
+def penalty_is_computed_by_numpy():
+    class Net(Base):
+        def loss(self, x, y):
+            w = self.net[1].weight.detach().cpu().numpy()
+            loss = F.cross_entropy(self(x), y)
+            loss += 0.01 * np.linalg.norm(w.T @ w - np.eye(w.shape[1]))
+            return loss
+
+    return Net(), *digits()
+
+
+@bug("constant-term")
+def entropy_is_a_number():
+    class Net(Base):
+        def loss(self, x, y):
+            out = self(x)
+            entropy = -(out.softmax(1) * out.log_softmax(1)).sum(1).mean()
+            return F.cross_entropy(out, y) - 0.1 * entropy.item()
+
+    return Net(), *digits()
+
+
+@bug("constant-term")
+def stacked_penalty_has_no_gradient():
+    class Net(Base):
+        @torch.inference_mode()
+        def orthogonality(self, w):
+            return (w.T @ w - torch.eye(w.shape[1])).square().mean()
+
+        def loss(self, x, y):
+            return torch.stack([F.cross_entropy(self(x), y), self.orthogonality(self.net[1].weight)]).sum()
+
+    return Net(), *digits()
+
+
+class Hidden(Base):
+    """Two layers, and what may be between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2, self.drop, self.act = nn.Linear(64, 128), nn.Linear(128, 10), nn.Dropout(0.4), nn.GELU()
+
+    def network(self):
+        return None
+
+
+@bug("unused-value")
+def dropout_is_passed_by():
+    class Net(Hidden):
+        def forward(self, x):
+            h = F.relu(self.fc1(x.flatten(1)))
+            d = self.drop(h)  # noqa: F841
+            return self.fc2(h)
+
+    return Net(), *digits()
+
+
+@bug("unused-value")
+def activation_is_overwritten():
+    class Net(Hidden):
+        def forward(self, x):
+            h = self.fc1(x.flatten(1))
+            a = self.act(h)
+            a = self.drop(h)
+            return self.fc2(a)
+
+    return Net(), *digits()
+
+
+@bug("unused-value")
+def normalized_values_are_passed_by():
+    class Net(Hidden):
+        def forward(self, x):
+            h = self.fc1(x.flatten(1))
+            n = F.layer_norm(h, (128,))  # noqa: F841
+            return self.fc2(F.relu(h))
 
     return Net(), *digits()

@@ -529,7 +529,7 @@ def epoch_is_set_in_the_dataset_of_persistent_workers():
     )
 
 
-@bug("cut-gradient")
+@bug("constant-term")
 def penalty_is_a_sum_of_numbers():
     class Net(LossOnly):
         def loss(self, x, y):
