@@ -26,7 +26,7 @@ def added(compute: Any) -> Addends:
     weight = nn.Parameter(torch.tensor([0.5, 1.234]))
     with Followed() as mode:
         loss: Tensor = compute(weight)
-    return mode.finder.of_loss([loss.grad_fn])
+    return mode.finder.of_loss([loss])
 
 
 def test_numbers_and_detached_values_are_constants() -> None:

@@ -22,7 +22,7 @@ EMPTY = frozenset(("zeros_like", "ones_like", "empty_like", "full_like", "rand_l
 SUMS = frozenset(("Add", "Sub", "Rsub", "Neg", "Mean", "Sum", "Stack", "Cat", "Unbind"))
 PRODUCTS = frozenset(("Mul", "Div"))
 ROUND = 2  # decimals of a constant that is written out
-MOST = 64  # additions, and numbers
+MOST = 1000  # additions, and numbers
 
 
 class Cut(NamedTuple):
@@ -89,14 +89,14 @@ class AddendFinder:
         self.used = set[int]()  # cuts that a value with a gradient has otherwise than as a term
         self.additions: list[Addition] = []
         self.numbers: list[Constant] = []  # that were read of values that depend on weights
-        self.roots: list[Any] = []  # of backward passes within the step
+        self.roots: list[Tensor] = []  # losses of backward passes within the step
 
     def follow(self, function: Any, name: str, args: Any, given: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         """Note what a function has made of its arguments."""
         of_weights = [t for t in given if t.requires_grad and not (isinstance(t, nn.Parameter) and t.numel() == 1)]
         own = frozenset[int]().union(*(self.origins[t] for t in given if t in self.origins))
         if name == "backward" and of_weights:
-            self.roots.append(of_weights[0].grad_fn)
+            self.roots.append(of_weights[0])
         elif name in NUMBERS and (of_weights or own):
             self._read(name, given[0], of_weights, own)
         is_scalar = bool(found) and found[0].requires_grad and found[0].numel() == 1
@@ -140,12 +140,12 @@ class AddendFinder:
                 constants.append(Constant(float(value)))
         self.additions.append(Addition(found[0].grad_fn, terms, constants))
 
-    def of_loss(self, roots: Sequence[Any]) -> Addends:
+    def of_loss(self, losses: Sequence[Any]) -> Addends:
         """What is added to the losses at which backward passes begin."""
         result = Addends()
         if not any(addition.constants for addition in self.additions):
             return result
-        parts = {*_parts(roots)}
+        parts = {*_parts([loss.grad_fn for loss in losses])}
         number = 0
         for addition in self.additions:
             for constant in addition.constants:

@@ -238,10 +238,11 @@ class Probe:
             trace.buffers = {n for n, b in buffers.items() if n in now and not torch.equal(b, now[n])}
             trace.random = torch.get_rng_state()
             trace.metrics = {n for n, m in metrics.items() if m._update_count > counts[n]}
-            trace.unread_results = cuts.results.unread(trace.output)
             loss = trace.output.get("loss") if isinstance(trace.output, dict) else trace.output
-            roots = [loss.grad_fn] if module.automatic_optimization and isinstance(loss, Tensor) else cuts.addends.roots
-            trace.addends = cuts.addends.of_loss(roots)
+            if cuts.error is None:
+                trace.unread_results = cuts.results.unread(trace.output)
+                is_returned = isinstance(loss, Tensor) and module.automatic_optimization
+                trace.addends = cuts.addends.of_loss([loss] if is_returned else cuts.addends.roots)
             if then is not None:
                 then(loss)
         cuts.conclude()

@@ -20,6 +20,9 @@ ACTIVATIONS = frozenset(("relu", "gelu", "silu", "leaky_relu", "elu", "mish", "h
 FOLLOWED = DROPOUTS | NORMS | ACTIVATIONS
 SHAPES = frozenset(("size", "dim", "numel", "__len__", "is_floating_point", "stride", "data_ptr"))
 
+Place = tuple[types.CodeType, int]
+MOST_PLACES = 4
+
 
 class Result(NamedTuple):
     """What a function has returned.
@@ -28,13 +31,13 @@ class Result(NamedTuple):
         name: Of the function.
         number: Of its call, of all calls of that function.
         tensor: Its result, which is kept, so that its identity is its own.
-        place: The user's code that has called it, and the line; None if it is none of a file.
+        places: The user's code that has called it, and the line, from the inside out.
     """
 
     name: str
     number: int
     tensor: Tensor
-    place: tuple[types.CodeType, int] | None = None
+    places: tuple[Place, ...] = ()
 
 
 class Unread(NamedTuple):
@@ -45,14 +48,14 @@ class Unread(NamedTuple):
         number: Of its call.
         shape: Of the result.
         memory: Of its first element.
-        place: The user's code that has called it, and the line.
+        places: The user's code that has called it, and the line, from the inside out.
     """
 
     name: str
     number: int
     shape: tuple[int, ...]
     memory: int
-    place: tuple[types.CodeType, int] | None
+    places: tuple[Place, ...]
 
 
 class Results:
@@ -74,7 +77,7 @@ class Results:
             self.counts[name] += 1
             is_new = isinstance(result, Tensor) and not any(result is t for t in given)
             if is_new and torch.is_grad_enabled() and (name not in DROPOUTS or drops(args, kwargs)):
-                self.kept[id(result)] = Result(name, self.counts[name], result, place_of(sys._getframe()))
+                self.kept[id(result)] = Result(name, self.counts[name], result, places_of(sys._getframe()))
 
     def passed(self, part: nn.Module, args: Any, output: Any) -> None:
         """A hook: what a module with weights returns may be one of several outputs, of which a step uses some."""
@@ -90,7 +93,7 @@ class Results:
         self.kept.clear()
         least = sys.getrefcount(own.tensor)
         free = [each for each in kept if sys.getrefcount(each.tensor) <= least]
-        return [Unread(r.name, r.number, tuple(r.tensor.shape), r.tensor.data_ptr(), r.place) for r in free]
+        return [Unread(r.name, r.number, tuple(r.tensor.shape), r.tensor.data_ptr(), r.places) for r in free]
 
 
 def drops(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -100,8 +103,11 @@ def drops(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return bool(p > 0 and is_active)
 
 
-def place_of(frame: types.FrameType | None) -> tuple[types.CodeType, int] | None:
-    """The innermost of the user's functions that are being called, and its line."""
-    while frame is not None and not is_own_file(frame.f_code.co_filename):
+def places_of(frame: types.FrameType | None) -> tuple[Place, ...]:
+    """The user's functions that are being called, and their lines, from the inside out."""
+    found: list[Place] = []
+    while frame is not None and len(found) < MOST_PLACES:
+        if is_own_file(frame.f_code.co_filename):
+            found.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
-    return (frame.f_code, frame.f_lineno) if frame is not None else None
+    return tuple(found)

@@ -20,7 +20,7 @@ from boltcutter.diagnosis.averages import CHANGES
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, sampled, tensors_of
 from boltcutter.diagnosis.probe import Trace, is_close
-from boltcutter.diagnosis.results import Unread
+from boltcutter.diagnosis.results import Place, Unread
 from boltcutter.diagnosis.source import codes_of_users, depends_on_time, is_own_file, own_classes, tree_of
 
 # Arguments whose value is meant to change a training, unlike a size that a file may state once more.
@@ -197,7 +197,7 @@ def unused_result(seen: Evidence) -> Lines:
         return
     base = probe.base(kind)
     for unread in base.unread_results[:MOST_RESULTS]:
-        if unread.place is None or _has_condition(*unread.place):
+        if not _is_lost(unread.places):
             continue
         with _Changed(unread):
             other = probe.run(kind, probe.batches[kind], training=True, record=False)
@@ -213,24 +213,34 @@ def unused_result(seen: Evidence) -> Lines:
         )
 
 
-def _has_condition(code: types.CodeType, line: int) -> bool:
-    """Whether the variable that a line assigns is read by a condition, or under one, in the same function."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
-    except (OSError, TypeError, SyntaxError, ValueError):  # typed in, or generated
-        return True
-    line += 1 - code.co_firstlineno
-    names = {
-        node.id
-        for statement in ast.walk(tree)
-        if isinstance(statement, ast.Assign | ast.AnnAssign | ast.NamedExpr)
-        if statement.lineno <= line <= (statement.end_lineno or 0)
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-    branches = [node for node in ast.walk(tree) if isinstance(node, ast.If | ast.IfExp | ast.BoolOp | ast.Lambda)]
-    read = [node for branch in branches for node in ast.walk(branch) if isinstance(node, ast.Name)]
-    return any(node.id in names and isinstance(node.ctx, ast.Load) for node in read)
+def _is_lost(places: tuple[Place, ...]) -> bool:
+    """Whether what a call returns is assigned to a variable that is not named again, or first in an assignment."""
+    for code, line in places:
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+        except (OSError, TypeError, SyntaxError, ValueError):  # typed in, or generated
+            return False
+        line += 1 - code.co_firstlineno
+        inside = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)]
+        statement = inside[-1] if inside else None
+        if isinstance(statement, ast.Return):
+            continue  # its caller has it
+        is_one = isinstance(statement, ast.Assign) and len(statement.targets) == 1
+        target = statement.targets[0] if is_one else None  # type: ignore[union-attr]
+        if not isinstance(target, ast.Name) or not isinstance(statement.value, ast.Call):  # type: ignore[union-attr]
+            return False
+        loops = [node for node in inside if isinstance(node, ast.For | ast.While)]
+        added = {n.target for n in ast.walk(tree) if isinstance(n, ast.AugAssign)}
+        own = {*ast.walk(statement)}  # type: ignore[arg-type]
+        names = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == target.id and n not in own]
+        reads = {n for n in names if isinstance(n.ctx, ast.Load) or n in added}
+        if any(n in reads for loop in loops for n in ast.walk(loop)):
+            return False
+        later = min((n for n in names if n.lineno > line), key=lambda n: (n.lineno, n not in reads), default=None)
+        if any(isinstance(n, ast.Return) and n.value is later for n in ast.walk(tree)) and later is not None:
+            continue
+        return later not in reads
+    return False
 
 
 def _is_same(one: Trace, other: Trace) -> bool:

@@ -330,7 +330,7 @@ def activation_is_in_place():
         def forward(self, x):
             h = self.fc1(x.flatten(1))
             nn.ReLU(inplace=True)(h)
-            F.dropout(h, 0.0, self.training)
+            h = F.dropout(h, 0.0, self.training)
             return self.fc2(h)
 
     return Net(), *digits()
