@@ -224,7 +224,9 @@ class Probe:
             for part, mode in self.modes.items():
                 part.training = mode and training
             for name, part in module.named_modules() if record else ():
-                if part is not module and not isinstance(part, Metric | torch.jit.ScriptModule):
+                if isinstance(part, Metric | torch.jit.ScriptModule):
+                    continue
+                if part is not module:
                     stack.callback(part.register_forward_hook(Recorder(name, trace, cuts.results)).remove)
                 stack.callback(part.register_forward_hook(cuts.results.passed).remove)
                 if isinstance(part, ATTENTIVE):
