@@ -356,14 +356,17 @@ def factors_of(logits: Tensor) -> dict[str, Any]:
 
 
 def unread_parts(batch: Any, read: set[int], step: Any = None) -> list[str]:
-    """Names of the tensors of a batch that no operation got; a step may name those of a tuple when it unpacks them."""
+    """Names of the tensors of a batch that no operation got, those of containers in it as ``graph.train_mask``.
+
+    A step may name those of a tuple when it unpacks them.
+    """
     if isinstance(batch, list | tuple) and not hasattr(batch, "_asdict"):
         names = unpacked_names(step)
         batch = dict(zip(names, batch, strict=True)) if len(names) == len(batch) else batch
     return [name for name, t in named_parts(batch) if id(t) not in read]
 
 
-def named_parts(value: Any, depth: int = 0) -> list[tuple[str, Tensor]]:
+def named_parts(value: Any, before: str = "", depth: int = 0) -> list[tuple[str, Tensor]]:
     """Tensors with the names that mappings, dataclasses, named tuples, or objects of other classes, give them."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
@@ -374,9 +377,9 @@ def named_parts(value: Any, depth: int = 0) -> list[tuple[str, Tensor]]:
     found: list[tuple[str, Tensor]] = []
     for name, part in value.items() if isinstance(value, Mapping) else (("", part) for part in value):
         if isinstance(part, Tensor):
-            found += [(str(name), part)] if name != "" else []
+            found += [(f"{before}{name}", part)] if name != "" else []
         else:
-            found += named_parts(part, depth + 1)
+            found += named_parts(part, f"{before}{name}." if isinstance(name, str) and name else before, depth + 1)
     return found
 
 

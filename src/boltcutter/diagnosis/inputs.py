@@ -35,7 +35,7 @@ FEWEST = 4  # nodes of a split
 SIDE = 8  # pixels, and pictures
 ALIKE, UNLIKE = 0.1, 0.05  # correlations of neighbours
 ENDS = re.compile(r"(^|_)(not_)?(dones?|terminals?|terminated|is_last)($|_)")
-SPLIT = re.compile(r"^train(ing)?_(masks?|idx|index|indices|ids|nodes)$")
+SPLIT = re.compile(r"(^|\.)train(ing)?_(masks?|idx|index|indices|ids|nodes)$")
 EVENTS = re.compile(r"(^|_)(events?|censored|censoring|uncensored|event_indicators?|is_event)($|_)", re.IGNORECASE)
 ANEW = re.compile(r"^on_(validation|test|fit|load|save)|state|^setup$")
 DISCOUNTS, REWARDS = re.compile(r"gamma|discount", re.IGNORECASE), re.compile(r"reward|(^|_)rews?($|_)|^r$")
@@ -216,6 +216,8 @@ def unused_part(seen: Evidence) -> Lines:
     for name in dict.fromkeys(probe.base("training_step").unread):
         if SPLIT.search(name) and not _has_others(probe, name):
             continue
+        if "." in name and not SPLIT.search(name):
+            continue  # of something beside the samples
         is_next = bool(NEXT.search(name))
         if is_next and not (says(seen.module, DISCOUNTS) and says(seen.module, REWARDS)):
             continue  # as of cloning, or of returns that the data have
@@ -254,7 +256,7 @@ def unused_split(seen: Evidence) -> Lines:
     if probe is None or kind not in probe.batches:
         return
     own = {key: value for key, value in vars(seen.module).items() if key[:1] != "_"}
-    held = [*named_parts(own), *((n.rpartition(".")[2], b) for n, b in seen.module.named_buffers())]
+    held = [*named_parts(own), *((n, b) for n, b in seen.module.named_buffers())]
     named = [*named_parts(probe.batches[kind]), *held]
     masks = [(n, t) for n, t in named if SPLIT.search(n) and t.dtype == torch.bool]
     masks = [(n, t) for n, t in masks if FEWEST < int(t.sum()) < t.numel()]

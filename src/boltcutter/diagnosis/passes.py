@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 from boltcutter.diagnosis.calls import CLASSES
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence, overrides
 from boltcutter.diagnosis.graph import REGRESSIONS, Loss
+from boltcutter.diagnosis.loaders import items
 from boltcutter.diagnosis.probe import Trace, kept, seeded
 from boltcutter.diagnosis.sequences import paddings
 from boltcutter.diagnosis.source import own_classes
@@ -142,20 +145,42 @@ def masked_targets(seen: Evidence) -> Lines:
     probe, kind = seen.probe, "training_step"
     if probe is None or kind not in probe.batches:
         return
-    base = probe.base(kind)
-    inputs = [t.detach() for name, t in base.tensors[: 4 * LAYERS] if name.startswith("the input of ")]
+    base, again = probe.base(kind), None
+    inputs = [(i, t) for i, (name, t) in enumerate(base.tensors[: 4 * LAYERS]) if name.startswith("the input of ")]
     for call in base.calls:
         is_class = call.kind in CLASSES and not call.target.is_floating_point()
         if not is_class and call.kind not in REGRESSIONS:
             continue
-        for t in (t for t in inputs if t.is_floating_point() != is_class and t.ndim > 1):
-            value = _masked_value(call, t)
-            if value is not None:
+        for i, t in inputs:
+            value = _masked_value(call, t) if t.is_floating_point() != is_class and t.ndim > 1 else None
+            if value is None:
+                continue
+            again = again or probe.run(kind, probe.batches[kind], training=True, seed=1)
+            other = again.tensors[i][1] if i < len(again.tensors) else t
+            if (other.shape == t.shape and not torch.equal(other == value, t == value)) or _draws(seen, value):
                 yield (
                     f"most targets of {call.kind} that count are {value:g}, which the input has in their places, and "
                     "nowhere else, as of a mask: they were copied after values were masked; copy them before"
                 )
                 return
+
+
+def _draws(seen: Evidence, value: float) -> bool:
+    """Whether samples, or a batch of the same ones, have a value at other places if they are read again."""
+    loader = seen.splits.train if seen.splits else None
+    dataset: Any = getattr(loader, "dataset", None)
+    collate = getattr(loader, "collate_fn", None)
+    if not hasattr(dataset, "__len__") or isinstance(dataset, IterableDataset):
+        return False
+    places: list[list[Tensor]] = []
+    with suppress(Exception):  # of samples that cannot be read or joined here
+        for seed in (1, 2):
+            with seeded(seed):
+                rows = [*items(dataset, range(min(2 * FEWEST, len(dataset))))]
+                read = collate(rows) if collate is not None and getattr(loader, "batch_size", None) else rows
+                places.append([t == value for t in flatten(read) if isinstance(t, Tensor)])
+    one, other = places if len(places) == 2 else ([], [])
+    return any(a.shape != b.shape or not torch.equal(a, b) for a, b in zip(one, other, strict=False))
 
 
 def _masked_value(call: Loss, t: Tensor) -> float | None:
@@ -197,7 +222,7 @@ def scaled_with_future(seen: Evidence) -> Lines:
         is_centered = abs(past.total + future.total) < EXACT * size
         is_range = abs(min(past.low, future.low)) < EXACT and abs(max(past.high, future.high) - 1) < EXACT
         is_other = past.source is not future.source and (is_centered or is_range)
-        how = _how_scaled(past.values, future.values) if is_other else ""
+        how = _how_scaled(past.values, future.values) if is_other and not _are_drawn(past, future, known) else ""
         if how:
             yield (
                 f"{past.values.shape[1]} inputs of each sample and its {future.values.shape[1]} targets together have "
@@ -229,6 +254,15 @@ def _is_centered(t: Tensor) -> bool:
     """Whether the values of each sample, or of each of its channels, have the mean 0."""
     dims = [tuple(range(1, t.ndim)), *((d,) for d in range(1, t.ndim))] if t.ndim > 1 and t.numel() else []
     return any(float(t.double().mean(d).abs().max()) < EXACT for d in dims)
+
+
+def _are_drawn(past: Series, future: Series, wholes: list[Tensor]) -> bool:
+    """Whether both have the values of a part of the batch, but in another order, as of what a mask hides at random."""
+    whole = torch.cat([t.reshape(len(t), -1) for t in (past.source, future.source)], 1)
+    for t in (t.reshape(len(t), -1) for t in wholes):
+        if t.shape == whole.shape and not torch.equal(t, whole):
+            return torch.equal(t.sort(1).values, whole.sort(1).values)
+    return False
 
 
 def _is_any_of(t: Tensor, others: list[Tensor]) -> bool:

@@ -25,6 +25,7 @@ from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.loaders import SECONDS, Splits, digest, items
 from boltcutter.diagnosis.probe import is_close, seeded
 from boltcutter.diagnosis.source import says
+from boltcutter.diagnosis.unread import files_of
 from boltcutter.structure import flatten, inputs_of, take_rows, targets_of
 
 DRAWS = 8  # of a random sample
@@ -43,6 +44,9 @@ TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda t: t.rot90(3, (-2, -1)),
 )
 LEFT = 0.01  # share of a split
+GROUPED = re.compile(
+    r"subject|patient|speaker|participant|donor|cohort|session|recording|domain|per_user|groupby\(|site_", re.IGNORECASE
+)
 BALANCED = re.compile(r"balanc|bootstrap|episod|resampl", re.IGNORECASE)
 MANY_DRAWS = 1000
 COMMON = 0.2  # share of rows
@@ -170,6 +174,7 @@ def own_scale(seen: Evidence) -> Lines:
                 yield Line(
                     f"training and {name} are {sorted(same)[0]}, so equal numbers mean different values; use those of "
                     "training for both",
+                    "note" if GROUPED.search(files_of(seen)) else None,  # each of which may be standardized by itself
                     subject=name,
                 )
                 break
@@ -197,10 +202,13 @@ def _scales(x: Tensor) -> set[str]:
         return set()
     flat, found = x.flatten(1), set()
     varied = flat[:, flat.std(0) > 0]
+    gaps = varied.sort(0).values.diff(dim=0)
+    if varied.numel() and bool((gaps.std(0) < 1e-3 * gaps.mean(0)).any()):
+        return set()  # evenly spaced, as coordinates
     dims = {(0,), tuple(range(x.ndim)), (0, *range(2, x.ndim)), tuple(range(x.ndim - 1))} if x.ndim > 1 else {(0,)}
     if varied.numel() and any(_is_standard(x, each) for each in dims):
         found.add("standardized each by its own mean and deviation")
-    if varied.numel() and x.ndim <= 2:
+    if varied.numel() and x.ndim == 2 and varied.shape[1] > 1:
         is_continuous = all(len(torch.unique(column)) > 0.9 * len(x) for column in varied.unbind(1))
         ends = ((varied == 0).sum(0), (varied == 1).sum(0), varied.amin(0), varied.amax(0))
         # As there is one of each, they are the least and the largest value of the split.

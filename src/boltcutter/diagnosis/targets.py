@@ -13,7 +13,7 @@ from boltcutter.diagnosis.calls import DIFFERENCES, LOSSES, is_equal, rows_of
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import REGRESSIONS, Loss
-from boltcutter.diagnosis.probe import STEPS, Probe, Trace, is_close, rows_that_differ, take
+from boltcutter.diagnosis.probe import STEPS, Probe, Trace, is_close, kept, rows_that_differ, seeded, take
 from boltcutter.structure import flatten, with_tensors
 
 MISSING = 0.02  # share of targets
@@ -173,7 +173,8 @@ def series_leak(seen: Evidence) -> Lines:
             new[:, place] = new[:, place].roll(1, 0) + x.std()
             batch = replaced(probe, kind, {j: new.movedim(1, dim)})
             other = probe.run(kind, batch, training=kind == "training_step")
-            if any(_is_leaked(base, other, k, source, place, dim) for k, source in _next_of(base, x, dim)):
+            leaked = [k for k, i in _next_of(base, x, dim) if _is_leaked(base, other, k, i, place, dim)]
+            if leaked and any(_is_learned(probe, kind, k) for k in {*leaked}):
                 yield Line(
                     "each prediction depends on the value that it is to predict: use layers of one direction, or a "
                     "causal mask, and inputs up to the time before"
@@ -206,7 +207,8 @@ def _is_ahead_of(t: Tensor, z: Tensor, dim: int) -> bool:
         return False
     one, series = _by_time(t, dim if t.ndim == 3 else 1), _by_time(z, dim if z.ndim == 3 else 1)
     width = min(one.shape[1], series.shape[1] - 1)
-    if width < FEWEST_TIMES - 1 or one.shape[1] > series.shape[1] or one.shape[2] not in (1, series.shape[2]):
+    reaches_end = series.shape[1] - 1 <= one.shape[1] <= series.shape[1]  # others are the middle of a series
+    if width < FEWEST_TIMES - 1 or not reaches_end or one.shape[2] not in (1, series.shape[2]):
         return False
     channels = (
         [series] if one.shape[2] == series.shape[2] else series[:, :, :LAYERS].chunk(min(series.shape[2], LAYERS), 2)
@@ -231,6 +233,19 @@ def _is_leaked(base: Trace, other: Trace, k: int, source: int | None, place: int
     if not 0 < len(moved) <= 2 or not all(0 <= at < times for at in moved):
         return False  # as of statistics of the whole series
     return {*moved} <= {*_times_that_differ(p, q, dim)}
+
+
+def _is_learned(probe: Probe, kind: str, k: int) -> bool:
+    """Whether a prediction, and not its target, depends on weights."""
+    with kept(probe.module), seeded(0), torch.no_grad():
+        for weight in probe.module.parameters():
+            if weight.is_floating_point():
+                weight.add_(torch.randn_like(weight), alpha=0.1)
+        other = probe.run(kind, probe.batches[kind], training=kind == "training_step", record=False)
+    one, changed = _pairs_of(probe.base(kind)), _pairs_of(other)
+    if len(one) != len(changed):
+        return False
+    return not is_close(one[k][0], changed[k][0]) and is_close(one[k][1], changed[k][1])
 
 
 def _times_that_differ(a: Tensor, b: Tensor, dim: int) -> list[int]:

@@ -1,7 +1,8 @@
 """The programs of ``planted/nineteenth.py`` without their bugs, and others that look like them."""
 
 import torch
-from programs import Base, halves, no_bug
+from programs import Base, LossOnly, Table, halves, no_bug
+from programs import Causal as Tokens
 from programs.planted.nineteenth import (
     Causal,
     Clips,
@@ -194,3 +195,79 @@ def convolution_is_cut_at_the_end():
 @no_bug()
 def own_last_time_is_read():
     return with_values(Clips, own_end=True), *clips()
+
+
+@no_bug()
+def hidden_parts_of_standardized_series():
+    """What is hidden is drawn at random, so a statistic of the whole is that of what the network may see."""
+
+    class M(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 12))
+
+        def loss(self, x):
+            order = torch.randperm(32)
+            return F.mse_loss(self.net(x[:, order[:20]]), x[:, order[20:]])
+
+        def training_step(self, batch, batch_idx):
+            return self.loss(batch)
+
+    x = torch.randn(640, 32, generator=torch.Generator().manual_seed(0)).cumsum(1)
+    return M(), *halves((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True))
+
+
+@no_bug()
+def tokens_of_one_kind_are_reconstructed():
+    class M(Tokens):
+        causal = False
+
+        def loss(self, x):
+            hidden = self.body(self.embed(x)).mean(1, keepdim=True) + self.places(torch.arange(16))
+            return F.cross_entropy(self.net(hidden).flatten(0, 1), x.flatten(), ignore_index=0)
+
+        def training_step(self, batch, batch_idx):
+            return self.loss(batch)
+
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(1, 12, (640, 16), generator=g).where(torch.rand(640, 16, generator=g) < 0.3, torch.tensor(1))
+    return M(), *halves(x.where(torch.rand(640, 16, generator=g) < 0.6, torch.tensor(0)))
+
+
+@no_bug()
+def coordinates_in_steps():
+    class M(Table):
+        def network(self):
+            return nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1))
+
+    x = torch.cat([torch.linspace(0, 1, 480), torch.linspace(0, 1, 160)])[:, None]
+    return M(), *halves(x, (9 * x[:, 0]).sin())
+
+
+@no_bug()
+def series_without_their_ends_are_reconstructed():
+    class M(Causal):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Conv1d(3, 2, 3), nn.Conv1d(2, 3, 1)
+            self.centered = False
+
+        def loss(self, x):
+            smooth = F.avg_pool1d(x, 3, 1) - x[..., 1:-1]
+            self.log("rough", smooth.square().mean())
+            return super().loss(x) + F.mse_loss(self.outer(self.inner(x).relu()), x[..., 1:-1])
+
+    return M(), *waves()
+
+
+@no_bug()
+def one_edge_for_each_target():
+    class M(Messages):
+        def sums(self, values, index, count):
+            out = values.new_zeros(count, values.shape[1])
+            first = torch.full((count,), len(index)).scatter_reduce(0, index, torch.arange(len(index)), "amin")
+            edges = first[first < len(index)]
+            out[index[edges]] += values[edges]
+            return out
+
+    return M(), *graphs()
