@@ -24,8 +24,8 @@ from boltcutter.diagnosis.data import Scale, compare_scales, has_unit_per_class
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.loaders import SECONDS, Splits, digest, items
 from boltcutter.diagnosis.probe import is_close, seeded
-from boltcutter.diagnosis.source import says
-from boltcutter.diagnosis.unread import files_of
+from boltcutter.diagnosis.source import own_classes, says
+from boltcutter.diagnosis.unread import source_of
 from boltcutter.structure import flatten, inputs_of, take_rows, targets_of
 
 DRAWS = 8  # of a random sample
@@ -45,7 +45,7 @@ TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
 )
 LEFT = 0.01  # share of a split
 GROUPED = re.compile(
-    r"subject|patient|speaker|participant|donor|cohort|session|recording|domain|per_user|groupby\(|site_", re.IGNORECASE
+    r"subject|speaker|participant|donor|cohort|session_|sessions|recording|domain|per_user|groupby\(", re.IGNORECASE
 )
 BALANCED = re.compile(r"balanc|bootstrap|episod|resampl", re.IGNORECASE)
 MANY_DRAWS = 1000
@@ -174,10 +174,17 @@ def own_scale(seen: Evidence) -> Lines:
                 yield Line(
                     f"training and {name} are {sorted(same)[0]}, so equal numbers mean different values; use those of "
                     "training for both",
-                    "note" if GROUPED.search(files_of(seen)) else None,  # each of which may be standardized by itself
+                    "note" if _has_groups(seen) else None,  # each of which may be standardized by itself
                     subject=name,
                 )
                 break
+
+
+def _has_groups(seen: Evidence) -> bool:
+    """Whether the files of the module and of the data name groups of samples, such as subjects."""
+    owners = [seen.module, getattr(seen.trainer, "datamodule", None), *map(seen.splits.dataset, seen.splits.loaders)]  # type: ignore[union-attr]
+    names = {cls.__module__ for owner in owners for cls in own_classes(type(owner))}
+    return any(GROUPED.search(source_of(name)) for name in names)
 
 
 def _numeric_parts(splits: Splits | None, name: str) -> list[Tensor]:

@@ -192,7 +192,7 @@ def _next_of(trace: Trace, x: Tensor, dim: int) -> Iterator[tuple[int, int | Non
     """Pairs whose target is what a part of the batch, or a layer's input, has one time later: their numbers."""
     given = [(i, t) for i, (name, t) in enumerate(trace.tensors[:LAYERS]) if name.startswith("the input of ")]
     for k, (p, t) in enumerate(_pairs_of(trace)):
-        if p.shape == t.shape and t.ndim in (2, 3) and len(t) == len(x):
+        if p.shape == t.shape and t.ndim in (2, 3) and len(t) == len(x) and not _is_middle_of(t, x, dim):
             yield from ((k, i) for i, z in [(None, x), *given] if _is_ahead_of(t, z, dim))
 
 
@@ -207,14 +207,24 @@ def _is_ahead_of(t: Tensor, z: Tensor, dim: int) -> bool:
         return False
     one, series = _by_time(t, dim if t.ndim == 3 else 1), _by_time(z, dim if z.ndim == 3 else 1)
     width = min(one.shape[1], series.shape[1] - 1)
-    reaches_end = series.shape[1] - 1 <= one.shape[1] <= series.shape[1]  # others are the middle of a series
-    if width < FEWEST_TIMES - 1 or not reaches_end or one.shape[2] not in (1, series.shape[2]):
+    if (
+        width < FEWEST_TIMES - 1
+        or not series.shape[1] - 1 <= one.shape[1] <= series.shape[1]
+        or one.shape[2] not in (1, series.shape[2])
+    ):
         return False
     channels = (
         [series] if one.shape[2] == series.shape[2] else series[:, :, :LAYERS].chunk(min(series.shape[2], LAYERS), 2)
     )
     one = one[:, :width]
     return any(torch.equal(one, c[:, 1 : width + 1]) and not torch.equal(one, c[:, :width]) for c in channels)
+
+
+def _is_middle_of(t: Tensor, x: Tensor, dim: int) -> bool:
+    """Whether targets are a series without its ends, as what a layer without padding reconstructs."""
+    times = x.shape[dim] if x.ndim == 3 else x.shape[1]
+    size = t.shape[dim] if t.ndim == 3 else t.shape[1]
+    return 1 < size < times - 1 and _is_ahead_of(t, x.narrow(dim, 0, size + 1), dim)
 
 
 def _is_leaked(base: Trace, other: Trace, k: int, source: int | None, place: int, dim: int) -> bool:

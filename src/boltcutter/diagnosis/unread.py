@@ -84,11 +84,11 @@ def files_of(seen: Evidence) -> str:
             queue.append(
                 value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", "") or ""
             )
-    return "\n".join(map(_source_of, sorted(known)))
+    return "\n".join(map(source_of, sorted(known)))
 
 
 @cache
-def _source_of(name: str) -> str:
+def source_of(name: str) -> str:
     """The source of a file, without comments; empty if there is none, as in a notebook."""
     try:
         return ast.unparse(ast.parse(inspect.getsource(sys.modules[name])))
