@@ -92,7 +92,7 @@ PROBED = NOTED | {
     *("soft_labels_are_mixed_with_other_samples", "messages_are_added_in_place"),
     *("messages_are_put_without_accumulate", "passes_with_dropout_are_equal", "one_pass_of_copies_is_equal"),
     *("labels_are_copied_after_masking", "gaps_are_the_targets_of_gaps", "convolution_is_cut_at_the_wrong_end"),
-    *("last_time_is_that_of_the_padding",),
+    *("last_time_is_that_of_the_padding", "sizes_are_added_in_a_dataset"),
     *("one_batch_of_each_epoch", "quantile_of_a_layer_has_the_wrong_sign"),
     *("labels_are_mixed_with_other_samples", "returns_are_in_reverse_order"),
     *("times_in_few_digits", "value_of_each_return", "metric_of_each_batch_by_another_name"),

@@ -598,6 +598,21 @@ def masks_of_samples(seen: Evidence) -> Lines:
         yield Line(f"in the dataset, {remark.text}", subject="dataset")
 
 
+@check("repeated-index", "likely", at="data")
+def repeats_of_samples(seen: Evidence) -> Lines:
+    """The dataset, or what makes batches of it, adds rows at indices of which some repeat, and keeps one for each."""
+    loader = seen.splits.train if seen.splits else None
+    dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
+    if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        return
+    with suppress(Exception), seeded(0), torch.no_grad(), Cuts(()) as cuts:
+        rows = [*items(dataset, range(min(DRAWS, len(dataset))))]
+        if collate is not None and getattr(loader, "batch_size", None):
+            collate(rows)
+    for remark in [each for each in cuts.remarks if each.check == "repeated-index"][:1]:
+        yield Line(f"in the data, {remark.text}", subject="dataset")
+
+
 @check("digits-lost", "likely", at="data")
 def digits_of_samples(seen: Evidence) -> Lines:
     """Large values in a row, as times since 1970, are converted to so few digits that steps between them are lost."""

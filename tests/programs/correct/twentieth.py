@@ -18,6 +18,7 @@ from programs.planted.nineteenth import (
     Windows,
     clips,
     graphs,
+    grids,
     loans,
     numbers,
     one_graph,
@@ -134,6 +135,11 @@ def numbers_of_classes():
 @no_bug()
 def messages_are_added_by_index():
     return Messages("index_add"), *graphs()
+
+
+@no_bug()
+def sizes_are_added_by_index():
+    return Table(), *grids(adds=True)
 
 
 @no_bug()

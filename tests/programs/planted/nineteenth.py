@@ -256,6 +256,36 @@ def messages_are_put_without_accumulate():
     return Messages("put"), *graphs()
 
 
+class Points(Dataset):
+    """Points of several kinds, whose sizes are added up in the cells of a grid."""
+
+    def __init__(self, rows, adds=False):
+        g = torch.Generator().manual_seed(0)
+        self.cells = torch.randint(0, 10, (640, 30), generator=g)[rows]
+        self.sizes, self.adds = torch.rand(640, 30, generator=g)[rows], adds
+
+    def __len__(self):
+        return len(self.cells)
+
+    def __getitem__(self, i):
+        grid = torch.zeros(10)
+        if self.adds:
+            grid.index_add_(0, self.cells[i], self.sizes[i])
+        else:
+            grid[self.cells[i]] += self.sizes[i]
+        return grid, self.sizes[i][self.cells[i] < 3].sum()
+
+
+def grids(adds):
+    parts = [Points(rows, adds) for rows in (slice(480), slice(480, None))]
+    return DataLoader(parts[0], 32, shuffle=True), DataLoader(parts[1], 32)
+
+
+@bug("repeated-index")
+def sizes_are_added_in_a_dataset():
+    return Table(), *grids(adds=False)
+
+
 class Uncertain(Table):
     """Predicts several times with dropout, and logs the deviation."""
 
