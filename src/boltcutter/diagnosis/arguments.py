@@ -6,7 +6,7 @@ import ast
 import inspect
 import re
 import types
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -48,8 +48,6 @@ EPOCH_ENDS = {"validation_step": "on_validation_epoch_end", "test_step": "on_tes
 PADDED = re.compile(r"mask|len(gth)?s?($|_)", re.IGNORECASE)
 LABELS = re.compile(r"y[0-9]?|labels?|targets?|class(es)?|cls|ind(ex|ices)|idx|ids?|_.*", re.IGNORECASE)
 OF_ONE = re.compile(r"last|latest|recent|first|sample|example|picture|image|probe|reference", re.IGNORECASE)
-COUNTS = re.compile(r"len\(|time|perf_counter|elapsed|start|duration|num_samples")
-VALIDATES = re.compile(r"valid|_eval|eval_|test")
 EACH_EPOCH = re.compile(r"(^|\.)on_train_epoch_(start|end)$|(^|\.)on_validation_epoch_(start|end)$")
 SQUARED = re.compile(r"\*\* ?2|\.pow\(2|square|var|sqrt|exp\(")
 
@@ -434,46 +432,6 @@ def _is_network(code: Code, owner: ast.expr, seen: Evidence) -> bool:
     for name in path:
         found = _member(found, name)
     return isinstance(found, nn.Module) and not is_metric(found) and type(found).state_dict is nn.Module.state_dict
-
-
-@check("averaged-metric", "likely", at="probe")
-def divided_by_batch_size(seen: Evidence) -> Lines:
-    """Validation divides by an attribute or setting that is the size of a batch, and its last batch is smaller."""
-    loader = seen.splits.loaders.get("validation") if seen.splits else None
-    size, dataset = getattr(loader, "batch_size", None), getattr(loader, "dataset", None)
-    if not isinstance(size, int) or not isinstance(dataset, Sized) or not len(dataset) % size:
-        return
-    if getattr(loader, "drop_last", False):
-        return
-    for code in code_of(seen):
-        if not VALIDATES.search(code.name.rpartition(".")[2]) or code.owner is not seen.module:
-            continue
-        for node in ast.walk(code.tree):
-            if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
-                continue
-            if COUNTS.search(ast.unparse(node.left)):
-                continue  # a number of batches, or the time of a sample
-            for part in ast.walk(node.right):
-                if not isinstance(part, ast.Attribute) or part.attr not in ("batch_size", "bs"):
-                    continue
-                if _value_of(part, code.owner) == size:
-                    line = code.line + node.lineno - 1
-                    yield Line(
-                        f"`{' '.join(ast.unparse(node).split())[:80]}` ({code.name}, line {line}) divides by the size "
-                        f"of a batch, {size}, but the last one has {len(dataset) % size} samples; divide by the number "
-                        "of samples",
-                        subject=f"{code.name}:{line}",
-                    )
-                    return
-
-
-def _value_of(node: ast.Attribute, owner: Any) -> Any:
-    """The value of self.…; None if it is something else."""
-    first, *path = ast.unparse(node).split(".")
-    found = owner if first == "self" else None
-    for name in path:
-        found = _member(found, name)
-    return found
 
 
 @check("shared-augmentation", "likely", at="probe")

@@ -19,6 +19,7 @@ from boltcutter.internals import BatchNorm
 
 AVERAGE = re.compile(r"(^|\.|_)(ema|momentum|average|averaged|key_encoder|encoder_k|slow)(_|\.|$)", re.IGNORECASE)
 
+FOLLOWS = re.compile(AVERAGE.pattern + r"|(^|\.|_)(targets?|teacher)(_|\.|$)", re.IGNORECASE)
 TARGET = re.compile(r"(^|\.|_)target(_|\.|$)", re.IGNORECASE)
 # By which code changes weights.
 CHANGES = frozenset(
@@ -154,16 +155,16 @@ def average_copies(seen: Evidence) -> Lines:
         return
     parts = {n: m for n, m in seen.module.named_modules() if n and any(True for _ in m.parameters())}
     for name, part in parts.items():
-        if not AVERAGE.search(name):
+        if not FOLLOWS.search(name):
             continue
         for other, twin in parts.items():
-            if other == name or AVERAGE.search(other):
+            if other == name or FOLLOWS.search(other):
                 continue
             gap, moved = _gap(seen, name, part, other, twin)
             if moved > 0 and ROUNDING * moved < gap <= REPLACED * moved:
                 yield (
-                    f"{name}, which is named as an average, is almost equal to {other} after each step, so it averages "
-                    "nothing; are the weights of old and new exchanged (average * decay + new * (1 - decay))?"
+                    f"{name}, whose name says that it follows {other} slowly, is almost equal to it after each step; "
+                    "are the weights of old and new exchanged (average * decay + new * (1 - decay))?"
                 )
                 return
 

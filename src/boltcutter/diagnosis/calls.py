@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,7 +39,11 @@ DIFFERENCES = frozenset(("sub", "__sub__", "rsub", "__rsub__"))
 EQUALITIES = frozenset(("eq", "__eq__", "ne", "__ne__"))
 CASTS = frozenset(("float", "double", "to", "type", "int", "long"))
 MEANS = frozenset(("mean", "sum"))
+PRODUCTS = frozenset(("mul", "__mul__", "__rmul__", "div", "__truediv__"))
 SOFTMAXES = frozenset(("softmax", "log_softmax"))
+WRITTEN = frozenset(
+    (*DIFFERENCES, *PRODUCTS, "log_softmax", "gather", "__getitem__", "pow", "__pow__", "square", "abs")
+)
 CUMULATIVE = frozenset(("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"))
 COMPARISONS = frozenset(("gt", "__gt__", "ge", "__ge__", "lt", "__lt__", "le", "__le__"))
 ARITHMETIC = frozenset(("Add", "Sub", "Mul", "Div", "Rsub", "Neg"))
@@ -52,6 +55,7 @@ SHAPES = frozenset(("__get__", "size", "dim", "numel", "__len__"))
 FILLED = 1e3  # from which a logit is a mask
 MOST_STEPS = 16  # of the arithmetic behind a target, and differences that are kept
 MOST_VALUES = 100_000  # of these
+FEWEST_RISES = 7
 MULTIPLE = 0.2  # share of samples with several labels
 MOST_NESTED = 2  # containers in a batch
 
@@ -108,6 +112,8 @@ class LossCalls(TorchFunctionMode):
         self.read = set[int]()  # identities of tensors that an operation got; those of the batch live as long
         self.differences: list[tuple[Tensor, Tensor]] = []  # what was subtracted from what
         self.largest: dict[int, tuple[Tensor, Tensor]] = {}  # results of argmax, and what they are of
+        self.logs: dict[int, tuple[Tensor, Tensor]] = {}  # log-probabilities, and their logits
+        self.errors: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # results of a subtraction, and both sides
         self.halved: list[Tensor] = []  # what was compared with 0.5, or rounded
         self.over_samples: dict[int, Tensor] = {}  # softmax of logits over their rows
         self.compared: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # results of (N, 1) == (N,), and what they compare
@@ -128,6 +134,8 @@ class LossCalls(TorchFunctionMode):
             self.halved.append(args[0].detach())
         elif name in DIFFERENCES and len(args) > 1:
             self._difference(*args[:2])
+        elif name in PRODUCTS and len(args) > 1:
+            self._arithmetic("a product", *args[:2])
         elif name in MEANS and len(args) == 1 and not kwargs and id(args[0]) in self.compared:
             _, column, line = self.compared[id(args[0])]
             self._compared_with_all("an equality", column, line)
@@ -135,6 +143,8 @@ class LossCalls(TorchFunctionMode):
             first = next((t for t in self.batch if t.ndim), None)
             self.cumulative = name if first is not None and args[0].shape[:1] == first.shape[:1] else self.cumulative
         result = function(*args, **kwargs)
+        if name in WRITTEN and args and isinstance(result, Tensor):
+            self._written_out(name, args, kwargs, result)
         if name in SOFTMAXES and args and isinstance(result, Tensor) and result.ndim == 2:
             self._softmax(args, kwargs, result)
         if name in ("argmax", "max", "topk") and args and id(args[0]) in self.over_samples:
@@ -188,6 +198,42 @@ class LossCalls(TorchFunctionMode):
                 "1, are moved to the end, so each row mixes pixels; use movedim(1, -1) first, or cross_entropy "
                 "without flattening",
             )
+
+    def _written_out(self, name: str, args: Any, kwargs: Any, result: Tensor) -> None:
+        """Record a loss that is no call of a function: sums of targets times log-probabilities, squares of errors."""
+        first, second = args[0], next(iter(args[1:]), kwargs.get("index", kwargs.get("exponent")))
+        both = (first, second)
+        if name == "log_softmax" and len(self.logs) < MOST_STEPS:
+            self.logs[id(result)] = result, first
+        elif name in DIFFERENCES and all(isinstance(t, Tensor) and t.is_floating_point() for t in both):
+            if len(self.errors) < MOST_STEPS and result.ndim:
+                self.errors[id(result)] = result, first, second
+        elif name in PRODUCTS:
+            log, p = next(((a, b) for a, b in (both, both[::-1]) if id(a) in self.logs), (None, None))
+            if isinstance(p, Tensor) and p.shape == result.shape and not p.requires_grad and _are_probabilities(p):
+                self._loss("cross_entropy", (self.logs[id(log)][1], p), {"reduction": "none"})
+        elif name == "gather" and id(first) in self.logs and len(args) > 2:
+            self._chosen(first, args[2])
+        elif name == "__getitem__" and id(first) in self.logs and isinstance(second, tuple) and len(second) == 2:
+            self._chosen(first, second[1])
+        elif id(first) in self.errors and (name != "pow" or second == 2):
+            _, a, b = self.errors[id(first)]
+            prediction, target = (a, b) if a.requires_grad else (b, a)
+            if prediction.requires_grad and not target.requires_grad and a.shape == b.shape and self._is_part(target):
+                self._loss("l1_loss" if name == "abs" else "mse_loss", (prediction, target), {"reduction": "none"})
+
+    def _chosen(self, log: Tensor, index: Any) -> None:
+        """The log-probabilities of classes that are a part of the batch."""
+        if isinstance(index, Tensor) and not index.is_floating_point() and log.ndim == 2 and index.numel() == len(log):
+            labels = index.reshape(-1)
+            if any(t.ndim == 1 and is_equal(t, labels) for t in self.batch):
+                self._loss("nll_loss", (log, labels), {"reduction": "none"})
+
+    def _is_part(self, target: Tensor) -> bool:
+        """Whether a target is a part of the batch, or a rising or falling function of one."""
+        flat = target.detach().flatten()
+        parts = [t.flatten() for t in self.batch if t.numel() == flat.numel() <= MOST_VALUES]
+        return any(is_function(part, flat) for part in parts)
 
     def _gradients(self, name: str, prediction: Tensor, target: Tensor) -> None:
         """What the graphs of both sides of a loss function say."""
@@ -256,17 +302,21 @@ class LossCalls(TorchFunctionMode):
         is_pair = isinstance(a, Tensor) and isinstance(b, Tensor) and a.numel() == b.numel() <= MOST_VALUES
         if is_pair and a.is_floating_point() and b.is_floating_point() and len(self.differences) < MOST_STEPS:
             self.differences.append((a.detach(), b.detach()))
+        self._arithmetic("a difference", a, b)
+
+    def _arithmetic(self, name: str, a: Any, b: Any) -> None:
+        """A column with a gradient, and a line that is a part of the batch, or a function of one."""
         pair = column_and_line(a, b)
         if pair and a.requires_grad != b.requires_grad:
             fixed = (b if a.requires_grad else a).flatten()
-            if any(t.numel() == len(fixed) and is_standardized(t.flatten(), fixed) for t in self.batch):
-                self._compared_with_all("a difference", *pair)
+            if any(t.numel() == len(fixed) and is_function(t.flatten(), fixed) for t in self.batch):
+                self._compared_with_all(name, *pair)
 
     def _compared_with_all(self, name: str, a: Tensor, b: Tensor) -> None:
         self._remark(
             "broadcasting",
-            f"{name} compares each value of {tuple(a.shape)} with each of {tuple(b.shape)}; give prediction and target "
-            "the same shape",
+            f"{name} pairs each value of {tuple(a.shape)} with each of {tuple(b.shape)}, also of other samples; give "
+            "both the same shape",
         )
 
     def _reshape(self, before: Tensor, after: Tensor) -> None:
@@ -296,13 +346,22 @@ class LossCalls(TorchFunctionMode):
         self.remarks.append(Remark(check, text))
 
 
-def is_standardized(values: Tensor, other: Tensor) -> bool:
-    """Whether one is the other, or a rising linear function of it, as after its mean was subtracted."""
+def _are_probabilities(p: Tensor) -> bool:
+    """Whether each row, of classes in the second or the last dimension, sums to 1."""
+    is_matrix = p.is_floating_point() and p.ndim > 1 and p.numel() > 0 and bool((p >= 0).all())
+    return is_matrix and any(float((p.sum(dim) - 1).abs().max()) < 1e-3 for dim in (1, -1))
+
+
+def is_function(values: Tensor, other: Tensor) -> bool:
+    """Whether one is the other, or a rising or falling function of it, as after its mean was subtracted."""
     if torch.equal(values.to(other), other):
         return True
-    x, y = (t.detach().double() - t.detach().double().mean() for t in (values, other))
-    product = float(x @ y)
-    return product > 0 and math.isclose(product, float(x.norm() * y.norm()), rel_tol=1e-9)
+    x, y = (t.detach().double() for t in (values, other))
+    order = x.argsort()
+    rises, steps = x[order].diff() > 0, y[order].diff()
+    moved, same = steps[rises], steps[~rises]
+    is_constant = not len(same) or float(same.abs().max()) <= 1e-6 * float(y.abs().max())
+    return is_constant and len(moved) >= FEWEST_RISES and bool((moved > 0).all() or (moved < 0).all())
 
 
 def column_and_line(a: Any, b: Any) -> tuple[Tensor, Tensor] | None:

@@ -97,7 +97,7 @@ ON_DEMAND = frozenset(
         *("overlap", "overwritten-loss", "own-messages", "own-scale"),
         *("padded-output", "padding-in-loss", "padding-in-mean", "padding-is-token", "padding-matters"),
         *("pair-target", "partial-validation", "penalty-sign", "policy-sign"),
-        *("position", "positive-is-negative", "quantile-sign", "random-state"),
+        *("other-time", "parts-misaligned", "position", "positive-is-negative", "quantile-sign", "random-state"),
         *("random-target", "random-validation", "range", "reshape-not-transpose"),
         *("repeated-index", "returns-of-past", "risk-sets", "rounded-integers", "row-number"),
         *("same-order", "same-passes", "same-sample", "same-views", "sample-cut"),

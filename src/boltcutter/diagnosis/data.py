@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -81,7 +82,8 @@ class Scale(NamedTuple):
     def of(cls, tensor: Tensor) -> Scale:
         """Measure a tensor whose first dimension is that of samples."""
         flat = tensor.detach().flatten().float()
-        mean, deviation, size = torch.stack([flat.mean(), flat.std(), flat.square().mean().sqrt()]).tolist()
+        deviation, mean = torch.stack(torch.std_mean(flat)).tolist()  # which reads the values once
+        size = math.hypot(mean, deviation * math.sqrt(1 - 1 / len(flat)))
         shape = None
         if tensor.ndim == 4 and tensor.shape[1] in (1, 3, 4) and deviation > 0:
             some_values = flat[:: (len(flat) // VALUES) | 1].sort().values  # an odd stride: widths are mostly even

@@ -1,7 +1,8 @@
-"""A probe of normalizing flows: whether the log-determinant of a layer's Jacobian enters the loss with its sign."""
+"""Probes of flows and diffusion: the sign of a log-determinant, and the sizes of signal and noise."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,13 +11,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from boltcutter.diagnosis.checks import Line, Lines, check
-from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.evidence import Evidence, tensors_of
+from boltcutter.diagnosis.graph import REGRESSIONS
 from boltcutter.diagnosis.signs import sign_of
 from boltcutter.diagnosis.source import own_classes
 from boltcutter.structure import map_tensors, take_rows
 
 MOST_VALUES = 64  # of a sample, as its Jacobian is computed
 SAMPLES = 4
+FEWEST = 8  # samples
+EXACT = 1e-3
+MANY = 24  # samples
+UNRELATED = 0.4  # correlation, of at least as many
 SHIFT = 0.1  # deviation by which weights are changed: many flows begin as the identity, whose determinant is 1
 
 
@@ -124,3 +130,93 @@ def _sign_of_determinant(step: Step) -> float:
         return 0.0
     log_det = log_det.detach().flatten()
     return next((s for s in (1.0, -1.0) if torch.allclose(s * log_det, exact, rtol=0.001, atol=0.001)), 0.0)
+
+
+class Mixture(NamedTuple):
+    """What a layer gets: the batch times one factor, and noise times another one, of each sample.
+
+    Args:
+        signal: Factor of the batch, shape (N,).
+        noise: Factor of the noise, shape (N,).
+        rows: Of which samples both are known, shape (N,).
+        is_certain: Whether there are more values than factors, or the squares of both sum to 1.
+    """
+
+    signal: Tensor
+    noise: Tensor
+    rows: Tensor
+    is_certain: bool
+
+
+def mixtures(seen: Evidence) -> Iterator[Mixture]:
+    """Sums of the batch and of the noise that a network is trained to predict, which layers get."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches:
+        return
+    base, parts = probe.base("training_step"), tensors_of(probe.batches["training_step"])
+    noises = [c.target for c in base.calls if c.kind in REGRESSIONS and c.target.ndim > 1]
+    noises += [b for pair in base.differences for b in pair if b.ndim > 1]
+    given = [t for name, t in base.tensors if name.startswith("the input of ") and t.is_floating_point()]
+    for x in (p for p in parts if p.is_floating_point() and p.ndim > 1 and len(p) >= FEWEST):
+        for noise in (n for n in noises if n.shape == x.shape and not torch.equal(n, x)):
+            for t in given:
+                mixed = t[:, : x.shape[1]] if t.ndim == x.ndim == 2 and t.shape[1] > x.shape[1] else t
+                found = _factors(mixed, x, noise) if mixed.shape == x.shape else None
+                if found is not None:
+                    yield found
+
+
+def _factors(mixed: Tensor, x: Tensor, noise: Tensor) -> Mixture | None:
+    """The two factors of each sample, which differ between samples; None if it is no such sum."""
+    sides = torch.stack([x.flatten(1), noise.flatten(1)], 2).double()  # (N, values, 2)
+    whole = mixed.flatten(1).double()[..., None]
+    if sides.shape[1] < 2 or not bool(sides.isfinite().all() & whole.isfinite().all()):
+        return None
+    found = torch.linalg.lstsq(sides, whole).solution
+    left = (sides @ found - whole).flatten(1).norm(dim=1) / (whole.flatten(1).norm(dim=1) + 1e-12)
+    a, b = found[:, 0, 0], found[:, 1, 0]
+    rows = (left < EXACT) & (a > 0.05) & (a < 0.95) & (b > 0.05) & (b < 0.95)
+    is_sum = int(rows.sum()) >= FEWEST and float((left < EXACT).float().mean()) > 0.9
+    if not is_sum or float(a[rows].max() - a[rows].min()) < 0.1:
+        return None
+    return Mixture(a, b, rows, sides.shape[1] > 2 or float((a**2 + b**2 - 1)[rows].abs().median()) < EXACT)
+
+
+@check("deviation", "likely", at="probe")
+def noise_by_variance(seen: Evidence) -> Lines:
+    """A layer gets a * x + (1 - a ** 2) * noise, or a ** 2 and its square root, so the variance of the sum is not 1."""
+    for a, b, rows, _ in mixtures(seen):
+        a, b = a[rows], b[rows]
+        is_noise = float((b - (1 - a**2)).abs().median()) < EXACT
+        if is_noise or float((a - (1 - b**2)).abs().median()) < EXACT:
+            yield (
+                f"a layer gets a sum of the batch and of noise, in which the {'noise' if is_noise else 'batch'} is "
+                "multiplied by the square of what it should be, so the variance of the sum is not 1; multiply by the "
+                "square roots: alpha.sqrt() * x + (1 - alpha).sqrt() * noise"
+            )
+            return
+
+
+@check("other-time", "likely", at="probe")
+def other_time(seen: Evidence) -> Lines:
+    """A layer gets drawn times that have nothing to do with the share of noise in what it gets."""
+    for _, noise, rows, is_certain in mixtures(seen):
+        probe, count = seen.probe, len(noise)
+        parts = [t.flatten() for t in tensors_of(probe.batches["training_step"])]  # type: ignore[union-attr]
+        given = probe.base("training_step").tensors  # type: ignore[union-attr]
+        times = [t.flatten().double() for n, t in given if n.startswith("the input of ") and t.numel() == count]
+        times = [
+            t for t in times if len(torch.unique(t)) > FEWEST and not any(torch.equal(t, p.double()) for p in parts)
+        ]
+        related = [_rank_correlation(t[rows], noise[rows]) for t in times]
+        if is_certain and related and int(rows.sum()) >= MANY and max(related) < UNRELATED:
+            yield (
+                "the network gets other times than those by which noise was mixed into its input (correlation with the "
+                f"share of noise {max(related):.2f}), as if they were drawn twice; draw them once, and pass the same"
+            )
+            return
+
+
+def _rank_correlation(a: Tensor, b: Tensor) -> float:
+    ranks = torch.stack([t.argsort().argsort().double() for t in (a, b)])
+    return float(torch.corrcoef(ranks)[0, 1].abs())

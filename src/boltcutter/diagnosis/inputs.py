@@ -482,3 +482,17 @@ def plain_tensors(module: nn.Module) -> dict[tuple[str, str], Tensor]:
         for key, value in (*vars(part).items(), *((k, part._buffers[k]) for k in part._non_persistent_buffers_set))
         if isinstance(value, Tensor) and value.is_floating_point() and not value.requires_grad
     }
+
+
+@check("unused-part", "likely", at="probe")
+def unread_batch(seen: Evidence) -> Lines:
+    """No operation of a training step gets any part of its batch, as one of validation does of its own."""
+    probe = seen.probe
+    if probe is None or not {"training_step", "validation_step"} <= probe.batches.keys():
+        return
+    train, held = (probe.base(kind) for kind in ("training_step", "validation_step"))
+    if held.reads_batch and not train.reads_batch and train.calls:
+        yield (
+            "training_step reads nothing of its batch, so each step has the same samples, which may be those of "
+            "validation, too; choose those of the batch"
+        )

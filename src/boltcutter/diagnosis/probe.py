@@ -70,6 +70,7 @@ class Trace:
         unread_results: Of functions of layers, which nothing reads.
         metrics: Names of metrics that it updated.
         unread: Names of the parts of the batch that no operation got.
+        reads_batch: Whether an operation got any part of it.
         differentiates: Whether it computes gradients itself, as of adversarial samples, by which predictions depend on
             targets.
         random: State of the generator of torch at its end.
@@ -99,6 +100,7 @@ class Trace:
         self.unread_results: list[Unread] = []
         self.metrics: set[str] = set()
         self.unread: list[str] = []
+        self.reads_batch = True
         self.random: Tensor | None = None
         self.identical = 0
         self.lengths: Tensor | None = None
@@ -136,6 +138,7 @@ class Probe:
         self.batches = {kind: copy_batch(data) for kind, data in used.items()}  # a step may change its own in place
         self.passes, self.most, self.end = 0, MOST_PASSES, monotonic() + seconds
         self.terms: Any = None  # of the loss, as ``signs`` reads them
+        self.pulls: Any = None  # of each addend of the loss, as ``pulls`` reads them
         self._base: dict[tuple[str, bool], Trace] = {}
         self._repeated: dict[tuple[str, int], Trace] = {}
 
@@ -167,7 +170,7 @@ class Probe:
     def forget(self) -> None:
         """Release what layers computed; the calls of loss functions are kept."""
         self._repeated.clear()
-        self.terms = None
+        self.terms = self.pulls = None
         for trace in self._base.values():
             trace.tensors.clear()
 
@@ -253,6 +256,7 @@ class Probe:
         trace.pairs, trace.differences = calls.pairs, calls.differences
         trace.compared = cuts.temperatures.compared
         trace.unread = unread_parts(batch, calls.read, step)
+        trace.reads_batch = any(id(t) in calls.read for t in tensors_of(batch))
         trace.cumulative, trace.has_generator = calls.cumulative, calls.has_generator
         trace.calls, trace.remarks = calls.calls, [*calls.remarks, *cuts.remarks]
         return trace

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.calls import CLASSES
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
-from boltcutter.diagnosis.graph import REGRESSIONS, Loss, name_of, saved
-from boltcutter.diagnosis.probe import Probe, Trace, is_close, rows_that_differ, seeded, take
+from boltcutter.diagnosis.graph import REGRESSIONS, name_of, saved
+from boltcutter.diagnosis.probe import Probe, Trace, rows_that_differ, seeded, take
 from boltcutter.diagnosis.samples import is_comparable
 from boltcutter.diagnosis.signs import nodes_behind
 from boltcutter.diagnosis.source import says
@@ -34,7 +34,6 @@ SEEDS = 3
 PARTNERS = (0.05, 0.9)  # share of samples whose prediction depends on another one
 WEIGHT = 0.5  # of the other sample, relative to its own
 FLAT = 1e-3  # slope of a gradient, relative to it
-FITTED = re.compile(r"lstsq|polyfit|least_squares|solve|pinv|align|median", re.IGNORECASE)
 PROJECTS = re.compile(r"project|sketch|random_feature|hash|perturb", re.IGNORECASE)
 FEW = 0.05  # share of values
 CLEAR = 0.2  # from one half
@@ -42,52 +41,6 @@ OPPOSED = -0.3  # cosine
 SAME = 0.5  # difference of scores at which two gradients are 0
 AUGMENTS = re.compile(r"augment|jitter|dequant|eras(e|ing)", re.IGNORECASE)
 KEEPS_LABELS = re.compile(r"background|noise|mix_?style|style|interfer|distract|augment_?mix|augmix", re.IGNORECASE)
-
-
-@check("other-units", "likely", at="probe")
-def other_units(seen: Evidence) -> Lines:
-    """Training predicts a function of targets, as their logarithm, and validation compares it with them as they are."""
-    probe, kinds = seen.probe, ("training_step", "validation_step")
-    if probe is None or not {*kinds} <= probe.batches.keys():
-        return
-    train, held = (flatten(probe.batches[kind]) for kind in kinds)
-    learned = [(c, j) for c in probe.base(kinds[0]).calls for j in _sources(c, train)]
-    if not learned or len(train) != len(held):
-        return
-    calls = probe.run(kinds[0], probe.batches[kinds[1]], training=False, record=False).calls
-    base = probe.base(kinds[1])
-    pairs = [*base.differences, *((c.prediction, c.target) for c in base.calls if c.kind in REGRESSIONS)]
-    for call in (c for c in calls if c.kind in REGRESSIONS):
-        for j in {j for _, j in learned if isinstance(held[j], Tensor)}:
-            raw, own = held[j].flatten(), call.target.flatten()
-            if raw.numel() != own.numel() or raw.numel() < FEWEST or is_close(own, raw.to(own)):
-                continue
-            for a, b in (pair[::order] for pair in pairs for order in (1, -1)):
-                is_fitted = says(seen.module, FITTED)  # as in depth up to scale and shift
-                if _equal(b, raw) and not is_fitted and (text := _scaled_back(call.prediction, a, own, raw)):
-                    yield text
-                    return
-                if _equal(b, raw) and a.numel() == raw.numel() and is_close(a.flatten(), call.prediction.flatten()):
-                    yield (
-                        f"training predicts a function of the targets (from {float(own.min()):.3g} to "
-                        f"{float(own.max()):.3g}), but validation compares its predictions with targets as they are "
-                        f"({float(raw.min()):.3g} to {float(raw.max()):.3g}); invert the function first"
-                    )
-                    return
-
-
-def _sources(call: Loss, leaves: list[Any]) -> Iterator[int]:
-    """Parts of the batch that the target of a regression is a rising function of, as of a standard scale."""
-    t = call.target.flatten() if call.kind in REGRESSIONS and call.target is not None else torch.zeros(0)
-    parts = [(j, p.flatten()) for j, p in enumerate(leaves) if isinstance(p, Tensor) and p.numel() == t.numel()]
-    if t.numel() < FEWEST or any(_equal(t, part) for _, part in parts):
-        return
-    for j, part in parts:
-        order = part.argsort()
-        steps, rises = t[order].diff(), part[order].diff() > 0
-        is_rising = int(rises.sum()) >= FEWEST and bool((steps[rises] > 0).all())
-        if part.is_floating_point() and is_rising and bool((steps[~rises].abs() <= 1e-6).all()):
-            yield j
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -287,22 +240,6 @@ def _line_of(x: Tensor, y: Tensor) -> tuple[float, float] | None:
     offset = float(y.mean()) - slope * float(x.mean())
     scale = float(y.abs().max()) + 1e-12
     return (slope, offset) if float((slope * x + offset - y).abs().max()) < 1e-4 * scale and slope else None
-
-
-def _scaled_back(predicted: Tensor, compared: Tensor, own: Tensor, raw: Tensor) -> str:
-    """What is wrong if predictions of scaled targets are not scaled back as the targets were scaled; else empty."""
-    forth, back = _line_of(raw, own), _line_of(predicted, compared)
-    if forth is None or back is None:
-        return ""
-    slope, offset = 1 / forth[0], -forth[1] / forth[0]  # of the inverse
-    spread = float(raw.double().std())
-    has_slope, has_offset = abs(back[0] / slope - 1) < 1e-3, abs(back[1] - offset) < 1e-3 * spread
-    forgets_mean = has_slope and not has_offset and abs(back[1]) < 1e-3 * spread
-    forgets_deviation = has_offset and not has_slope and abs(back[0] - 1) < 1e-3
-    return (forgets_mean or forgets_deviation) * (
-        f"validation scales predictions back by {back[0]:.4g} * x + {back[1]:.4g}, but training has scaled targets so "
-        f"that {slope:.4g} * x + {offset:.4g} is their inverse; use the same mean and deviation"
-    )
 
 
 @check("visible-targets", "likely", at="probe")

@@ -27,6 +27,9 @@ MOST_TOKENS = 20_000
 KNOWN = 5  # other tokens
 LIMITS = re.compile(r"len|size|num|count|max|limit|subset|total|samples|epoch|steps|indices|index|keys|order|windows")
 MEASURES = frozenset(("len", "shape", "size", "numel", "int"))
+COLLATED = 12  # samples
+NUMBERS = (Tensor, np.ndarray, np.generic, int, float)
+RELATED = 0.99  # correlation
 PLACES = 8  # of which rows are compared
 
 
@@ -179,3 +182,84 @@ def mostly_unknown(seen: Evidence) -> Lines:
                 None if is_named else "note",
             )
             return
+
+
+@check("parts-misaligned", "certain", at="data")
+def parts_misaligned(seen: Evidence) -> Lines:
+    """What collates samples puts one part of the batch in another order of the samples than another part."""
+    for name, loader in seen.splits.loaders.items() if seen.splits else ():
+        dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
+        if not isinstance(dataset, Sized) or collate is None or len(dataset) < COLLATED:
+            continue
+        with suppress(Exception), seeded(0):  # of samples that are no trees of tensors
+            samples = [*items(dataset, range(COLLATED))]
+            leaves = [[torch.as_tensor(leaf) for leaf in flatten(s) if isinstance(leaf, NUMBERS)] for s in samples]
+            batch = [t for t in flatten(collate(samples)) if isinstance(t, Tensor) and t.ndim and len(t) == COLLATED]
+            orders = [order for t in batch if (order := _order_of(t, leaves)) is not None]
+            other = next((order for order in orders if order != orders[0]), None)
+            if other is not None and len(set(other)) == len(set(orders[0])) == COLLATED:
+                yield Line(
+                    f"collate_fn of {name} gives parts of a batch in different orders: the first row of one is sample "
+                    f"{orders[0][0]} of the list, that of another one is sample {other[0]}; sort the samples before "
+                    "they are taken apart",
+                    subject=name,
+                )
+
+
+def _order_of(rows: Tensor, leaves: list[list[Tensor]]) -> list[int] | None:
+    """Of each row, the only sample that has its values, also before padding; None if there is none, or several."""
+    found = []
+    for row in rows:
+        owners = [i for i, parts in enumerate(leaves) if any(_begins_with(row, part) for part in parts)]
+        if len(owners) != 1:
+            return None
+        found += owners
+    return found
+
+
+def _begins_with(row: Tensor, part: Tensor) -> bool:
+    """Whether a row of a batch is a part of a sample, with padding behind it."""
+    if row.ndim != part.ndim or any(a < b for a, b in zip(row.shape, part.shape, strict=True)):
+        return False
+    rest = row.clone()
+    inner = tuple(slice(size) for size in part.shape)
+    is_equal = torch.equal(row[inner].to(part), part)
+    rest[inner] = 0
+    return is_equal and (rest.numel() == part.numel() or len(torch.unique(rest[..., -1:])) <= 2)
+
+
+@check("sampler-weights", "likely", at="data")
+def weights_of_others(seen: Evidence) -> Lines:
+    """WeightedRandomSampler has the inverse sizes of the classes as weights, but not those of its samples' own."""
+    loader = seen.splits.train if seen.splits else None
+    weights = getattr(getattr(loader, "sampler", None), "weights", None)
+    table = seen.splits.table("train") if seen.splits else None
+    samples = seen.splits.samples("train") if seen.splits else []
+    if not isinstance(weights, Tensor) or len(weights) != len(samples):
+        return
+    labels = table[1] if table is not None else _last_integers(samples)
+    if labels is None or labels.is_floating_point() or len(labels) != len(weights):
+        return
+    values, places, counts = torch.unique(weights.double(), return_inverse=True, return_counts=True)
+    classes, own = torch.unique(labels, return_counts=True)
+    if len(values) != len(classes) or len(values) < 2 or len(labels) < FEWEST * len(classes):
+        return
+    is_inverse = float(torch.corrcoef(torch.stack([values, 1 / counts.double()]))[0, 1]) > RELATED
+    close = (counts.sort().values - own.sort().values).abs() <= 0.2 * own.sort().values + 2
+    joint = torch.zeros(len(values), len(classes))
+    joint.index_put_((places, torch.searchsorted(classes, labels)), torch.ones(len(labels)), accumulate=True)
+    expected = joint.sum(1, keepdim=True) * joint.sum(0) / joint.sum()
+    is_chance = bool(((joint - expected).abs() <= 4 * expected.sqrt() + 2).all())  # as of independent ones
+    if is_inverse and bool(close.all()) and is_chance:
+        yield (
+            f"the {len(values)} weights of the sampler are the inverse sizes of the classes, but those of samples have "
+            "nothing to do with their labels, as of another order or of the whole data; use the labels of these samples"
+        )
+
+
+def _last_integers(samples: list[Any]) -> Tensor | None:
+    """The last part of the samples, if it is one integer of each."""
+    last = [flatten(sample)[-1] for sample in samples if flatten(sample)]
+    found = [torch.as_tensor(value) for value in last if isinstance(value, NUMBERS)]
+    is_label = len(found) == len(samples) and all(t.numel() == 1 and not t.is_floating_point() for t in found)
+    return torch.stack([t.reshape(()) for t in found]) if is_label else None

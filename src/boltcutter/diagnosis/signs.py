@@ -285,16 +285,26 @@ def quantile_sign(seen: Evidence) -> Lines:
         for hook in hooks:
             hook.remove()
     for name, levels in asked if found else ():
-        columns = found[0].reshape(-1, len(levels)).unbind(1) if found[0].shape[-1] == len(levels) else ()
-        trained = [_trained_level(sign_of(seen) * column) for column in columns]
-        known = [(q, t) for q, t in zip(levels, trained, strict=False) if t is not None and abs(q - 0.5) > 0.01]
-        if known and all(abs(1 - q - t) < 0.001 for q, t in known):
-            q = known[-1][0]
+        if (q := _reversed_quantile(sign_of(seen) * found[0], levels)) is not None:
             yield (
                 f"the quantile loss trains an output for {1 - q:g} where {name} has {q:g}: its error has the wrong "
                 "sign; use target - prediction"
             )
             return
+
+
+def _reversed_quantile(gradient: Tensor, levels: list[float]) -> float | None:
+    """A quantile of the outputs, instead of which they are trained for 1 - q, as are all; None if there is none."""
+    count, width = len(levels), gradient.shape[-1]
+    if width % count:
+        return None
+    several = gradient.reshape(-1, count, width // count).movedim(1, 0)
+    for columns in (gradient.reshape(-1, count).T, several):  # (…, Q), also of several times, and (…, Q, times)
+        trained = [_trained_level(column.flatten()) for column in columns]
+        known = [(q, t) for q, t in zip(levels, trained, strict=True) if t is not None and abs(q - 0.5) > 0.01]
+        if known and all(abs(1 - q - t) < 0.001 for q, t in known):
+            return known[-1][0]
+    return None
 
 
 def _quantiles(module: nn.Module) -> Iterator[tuple[str, list[float]]]:
@@ -331,13 +341,15 @@ def advantage_gradient(seen: Evidence) -> Lines:
     """A log-probability multiplies data less a value that has a gradient, and the value is also a regression's."""
     terms = terms_of(seen)
     values = {id(behind_moves(parent)) for term in terms.losses for parent in inputs_of(term.node)} if terms else set()
-    for node in terms.nodes if terms and values else ():
+    squared = {id(behind_moves(p)) for term in terms.norms for p in inputs_of(term.node)} if terms else set()
+    for node in terms.nodes if terms and (values or squared) else ():
         if name_of(node) != "Mul" or len(factors := [*inputs_of(node)]) != 2:
             continue
         for one, other in (factors, factors[::-1]):
             less = behind_moves(one)
             is_less = name_of(less) in ("Sub", "Rsub") and len(value := [*inputs_of(less)]) == 1
-            if is_less and id(behind_moves(value[0])) in values and _is_log_probability(other):
+            is_trained = is_less and (id(behind_moves(value[0])) in values or id(less) in squared)
+            if is_trained and _is_log_probability(other):
                 yield (
                     "the advantage, by which log-probabilities are multiplied, has the gradient of the value, so the "
                     "policy's loss changes the value, too; use advantage.detach()"

@@ -245,6 +245,24 @@ def _is_standard(x: Tensor, dims: tuple[int, ...]) -> bool:
     return bool(len(means) and means.abs().max() < 1e-4 and exact.max() < 1e-4)
 
 
+@check("fitted-before-split", "likely", at="data")
+def scaled_before_split(seen: Evidence) -> Lines:
+    """Columns of all splits together have the mean 0 and the deviation 1, exactly, and those of training have not."""
+    names = [*seen.splits.loaders] if seen.splits else []
+    splits = [_numeric_parts(seen.splits, name) for name in names]
+    if len(splits) < 2 or len({len(parts) for parts in splits}) > 1 or len(splits[0]) < 2:
+        return  # without targets
+    for parts in zip(*splits, strict=True):
+        if len({part.shape[1:] for part in parts}) > 1 or parts[0].ndim != 2 or parts[0].shape[1] < 2:
+            continue
+        if any("standardized" in kind for kind in _scales(torch.cat(parts))) and not _scales(parts[0]):
+            yield (
+                "inputs are standardized by the mean and deviation of the samples of all splits, so training knows "
+                "something of validation and test; compute both from training only"
+            )
+            return
+
+
 @check("rounded-integers", "certain", at="data")
 def rounded_integers(seen: Evidence) -> Lines:
     """Integers are all even above 2048, and multiples of 4 above 4096, as after float16; or as of other precisions."""

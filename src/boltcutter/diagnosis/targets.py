@@ -462,3 +462,18 @@ def _depends_on(probe: Probe, target: Tensor, missing: Tensor) -> bool:
     if not isinstance(one, Tensor) or not isinstance(two, Tensor):
         return False
     return not is_close(one.detach(), two.detach())
+
+
+@check("double-softmax", "certain", at="probe")
+def probabilities(seen: Evidence) -> Lines:
+    """Cross-entropy gets rows that are at least 0 and sum to 1, all of them."""
+    for call in seen.calls:
+        p = call.prediction
+        if call.kind != "cross_entropy" or p.ndim < 2 or p.shape[1] < 2 or len(p) < FEWEST:
+            continue
+        if bool((p >= 0).all()) and bool(((p.double().sum(1) - 1).abs() < 1e-4).all()) and float(p.std()) > 0:
+            yield (
+                f"cross-entropy gets probabilities, {tuple(p.shape)} that sum to 1 over the classes, where it expects "
+                "logits, so that learning is slow; remove the softmax, or use nll_loss of their logarithm"
+            )
+            return

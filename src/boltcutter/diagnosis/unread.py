@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from boltcutter.diagnosis.averages import CHANGES
-from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, sampled, tensors_of
 from boltcutter.diagnosis.probe import Trace, is_close
 from boltcutter.diagnosis.results import Place, Unread
@@ -37,6 +37,7 @@ WHOLE = re.compile(r"hparams(?!\.|\[\"|\['|\w)|locals\(|vars\(|__dict__|getattr\
 EVALUATES = re.compile(
     r"valid|val_|test|predict|eval|sample|generate|save|export|forward|checkpoint|swap|store|restore"
 )
+THAWS = re.compile(r"^on_(train|fit|validation|before|after)|unfreeze|thaw|training_step")
 NAMED = re.compile(r"(^|_)(ema|averaged?|shadow|polyak|swa)(_|$)")
 CONVERSIONS = ("torch.tensor", "torch.as_tensor", "torch.FloatTensor", "torch.Tensor", "float", "int", "nn.Parameter")
 BACKWARD = frozenset(("manual_backward", "backward", "mse_loss", "cross_entropy"))
@@ -282,3 +283,21 @@ def average_unread(seen: Evidence) -> Lines:
 def _is_dynamic(found: set[types.CodeType]) -> bool:
     """Whether code takes hold of parts by names that are not written out."""
     return any({"getattr", "named_children", "children", "_modules"} & {*code.co_names} for code in found)
+
+
+@check("thawed", "likely", at="trial")
+def thawed_later(seen: Evidence) -> Lines:
+    """Code of a hook, or of what it calls, thaws parameters that are in no optimizer, and none adds them to one."""
+    found = codes_of_users(seen.module, seen.trainer)
+    names = {name for code in found for name in code.co_names}
+    frozen = [n for n in sorted(seen.frozen) if id(seen.parameters[n]) not in seen.optimized()]
+    if not frozen or names & {"add_param_group", "unfreeze_and_add_param_group", "setup_optimizers", "optimizers"}:
+        return
+    for code in found:
+        thaws = {"requires_grad_", "requires_grad", "unfreeze"} & {*code.co_names} and True in code.co_consts
+        if thaws and THAWS.search(code.co_name):
+            yield (
+                f"{code.co_name} thaws parameters, but {some(frozen)} is in no optimizer, and no code adds it "
+                "to one, so it stays as it is; call optimizer.add_param_group, or give the optimizer all parameters"
+            )
+            return

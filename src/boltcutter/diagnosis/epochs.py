@@ -1,0 +1,182 @@
+"""Replays of a validation whose samples are divided into batches in other ways: for a trial only."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence, Sized
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.evidence import Evidence, is_metric, num_rows
+from boltcutter.diagnosis.inputs import NOT_ADDITIVE
+from boltcutter.diagnosis.loaders import items
+from boltcutter.diagnosis.probe import Probe, Trace, kept, seeded, without_effects
+
+MOST = 48  # samples
+CLEAR = 0.02  # relative difference
+ROUNDING = 1e-4  # relative difference of two values
+CONVEX = re.compile(r"(^|[/_\-. ])(rmse|root_mean_squared?_error|ppl|perplexity)($|[/_\-. 0-9@])", re.IGNORECASE)
+SUMMED = re.compile(r"loss|nll|elbo|kl|energy|sum|total", re.IGNORECASE)
+KEPT = re.compile(r"best|max|min|ema|smooth|running|moving|avg|count|total|num|n_|seen|epoch|step|time|patience|since")
+
+
+@check("averaged-metric", "likely", at="trial")
+def depends_on_batches(seen: Evidence) -> Lines:
+    """What the end of a validation logs differs if its samples are divided otherwise, as its last batch is smaller."""
+    loader = seen.splits.loaders.get("validation") if seen.splits else None
+    size, samples = getattr(loader, "batch_size", None), _samples(loader)
+    dataset = getattr(loader, "dataset", ())
+    if seen.probe is None or not isinstance(size, int) or not samples or len(dataset) <= size:
+        return
+    last = len(dataset) % size * (not getattr(loader, "drop_last", False))
+    count = len(samples)
+    ways = ([count], [count // 2] * 2, [count // 3 * 2, count // 3])
+    whole = halves = uneven = again = dict[str, float]()
+    with suppress(Exception), _validating(seen) as validate:  # of code that takes batches of its own size only
+        whole, halves, uneven = (validate(_batches(seen, loader, samples, sizes)) for sizes in ways)
+        again = validate(_batches(seen, loader, samples, ways[0]), seed=1)
+    for name in whole.keys() & halves.keys() & uneven.keys():
+        one, two, three = (values[name] for values in (whole, halves, uneven))
+        if name not in again or not is_same(one, again[name]):
+            continue  # it depends on random numbers, or on the validation before it
+        if is_same(one, two) and not is_same(one, three) and last:
+            yield Line(
+                f"{name} is a mean of the batches of a validation, in which each counts alike, but the last one has "
+                f"{last} samples, and the others {size}; weigh each by its number of samples, or update a metric of "
+                "torchmetrics",
+                subject=name,
+            )
+            return
+        if is_same(one, 2 * two) and one and last and not SUMMED.search(name):
+            yield Line(
+                f"{name} is divided by the number of batches times a fixed size, but the last one has {last} samples, "
+                f"and the others {size}; divide by the number of samples",
+                subject=name,
+            )
+            return
+        is_convex = bool(CONVEX.search(name))
+        if not is_same(one, two) and (NOT_ADDITIVE.search(name) or is_convex):
+            yield Line(
+                f"{name} is {two:.4g} as a mean of two halves of {count} validation samples, and {one:.4g} of all of "
+                "them; collect predictions, or update a metric of torchmetrics, and compute it once at the end",
+                "note" if is_convex and abs(one - two) < CLEAR * abs(one) else None,
+                subject=name,
+            )
+            return
+
+
+@check("metric-not-reset", "likely", at="trial")
+def keeps_samples(seen: Evidence) -> Lines:
+    """What the end of a validation logs depends on the samples of the validation before it."""
+    loader = seen.splits.loaders.get("validation") if seen.splits else None
+    samples = _samples(loader)
+    if seen.probe is None or not samples:
+        return
+    half = len(samples) // 2
+    alone = both = first = second = dict[str, float]()
+    with suppress(Exception):  # of code that takes batches of its own size only
+        parts = [_batches(seen, loader, part, [half]) for part in (samples[:half], samples[half:])]
+        with _validating(seen) as validate:
+            alone = validate(parts[1])
+        with _validating(seen) as validate:
+            both = validate([*parts[0], *parts[1]])
+        with _validating(seen) as validate:
+            first, second = map(validate, parts)
+    for name in alone.keys() & both.keys() & first.keys() & second.keys():
+        if KEPT.search(name.lower()) or is_same(alone[name], second[name]) or is_same(first[name], second[name]):
+            continue
+        if not is_same(both[name], second[name]):
+            continue
+        yield Line(
+            f"{name} of a validation depends on the samples of the one before it ({second[name]:.4g}, alone "
+            f"{alone[name]:.4g}), as what it collects is never emptied; clear it when a validation begins",
+            subject=name,
+        )
+        return
+
+
+def is_same(a: float, b: float) -> bool:
+    """Whether two values are equal but for rounding."""
+    return math.isclose(a, b, rel_tol=ROUNDING, abs_tol=1e-6)
+
+
+def _samples(loader: Any) -> list[Any]:
+    """Samples of a loader, evenly spread, of a number that six divides; empty if there are few, or no indices."""
+    dataset = getattr(loader, "dataset", None)
+    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized) or len(dataset) < MOST // 2:
+        return []
+    count = min(MOST, len(dataset)) // 6 * 6
+    step = len(dataset) // count
+    with seeded(0):
+        return [*items(dataset, range(0, count * step, step))]
+
+
+def _batches(seen: Evidence, loader: Any, samples: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
+    """Batches of some sizes, on the device."""
+    trainer, found, start = seen.trainer, [], 0
+    for size in sizes:
+        with seeded(0):
+            batch = loader.collate_fn([*samples[start : start + size]])
+        found.append(trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch)))
+        start += size
+    return found
+
+
+@contextmanager
+def _validating(seen: Evidence) -> Iterator[Any]:
+    """A function that validates with some batches, and returns what is logged by the end; all is restored behind it."""
+    probe, module = seen.probe, seen.module
+    assert probe is not None
+    with kept(module), without_effects(seen.trainer, module, Trace()), seeded(0), torch.no_grad():
+        for part in module.modules():
+            part.training = False
+        yield partial(_validate, probe)
+
+
+def _validate(probe: Probe, batches: Sequence[Any], seed: int = 0) -> dict[str, float]:
+    module, end = probe.module, dict[str, Any]()
+    sums: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    is_last = False
+    rows = 0
+
+    def log(name: str, value: Any, *args: Any, **options: Any) -> None:
+        if is_metric(value) or is_last:
+            end[name] = value
+        elif options.get("reduce_fx", "mean") == "mean" and options.get("on_epoch") is not False:
+            number = float(value) if isinstance(value, float | int) or value.numel() == 1 else math.nan
+            sums[name].append((number, options.get("batch_size") or rows))
+
+    def log_dict(values: Any, *args: Any, **options: Any) -> None:
+        for name, value in values.items():
+            log(name, value, **options)
+
+    vars(module).update(log=log, log_dict=log_dict)
+    for generator in (torch.manual_seed, np.random.seed, random.seed):
+        generator(seed)
+    with probe.trainer.precision_plugin.val_step_context():
+        module.on_validation_epoch_start()
+        for i, batch in enumerate(batches):
+            rows = num_rows(batch)
+            module.on_validation_batch_start(batch, i)
+            output = module.validation_step(batch, i)
+            module.on_validation_batch_end(output, batch, i)
+        is_last = True
+        module.on_validation_epoch_end()
+    found = {n: sum(v * w for v, w in each) / max(1, sum(w for _, w in each)) for n, each in sums.items()}
+    for name, value in end.items():
+        if is_metric(metric := value):
+            value = metric.compute()
+            metric.reset()  # as Lightning does
+        if isinstance(value, float | int) or (isinstance(value, Tensor) and value.numel() == 1):
+            found[name] = float(value)
+    return {name: value for name, value in found.items() if math.isfinite(value)}

@@ -1,0 +1,173 @@
+"""Probes that put perfect outputs in the place of a layer's, and look at what validation makes of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from boltcutter.diagnosis.calls import CLASSES, is_function
+from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
+from boltcutter.diagnosis.graph import REGRESSIONS, Loss
+from boltcutter.diagnosis.probe import Probe, Trace
+
+FEWEST = 8  # samples
+FAILS = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError)  # of the user's code
+OUTPUT = "the output of "
+FAR = 0.25  # deviations of the targets, or share of an error
+SURE = 20.0  # logits
+BEST = 0.995
+SCORES = re.compile(
+    r"(^|[/_\-. ])(acc|accuracy|f1|auc|auroc|iou|miou|dice|jaccard|precision|recall|top\d*|hit\d*|correct|kappa|mcc)"
+    r"($|[/_\-. 0-9@])",
+    re.IGNORECASE,
+)
+ERRORS = re.compile(r"(^|[/_\-. ])(mae|mse|rmse|mape|smape|l1|error)($|[/_\-. 0-9@])", re.IGNORECASE)
+OTHERS = re.compile(r"base|naive|chance|random|majority|persist|teacher|corrupt|shuffl|adv|attack|robust|gap|random")
+
+
+@check("other-units", "likely", at="probe")
+def other_units(seen: Evidence) -> Lines:
+    """Outputs without any error in training are far from targets in validation, or its errors of them are not 0."""
+    probe = seen.probe
+    if probe is None or not {"training_step", "validation_step"} <= probe.batches.keys():
+        return
+    raw = [t.flatten() for t in tensors_of(probe.batches["validation_step"]) if t.is_floating_point()]
+    base = probe.base("validation_step")
+    trace = _trained(probe)
+    for prediction, target in _compared(trace) if trace else ():
+        layer = _layer_of(trace, prediction)  # type: ignore[arg-type]
+        sources = [t for t in raw if t.numel() == target.numel() >= FEWEST and is_function(t, target.flatten())]
+        if layer is None or not sources:
+            continue
+        perfect = _validated_with(probe, layer, target)
+        before = [a for pair in _compared(base) for a in pair]
+        of_raw = [
+            (a.flatten().double(), t.double())
+            for t in sources
+            for pair in _compared(perfect)
+            for a, b in (pair, pair[::-1])
+            if _equal(b, t) and not any(_equal(a, c) for c in before if not _equal(c, t))  # which the layer has changed
+        ]
+        errors = [float((a - t).square().mean().sqrt() / (t.std() + 1e-12)) for a, t in of_raw]
+        if errors and min(errors) > FAR:
+            a, t = of_raw[0]
+            yield (
+                f"outputs that have no error in training are far from the targets in validation ({errors[0]:.3g} of "
+                f"their deviation): those are scaled back to {float(a.min()):.3g} to {float(a.max()):.3g}, for targets "
+                f"of {float(t.min()):.3g} to {float(t.max()):.3g}; invert exactly what training does to targets"
+            )
+            return
+        for name, own, best in _logged(base, perfect, ERRORS):
+            if best > FAR * own > 0 and (not errors or max(errors) < 1e-3):
+                yield (
+                    f"validation logs {name} = {best:.4g} for outputs that are the targets, and {own:.4g} for its own; "
+                    "an error of perfect predictions is 0: correct how it is computed or scaled back"
+                )
+                return
+
+
+@check("averaged-metric", "likely", at="probe")
+def imperfect_scores(seen: Evidence) -> Lines:
+    """What validation logs as accuracy or overlap is not 1 if its logits are those of the labels of training."""
+    probe = seen.probe
+    if probe is None or not {"training_step", "validation_step"} <= probe.batches.keys():
+        return
+    base, trace = probe.base("validation_step"), _trained(probe)
+    calls = [c for c in trace.calls if c.target is not None and c.target.numel()] if trace else []
+    if trace is None or len(calls) != 1 or (perfect := _perfect_logits(calls[0].kind, calls[0])) is None:
+        return
+    layer = _layer_of(trace, calls[0].prediction)
+    if layer is None or float(calls[0].target.float().std()) == 0:
+        return
+    for name, own, best in _logged(base, _validated_with(probe, layer, perfect), SCORES):
+        if best < BEST and own != best:
+            yield Line(
+                f"validation logs {name} = {best:.4g} for logits that are those of the labels in training; a score of "
+                "perfect predictions is 1: look for another dimension, threshold, order of labels, or padding in it",
+                subject=name,
+            )
+            return
+
+
+def _perfect_logits(kind: str, call: Loss) -> Tensor | None:
+    """Logits of which the loss is least; None if targets are no labels."""
+    p: Tensor = call.prediction
+    t: Tensor = call.target
+    if kind in CLASSES and not t.is_floating_point() and p.ndim == t.ndim + 1:
+        valid = (t >= 0) & (t < p.shape[1]) & (t != call.options.get("ignore_index", -100))
+        one_hot = nn.functional.one_hot(t.where(valid, 0).long(), p.shape[1]).movedim(-1, 1)
+        return (2 * one_hot - 1).to(p) * SURE
+    if kind == "binary_cross_entropy_with_logits" and p.shape == t.shape and bool(((t == 0) | (t == 1)).all()):
+        return (2 * t - 1).to(p) * SURE
+    return None
+
+
+def _trained(probe: Probe) -> Trace | None:
+    """A training step with the batch of validation, in evaluation mode; None if it does not take it."""
+    if probe.size("validation_step") < FEWEST:
+        return None
+    results: list[tuple[str, Tensor]] = []
+
+    def keep(part: nn.Module, given: Any, output: Any) -> None:
+        results.extend((OUTPUT, t.detach()) for t in tensors_of(output))
+
+    handle = probe.module.register_forward_hook(keep)
+    trace = None
+    with suppress(*FAILS):
+        trace = probe.run("training_step", probe.batches["validation_step"], training=False)
+        trace.tensors += results  # those of the module itself, whose name is empty
+    handle.remove()
+    return trace
+
+
+def _compared(trace: Trace) -> Iterator[tuple[Tensor, Tensor]]:
+    """What regressions compared, or differences, in both orders."""
+    for a, b in [*((c.prediction, c.target) for c in trace.calls if c.kind in REGRESSIONS), *trace.differences]:
+        yield a, b
+        yield b, a
+
+
+def _layer_of(trace: Trace, prediction: Tensor) -> str | None:
+    """The last layer that returned predictions, by its name."""
+    prefix = "the output of "
+    found = (
+        n.removeprefix(prefix) for n, t in reversed(trace.tensors) if n.startswith(prefix) and _equal(t, prediction)
+    )
+    return next(found, None)
+
+
+def _validated_with(probe: Probe, layer: str, output: Tensor) -> Trace:
+    """A validation step in which a layer returns given values; an empty one if the step needs its own ones."""
+
+    def hook(part: nn.Module, given: Any, result: Any) -> Any:
+        fits = isinstance(result, Tensor) and result.numel() == output.numel()
+        return output.reshape(result.shape).to(result) if fits else None
+
+    handle = probe.module.get_submodule(layer).register_forward_hook(hook)
+    trace = Trace()
+    with suppress(*FAILS):
+        trace = probe.run("validation_step", probe.batches["validation_step"], training=False, record=False)
+    handle.remove()
+    return trace
+
+
+def _logged(base: Trace, perfect: Trace, names: re.Pattern[str]) -> Iterator[tuple[str, float, float]]:
+    """Values of some names that are logged: with the own outputs, and with perfect ones."""
+    for name in base.logged.keys() & perfect.logged.keys():
+        own, best = base.logged[name], perfect.logged[name]
+        if not names.search(name) or OTHERS.search(name.lower()) or is_metric(own):
+            continue
+        are_numbers = all(isinstance(v, float | int) or (isinstance(v, Tensor) and v.numel() == 1) for v in (own, best))
+        if are_numbers and math.isfinite(float(own)) and math.isfinite(float(best)):
+            yield name, float(own), float(best)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.numel() == b.numel() and torch.equal(a.flatten(), b.flatten().to(a))
