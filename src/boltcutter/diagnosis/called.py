@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +20,7 @@ from boltcutter.diagnosis.evidence import Evidence, is_metric
 from boltcutter.diagnosis.probe import Trace, kept, seeded, without_effects
 from boltcutter.diagnosis.reruns import WRITES
 from boltcutter.diagnosis.signs import sign_of
-from boltcutter.diagnosis.source import is_function, own_classes, tree_of
+from boltcutter.diagnosis.source import is_function, namespaces_of, own_classes, tree_of
 
 NAMES = "dice|iou|miou|jaccard|tversky|ssim|psnr|f1"
 SCORES = re.compile(rf"(^|_)({NAMES})(_|$)|(?<![a-z])(Dice|IoU|Iou|Jaccard|Tversky|SSIM|Ssim|PSNR|F1)(?![a-z])")
@@ -51,12 +50,6 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
-
-
-def namespaces_of(module: nn.Module) -> list[dict[str, Any]]:
-    """The global names of the files in which the user's classes of a module and its parts are."""
-    files = {cls.__module__ for part in module.modules() for cls in own_classes(type(part))}
-    return [vars(sys.modules[name]) for name in sorted(files) if name in sys.modules]
 
 
 @contextmanager

@@ -64,8 +64,10 @@ def other_units(seen: Evidence) -> Lines:
                 f"of {float(t.min()):.3g} to {float(t.max()):.3g}; invert exactly what training does to targets"
             )
             return
+        values = [*_logged(base, perfect, re.compile(""))]
+        is_perfect = any(best == 0 != own for _, own, best in values)  # as the loss of validation
         for name, own, best in _logged(base, perfect, ERRORS):
-            if best > FAR * own > 0 and (not errors or max(errors) < 1e-3):
+            if is_perfect and best > FAR * own > 0 and own != best and (not errors or max(errors) < 1e-3):
                 yield (
                     f"validation logs {name} = {best:.4g} for outputs that are the targets, and {own:.4g} for its own; "
                     "an error of perfect predictions is 0: correct how it is computed or scaled back"

@@ -112,6 +112,14 @@ class Trace:
         self.masks += [t.detach() if t.dtype == torch.bool else t.detach() == -math.inf for t in masks]
 
 
+def is_adjacency(t: Tensor, count: int) -> bool:
+    """Whether a matrix tells which of a number of nodes are connected, in both directions, which most are not."""
+    if t.shape != (count, count) or count < 8:
+        return False
+    edges = t != 0
+    return torch.equal(edges, edges.T) and float(edges.float().mean()) < 0.5
+
+
 def copy_batch(batch: Any) -> Any:
     """A batch whose tensors have memory of their own."""
     return map_tensors(batch, lambda t: t if t.requires_grad else t.detach().clone())
@@ -138,6 +146,7 @@ class Probe:
         self.batches = {kind: copy_batch(data) for kind, data in used.items()}  # a step may change its own in place
         self.passes, self.most, self.end = 0, MOST_PASSES, monotonic() + seconds
         self.terms: Any = None  # of the loss, as ``signs`` reads them
+        self.before_nearest = 0  # outputs of layers before the nearest of several values is chosen
         self.pulls: Any = None  # of each addend of the loss, as ``pulls`` reads them
         self._base: dict[tuple[str, bool], Trace] = {}
         self._repeated: dict[tuple[str, int], Trace] = {}
@@ -157,8 +166,9 @@ class Probe:
         return self.evaluated if has_loss or "training_step" not in self.batches else "training_step"
 
     def size(self, kind: str) -> int:
-        """Number of samples that are rows of a batch; 0 if there are none."""
-        return num_rows(self.batches[kind])
+        """Number of samples that are rows of a batch; 0 if there are none, as of the nodes of a graph."""
+        count = num_rows(self.batches[kind])
+        return 0 if any(is_adjacency(t, count) for t in tensors_of(self.batches[kind])) else count
 
     def base(self, kind: str, *, training: bool | None = None) -> Trace:
         """The step on its own batch, in its own mode, or in that which is given."""

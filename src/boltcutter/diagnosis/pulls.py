@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
+from torch.overrides import TorchFunctionMode
 
 from boltcutter.diagnosis.calls import CLASSES
 from boltcutter.diagnosis.checks import Line, Lines, check
@@ -39,11 +40,31 @@ class Pull(NamedTuple):
         output: Of a layer, shape (N, …).
         gradient: Of the addend, as it enters the loss, by the output.
         kind: Name of the operation that computed the addend.
+        place: Of the output among those of all layers.
     """
 
     output: Tensor
     gradient: Tensor
     kind: str
+    place: int
+
+
+class Nearest(TorchFunctionMode):
+    """Counts the outputs of layers that there are before the nearest of several values is chosen.
+
+    Args:
+        outputs: Of layers, so far.
+    """
+
+    def __init__(self, outputs: list[Tensor]) -> None:
+        super().__init__()
+        self.outputs, self.count = outputs, 0
+
+    def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count at an argmin."""
+        if getattr(function, "__name__", "") == "argmin" and args and not self.count:
+            self.count = len(self.outputs) if isinstance(args[0], Tensor) and args[0].ndim > 1 else 0
+        return function(*args, **(kwargs or {}))
 
 
 def pulls_of(seen: Evidence) -> list[list[Pull]]:
@@ -62,7 +83,9 @@ def pulls_of(seen: Evidence) -> list[list[Pull]]:
     hooks = [m.register_forward_hook(keep) for m in probe.module.modules() if m is not probe.module]
     try:
         then = partial(_differentiate, outputs, found)
-        probe.run(kind, probe.batches[kind], training=True, record=False, then=then)
+        with Nearest(outputs) as nearest:
+            probe.run(kind, probe.batches[kind], training=True, record=False, then=then)
+        probe.before_nearest = nearest.count
     finally:
         for hook in hooks:
             hook.remove()
@@ -82,8 +105,9 @@ def _differentiate(outputs: list[Tensor], found: list[list[Pull]], loss: Any) ->
         except RuntimeError:  # of reentrant checkpoints
             found.clear()
             return
-        pairs = zip(outputs, each, strict=True)
-        found.append([Pull(detached[id(t)], g.detach(), name_of(edge.node)) for t, g in pairs if g is not None])
+        pairs = enumerate(zip(outputs, each, strict=True))
+        kind = name_of(edge.node)
+        found.append([Pull(detached[id(t)], g.detach(), kind, i) for i, (t, g) in pairs if g is not None])
 
 
 def addends(edge: Any) -> Iterator[Any]:
@@ -108,7 +132,7 @@ def learns_the_reverse(seen: Evidence) -> Lines:
         return  # an attack on a frozen network
     pulls, parts = pulls_of(seen), tensors_of(seen.probe.batches.get("training_step"))
     for i, found in enumerate(pulls):
-        for output, gradient, _ in found:
+        for output, gradient, *_ in found:
             for target in parts:
                 goal = _goal(output, target)
                 if goal is None or not _is_reverse(sign_of(seen) * gradient, goal, output):
@@ -207,7 +231,7 @@ def reversed_risk(seen: Evidence) -> Lines:
     if len(ends) != 1 or len(events) != 1 or not bool(((events[0] == 0) | (events[0] == 1)).all()):
         return
     time, lost = ends[0].double(), events[0] == 0
-    for output, gradient, _ in (pull for found in pulls_of(seen) for pull in found):
+    for output, gradient, *_ in (pull for found in pulls_of(seen) for pull in found):
         g = sign_of(seen) * gradient.flatten().double()
         if output.numel() != len(time) or len(lost) != len(time) or int(lost.sum()) < FEWEST // 4:
             continue
@@ -256,3 +280,20 @@ def _reaches(pull: Pull, prediction: Tensor, places: Tensor) -> bool:
         g = g.transpose(1, 2)
     g = g.reshape(*places.shape, -1) if g.ndim == 2 else g
     return g.shape[:2] == places.shape and bool(g[places].any(-1).all())
+
+
+@check("cut-gradient", "likely", at="probe")
+def nearest_cuts(seen: Evidence) -> Lines:
+    """What is computed of the nearest of several vectors gives no gradient to what was compared, another term does."""
+    pulls = pulls_of(seen)
+    count = seen.probe.before_nearest if seen.probe else 0
+    if not count or len(pulls) < 2:
+        return
+    later = [{p.place for p in found if p.place >= count} for found in pulls]
+    earlier = [{p.place for p in found if p.place < count} for found in pulls]
+    is_cut = [bool(a) and not b for a, b in zip(later, earlier, strict=True)]
+    if any(is_cut) and any(b and not a for a, b in zip(later, earlier, strict=True)):
+        yield (
+            "a term of the loss is computed of the nearest vectors of a codebook, and has no gradient for the layers "
+            "before it, which only another term trains; pass the gradient on: z + (nearest - z).detach()"
+        )

@@ -36,6 +36,7 @@ WEIGHT = 0.5  # of the other sample, relative to its own
 FLAT = 1e-3  # slope of a gradient, relative to it
 PROJECTS = re.compile(r"project|sketch|random_feature|hash|perturb", re.IGNORECASE)
 FEW = 0.05  # share of values
+OPPOSITE = 0.9  # share of samples
 CLEAR = 0.2  # from one half
 OPPOSED = -0.3  # cosine
 SAME = 0.5  # difference of scores at which two gradients are 0
@@ -324,22 +325,24 @@ def mixed_weights(seen: Evidence) -> Lines:
         def differentiate(loss: Any, found: list[tuple[Any, Tensor]] = found) -> None:
             for node in nodes_behind(loss.grad_fn) if isinstance(loss, Tensor) and loss.numel() == 1 else ():
                 if name_of(node) == "NllLoss":
-                    node.register_prehook(
-                        lambda g, node=node: found.append((saved(node, "target"), g[0].detach().sum()))
-                    )
+                    node.register_prehook(lambda g, node=node: found.append((saved(node, "target"), g[0].detach())))
             torch.autograd.grad(loss, [p for p in probe.module.parameters() if p.requires_grad], allow_unused=True)
 
         trace = probe.run(kind, probe.batches[kind], training=True, seed=seed, then=differentiate)
         given = next((t for n, t in trace.tensors if n.startswith("the input of ") and t.is_floating_point()), None)
         x = next((t for t in batch if given is not None and t.numel() == given.numel() and t.is_floating_point()), None)
-        own = [float(w) for t, w in found if t is not None and any(_equal(t, b) for b in batch)]
+        own = [w for t, w in found if t is not None and any(_equal(t, b) for b in batch)]
         if x is None or given is None or len(found) != 2 or len(own) != 1:
             return
         z, y = ((t - t.mean(0)).flatten().double() for t in (given.reshape(count, -1), x.reshape(count, -1)))
-        total = sum(float(w) for _, w in found)
-        shares.append((float((z * y).sum() / y.square().sum()), own[0] / total))
-    clear = [(a, b) for a, b in shares if abs(a - 0.5) > CLEAR and abs(b - 0.5) > CLEAR / 2]
-    if len(clear) >= 2 and all((a > 0.5) != (b > 0.5) for a, b in clear):
+        total = found[0][1] + found[1][1]
+        if total.numel() == count:  # each sample has a share of its own
+            z, y = z.reshape(count, -1), y.reshape(count, -1)
+            shares += zip(((z * y).sum(1) / y.square().sum(1)).tolist(), (own[0] / total).tolist(), strict=True)
+        else:
+            shares.append((float((z * y).sum() / y.square().sum()), float(own[0].sum() / total.sum())))
+    clear = [(a, b) for a, b in shares if CLEAR < abs(a - 0.5) <= 0.5 and abs(b - 0.5) > CLEAR / 2]
+    if len(clear) >= 2 and sum((a > 0.5) != (b > 0.5) for a, b in clear) > OPPOSITE * len(clear):
         a, b = clear[0]
         yield (
             f"inputs are mixed, {a:.0%} of each being its own sample, but the loss counts its own label {b:.0%}; "

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import LOSSES, MAX_NODES, MOVES, REGRESSIONS, name_of, operation_behind, saved
-from boltcutter.diagnosis.source import own_classes, unpacked_names
+from boltcutter.diagnosis.source import namespaces_of, own_classes, unpacked_names
 from boltcutter.internals import replaced
 from boltcutter.structure import flatten, with_tensors
 
@@ -302,19 +302,32 @@ def _reversed_quantile(gradient: Tensor, levels: list[float]) -> float | None:
     for columns in (gradient.reshape(-1, count).T, several):  # (…, Q), also of several times, and (…, Q, times)
         trained = [_trained_level(column.flatten()) for column in columns]
         known = [(q, t) for q, t in zip(levels, trained, strict=True) if t is not None and abs(q - 0.5) > 0.01]
-        if known and all(abs(1 - q - t) < 0.001 for q, t in known):
-            return known[-1][0]
+        is_reversed = bool(known) and all(abs(1 - q - t) < 0.001 for q, t in known)
+        if is_reversed or (count > 1 and _is_reversed_on_one_side(columns, levels)):
+            return levels[-1]
     return None
+
+
+def _is_reversed_on_one_side(columns: Tensor, levels: list[float]) -> bool:
+    """Whether all outputs are below their targets, or all above, and are moved as those of 1 - q would be."""
+    g = torch.stack([column.flatten() for column in columns]).double()
+    first, q = g[:, 0].abs(), torch.tensor(levels, dtype=torch.float64)
+    if not bool((g < 0).all() or (g > 0).all()) or not torch.allclose(g.abs(), first[:, None], rtol=1e-4):
+        return False
+    right, wrong = (q, 1 - q) if bool((g < 0).all()) else (1 - q, q)
+    shares = [weights / weights.norm() @ (first / first.norm()) for weights in (right, wrong)]
+    return bool(shares[1] > 0.99999 > shares[0] + 0.01)
 
 
 def _quantiles(module: nn.Module) -> Iterator[tuple[str, list[float]]]:
     parts = [part for part in module.modules() if own_classes(type(part))]  # a loss is often a layer
     given = [pair for part in parts for pair in {**vars(part), **part._buffers}.items()]
-    for name, value in (*given, *getattr(module, "hparams", {}).items()):
+    beside = [pair for names in namespaces_of(module) for pair in names.items() if pair[0].isupper()]
+    for name, value in (*given, *getattr(module, "hparams", {}).items(), *beside):
         values = value.flatten().tolist() if isinstance(value, Tensor) and 0 < value.numel() <= 99 else value
         values = [values] if isinstance(values, float) else values
         is_list = isinstance(values, list | tuple) and all(isinstance(v, float) and 0 < v < 1 for v in values)
-        if QUANTILES.search(name) and is_list and values:
+        if QUANTILES.search(name.lower()) and is_list and values:
             yield name, [*values]
 
 

@@ -79,6 +79,12 @@ def is_installed(part: nn.Module) -> bool:
     return "-packages" in file and not f"{name}.".startswith(LIBRARIES)
 
 
+def namespaces_of(module: nn.Module) -> list[dict[str, Any]]:
+    """The global names of the files in which the user's classes of a module and its parts are."""
+    files = {cls.__module__ for part in module.modules() for cls in own_classes(type(part))}
+    return [vars(sys.modules[name]) for name in sorted(files) if name in sys.modules]
+
+
 def says(module: nn.Module, pattern: re.Pattern[str], *, inner: bool = True) -> bool:
     """Whether a name or a text in the classes of a module and its parts matches, those of ``__init__`` included."""
     classes = {cls for part in (module.modules() if inner else [module]) for cls in own_classes(type(part))}

@@ -58,6 +58,7 @@ APART = 1.2  # how much farther than the group the next sample is
 MOST_IN_GROUP = 60
 WITHIN = 0.8  # share of samples
 SPECIAL = 4
+FEWEST_COPIES = 3  # one or two may be equal by chance, as in iris
 MOST_INPUTS = 4096  # of a sample, the first ones
 MOST_NUMBERS = 200_000  # of which the order of the first appearances is looked at
 LEVELS = 16  # samples whose parts are compared
@@ -111,7 +112,13 @@ def overlap(seen: Evidence) -> Lines:
         copies = [sample for key, _, sample in other if key in counts]
         shared = len(copies) / len(other)
         is_wide = other[0][1] >= WIDE or _has_fractions(other[0][2])
-        is_copied = own < 0.5 and shared > 0.01 and (shared > 3 * own or (is_wide and shared > 0.05))
+        is_copied = (
+            own < 0.5
+            and shared > 0.01
+            and len(copies) >= FEWEST_COPIES
+            and (shared > 3 * own or (is_wide and shared > 0.05))
+        )
+        is_copied = is_copied and len(copies) >= FEWEST_COPIES
         label = copied_class(one, other) if own >= 0.5 and _has_fractions(other[0][2]) else None
         if label is not None:
             yield Line(

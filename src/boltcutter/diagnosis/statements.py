@@ -53,6 +53,7 @@ STATELESS = (
 )
 MATTERS = re.compile(r"(^|_)(masks?|masked|pads?|padding|noisy|noised|positions?|pos|pe|penalty|kl|kld|augmented)($|_)")
 READS = frozenset(("size", "dim", "len", "numel", "item", "get", "pop", "int", "float", "str", "list", "dict", "range"))
+OLDER = re.compile(r"(^|_)(old|behaviou?r)(_|$)")
 TOTAL = re.compile(r"(^|_)(loss|objective)$")
 SCOPES = frozenset(("locals", "eval", "exec", "vars"))
 ORDERED = {
@@ -265,15 +266,23 @@ def unused_value(seen: Evidence) -> Lines:
         read |= {n.target.id for n in nodes if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
         read |= {name for n in nodes if isinstance(n, ast.Global | ast.Nonlocal) for name in n.names}
         for node in nodes:
-            if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name):
+            if not isinstance(node, ast.Assign) or len(node.targets) != 1:
                 continue
-            name = node.targets[0].id
-            if name not in read and _matters(name, node.value, place):
+            target = node.targets[0]
+            name = target.id if isinstance(target, ast.Name) else _older(target, node.value, read)
+            if name not in read and (not isinstance(target, ast.Name) or _matters(name, node.value, place)) and name:
                 line = place.line + node.lineno - 1
                 yield Line(
                     f"{name} is computed by {place.name} (line {line}), and never used; pass it on, or remove it",
                     subject=f"{place.name}:{name}",
                 )
+
+
+def _older(target: ast.expr, value: ast.expr, read: set[str]) -> str:
+    """The name, in an assignment to several, of what an older policy has returned, which nothing reads; else empty."""
+    names = [n.id for n in target.elts if isinstance(n, ast.Name)] if isinstance(target, ast.Tuple) else []
+    found = [n for n in names if n not in read and OLDER.search(n)]
+    return found[0] if found and isinstance(value, ast.Call) and len(names) > 1 else ""
 
 
 def _matters(name: str, value: ast.expr, place: Place) -> bool:
