@@ -291,7 +291,8 @@ def nearest_cuts(seen: Evidence) -> Lines:
         return
     later = [{p.place for p in found if p.place >= count} for found in pulls]
     earlier = [{p.place for p in found if p.place < count} for found in pulls]
-    is_cut = [bool(a) and not b for a, b in zip(later, earlier, strict=True)]
+    last = max((place for places in later for place in places), default=-1)  # of a decoder
+    is_cut = [last in a and not b for a, b in zip(later, earlier, strict=True)]
     if any(is_cut) and any(b and not a for a, b in zip(later, earlier, strict=True)):
         yield (
             "a term of the loss is computed of the nearest vectors of a codebook, and has no gradient for the layers "
