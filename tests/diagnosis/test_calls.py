@@ -1,7 +1,10 @@
+from typing import Any
+
+import pytest
 import torch
 from torch.nn import functional as F
 
-from boltcutter.diagnosis.calls import LossCalls, rows_of
+from boltcutter.diagnosis.calls import LossCalls, is_function, rows_of
 from boltcutter.diagnosis.graph import Loss
 
 
@@ -62,3 +65,20 @@ def test_what_feeds_a_loss_and_its_options_are_kept() -> None:
     (call,) = seen.calls
     assert call.source == "Exp"
     assert call.options["log_input"] is False
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (torch.log, True),
+        (lambda y: (y - y.mean()) / y.std(), True),
+        (lambda y: y, True),
+        (lambda y: -y, True),
+        (lambda y: torch.rand(len(y)), False),
+        (lambda y: torch.ones(len(y)), False),
+    ],
+)
+def test_a_target_that_is_a_function_of_a_part(function: Any, expected: bool) -> None:
+    torch.manual_seed(0)
+    y = 1 + torch.rand(32)
+    assert is_function(y, function(y)) == expected

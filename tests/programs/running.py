@@ -19,6 +19,19 @@ NOTED = {
     "equal_pairs_are_driven_apart",
 }
 PROBED = NOTED | {
+    *("accuracies_of_unequal_batches", "advantage_is_squared_by_hand", "argmax_over_columns"),
+    *("averaged_model_is_never_evaluated", "codes_without_straight_through", "collate_sorts_two_of_three_parts"),
+    *("column_of_errors_times_weights", "column_of_logarithms", "entropy_of_logits_is_minimized"),
+    *("error_is_scaled_back_with_the_mean", "errors_are_never_emptied", "f1_of_batches_in_a_list"),
+    *("graph_with_a_train_key", "hits_over_batches_times_size", "levels_of_the_file_are_reversed"),
+    *("logarithm_of_another_base", "mean_is_divided_first", "mean_over_padded_tags", "nodes_of_the_batch_are_unread"),
+    *("noise_times_its_variance", "overlap_is_a_term_without_minus", "probabilities_of_a_committee"),
+    *("ratio_of_the_policy_to_itself", "risk_sets_of_earlier_times", "shares_of_each_sample_are_exchanged"),
+    *("standardized_before_the_split", "target_follows_at_once", "thawed_by_a_callback"),
+    *(
+        "time_is_drawn_again",
+        "weights_of_another_order",
+    ),
     *("attention_over_batch", "batch_statistics", "broadcast_by_hand", "channels_flattened", "first_sample_for_all"),
     *("kl_of_probabilities", "label_as_feature", "labels_permuted", "no_causal_mask", "not_shifted"),
     *("pooled_over_batch", "positions_of_batch", "same_noise_in_workers", "scaled_in_place", "shuffled_before_split"),

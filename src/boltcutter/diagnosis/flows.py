@@ -157,7 +157,9 @@ def mixtures(seen: Evidence) -> Iterator[Mixture]:
     noises = [c.target for c in base.calls if c.kind in REGRESSIONS and c.target.ndim > 1]
     noises += [b for pair in base.differences for b in pair if b.ndim > 1]
     given = [t for name, t in base.tensors if name.startswith("the input of ") and t.is_floating_point()]
-    for x in (p for p in parts if p.is_floating_point() and p.ndim > 1 and len(p) >= FEWEST):
+    clean = [p for p in parts if p.is_floating_point() and p.ndim > 1 and len(p) >= FEWEST]
+    clean += [2 * p - 1 for p in clean if float(p.min()) >= 0 and float(p.max()) <= 1]  # scaled by a step
+    for x in clean:
         for noise in (n for n in noises if n.shape == x.shape and not torch.equal(n, x)):
             for t in given:
                 mixed = t[:, : x.shape[1]] if t.ndim == x.ndim == 2 and t.shape[1] > x.shape[1] else t

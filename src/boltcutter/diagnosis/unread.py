@@ -38,7 +38,7 @@ EVALUATES = re.compile(
     r"valid|val_|test|predict|eval|sample|generate|save|export|forward|checkpoint|swap|store|restore"
 )
 THAWS = re.compile(r"^on_(train|fit|validation|before|after)|unfreeze|thaw|training_step")
-NAMED = re.compile(r"(^|_)(ema|averaged?|shadow|polyak|swa)(_|$)")
+NAMED = re.compile(r"(^|_)(ema|averaged?|avg|shadow|polyak|swa)(_|$)")
 CONVERSIONS = ("torch.tensor", "torch.as_tensor", "torch.FloatTensor", "torch.Tensor", "float", "int", "nn.Parameter")
 BACKWARD = frozenset(("manual_backward", "backward", "mse_loss", "cross_entropy"))
 
@@ -268,7 +268,8 @@ def average_unread(seen: Evidence) -> Lines:
             continue
         is_called = any(n == name or n.startswith(f"{name}.") for trace in traces for n in trace.inputs)
         mentions = [code for code in found if name in code.co_names or name in code.co_consts]
-        is_read = any(EVALUATES.search(c.co_name) or not CHANGES & {*c.co_names} for c in mentions)
+        others = [c for c in mentions if c.co_name != "__init__"]
+        is_read = any(EVALUATES.search(c.co_name) or not CHANGES & {*c.co_names} for c in others)
         is_read |= not NAMED.search(name) or any(BACKWARD & {*c.co_names} for c in mentions)
         if mentions and not is_called and not is_read and not _is_dynamic(found):
             measures = [n for n in traces[1].logged if not re.search("loss|nll|elbo", n, re.IGNORECASE)]
