@@ -24,7 +24,7 @@ FAR = 0.25  # deviations of the targets, or share of an error
 SURE = 20.0  # logits
 BEST = 0.995
 SCORES = re.compile(
-    r"(^|[/_\-. ])(acc|accuracy|f1|auc|auroc|iou|miou|dice|jaccard|precision|recall|top[0-9]*|hit[0-9]*|correct|kappa|mcc)"
+    r"(^|[/_\-. ])(acc|accuracy|f1|auc|auroc|m?iou|dice|jaccard|precision|recall|top[0-9]*|hit[0-9]*|correct|kappa|mcc)"
     r"($|[/_\-. 0-9@])",
     re.IGNORECASE,
 )
