@@ -19,6 +19,7 @@ NOTED = {
     "equal_pairs_are_driven_apart",
 }
 PROBED = NOTED | {
+    "rare_rows_are_copied_with_noise",
     *("accuracies_of_unequal_batches", "advantage_is_squared_by_hand", "argmax_over_columns"),
     *("averaged_model_is_never_evaluated", "codes_without_straight_through", "collate_sorts_two_of_three_parts"),
     *("column_of_errors_times_weights", "column_of_logarithms", "entropy_of_logits_is_minimized"),

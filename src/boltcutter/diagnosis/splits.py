@@ -57,6 +57,8 @@ TIGHT = 0.6  # of the median distance
 APART = 1.2  # how much farther than the group the next sample is
 MOST_IN_GROUP = 60
 WITHIN = 0.8  # share of samples
+CLOSE = 0.2  # of the median distance
+SMALL = 0.3  # share of a class
 SPECIAL = 4
 FEWEST_COPIES = 3  # one or two may be equal by chance, as in iris
 MOST_INPUTS = 4096  # of a sample, the first ones
@@ -445,6 +447,13 @@ def tight_groups(seen: Evidence) -> Lines:
     targets = torch.where(near, y[order.indices], held_y[rows].to(y.dtype)[:, None])
     is_one = (targets == held_y[rows].to(y.dtype)[:, None]).all(1)
     is_group = (sizes >= 2) & (sizes <= MOST_IN_GROUP) & (after > APART * last)
+    if (label := _copied_closely(order.values, y[order.indices], held_y[rows], y)) is not None:
+        yield (
+            f"validation samples of class {label} lie within small groups of training samples of this class, several "
+            "times closer than all others, and hardly any of another class do, as copies with noise; split before rare "
+            "samples are copied or interpolated"
+        )
+        return
     size = float(sizes[is_group].double().mean()) if bool(is_group.any()) else 0.0
     groups = len(x) / size if size else 0
     if float((is_group & is_one).double().mean()) < WITHIN or groups < 2 * FEWEST_OF_CLASS:
@@ -456,6 +465,31 @@ def tight_groups(seen: Evidence) -> Lines:
         f"{float(is_group.double().mean()):.0%} of the validation samples lie among about {size:.0f} training samples "
         f"with the same target, {closer:.1f} times closer than all others, as if they were of one patient, speaker or "
         f"recording of about {groups:.0f}; split by what they are of (GroupShuffleSplit)"
+    )
+
+
+def _copied_closely(distances: Tensor, labels: Tensor, held: Tensor, train: Tensor) -> int | None:
+    """The class of which most samples have a few much closer ones of training, all of it, as hardly any of others have.
+
+    Args:
+        distances: From samples to those of training, ascending, shape (N, M).
+        labels: Of these, shape (N, M).
+        held: Labels of the samples, shape (N,).
+        train: Labels of training, shape (M,).
+    """
+    if train.is_floating_point() and not bool((train == train.round()).all()):
+        return None
+    close = distances < CLOSE * distances.median(dim=1, keepdim=True).values
+    is_one = ((labels == held[:, None].to(labels.dtype)) | ~close).all(1) & close.any(1)
+    shares = {}
+    for label in torch.unique(held).tolist():
+        own = held == label
+        is_small = close.sum(1) < SMALL * int((train == label).sum())
+        if int(own.sum()) >= FEWEST_OF_CLASS:
+            shares[int(label)] = float((is_one & is_small)[own].double().mean())
+    label = max(shares, key=lambda key: shares[key], default=None)
+    return (
+        label if label is not None and len(shares) > 1 and shares[label] > WITHIN > 8 * min(shares.values()) else None
     )
 
 
