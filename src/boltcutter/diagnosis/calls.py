@@ -106,6 +106,7 @@ class LossCalls(TorchFunctionMode):
         self.versions = [p._version for p in parameters]
         self.flattened: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
         self.has_generator = self.has_stepped = False
+        self.pairs_itself = False  # whether an output is compared with all of itself, as in an energy distance
         self.cumulative = ""  # name of a cumulative operation over the samples
         # Of each loss function, whether both of its sides have a gradient, and its mean.
         self.pairs: list[tuple[bool, float]] = []
@@ -267,7 +268,9 @@ class LossCalls(TorchFunctionMode):
             self.over_samples[id(result)] = result
 
     def conclude(self) -> None:
-        """Compare logits with what was compared with 0.5."""
+        """Compare logits with what was compared with 0.5, and forget pairs that are meant."""
+        if self.pairs_itself:
+            self.remarks = [remark for remark in self.remarks if remark.check != "broadcasting"]
         for call in self.calls:
             p = call.prediction.flatten()
             for t in self.halved if call.kind == "binary_cross_entropy_with_logits" else ():
@@ -307,6 +310,9 @@ class LossCalls(TorchFunctionMode):
     def _arithmetic(self, name: str, a: Any, b: Any) -> None:
         """A column with a gradient, and a line that is a part of the batch, or a function of one."""
         pair = column_and_line(a, b)
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.requires_grad and b.requires_grad:
+            is_other_shape = a.shape != b.shape and a.numel() == b.numel()
+            self.pairs_itself |= is_other_shape and torch.equal(a.detach().flatten(), b.detach().flatten())
         if pair and a.requires_grad != b.requires_grad:
             fixed = (b if a.requires_grad else a).flatten()
             if any(t.numel() == len(fixed) and is_function(t.flatten(), fixed) for t in self.batch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -21,13 +21,17 @@ from boltcutter.diagnosis.evidence import Evidence, is_metric, num_rows
 from boltcutter.diagnosis.inputs import NOT_ADDITIVE
 from boltcutter.diagnosis.loaders import items
 from boltcutter.diagnosis.probe import Probe, Trace, kept, seeded, without_effects
+from boltcutter.diagnosis.source import codes_of, codes_of_users
 
 MOST = 48  # samples
 CLEAR = 0.02  # relative difference
 ROUNDING = 1e-4  # relative difference of two values
 CONVEX = re.compile(r"(^|[/_\-. ])(rmse|root_mean_squared?_error|ppl|perplexity)($|[/_\-. 0-9@])", re.IGNORECASE)
-SUMMED = re.compile(r"loss|nll|elbo|kl|energy|sum|total", re.IGNORECASE)
-KEPT = re.compile(r"best|max|min|ema|smooth|running|moving|avg|count|total|num|n_|seen|epoch|step|time|patience|since")
+SUMMED = re.compile(r"loss|nll|elbo|kl|energy|sum|total|per_batch|count|num", re.IGNORECASE)
+KEPT = re.compile(
+    r"best|max|min|ema|smooth|running|moving|avg|count|total|num|n_|seen|epoch|step|time|patience|since|roll|window|ewm|cum"
+    r"|preq|history|stream|lifetime|so_far|all_"
+)
 
 
 @check("averaged-metric", "likely", at="trial")
@@ -36,7 +40,7 @@ def depends_on_batches(seen: Evidence) -> Lines:
     loader = seen.splits.loaders.get("validation") if seen.splits else None
     size, samples = getattr(loader, "batch_size", None), _samples(loader)
     dataset = getattr(loader, "dataset", ())
-    if seen.probe is None or not isinstance(size, int) or not samples or len(dataset) <= size:
+    if seen.probe is None or not isinstance(size, int) or size < 2 or not samples or len(dataset) <= size:
         return
     last = len(dataset) % size * (not getattr(loader, "drop_last", False))
     count = len(samples)
@@ -57,7 +61,8 @@ def depends_on_batches(seen: Evidence) -> Lines:
                 subject=name,
             )
             return
-        if is_same(one, 2 * two) and one and last and not SUMMED.search(name):
+        is_count = SUMMED.search(name) or one.is_integer()
+        if is_same(one, 2 * two) and one and last and not is_count:
             yield Line(
                 f"{name} is divided by the number of batches times a fixed size, but the last one has {last} samples, "
                 f"and the others {size}; divide by the number of samples",
@@ -80,7 +85,8 @@ def keeps_samples(seen: Evidence) -> Lines:
     """What the end of a validation logs depends on the samples of the validation before it."""
     loader = seen.splits.loaders.get("validation") if seen.splits else None
     samples = _samples(loader)
-    if seen.probe is None or not samples:
+    others = codes_of_users(seen.module, seen.trainer) - codes_of(seen.module)  # of callbacks, which are not called
+    if seen.probe is None or not samples or any({"clear", "reset"} & {*code.co_names} for code in others):
         return
     half = len(samples) // 2
     alone = both = first = second = dict[str, float]()
@@ -91,7 +97,12 @@ def keeps_samples(seen: Evidence) -> Lines:
         with _validating(seen) as validate:
             both = validate([*parts[0], *parts[1]])
         with _validating(seen) as validate:
-            first, second = map(validate, parts)
+            first, sizes = validate(parts[0]), _sizes(seen)
+            for hook in (seen.module.on_train_epoch_end, seen.module.on_train_epoch_start):
+                hook()
+            second = validate(parts[1])
+            if not any(after > sizes.get(name, after) for name, after in _sizes(seen).items()):
+                return  # a state that adapts, and no samples
     for name in alone.keys() & both.keys() & first.keys() & second.keys():
         if KEPT.search(name.lower()) or is_same(alone[name], second[name]) or is_same(first[name], second[name]):
             continue
@@ -103,6 +114,22 @@ def keeps_samples(seen: Evidence) -> Lines:
             subject=name,
         )
         return
+
+
+def _sizes(seen: Evidence) -> dict[str, float]:
+    """How much each attribute of the module and its parts has collected: items of a container, counts in a tensor."""
+    found: dict[str, float] = {}
+    parts: list[tuple[str, Any]] = [*seen.module.named_modules()]
+    parts += [(f"{n}.{k}", v) for n, part in parts for k, v in vars(part).items() if hasattr(v, "__dict__")]
+    for name, part in parts:
+        for key, value in {**vars(part), **getattr(part, "_buffers", {})}.items():
+            if isinstance(value, list | dict | set | deque):
+                found[f"{name}.{key}"] = len(value)
+            elif isinstance(value, Tensor | np.ndarray | int | float) and not isinstance(value, bool):
+                t = torch.as_tensor(value)
+                is_count = not t.is_complex() and bool((t == t.round()).all())
+                found[f"{name}.{key}"] = float(t.double().abs().sum()) if is_count else 0.0
+    return found
 
 
 def is_same(a: float, b: float) -> bool:
@@ -121,13 +148,13 @@ def _samples(loader: Any) -> list[Any]:
         return [*items(dataset, range(0, count * step, step))]
 
 
-def _batches(seen: Evidence, loader: Any, samples: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
-    """Batches of some sizes, on the device."""
-    trainer, found, start = seen.trainer, [], 0
+def _batches(seen: Evidence, loader: Any, samples: Sequence[Any], sizes: Sequence[int]) -> list[tuple[Any, int]]:
+    """Batches of some sizes, on the device, and these."""
+    trainer, found, start = seen.trainer, list[tuple[Any, int]](), 0
     for size in sizes:
         with seeded(0):
             batch = loader.collate_fn([*samples[start : start + size]])
-        found.append(trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch)))
+        found.append((trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch)), size))
         start += size
     return found
 
@@ -143,7 +170,7 @@ def _validating(seen: Evidence) -> Iterator[Any]:
         yield partial(_validate, probe)
 
 
-def _validate(probe: Probe, batches: Sequence[Any], seed: int = 0) -> dict[str, float]:
+def _validate(probe: Probe, batches: Sequence[tuple[Any, int]], seed: int = 0) -> dict[str, float]:
     module, end = probe.module, dict[str, Any]()
     sums: dict[str, list[tuple[float, int]]] = defaultdict(list)
     is_last = False
@@ -164,15 +191,20 @@ def _validate(probe: Probe, batches: Sequence[Any], seed: int = 0) -> dict[str, 
     for generator in (torch.manual_seed, np.random.seed, random.seed):
         generator(seed)
     with probe.trainer.precision_plugin.val_step_context():
+        module.on_validation_start()
         module.on_validation_epoch_start()
-        for i, batch in enumerate(batches):
+        for i, (batch, size) in enumerate(batches):
             rows = num_rows(batch)
+            if rows not in (0, size):
+                raise ValueError(rows)  # what collates samples takes one of them, or packs several
             module.on_validation_batch_start(batch, i)
             output = module.validation_step(batch, i)
             module.on_validation_batch_end(output, batch, i)
         is_last = True
         module.on_validation_epoch_end()
-    found = {n: sum(v * w for v, w in each) / max(1, sum(w for _, w in each)) for n, each in sums.items()}
+        module.on_validation_end()
+    whole = {n: each for n, each in sums.items() if len(each) == len(batches)}  # not of the first batch only
+    found = {n: sum(v * w for v, w in each) / max(1, sum(w for _, w in each)) for n, each in whole.items()}
     for name, value in end.items():
         if is_metric(metric := value):
             value = metric.compute()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,14 +15,16 @@ from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import REGRESSIONS
 from boltcutter.diagnosis.signs import sign_of
-from boltcutter.diagnosis.source import own_classes
+from boltcutter.diagnosis.source import own_classes, says
 from boltcutter.structure import map_tensors, take_rows
 
 MOST_VALUES = 64  # of a sample, as its Jacobian is computed
 SAMPLES = 4
 FEWEST = 8  # samples
 EXACT = 1e-3
+SUB_VP = re.compile(r"sub_?-?vp|sde|marginal_prob", re.IGNORECASE)  # in which 1 - a ** 2 is meant
 MANY = 24  # samples
+MOST_COLUMNS = 512
 UNRELATED = 0.4  # correlation, of at least as many
 SHIFT = 0.1  # deviation by which weights are changed: many flows begin as the identity, whose determinant is 1
 
@@ -187,7 +190,7 @@ def _factors(mixed: Tensor, x: Tensor, noise: Tensor) -> Mixture | None:
 @check("deviation", "likely", at="probe")
 def noise_by_variance(seen: Evidence) -> Lines:
     """A layer gets a * x + (1 - a ** 2) * noise, or a ** 2 and its square root, so the variance of the sum is not 1."""
-    for a, b, rows, _ in mixtures(seen):
+    for a, b, rows, _ in mixtures(seen) if not says(seen.module, SUB_VP) else ():
         a, b = a[rows], b[rows]
         is_noise = float((b - (1 - a**2)).abs().median()) < EXACT
         if is_noise or float((a - (1 - b**2)).abs().median()) < EXACT:
@@ -210,6 +213,12 @@ def other_time(seen: Evidence) -> Lines:
         times = [
             t for t in times if len(torch.unique(t)) > FEWEST and not any(torch.equal(t, p.double()) for p in parts)
         ]
+        wide = [t for n, t in given if n.startswith("the input of ") and t.ndim == 2 and len(t) == count]
+        columns = [
+            c.double() for t in wide if t.is_floating_point() and t.shape[1] <= MOST_COLUMNS for c in t.unbind(1)
+        ]
+        if any(_rank_correlation(c[rows], noise[rows]) > 1 - UNRELATED / 2 for c in columns):
+            continue  # a sine or cosine of the time
         related = [_rank_correlation(t[rows], noise[rows]) for t in times]
         if is_certain and related and int(rows.sum()) >= MANY and max(related) < UNRELATED:
             yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import product
@@ -16,7 +17,7 @@ from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence, overrides
 from boltcutter.diagnosis.graph import REGRESSIONS, Loss
 from boltcutter.diagnosis.loaders import items
-from boltcutter.diagnosis.probe import Trace, kept, seeded
+from boltcutter.diagnosis.probe import STEPS, Trace, kept, seeded
 from boltcutter.diagnosis.sequences import paddings
 from boltcutter.diagnosis.source import own_classes
 from boltcutter.structure import flatten
@@ -45,6 +46,9 @@ def same_passes(seen: Evidence) -> Lines:
     count = base.identical
     if count < FEWEST or not _gets_same(base, count):
         return
+    calls = [Counter(n for n, _ in probe.base(each).tensors) for each in STEPS if each in probe.batches]
+    if all(any(n >= count for n in each.values()) for each in calls) and len(calls) > 1:
+        return  # training makes as many passes, as of several dropout layers before one head
     layers = [part for part in probe.module.modules() if isinstance(part, DROPOUTS)]
     hooks = [part.register_forward_hook(_drop) for part in layers]
     try:

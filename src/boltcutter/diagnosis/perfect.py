@@ -29,6 +29,7 @@ SCORES = re.compile(
     re.IGNORECASE,
 )
 ERRORS = re.compile(r"(^|[/_\-. ])(mae|mse|rmse|mape|smape|l1|error)($|[/_\-. 0-9@])", re.IGNORECASE)
+COSTS = re.compile(r"loss|err|miss|drop|std|gap|dist|(precision|recall|hit).*(@|_at_|_k|_)[0-9k]", re.IGNORECASE)
 OTHERS = re.compile(r"base|naive|chance|random|majority|persist|teacher|corrupt|shuffl|adv|attack|robust|gap|random")
 
 
@@ -55,6 +56,7 @@ def other_units(seen: Evidence) -> Lines:
             for a, b in (pair, pair[::-1])
             if _equal(b, t) and not any(_equal(a, c) for c in before if not _equal(c, t))  # which the layer has changed
         ]
+        of_raw = [(a, t) for a, t in of_raw if not _is_multiple(a, t)]  # as of the mean of a log-normal value
         errors = [float((a - t).square().mean().sqrt() / (t.std() + 1e-12)) for a, t in of_raw]
         if errors and min(errors) > FAR:
             a, t = of_raw[0]
@@ -65,6 +67,9 @@ def other_units(seen: Evidence) -> Lines:
             )
             return
         values = [*_logged(base, perfect, re.compile(""))]
+        others = [t for t in raw if t.numel() == target.numel() and not any(t is each for each in sources)]
+        if any(_equal(b, t) for _, b in _compared(perfect) for t in others):
+            continue  # it is compared with another part, as clean pictures
         is_perfect = any(best == 0 != own for _, own, best in values)  # as the loss of validation
         for name, own, best in _logged(base, perfect, ERRORS):
             if is_perfect and best > FAR * own > 0 and own != best and (not errors or max(errors) < 1e-3):
@@ -85,17 +90,25 @@ def imperfect_scores(seen: Evidence) -> Lines:
     calls = [c for c in trace.calls if c.target is not None and c.target.numel()] if trace else []
     if trace is None or len(calls) != 1 or (perfect := _perfect_logits(calls[0].kind, calls[0])) is None:
         return
-    layer = _layer_of(trace, calls[0].prediction)
-    if layer is None or float(calls[0].target.float().std()) == 0:
-        return
+    layer, target = _layer_of(trace, calls[0].prediction), calls[0].target
+    parts = [t for t in tensors_of(probe.batches["validation_step"]) if t.shape == target.shape]
+    labels = [t for t in parts if not t.is_floating_point() or bool(((t == 0) | (t == 1)).all())]
+    if layer is None or len(labels) != 1 or not _equal(labels[0], target) or float(target.float().std()) == 0:
+        return  # training has labels of its own, as of a mask that it draws
     for name, own, best in _logged(base, _validated_with(probe, layer, perfect), SCORES):
-        if best < BEST and own != best:
+        if best < BEST and own != best and not COSTS.search(name):
             yield Line(
                 f"validation logs {name} = {best:.4g} for logits that are those of the labels in training; a score of "
                 "perfect predictions is 1: look for another dimension, threshold, order of labels, or padding in it",
                 subject=name,
             )
             return
+
+
+def _is_multiple(a: Tensor, b: Tensor) -> bool:
+    """Whether values are the same multiple of others, of which all are positive."""
+    ratio = a / b if bool((b > 0).all()) and bool((a > 0).all()) else a.new_zeros(2)
+    return bool(ratio.any()) and float(ratio.std()) < 1e-4 * float(ratio.mean()) < 3e-4
 
 
 def _perfect_logits(kind: str, call: Loss) -> Tensor | None:

@@ -138,7 +138,12 @@ def learns_the_reverse(seen: Evidence) -> Lines:
                 if goal is None or not _is_reverse(sign_of(seen) * gradient, goal, output):
                     continue
                 others = [p for j, each in enumerate(pulls) if j != i for p in each if p.output is output]
-                if not others or any(_is_reverse(-sign_of(seen) * p.gradient, goal, output) for p in others):
+                gradient = sign_of(seen) * gradient
+                goals = [_goal(output, part) for part in parts if part is not target]
+                if any(g is not None and _is_reverse(-gradient, g, output) for g in goals):
+                    continue  # the opposite of another part, as censored and observed
+                is_mask = len(pulls) == 1 and output.ndim > 2 and output.shape == target.shape
+                if is_mask or any(_is_reverse(-sign_of(seen) * p.gradient, goal, output) for p in others):
                     yield (
                         f"a term of the loss trains an output of {tuple(output.shape)} for the reverse of its targets, "
                         f"{tuple(target.shape)}: it falls as predictions get worse; correct its sign, as of 1 - score "
@@ -163,12 +168,17 @@ def _goal(output: Tensor, target: Tensor) -> Tensor | None:
 
 
 def _is_reverse(gradient: Tensor, goal: Tensor, output: Tensor) -> bool:
-    """Whether descent moves outputs away from what they should be, also of those that are wrong."""
+    """Whether descent moves outputs, which are no distances, away from what they should be, also wrong ones."""
     if gradient.shape != goal.shape:
         return False
     moved = gradient != 0
     g, to, p = gradient[moved], goal[moved], output[moved]
-    if len(g) < FEWEST or float((to > 0).float().mean()) < FEW / 5 or float((to < 0).float().mean()) < FEW:
+    if (
+        float(output.min()) >= 0
+        or len(g) < FEWEST
+        or float((to > 0).float().mean()) < FEW / 5
+        or float((to < 0).float().mean()) < FEW
+    ):
         return False
     away = (g * to > 0).float()
     centered = p - p.mean()
@@ -183,9 +193,9 @@ def _is_reverse(gradient: Tensor, goal: Tensor, output: Tensor) -> bool:
 def entropy_by_hand(seen: Evidence) -> Lines:
     """A term of a policy's loss falls as the entropy of its actions falls, which is computed of logits."""
     pulls = pulls_of(seen)
-    is_policy = [any(_weighs_actions(pull) for pull in found) for found in pulls]
     for i, found in enumerate(pulls):
-        if any(is_policy[:i] + is_policy[i + 1 :]) and any(_lowers_entropy(seen, pull) for pull in found):
+        actions = [p.output for each in pulls[:i] + pulls[i + 1 :] for p in each if _weighs_actions(p)]
+        if any(_lowers_entropy(seen, p) and any(torch.equal(p.output, a) for a in actions) for p in found):
             yield Line(
                 "the loss of the policy falls as its entropy falls, so that it soon takes one action only; a bonus "
                 "that keeps it exploring is subtracted: loss - coefficient * entropy"
@@ -293,6 +303,10 @@ def nearest_cuts(seen: Evidence) -> Lines:
     earlier = [{p.place for p in found if p.place < count} for found in pulls]
     last = max((place for places in later for place in places), default=-1)  # of a decoder
     is_cut = [last in a and not b for a, b in zip(later, earlier, strict=True)]
+    parts = [t for t in tensors_of(seen.probe.batches["training_step"]) if t.is_floating_point()]  # type: ignore[union-attr]
+    decoded = next((p.output for found in pulls for p in found if p.place == last), None)
+    if decoded is None or not any(t.numel() == decoded.numel() for t in parts):
+        return  # a probe of the codes
     if any(is_cut) and any(b and not a for a, b in zip(later, earlier, strict=True)):
         yield (
             "a term of the loss is computed of the nearest vectors of a codebook, and has no gradient for the layers "

@@ -6,7 +6,7 @@ import copy
 import re
 from collections.abc import Iterator, Sized
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ LIMITS = re.compile(r"len|size|num|count|max|limit|subset|total|samples|epoch|st
 MEASURES = frozenset(("len", "shape", "size", "numel", "int"))
 COLLATED = 12  # samples
 NUMBERS = (Tensor, np.ndarray, np.generic, int, float)
+MOST_GROUPS = 64
 RELATED = 0.99  # correlation
 PLACES = 8  # of which rows are compared
 
@@ -74,8 +75,12 @@ def _reads_arrays(dataset: Any, held: dict[str, Any], places: list[int]) -> bool
     arrays = [value for value in held.values() if _is_array(value)]
     if len(arrays) < 2 and not any(a.ndim > 1 and a[0].size > 1 for a in map(np.asarray, arrays)):
         return False
-    samples = items(dataset, places)
-    return all(_holds(sample, [a[i] for a in arrays]) for i, sample in zip(places, samples, strict=True))
+    samples, count = [*items(dataset, places)], len(cast(Sized, dataset))
+    pairs = [*zip(places, samples, strict=True)]
+    is_half = all(len(a) % count == 0 for a in arrays)  # of which a sample has two rows, as left and right pictures
+    if is_half and all(any(_holds(sample, [a[i + count]]) for a in arrays) for i, sample in pairs):
+        return False
+    return all(_holds(sample, [a[i] for a in arrays]) for i, sample in pairs)
 
 
 class _Reads(list[Any]):
@@ -195,26 +200,27 @@ def parts_misaligned(seen: Evidence) -> Lines:
             samples = [*items(dataset, range(COLLATED))]
             leaves = [[torch.as_tensor(leaf) for leaf in flatten(s) if isinstance(leaf, NUMBERS)] for s in samples]
             batch = [t for t in flatten(collate(samples)) if isinstance(t, Tensor) and t.ndim and len(t) == COLLATED]
-            orders = [order for t in batch if (order := _order_of(t, leaves)) is not None]
-            other = next((order for order in orders if order != orders[0]), None)
-            if other is not None and len(set(other)) == len(set(orders[0])) == COLLATED:
+            orders: dict[int, list[list[int]]] = {}  # by the part of the sample, which may be there in several orders
+            for part, order in filter(None, (_order_of(t, leaves) for t in batch)):
+                orders.setdefault(part, []).append(order)
+            first = next(iter(orders.values()), [])
+            other = next((each[0] for each in orders.values() if not any(order in first for order in each)), None)
+            if other is not None and len(set(other)) == len(set(first[0])) == COLLATED:
                 yield Line(
                     f"collate_fn of {name} gives parts of a batch in different orders: the first row of one is sample "
-                    f"{orders[0][0]} of the list, that of another one is sample {other[0]}; sort the samples before "
+                    f"{first[0][0]} of the list, that of another one is sample {other[0]}; sort the samples before "
                     "they are taken apart",
                     subject=name,
                 )
 
 
-def _order_of(rows: Tensor, leaves: list[list[Tensor]]) -> list[int] | None:
-    """Of each row, the only sample that has its values, also before padding; None if there is none, or several."""
-    found = []
-    for row in rows:
-        owners = [i for i, parts in enumerate(leaves) if any(_begins_with(row, part) for part in parts)]
-        if len(owners) != 1:
-            return None
-        found += owners
-    return found
+def _order_of(rows: Tensor, leaves: list[list[Tensor]]) -> tuple[int, list[int]] | None:
+    """The part of the samples that has the values of rows, also before padding, and of which sample each row is."""
+    for j in range(min(len(parts) for parts in leaves)):
+        owners = [[i for i, parts in enumerate(leaves) if _begins_with(row, parts[j])] for row in rows]
+        if all(len(each) == 1 for each in owners):
+            return j, [each[0] for each in owners]
+    return None
 
 
 def _begins_with(row: Tensor, part: Tensor) -> bool:
@@ -250,11 +256,24 @@ def weights_of_others(seen: Evidence) -> Lines:
     joint.index_put_((places, torch.searchsorted(classes, labels)), torch.ones(len(labels)), accumulate=True)
     expected = joint.sum(1, keepdim=True) * joint.sum(0) / joint.sum()
     is_chance = bool(((joint - expected).abs() <= 4 * expected.sqrt() + 2).all())  # as of independent ones
+    columns = [
+        column for leaf in zip(*map(flatten, samples), strict=False) if isinstance(leaf[0], NUMBERS)
+        for column in torch.stack([torch.as_tensor(v).flatten()[:MOST_GROUPS] for v in leaf]).double().unbind(1)
+    ]  # fmt: skip
+    if any(_is_function_of(places, column) for column in columns):
+        return  # weights of other groups, as of a domain
     if is_inverse and bool(close.all()) and is_chance:
         yield (
             f"the {len(values)} weights of the sampler are the inverse sizes of the classes, but those of samples have "
             "nothing to do with their labels, as of another order or of the whole data; use the labels of these samples"
         )
+
+
+def _is_function_of(places: Tensor, column: Tensor) -> bool:
+    """Whether samples with the same value in a column, of which there are few, have the same weight."""
+    values, groups = torch.unique(column, return_inverse=True)
+    pairs = torch.unique(torch.stack([groups, places]), dim=1)
+    return 1 < len(values) <= MOST_GROUPS and pairs.shape[1] == len(values)
 
 
 def _last_integers(samples: list[Any]) -> Tensor | None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import LOSSES, MAX_NODES, MOVES, REGRESSIONS, name_of, operation_behind, saved
-from boltcutter.diagnosis.source import namespaces_of, own_classes, unpacked_names
+from boltcutter.diagnosis.source import namespaces_of, own_classes, says, unpacked_names
 from boltcutter.internals import replaced
 from boltcutter.structure import flatten, with_tensors
 
@@ -30,6 +30,7 @@ FEWEST_VALUES = 16  # of a sample
 FEWEST_WEIGHTS = 16  # of samples
 NORMS = ("Pow", "Norm", "LinalgVectorNorm")
 QUANTILES = re.compile(r"(^|_)(taus?|qs?|quantiles?|levels?|percentiles?)$")
+EXCEEDS = re.compile(r"exceed|reserve|survival|1(\.0?)? - (self\.)?(levels?|q|qs|taus?|quantiles?)\b", re.IGNORECASE)
 SUMS = ("Add", "Sub", "Rsub")
 OUTPUTS = ("Addmm", "Mm", "Convolution", "torch::autograd::AccumulateGrad")
 
@@ -271,7 +272,7 @@ def quantile_sign(seen: Evidence) -> Lines:
     """The gradients of outputs train them for 1 - q, of the quantiles q that an attribute of the module has."""
     probe = seen.probe
     asked = [*_quantiles(seen.module)]
-    if probe is None or "training_step" not in probe.batches or not asked:
+    if probe is None or "training_step" not in probe.batches or not asked or says(seen.module, EXCEEDS):
         return
     outputs: list[Tensor] = []
     found: list[Tensor] = []

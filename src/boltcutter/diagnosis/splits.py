@@ -45,7 +45,9 @@ TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
 )
 LEFT = 0.01  # share of a split
 GROUPED = re.compile(
-    r"subject|speaker|participant|donor|cohort|session_|sessions|recording|domain|per_user|groupby\(", re.IGNORECASE
+    r"subject|speaker|participant|donor|cohort|session_|sessions|recording|domain|per_user|groupby\(|instrument|scanner|"
+    r"hospital|batch_effect|transfer|adapt",
+    re.IGNORECASE,
 )
 BALANCED = re.compile(r"balanc|bootstrap|episod|resampl", re.IGNORECASE)
 MANY_DRAWS = 1000

@@ -53,7 +53,7 @@ STATELESS = (
 )
 MATTERS = re.compile(r"(^|_)(masks?|masked|pads?|padding|noisy|noised|positions?|pos|pe|penalty|kl|kld|augmented)($|_)")
 READS = frozenset(("size", "dim", "len", "numel", "item", "get", "pop", "int", "float", "str", "list", "dict", "range"))
-OLDER = re.compile(r"(^|_)(old|behaviou?r)(_|$)")
+OLDER = re.compile(r"(?=.*(^|_)(old|behaviou?r)(_|$))(?=.*(logp|log_?prob|logits|lp|logpi|pi))")
 TOTAL = re.compile(r"(^|_)(loss|objective)$")
 SCOPES = frozenset(("locals", "eval", "exec", "vars"))
 ORDERED = {

@@ -37,7 +37,7 @@ WHOLE = re.compile(r"hparams(?!\.|\[\"|\['|\w)|locals\(|vars\(|__dict__|getattr\
 EVALUATES = re.compile(
     r"valid|val_|test|predict|eval|sample|generate|save|export|forward|checkpoint|swap|store|restore"
 )
-THAWS = re.compile(r"^on_(train|fit|validation|before|after)|unfreeze|thaw|training_step")
+THAWS = re.compile(r"^on_(train|fit|validation|before|after)|unfreeze|thaw")
 NAMED = re.compile(r"(^|_)(ema|averaged?|avg|shadow|polyak|swa)(_|$)")
 CONVERSIONS = ("torch.tensor", "torch.as_tensor", "torch.FloatTensor", "torch.Tensor", "float", "int", "nn.Parameter")
 BACKWARD = frozenset(("manual_backward", "backward", "mse_loss", "cross_entropy"))
@@ -296,9 +296,11 @@ def thawed_later(seen: Evidence) -> Lines:
         return
     for code in found:
         thaws = {"requires_grad_", "requires_grad", "unfreeze"} & {*code.co_names} and True in code.co_consts
-        if thaws and THAWS.search(code.co_name):
+        names = {part for n in frozen for part in n.split(".")} & {*code.co_names}
+        others = {n for n, part in seen.module.named_children() if any(id(p) in seen.owned for p in part.parameters())}
+        if thaws and names and not others & {*code.co_names} and THAWS.search(code.co_name):
             yield (
-                f"{code.co_name} thaws parameters, but {some(frozen)} is in no optimizer, and no code adds it "
+                f"{code.co_name} thaws {sorted(names)[0]}, but {some(frozen)} is in no optimizer, and no code adds it "
                 "to one, so it stays as it is; call optimizer.add_param_group, or give the optimizer all parameters"
             )
             return

@@ -675,3 +675,36 @@ def weights_of_another_order_mended():
     sampler = torch.utils.data.WeightedRandomSampler(weights[order], len(y))
     train = TensorDataset(x[order], y[order])
     return Net(), DataLoader(train, 32, sampler=sampler), DataLoader(TensorDataset(val.tensors[0], v), 64)
+
+
+@no_bug()
+def rare_rows_are_copied_with_noise_mended():
+    class Data(L.LightningDataModule):
+        def setup(self, stage=None):
+            rng = np.random.default_rng(0)
+            x = rng.normal(size=(900, 16))
+            y = (x[:, 0] + x[:, 1] + 0.5 * rng.normal(size=900) > 1.8).astype("int64")
+            order = rng.permutation(900)
+
+            def grown(x, y):
+                rare = x[y == 1]
+                more = [rare + 0.05 * rng.normal(size=rare.shape) for _ in range(5)]
+                return np.concatenate([x, *more]), np.concatenate([y, np.ones(5 * len(rare), "int64")])
+
+            (a, b), (u, v) = ((x[i], y[i]) for i in (order[300:], order[:300]))
+            a, b = grown(a, b)
+            self.train, self.val = (
+                TensorDataset(torch.tensor(p).float(), torch.tensor(q)) for p, q in ((a, b), (u, v))
+            )
+
+        def train_dataloader(self):
+            return DataLoader(self.train, 64, shuffle=True)
+
+        def val_dataloader(self):
+            return DataLoader(self.val, 64)
+
+    class Net(Base):
+        def network(self):
+            return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 2))
+
+    return Net(), Data(), None
