@@ -106,6 +106,7 @@ class LossCalls(TorchFunctionMode):
         self.versions = [p._version for p in parameters]
         self.flattened: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
         self.has_generator = self.has_stepped = False
+        self.columns: dict[int, Tensor] = {}  # vectors that were made columns
         self.pairs_itself = False  # whether an output is compared with all of itself, as in an energy distance
         self.cumulative = ""  # name of a cumulative operation over the samples
         # Of each loss function, whether both of its sides have a gradient, and its mean.
@@ -144,6 +145,9 @@ class LossCalls(TorchFunctionMode):
             first = next((t for t in self.batch if t.ndim), None)
             self.cumulative = name if first is not None and args[0].shape[:1] == first.shape[:1] else self.cumulative
         result = function(*args, **kwargs)
+        is_index = name == "__getitem__" and isinstance(args[-1], tuple) and None in [*map(_none, args[-1])]
+        if (is_index or name == "unsqueeze") and isinstance(result, Tensor) and result.ndim == 2 and args[0].ndim == 1:
+            self.columns[id(result)] = result
         if name in WRITTEN and args and isinstance(result, Tensor):
             self._written_out(name, args, kwargs, result)
         if name in SOFTMAXES and args and isinstance(result, Tensor) and result.ndim == 2:
@@ -310,6 +314,8 @@ class LossCalls(TorchFunctionMode):
     def _arithmetic(self, name: str, a: Any, b: Any) -> None:
         """A column with a gradient, and a line that is a part of the batch, or a function of one."""
         pair = column_and_line(a, b)
+        if pair and id(pair[0]) in self.columns:
+            return  # which are made columns to be paired
         if isinstance(a, Tensor) and isinstance(b, Tensor) and a.requires_grad and b.requires_grad:
             is_other_shape = a.shape != b.shape and a.numel() == b.numel()
             self.pairs_itself |= is_other_shape and torch.equal(a.detach().flatten(), b.detach().flatten())
@@ -350,6 +356,11 @@ class LossCalls(TorchFunctionMode):
 
     def _remark(self, check: str, text: str) -> None:
         self.remarks.append(Remark(check, text))
+
+
+def _none(index: Any) -> Any:
+    """An index, or what stands for one that cannot be compared."""
+    return index if index is None else 0
 
 
 def _are_probabilities(p: Tensor) -> bool:

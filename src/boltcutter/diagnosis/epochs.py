@@ -21,6 +21,7 @@ from boltcutter.diagnosis.evidence import Evidence, is_metric, num_rows
 from boltcutter.diagnosis.inputs import NOT_ADDITIVE
 from boltcutter.diagnosis.loaders import items
 from boltcutter.diagnosis.probe import Probe, Trace, kept, seeded, without_effects
+from boltcutter.diagnosis.reruns import WRITES
 from boltcutter.diagnosis.source import codes_of, codes_of_users
 
 MOST = 48  # samples
@@ -28,6 +29,7 @@ CLEAR = 0.02  # relative difference
 ROUNDING = 1e-4  # relative difference of two values
 CONVEX = re.compile(r"(^|[/_\-. ])(rmse|root_mean_squared?_error|ppl|perplexity)($|[/_\-. 0-9@])", re.IGNORECASE)
 SUMMED = re.compile(r"loss|nll|elbo|kl|energy|sum|total|per_batch|count|num", re.IGNORECASE)
+HOOKS = re.compile(r"valid|epoch|save|export|write|report|log|best|plot")
 KEPT = re.compile(
     r"best|max|min|ema|smooth|running|moving|avg|count|total|num|n_|seen|epoch|step|time|patience|since|roll|window|ewm|cum"
     r"|preq|history|stream|lifetime|so_far|all_"
@@ -38,7 +40,7 @@ KEPT = re.compile(
 def depends_on_batches(seen: Evidence) -> Lines:
     """What the end of a validation logs differs if its samples are divided otherwise, as its last batch is smaller."""
     loader = seen.splits.loaders.get("validation") if seen.splits else None
-    size, samples = getattr(loader, "batch_size", None), _samples(loader)
+    size, samples = getattr(loader, "batch_size", None), _samples(seen, loader)
     dataset = getattr(loader, "dataset", ())
     if seen.probe is None or not isinstance(size, int) or size < 2 or not samples or len(dataset) <= size:
         return
@@ -84,9 +86,10 @@ def depends_on_batches(seen: Evidence) -> Lines:
 def keeps_samples(seen: Evidence) -> Lines:
     """What the end of a validation logs depends on the samples of the validation before it."""
     loader = seen.splits.loaders.get("validation") if seen.splits else None
-    samples = _samples(loader)
+    samples = _samples(seen, loader)
     others = codes_of_users(seen.module, seen.trainer) - codes_of(seen.module)  # of callbacks, which are not called
-    if seen.probe is None or not samples or any({"clear", "reset"} & {*code.co_names} for code in others):
+    read = {name for code in others for name in code.co_names}
+    if seen.probe is None or not samples:
         return
     half = len(samples) // 2
     alone = both = first = second = dict[str, float]()
@@ -101,8 +104,9 @@ def keeps_samples(seen: Evidence) -> Lines:
             for hook in (seen.module.on_train_epoch_end, seen.module.on_train_epoch_start):
                 hook()
             second = validate(parts[1])
-            if not any(after > sizes.get(name, after) for name, after in _sizes(seen).items()):
-                return  # a state that adapts, and no samples
+            grown = {name.rpartition(".")[2] for name, n in _sizes(seen).items() if n > sizes.get(name, n)}
+            if not grown or grown & read:
+                return  # a state that adapts, and no samples, or one that a callback empties
     for name in alone.keys() & both.keys() & first.keys() & second.keys():
         if KEPT.search(name.lower()) or is_same(alone[name], second[name]) or is_same(first[name], second[name]):
             continue
@@ -137,8 +141,13 @@ def is_same(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=ROUNDING, abs_tol=1e-6)
 
 
-def _samples(loader: Any) -> list[Any]:
-    """Samples of a loader, evenly spread, of a number that six divides; empty if there are few, or no indices."""
+def _samples(seen: Evidence, loader: Any) -> list[Any]:
+    """Samples of a loader, evenly spread, of a number that six divides; empty if there are few, or no indices.
+
+    Also if a hook of the module may write something, as it is called again and again.
+    """
+    if any(WRITES & {*code.co_names} for code in codes_of(seen.module) if HOOKS.search(code.co_name)):
+        return []
     dataset = getattr(loader, "dataset", None)
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized) or len(dataset) < MOST // 2:
         return []

@@ -22,7 +22,7 @@ from boltcutter.structure import flatten, take_rows, tensors
 
 # Metrics whose mean over batches is not that of all samples; IoU and Dice may be means of pictures.
 NOT_ADDITIVE = re.compile(
-    r"(^|[/_\-. ])(f1|fbeta|auc|auroc|roc_?auc|auprc|average_precision|r2|pearson|spearman|pearsonr|spearmanr|kappa|mcc"
+    r"(^|[/_\-. ])(f1|fbeta|auc|auroc|roc_?auc|auprc|average_precision|r2|pearsonr?|spearmanr?|cohen_?kappa|qwk|mcc"
     r"|c_?index|concordance)($|[/_\-. 0-9@])",
     re.IGNORECASE,
 )

@@ -160,17 +160,18 @@ def _layer_of(trace: Trace, prediction: Tensor) -> str | None:
 
 def _validated_with(probe: Probe, layer: str, output: Tensor) -> Trace:
     """A validation step in which a layer returns given values; an empty one if the step needs its own ones."""
+    calls: list[bool] = []
 
     def hook(part: nn.Module, given: Any, result: Any) -> Any:
-        fits = isinstance(result, Tensor) and result.numel() == output.numel()
-        return output.reshape(result.shape).to(result) if fits else None
+        calls.append(isinstance(result, Tensor) and result.numel() == output.numel())
+        return output.reshape(result.shape).to(result) if calls[-1] else None
 
     handle = probe.module.get_submodule(layer).register_forward_hook(hook)
     trace = Trace()
     with suppress(*FAILS):
         trace = probe.run("validation_step", probe.batches["validation_step"], training=False, record=False)
     handle.remove()
-    return trace
+    return trace if all(calls) else Trace()
 
 
 def _logged(base: Trace, perfect: Trace, names: re.Pattern[str]) -> Iterator[tuple[str, float, float]]:

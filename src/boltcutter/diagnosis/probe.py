@@ -36,6 +36,7 @@ from boltcutter.diagnosis.source import own_classes
 from boltcutter.structure import map_tensors, take_rows
 
 MOST_PASSES = 60
+MOST_ITEMS = 10_000  # of a container, whose own ones are looked at
 MOST_BYTES = 1 << 30  # of tensors that are kept of a pass
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 ATTENTIVE = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerDecoder)
@@ -315,7 +316,7 @@ def kept(module: L.LightningModule) -> Iterator[None]:
     parts += [v for part in module.modules() for k, v in vars(part).items() if k[:1] != "_" and _is_own_object(v)]
     attributes = [(part, {k: v for k, v in vars(part).items() if k not in ("_modules", "_trainer")}) for part in parts]
     held = [value for _, values in attributes for value in values.values()]
-    contents = [(v, copy.copy(v)) for v in held if isinstance(v, list | dict | set | deque)]
+    contents = [(v, copy.copy(v)) for v in nested(held)]
     found = [*module.parameters(), *module.buffers(), *tensors_of([*held, *(inner for _, inner in contents)])]
     tensors = {id(t): (t, t.detach().clone()) for t in found}
     computed = {id(t) for t in found if t.grad_fn is not None}
@@ -342,6 +343,19 @@ def kept(module: L.LightningModule) -> Iterator[None]:
                 p.requires_grad_(requires_grad)
         for generator, state in drawing:
             set_generator_state(generator, state)
+
+
+def nested(values: list[Any]) -> list[Any]:
+    """Containers among some values, and those within these."""
+    found = [v for v in values if isinstance(v, list | dict | set | deque)]
+    known = {id(v) for v in found}
+    for v in found:  # which grows
+        if len(v) <= MOST_ITEMS:
+            inner = [each for each in (v.values() if isinstance(v, dict) else v) if id(each) not in known]
+            inner = [each for each in inner if isinstance(each, list | dict | set | deque)]
+            known.update(map(id, inner))
+            found += inner
+    return found
 
 
 def _is_own_object(value: Any) -> bool:

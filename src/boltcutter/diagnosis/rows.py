@@ -67,6 +67,7 @@ def _is_said(dataset: Any, held: set[str], count: int) -> bool:
     if code is None or any(LIMITS.search(key) or key in code.co_names for key in others):
         return True
     is_number = any(each == count or isinstance(each, float) for each in code.co_consts)
+    is_number |= len({each for each in code.co_consts if type(each) is int and each > 1}) > 1  # as of 4 // 5
     return is_number or not held | MEASURES >= {*code.co_names} or bool(code.co_freevars)
 
 

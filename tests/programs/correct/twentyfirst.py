@@ -693,9 +693,8 @@ def rare_rows_are_copied_with_noise_mended():
 
             (a, b), (u, v) = ((x[i], y[i]) for i in (order[300:], order[:300]))
             a, b = grown(a, b)
-            self.train, self.val = (
-                TensorDataset(torch.tensor(p).float(), torch.tensor(q)) for p, q in ((a, b), (u, v))
-            )
+            splits = ((a, b), (u, v))
+            self.train, self.val = (TensorDataset(torch.tensor(p).float(), torch.tensor(q)) for p, q in splits)
 
         def train_dataloader(self):
             return DataLoader(self.train, 64, shuffle=True)

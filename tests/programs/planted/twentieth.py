@@ -691,9 +691,8 @@ def rare_rows_are_copied_with_noise():
             x, y = grown(x, y)
             order = rng.permutation(len(x))
             (a, b), (u, v) = ((x[i], y[i]) for i in (order[400:], order[:400]))
-            self.train, self.val = (
-                TensorDataset(torch.tensor(p).float(), torch.tensor(q)) for p, q in ((a, b), (u, v))
-            )
+            splits = ((a, b), (u, v))
+            self.train, self.val = (TensorDataset(torch.tensor(p).float(), torch.tensor(q)) for p, q in splits)
 
         def train_dataloader(self):
             return DataLoader(self.train, 64, shuffle=True)
