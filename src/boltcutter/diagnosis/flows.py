@@ -68,6 +68,12 @@ def log_determinant(seen: Evidence) -> Lines:
     finally:
         for hook in hooks:
             hook.remove()
+    for step in [step for step in steps if not wrong and abs(_sign_of_determinant(step)) not in (0.0, 1.0)][:1]:
+        yield Line(
+            f"what {step.name} returns as the logarithm of a determinant is {abs(_sign_of_determinant(step)):.3g} of "
+            "it, a mean over the dimensions of a sample; sum the logarithms of the factors of all of them",
+            subject=type(step.layer).__name__,
+        )
     for step in wrong[:1]:
         yield Line(
             f"what {step.name} returns as the logarithm of a determinant enters the loss with the wrong sign, so the "
@@ -110,6 +116,8 @@ def _wrong_steps(steps: list[Step], loss: Any, sign: float) -> list[Step]:
 def _sign_of_determinant(step: Step) -> float:
     """1 if a layer returns the log-determinant of its Jacobian, -1 if that of the inverse one; 0: neither, or unknown.
 
+    Between 0 and 1 if it returns the mean over the dimensions.
+
     The layer is called again, in evaluation mode, with other weights and a few samples.
     """
     layer, count = step.layer, len(step.given[0])
@@ -132,7 +140,9 @@ def _sign_of_determinant(step: Step) -> float:
     if not bool((exact.abs() > 0.01).any()):
         return 0.0
     log_det = log_det.detach().flatten()
-    return next((s for s in (1.0, -1.0) if torch.allclose(s * log_det, exact, rtol=0.001, atol=0.001)), 0.0)
+    size = float(value[0].numel())
+    factors = (1.0, -1.0, size, -size) if size > 1 else (1.0, -1.0)
+    return next((1 / s for s in factors if torch.allclose(s * log_det, exact, rtol=0.001, atol=0.001)), 0.0)
 
 
 class Mixture(NamedTuple):

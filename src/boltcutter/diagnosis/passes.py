@@ -213,12 +213,12 @@ def scaled_with_future(seen: Evidence) -> Lines:
     if probe is None or kind not in probe.batches or (count := probe.size(kind)) < 2 * FEWEST:
         return
     base = probe.base(kind)
-    leaves = [t for t in flatten(probe.batches[kind]) if isinstance(t, Tensor) and t.is_floating_point()]
+    leaves = [t for t in flatten(probe.batches[kind]) if isinstance(t, Tensor) and t.is_floating_point() and t.ndim]
     inputs = [t for name, t in base.tensors[: 2 * LAYERS] if name.startswith("the input of ")]
     targets = [c.target for c in base.calls if c.kind in REGRESSIONS]
     targets += [t for pair in base.differences for t in pair]
     inputs += leaves
-    known = [t for t in inputs if len(t) == count and _is_centered(t)]  # by their own statistics
+    known = [t for t in inputs if t.ndim and len(t) == count and _is_centered(t)]  # by their own statistics
     pasts = [*_series([t for t in inputs if not any(t is each for each in known)], count)]
     futures = [*_series([t for t in targets + leaves if not _is_any_of(t, inputs[: -len(leaves)] + known)], count)]
     for past, future in product(pasts, futures):

@@ -363,7 +363,9 @@ def mixed_with_others(seen: Evidence) -> Lines:
     if not probe.module.automatic_optimization or not _draws(probe.base(kind)):
         return
     leaves = flatten(probe.batches[kind])
-    labels = [j for j, t in enumerate(leaves) if isinstance(t, Tensor) and len(t) == count and _are_labels(t)]
+    labels = [
+        j for j, t in enumerate(leaves) if isinstance(t, Tensor) and t.ndim and len(t) == count and _are_labels(t)
+    ]
     inputs = [j for j, t in enumerate(leaves) if isinstance(t, Tensor) and t.ndim > 1 and len(t) == count]
     inputs = [j for j in inputs if j not in labels]
     if len(labels) != 1 or not inputs or not is_comparable(probe, kind):

@@ -43,6 +43,7 @@ class _DropoutMode(TorchFunctionMode):
         super().__init__()
         self.layers = layers
         self.places: Counter[tuple[str, int]] = Counter()  # by the object that calls it
+        self.frames: dict[tuple[str, int], Any] = {}  # a loop within one call is no second pass
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at calls of dropout."""
@@ -60,5 +61,7 @@ class _DropoutMode(TorchFunctionMode):
             owner = frame.f_locals.get("self")
             if active and share and not by_layer:
                 place = f"{type(owner).__name__}.{frame.f_code.co_name}:{frame.f_lineno}"
-                self.places[place, id(owner)] += 1
+                key = place, id(owner)
+                self.places[key] += self.frames.get(key) is not frame
+                self.frames[key] = frame
         return function(*args, **kwargs)

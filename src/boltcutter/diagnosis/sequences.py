@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from boltcutter.diagnosis.baselines import baselines
-from boltcutter.diagnosis.calls import CLASSES
+from boltcutter.diagnosis.calls import CLASSES, is_equal
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.data import is_shuffled
 from boltcutter.diagnosis.evidence import Evidence
@@ -249,12 +249,17 @@ def padding_is_a_number(seen: Evidence) -> Lines:
         return
     count, parts = probe.size("training_step"), flatten(probe.batches["training_step"])
     inputs = dict(reversed([(n, t) for n, t in probe.base("training_step").tensors if n.startswith("the input of ")]))
+    found = {n: inputs.get(f"the input of {n}") for n, m in seen.module.named_modules() if isinstance(m, nn.Embedding)}
+    columns = [column for part in parts if _is_table(part, count) for column in part.unbind(1)]
+    several = [t for t in found.values() if t is not None and any(is_equal(c, t) for c in columns)]
     for name, layer in seen.module.named_modules():
-        t = inputs.get(f"the input of {name}")
+        t = found.get(name)
         if not isinstance(layer, nn.Embedding) or layer.padding_idx is None or t is None or t.shape != (count,):
             continue
-        if not any(isinstance(part, Tensor) and part.shape == t.shape and torch.equal(part, t) for part in parts):
-            continue  # as a column of tokens, read one by one
+        # A layer of its own for each column has categories; a column of tokens may be read one by one.
+        is_category = any(is_equal(t, each) for each in several) and len(several) > 1
+        if not is_category and not any(isinstance(part, Tensor) and is_equal(part, t) for part in parts):
+            continue
         share = float((t == layer.padding_idx).float().mean())
         if count >= 2 * FEWEST and share >= 1 / layer.num_embeddings and share > 0.01:
             yield (
@@ -262,6 +267,10 @@ def padding_is_a_number(seen: Evidence) -> Lines:
                 f"({layer.padding_idx}), whose embedding stays 0 and is never trained; leave padding_idx out"
             )
             return
+
+
+def _is_table(part: Any, count: int) -> bool:
+    return isinstance(part, Tensor) and part.dtype in INTEGERS and part.ndim == 2 and len(part) == count
 
 
 @check("order-ignored", "likely", at="probe")

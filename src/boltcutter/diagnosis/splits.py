@@ -46,7 +46,7 @@ TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
 LEFT = 0.01  # share of a split
 GROUPED = re.compile(
     r"subject|speaker|participant|donor|cohort|session_|sessions|recording|domain|per_user|groupby\(|instrument|scanner|"
-    r"hospital|batch_effect|transfer|adapt",
+    r"hospital|batch_effect",
     re.IGNORECASE,
 )
 BALANCED = re.compile(r"balanc|bootstrap|episod|resampl", re.IGNORECASE)
@@ -256,7 +256,7 @@ def _is_standard(x: Tensor, dims: tuple[int, ...]) -> bool:
     return bool(len(means) and means.abs().max() < 1e-4 and exact.max() < 1e-4)
 
 
-@check("fitted-before-split", "likely", at="data")
+@check("fitted-before-split", "note", at="data")
 def scaled_before_split(seen: Evidence) -> Lines:
     """Columns of all splits together have the mean 0 and the deviation 1, exactly, and those of training have not."""
     names = [*seen.splits.loaders] if seen.splits else []

@@ -85,7 +85,7 @@ def depends_on_others(probe: Probe, kind: str, number: int, places: Tensor) -> b
     """Whether predictions beside targets of the first half depend on the other half, and not on nothing at all."""
     count = probe.size(kind)
     rows = torch.arange(count)
-    rows[count // 2 :] = rows[: count - count // 2]
+    rows[count // 2 :] = torch.arange(count - count // 2)
     other = probe.run(kind, take(probe.batches[kind], rows), training=kind == "training_step", record=False)
     base = probe.base(kind).calls
     pair = changes(base[number], other.calls[number]) if len(other.calls) == len(base) else None
