@@ -10,8 +10,9 @@ from boltcutter.diagnosis import CHECKS, Finding, Invariants
 from programs import BUGS, Program, load_programs
 
 load_programs()
-# Those that no look at the real training can know, only an altered batch or the data; of four only a note tells.
+# Those that no look at the real training can know, only an altered batch or the data; of six only a note tells.
 NOTED = {
+    "standardized_before_the_split",
     "half_input",
     "augmented_validation",
     "rows_misaligned",
@@ -19,6 +20,8 @@ NOTED = {
     "equal_pairs_are_driven_apart",
 }
 PROBED = NOTED | {
+    *("mean_of_the_logarithms_of_scales", "noise_is_added_to_the_array", "first_category_is_padding"),
+    *("labels_of_crops_are_repeated", "average_in_a_callback_follows_at_once"),
     "rare_rows_are_copied_with_noise",
     *("accuracies_of_unequal_batches", "advantage_is_squared_by_hand", "argmax_over_columns"),
     *("averaged_model_is_never_evaluated", "codes_without_straight_through", "collate_sorts_two_of_three_parts"),

@@ -7,6 +7,7 @@ import re
 import types
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from torch import nn
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, sampled
 from boltcutter.diagnosis.probe import Probe
-from boltcutter.diagnosis.source import codes_of_users, depends_on_time
+from boltcutter.diagnosis.source import codes_of_users, depends_on_time, own_classes
 from boltcutter.internals import BatchNorm
 
 AVERAGE = re.compile(r"(^|\.|_)(ema|momentum|average|averaged|key_encoder|encoder_k|slow)(_|\.|$)", re.IGNORECASE)
@@ -150,13 +151,17 @@ def _is_kept(seen: Evidence, buffer: str) -> bool:
 
 @check("average-copies", "likely", at="trial")
 def average_copies(seen: Evidence) -> Lines:
-    """After eight steps, an average, by its name, has followed its original to 98% or more, but not wholly."""
+    """After eight steps, an average, by its name or in a callback, has followed its original to 98%, but not wholly."""
     if seen.probe is None:
         return
     parts = {n: m for n, m in seen.module.named_modules() if n and any(True for _ in m.parameters())}
-    for name, part in parts.items():
-        if not FOLLOWS.search(name):
-            continue
+    callbacks: list[Any] = seen.trainer.callbacks  # type: ignore[attr-defined]
+    held = [
+        (f"{type(each).__name__}.{n}", part)
+        for each in callbacks if own_classes(type(each)) and not type(each).__module__.startswith("boltcutter.")
+        for n, part in vars(each).items() if isinstance(part, nn.Module)
+    ]  # fmt: skip
+    for name, part in [*((n, m) for n, m in parts.items() if FOLLOWS.search(n)), *held]:
         for other, twin in parts.items():
             if other == name or FOLLOWS.search(other):
                 continue

@@ -705,3 +705,130 @@ def rare_rows_are_copied_with_noise():
             return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 2))
 
     return Net(), Data(), None
+
+
+@bug("log-determinant")
+def mean_of_the_logarithms_of_scales():
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.log_s, self.shift = nn.Parameter(torch.zeros(6)), nn.Parameter(torch.zeros(6))
+
+        def forward(self, x):
+            return x * self.log_s.exp() + self.shift, self.log_s.mean().expand(len(x))
+
+    class Net(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.steps = nn.ModuleList([Scale(), Scale()])
+
+        def loss(self, x):
+            total = 0.0
+            for step in self.steps:
+                x, log_det = step(x)
+                total = total + log_det
+            return (0.5 * x.square().sum(1) - total).mean()
+
+        def training_step(self, batch, batch_idx):
+            return self.loss(batch[0])
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val_nll", self.loss(batch[0]))
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+    x = torch.randn(640, 6, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 7) + 2
+    return Net(), *halves(x, torch.zeros(640))
+
+
+@bug("dropout-in-validation")
+def dropout_in_a_loop_of_layers():
+    class Net(Base):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)])
+
+        def forward(self, x):
+            x = x.flatten(1)
+            for i, layer in enumerate(self.net):
+                x = layer(x)
+                if i < 2:
+                    x = F.dropout(F.relu(x), 0.3)
+            return x
+
+    return Net(), *digits()
+
+
+@bug("in-place")
+def noise_is_added_to_the_array():
+    class Waves(torch.utils.data.Dataset):
+        def __init__(self, rows, seed):
+            rng = np.random.default_rng(seed)
+            self.clean = np.sin(np.arange(32) * rng.uniform(0.1, 0.5, (rows, 1))).astype("float32")
+            self.rng = rng
+
+        def __len__(self):
+            return len(self.clean)
+
+        def __getitem__(self, i):
+            noisy, target = self.clean[i], torch.tensor(self.clean[i])
+            noisy += 0.3 * self.rng.standard_normal(32, dtype="float32")
+            return torch.tensor(noisy), target
+
+    class Net(LossOnly):
+        def network(self):
+            return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+
+        def loss(self, x, y):
+            return F.mse_loss(self(x), y)
+
+    return Net(), *loaders(Waves(320, 0), Waves(160, 1))
+
+
+@bug("padding-is-token")
+def first_category_is_padding():
+    class Net(Base):
+        def __init__(self):
+            super().__init__()
+            self.tables = nn.ModuleList([nn.Embedding(n, 8, padding_idx=0) for n in (7, 4, 3)])
+            self.net = nn.Sequential(nn.Linear(24, 32), nn.ReLU(), nn.Linear(32, 2))
+
+        def forward(self, x):
+            return self.net(torch.cat([table(x[:, j]) for j, table in enumerate(self.tables)], 1))
+
+    g = torch.Generator().manual_seed(0)
+    x = torch.stack([torch.randint(0, n, (640,), generator=g) for n in (7, 4, 3)], 1)
+    return Net(), *halves(x, (x[:, 0] + x[:, 1] > 4).long())
+
+
+@bug("misaligned")
+def labels_of_crops_are_repeated():
+    class Net(Base):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            views = torch.stack([x + 0.1 * torch.randn_like(x) for _ in range(4)], 1).flatten(0, 1)
+            return F.cross_entropy(self(views), y.repeat(4))
+
+    return Net(), *digits(batch=25)
+
+
+@bug("average-copies")
+def average_in_a_callback_follows_at_once():
+    class Average(L.Callback):
+        def on_fit_start(self, trainer, pl_module):
+            self.kept = copy.deepcopy(pl_module.net).requires_grad_(False)
+
+        @torch.no_grad()
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            for slow, fast in zip(self.kept.parameters(), pl_module.net.parameters(), strict=True):
+                slow.lerp_(fast, 0.99)
+
+        def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+            pl_module.log("val/slow", (self.kept(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    class Net(Base):
+        def configure_callbacks(self):
+            return [Average()]
+
+    return Net(), *digits()
