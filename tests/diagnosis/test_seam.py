@@ -18,13 +18,18 @@ class Model(nn.Module):
     def often(self, x: Any) -> Any:
         return sum(F.dropout(x, 0.5) for _ in range(3))
 
+    def looped(self, x: Any) -> Any:
+        for _ in range(3):
+            x = F.dropout(x, 0.5)
+        return x
+
     def right(self, x: Any) -> Any:
         return F.dropout(self.dropout(x), 0.5, training=self.training)
 
 
 def test_only_functional_dropout_that_is_active_once_is_found() -> None:
     model = Model().eval()
-    for method, count in ((model.once, 1), (model.often, 0), (model.right, 0)):
+    for method, count in ((model.once, 1), (model.looped, 1), (model.often, 0), (model.right, 0)):
         places: list[str] = []
         ActiveDropout(places)(method, (torch.ones(2),), {})
         assert len(places) == count

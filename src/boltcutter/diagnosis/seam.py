@@ -43,7 +43,9 @@ class _DropoutMode(TorchFunctionMode):
         super().__init__()
         self.layers = layers
         self.places: Counter[tuple[str, int]] = Counter()  # by the object that calls it
-        self.frames: dict[tuple[str, int], Any] = {}  # a loop within one call is no second pass
+        self.last: dict[
+            tuple[str, int], tuple[Any, Any]
+        ] = {}  # of each place, the frame and the input of its last call
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at calls of dropout."""
@@ -62,6 +64,10 @@ class _DropoutMode(TorchFunctionMode):
             if active and share and not by_layer:
                 place = f"{type(owner).__name__}.{frame.f_code.co_name}:{frame.f_lineno}"
                 key = place, id(owner)
-                self.places[key] += self.frames.get(key) is not frame
-                self.frames[key] = frame
+                given = args[0] if args else kwargs.get("input")
+                last_frame, last_given = self.last.get(key, (None, None))
+                self.places[key] += (
+                    last_frame is not frame or last_given is given
+                )  # a loop over layers is no second pass
+                self.last[key] = frame, given
         return function(*args, **kwargs)
