@@ -27,7 +27,7 @@ MAX_FUNCTIONS = {
     "task": 76,
     "training": 80,
 }
-MAX_OTHERS = 170  # of the packages and modules that are not listed, together
+MAX_OTHERS = 171  # of the packages and modules that are not listed, together; one only if files change meanwhile
 TRACE = """
 import atexit, json, os, runpy, sys, threading
 import pandas, sklearn.datasets, torch, torch._dynamo, torch.distributed.fsdp  # whose calls need not be seen
@@ -79,7 +79,8 @@ def test_a_training_executes_no_more_than_a_reader_can_hold(executed: list[tuple
     packages = [Path(file).parts[0] for file, _ in functions]
     grown = {name: packages.count(name) for name, most in MAX_FUNCTIONS.items() if packages.count(name) > most}
     assert grown == {}, f"more than { ({name: MAX_FUNCTIONS[name] for name in grown}) }"
-    assert sum(name not in MAX_FUNCTIONS for name in packages) <= MAX_OTHERS
+    others = sorted(pair for pair, name in zip(functions, packages, strict=True) if name not in MAX_FUNCTIONS)
+    assert len(others) <= MAX_OTHERS, others
     assert 100 < len({file for file, _, _ in found}) <= MAX_FILES
     launched = {"analysis", "launch", "search", "export", "planning", "prediction", "scaffold", "tries"}
     assert not launched & {Path(file).parts[0] for file, _, _ in found}, (
