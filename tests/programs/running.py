@@ -21,7 +21,7 @@ NOTED = {
 }
 PROBED = NOTED | {
     *("mean_of_the_logarithms_of_scales", "noise_is_added_to_the_array", "first_category_is_padding"),
-    *("labels_of_crops_are_repeated", "average_in_a_callback_follows_at_once"),
+    *("overlap_of_what_is_above_a_threshold", "labels_of_crops_are_repeated", "average_in_a_callback_follows_at_once"),
     "rare_rows_are_copied_with_noise",
     *("accuracies_of_unequal_batches", "advantage_is_squared_by_hand", "argmax_over_columns"),
     *("averaged_model_is_never_evaluated", "codes_without_straight_through", "collate_sorts_two_of_three_parts"),

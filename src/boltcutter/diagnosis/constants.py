@@ -18,6 +18,7 @@ from boltcutter.diagnosis.source import depends_on_time
 STEP = 0.05  # relative change of weights
 PASSES = 4
 SAME = 1e-5  # relative
+COMPARES = frozenset(("gt", "ge", "lt", "le", "__gt__", "__ge__", "__lt__", "__le__", "argmax", "round", "sign"))
 DETACHES = frozenset(("detach", "detach_"))
 
 
@@ -39,7 +40,10 @@ def constant_of_weights(seen: Evidence) -> Lines:
             passes.append(probe.run(kind, probe.batches[kind], training=True).addends)
     for key, constant in base.constants.items():
         values = [each.constants[key].value for each in passes if key in each.constants]
-        if len(values) < PASSES or max(values) - min(values) <= SAME * abs(constant.value):
+        is_same = len(values) == PASSES and max(values) - min(values) <= SAME * abs(constant.value)
+        # Of a comparison, as of probabilities with 0.5, all may be the same at first.
+        is_compared = bool(base.names[key] & COMPARES) and _depends_on_batch(probe, base, key)
+        if len(values) < PASSES or (is_same and not is_compared):
             continue
         terms = zip(*(each.terms for each in passes), strict=False)
         if any(_is_line([*term], values) for term in terms):

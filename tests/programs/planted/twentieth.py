@@ -832,3 +832,21 @@ def average_in_a_callback_follows_at_once():
             return [Average()]
 
     return Net(), *digits()
+
+
+@bug("constant-term")
+def overlap_of_what_is_above_a_threshold():
+    class Net(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 1, 3, padding=1))
+            nn.init.constant_(self.net[2].bias, -2.0)  # few pixels are foreground
+
+        def loss(self, x, m):
+            p = self.net(x).sigmoid()
+            q = (self.net(x) > 0).float()
+            overlap = (2 * (q * m).sum((1, 2, 3)) + 1) / ((q + m).sum((1, 2, 3)) + 1)
+            return F.binary_cross_entropy(p, m) + 1 - overlap.mean()
+
+    x = digits(loaded=False)[0].tensors[0]
+    return Net(), *halves(x + 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)), (x > 0.5).float())
