@@ -29,8 +29,10 @@ SCORES = re.compile(
     re.IGNORECASE,
 )
 ERRORS = re.compile(r"(^|[/_\-. ])(mae|mse|rmse|mape|smape|l1|error)($|[/_\-. 0-9@])", re.IGNORECASE)
-COSTS = re.compile(r"loss|err|entropy|miss|drop|std|gap|dist|(precision|recall|hit).*(@|_at_|_k|_)[0-9k]", re.IGNORECASE)
-OTHERS = re.compile(r"base|naive|chance|random|majority|persist|teacher|corrupt|shuffl|adv|attack|robust|gap|random")
+COSTS = re.compile(
+    r"loss|err|entropy|diff|miss|drop|std|gap|dist|(precision|recall|hit).*(@|_at_|_k|_)[0-9k]", re.IGNORECASE
+)
+OTHERS = re.compile(r"base|naive|chance|random|majority|persist|teacher|corrupt|shuffl|adv|attack|robust|gap")
 
 
 @check("other-units", "likely", at="probe")
