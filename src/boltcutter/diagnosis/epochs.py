@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import math
 import random
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence, Sized
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
@@ -173,7 +175,8 @@ def _validating(seen: Evidence) -> Iterator[Any]:
     """A function that validates with some batches, and returns what is logged by the end; all is restored behind it."""
     probe, module = seen.probe, seen.module
     assert probe is not None
-    with kept(module), without_effects(seen.trainer, module, Trace()), seeded(0), torch.no_grad():
+    silent = redirect_stdout(io.StringIO())  # of hooks that print what they have computed
+    with kept(module), without_effects(seen.trainer, module, Trace()), seeded(0), torch.no_grad(), silent:
         for part in module.modules():
             part.training = False
         yield partial(_validate, probe)
@@ -182,15 +185,15 @@ def _validating(seen: Evidence) -> Iterator[Any]:
 def _validate(probe: Probe, batches: Sequence[tuple[Any, int]], seed: int = 0) -> dict[str, float]:
     module, end = probe.module, dict[str, Any]()
     sums: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    is_last = False
-    rows = 0
+    is_last, size = False, 0
+    takes_index = is_param_in_hook_signature(module.validation_step, "batch_idx", min_args=2)
 
     def log(name: str, value: Any, *args: Any, **options: Any) -> None:
         if is_metric(value) or is_last:
             end[name] = value
         elif options.get("reduce_fx", "mean") == "mean" and options.get("on_epoch") is not False:
             number = float(value) if isinstance(value, float | int) or value.numel() == 1 else math.nan
-            sums[name].append((number, options.get("batch_size") or rows))
+            sums[name].append((number, options.get("batch_size") or size))
 
     def log_dict(values: Any, *args: Any, **options: Any) -> None:
         for name, value in values.items():
@@ -203,11 +206,10 @@ def _validate(probe: Probe, batches: Sequence[tuple[Any, int]], seed: int = 0) -
         module.on_validation_start()
         module.on_validation_epoch_start()
         for i, (batch, size) in enumerate(batches):
-            rows = num_rows(batch)
-            if rows not in (0, size):
-                raise ValueError(rows)  # what collates samples takes one of them, or packs several
+            if num_rows(batch) not in (0, size):
+                raise ValueError(size)  # what collates samples takes one of them, or packs several
             module.on_validation_batch_start(batch, i)
-            output = module.validation_step(batch, i)
+            output = module.validation_step(batch, *[i][:takes_index])
             module.on_validation_batch_end(output, batch, i)
         is_last = True
         module.on_validation_epoch_end()

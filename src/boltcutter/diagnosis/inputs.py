@@ -28,7 +28,6 @@ NOT_ADDITIVE = re.compile(
     re.IGNORECASE,
 )
 NOT_ADDITIVE_CLASS = re.compile("F1|FBeta|AUROC|AveragePrecision|R2|Pearson|Spearman|Kappa|Matthews|Concordance")
-ARRAYS = (np.ndarray, Tensor)
 MANY = 64  # values of a tensor, fewer of which may be equal by chance
 LARGE = 1000.0  # size of a column, and its ratio to that of the others
 MOST_DROPPED = 0.7  # share of conditions
@@ -127,24 +126,23 @@ def in_place(seen: Evidence) -> Lines:
 def changes_its_samples(dataset: Any) -> bool:
     """Whether what was read of a sample changes when it is read again, or the row of an array of which it was read."""
     owners = [dataset, getattr(dataset, "dataset", None)]
-    arrays = [
-        a for owner in owners for a in getattr(owner, "__dict__", {}).values() if isinstance(a, np.ndarray | Tensor)
-    ]
-    arrays = [a for a in arrays if a.ndim > 1 and len(a) >= len(dataset)]
-    rows = [torch.as_tensor(a[0]).clone() for a in arrays]
+    values = [v for owner in owners for v in getattr(owner, "__dict__", {}).values()]
+    arrays = [v for v in values if isinstance(v, np.ndarray) and v.dtype.kind in "iuf" and v.flags.writeable]
+    arrays = [v for v in arrays if v.ndim > 1 and len(v) >= len(dataset)]
+    rows = [v[0].copy() for v in arrays]
     with seeded(0):
         first = [t for t in tensors_of([*items(dataset, range(1))]) if t.numel()]
         kept = [t.clone() for t in first]
-        after = [torch.as_tensor(a[0]).clone() for a in arrays]
+        after = [v[0].copy() for v in arrays]
         again = [*items(dataset, range(1))]  # kept, so that no memory is used again
         changed = any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, kept, strict=True))
         with torch.no_grad():
             for t, value in zip(first, kept, strict=True):
                 t.copy_(value)
-        held: Any
-        for held, row, later in zip(arrays, rows, after, strict=True):  # each reading has changed it
-            changed |= not torch.equal(row, later) and not torch.equal(later, torch.as_tensor(held[0]))
-            held[0] = row if isinstance(held, Tensor) else row.numpy()
+        for array, row, later in zip(arrays, rows, after, strict=True):  # each reading has changed it
+            if not np.array_equal(row, array[0], equal_nan=array.dtype.kind == "f"):
+                changed |= not np.array_equal(row, later) and not np.array_equal(later, array[0])
+                array[0] = row
     del again
     return changed
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from boltcutter.diagnosis.graph import REGRESSIONS, Loss
 from boltcutter.diagnosis.probe import Probe, Trace
 
 FEWEST = 8  # samples
-FAILS = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError)  # of the user's code
 OUTPUT = "the output of "
 FAR = 0.25  # deviations of the targets, or share of an error
 SURE = 20.0  # logits
@@ -136,11 +134,13 @@ def _trained(probe: Probe) -> Trace | None:
         results.extend((OUTPUT, t.detach()) for t in tensors_of(output))
 
     handle = probe.module.register_forward_hook(keep)
-    trace = None
-    with suppress(*FAILS):
+    try:
         trace = probe.run("training_step", probe.batches["validation_step"], training=False)
         trace.tensors += results  # those of the module itself, whose name is empty
-    handle.remove()
+    except Exception:  # of the user's code, which may not take the batch
+        return None
+    finally:
+        handle.remove()
     return trace
 
 
@@ -169,10 +169,12 @@ def _validated_with(probe: Probe, layer: str, output: Tensor) -> Trace:
         return output.reshape(result.shape).to(result) if calls[-1] else None
 
     handle = probe.module.get_submodule(layer).register_forward_hook(hook)
-    trace = Trace()
-    with suppress(*FAILS):
+    try:
         trace = probe.run("validation_step", probe.batches["validation_step"], training=False, record=False)
-    handle.remove()
+    except Exception:  # of the user's code, which may need values of its own
+        return Trace()
+    finally:
+        handle.remove()
     return trace if all(calls) else Trace()
 
 

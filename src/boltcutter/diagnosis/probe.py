@@ -148,7 +148,7 @@ class Probe:
         self.passes, self.most, self.end = 0, MOST_PASSES, monotonic() + seconds
         self.terms: Any = None  # of the loss, as ``signs`` reads them
         self.before_nearest = 0  # outputs of layers before the nearest of several values is chosen
-        self.pulls: Any = None  # of each addend of the loss, as ``pulls`` reads them
+        self.pulls: list[list[Any]] | None = None  # of each addend of the loss, as ``pulls`` reads them
         self._base: dict[tuple[str, bool], Trace] = {}
         self._repeated: dict[tuple[str, int], Trace] = {}
 

@@ -73,7 +73,7 @@ def pulls_of(seen: Evidence) -> list[list[Pull]]:
     if probe is None or kind not in probe.batches or not probe.module.automatic_optimization:
         return []
     if probe.pulls is not None:
-        return probe.pulls  # type: ignore[no-any-return]
+        return probe.pulls
     outputs: list[Tensor] = []
 
     def keep(part: nn.Module, given: Any, output: Any) -> None:
