@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from boltcutter.diagnosis.graph import MAX_NODES, MOVES, name_of
+from boltcutter.diagnosis.graph import MAX_NODES, MOVES, name_of, nodes_behind
 
 ADDITIONS = frozenset(("add", "__add__", "__radd__", "__iadd__", "add_", "sub", "__sub__", "__rsub__", "rsub", "sub_"))
 JOINS = frozenset(("stack", "cat", "concat"))
@@ -160,7 +160,7 @@ class AddendFinder:
     def _is_of(self, cuts: frozenset[int], parts: set[Any]) -> bool:
         """Whether a value was computed of what the loss has with its gradient, or is a factor of it."""
         return bool(cuts & self.used) or any(
-            not parts.isdisjoint(_behind(node)) for cut in cuts for node in self.cuts[cut].nodes
+            not parts.isdisjoint(nodes_behind(node)) for cut in cuts for node in self.cuts[cut].nodes
         )
 
 
@@ -181,13 +181,3 @@ def _parts(roots: Sequence[Any]) -> Iterator[Any]:
         is_scaled = name_of(node) in PRODUCTS and sum(parent is not None for parent in parents) == 1
         if name_of(node) in SUMS or node.name() in MOVES or is_scaled:
             stack += parents if name_of(node) != "Div" else parents[:1]
-
-
-def _behind(node: Any) -> set[Any]:
-    seen, stack = set[Any](), [node]
-    while stack and len(seen) < MAX_NODES:
-        node = stack.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            stack.extend(parent for parent, _ in node.next_functions)
-    return seen

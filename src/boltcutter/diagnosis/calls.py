@@ -78,6 +78,11 @@ def is_equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a, b)
 
 
+def has_values(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same values in the same order, whatever their shapes."""
+    return a.numel() == b.numel() and torch.equal(a.flatten(), b.flatten().to(a))
+
+
 class Remark(NamedTuple):
     """What was seen: the name of a check, and the text of its line."""
 

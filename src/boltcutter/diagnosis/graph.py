@@ -207,6 +207,18 @@ def _leaves(node: Any) -> set[int]:
     return found
 
 
+def nodes_behind(root: Any) -> list[Any]:
+    """The operations behind a loss."""
+    seen, stack, found = set[Any](), [root], list[Any]()
+    while stack and len(found) < MAX_NODES:
+        node = stack.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found.append(node)
+            stack.extend(parent for parent, _ in node.next_functions)
+    return found
+
+
 def operation_behind(node: Any) -> Any:
     """The operation that computed the first input of a node, behind those that only move values."""
     while node is not None and node.next_functions:

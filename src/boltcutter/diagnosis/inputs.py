@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.calls import named_parts, remarks
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
-from boltcutter.diagnosis.graph import name_of, saved
+from boltcutter.diagnosis.graph import name_of, nodes_behind, saved
 from boltcutter.diagnosis.loaders import digests, items
 from boltcutter.diagnosis.probe import Probe, is_close, seeded
-from boltcutter.diagnosis.signs import NEXT, nodes_behind
+from boltcutter.diagnosis.signs import NEXT
 from boltcutter.diagnosis.source import codes_of, own_classes, says
 from boltcutter.diagnosis.targets import replaced
 from boltcutter.structure import flatten, take_rows, tensors

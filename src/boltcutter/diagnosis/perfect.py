@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from boltcutter.diagnosis.calls import CLASSES, is_function
+from boltcutter.diagnosis.calls import CLASSES, has_values, is_function
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
 from boltcutter.diagnosis.graph import REGRESSIONS, Loss
@@ -54,7 +53,8 @@ def other_units(seen: Evidence) -> Lines:
             for t in sources
             for pair in _compared(perfect)
             for a, b in (pair, pair[::-1])
-            if _equal(b, t) and not any(_equal(a, c) for c in before if not _equal(c, t))  # which the layer has changed
+            if has_values(b, t)
+            and not any(has_values(a, c) for c in before if not has_values(c, t))  # which the layer has changed
         ]
         errors = [float((a - t).square().mean().sqrt() / (t.std() + 1e-12)) for a, t in of_raw]
         is_mean = any(_is_multiple(a, t) for a, t in of_raw)  # as that of a log-normal value
@@ -68,7 +68,7 @@ def other_units(seen: Evidence) -> Lines:
             return
         values = [*_logged(base, perfect, re.compile(""))]
         others = [t for t in raw if t.numel() == target.numel() and not any(t is each for each in sources)]
-        if any(_equal(b, t) for _, b in _compared(perfect) for t in others):
+        if any(has_values(b, t) for _, b in _compared(perfect) for t in others):
             continue  # it is compared with another part, as clean pictures
         is_perfect = any(best == 0 != own for _, own, best in values)  # as the loss of validation
         for name, own, best in _logged(base, perfect, ERRORS):
@@ -93,7 +93,7 @@ def imperfect_scores(seen: Evidence) -> Lines:
     layer, target = _layer_of(trace, calls[0].prediction), calls[0].target
     parts = [t for t in tensors_of(probe.batches["validation_step"]) if t.shape == target.shape]
     labels = [t for t in parts if not t.is_floating_point() or bool(((t == 0) | (t == 1)).all())]
-    if layer is None or len(labels) != 1 or not _equal(labels[0], target) or float(target.float().std()) == 0:
+    if layer is None or len(labels) != 1 or not has_values(labels[0], target) or float(target.float().std()) == 0:
         return  # training has labels of its own, as of a mask that it draws
     for name, own, best in _logged(base, _validated_with(probe, layer, perfect), SCORES):
         if best < BEST and own != best and not COSTS.search(name):
@@ -155,7 +155,7 @@ def _layer_of(trace: Trace, prediction: Tensor) -> str | None:
     """The last layer that returned predictions, by its name."""
     prefix = "the output of "
     found = (
-        n.removeprefix(prefix) for n, t in reversed(trace.tensors) if n.startswith(prefix) and _equal(t, prediction)
+        n.removeprefix(prefix) for n, t in reversed(trace.tensors) if n.startswith(prefix) and has_values(t, prediction)
     )
     return next(found, None)
 
@@ -187,7 +187,3 @@ def _logged(base: Trace, perfect: Trace, names: re.Pattern[str]) -> Iterator[tup
         are_numbers = all(isinstance(v, float | int) or (isinstance(v, Tensor) and v.numel() == 1) for v in (own, best))
         if are_numbers and math.isfinite(float(own)) and math.isfinite(float(best)):
             yield name, float(own), float(best)
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.numel() == b.numel() and torch.equal(a.flatten(), b.flatten().to(a))

@@ -16,9 +16,9 @@ from torch.overrides import TorchFunctionMode
 from boltcutter.diagnosis.calls import CLASSES
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
-from boltcutter.diagnosis.graph import MOVES, name_of
+from boltcutter.diagnosis.graph import MOVES, name_of, nodes_behind
 from boltcutter.diagnosis.sequences import paddings
-from boltcutter.diagnosis.signs import nodes_behind, part_names, sign_of
+from boltcutter.diagnosis.signs import part_names, sign_of
 from boltcutter.structure import flatten
 
 SUMS = frozenset(("Add", "Sub", "Rsub", "Neg", "Mean", "Sum"))
@@ -97,7 +97,7 @@ def _differentiate(outputs: list[Tensor], found: list[list[Pull]], loss: Any) ->
         return
     outputs = [*outputs]  # without those that checkpoints compute again
     detached = {id(t): t.detach() for t in outputs}
-    edges = [*addends(GradientEdge(loss.grad_fn, loss.output_nr))]
+    edges = [*terms_behind(GradientEdge(loss.grad_fn, loss.output_nr))]
     for edge in edges if len(edges) <= MOST else ():
         try:
             whole = torch.autograd.grad(loss, [edge], retain_graph=True, allow_unused=True)
@@ -110,7 +110,7 @@ def _differentiate(outputs: list[Tensor], found: list[list[Pull]], loss: Any) ->
         found.append([Pull(detached[id(t)], g.detach(), kind, i) for i, (t, g) in pairs if g is not None])
 
 
-def addends(edge: Any) -> Iterator[Any]:
+def terms_behind(edge: Any) -> Iterator[Any]:
     """The terms that sums, means and factors without gradient make a loss of, each used only once."""
     uses = Counter((parent, number) for node in nodes_behind(edge.node) for parent, number in node.next_functions)
     queue = [edge]

@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boltcutter.diagnosis.calls import CLASSES
+from boltcutter.diagnosis.calls import CLASSES, has_values
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
-from boltcutter.diagnosis.graph import REGRESSIONS, name_of, saved
+from boltcutter.diagnosis.graph import REGRESSIONS, name_of, nodes_behind, saved
 from boltcutter.diagnosis.probe import Probe, Trace, rows_that_differ, seeded, take
 from boltcutter.diagnosis.samples import is_comparable
-from boltcutter.diagnosis.signs import nodes_behind
 from boltcutter.diagnosis.source import says
 from boltcutter.diagnosis.statements import called_name, functions_of
 from boltcutter.diagnosis.targets import replaced
@@ -44,10 +43,6 @@ AUGMENTS = re.compile(r"augment|jitter|dequant|eras(e|ing)", re.IGNORECASE)
 KEEPS_LABELS = re.compile(r"background|noise|mix_?style|style|interfer|distract|augment_?mix|augmix", re.IGNORECASE)
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.numel() == b.numel() and torch.equal(a.flatten(), b.flatten().to(a))
-
-
 @check("noisy-target", "likely", at="probe")
 def noisy_target(seen: Evidence) -> Lines:
     """A layer gets a part of the batch with noise or gaps, and the target of the loss is the same values."""
@@ -61,7 +56,7 @@ def noisy_target(seen: Evidence) -> Lines:
         clean = [p.flatten().float() for p in parts if p.numel() == t.numel() >= MANY and p.is_floating_point()]
         if not clean or any(torch.equal(p, t) for p in clean):
             continue
-        layer = next((name for name, u in inputs if _equal(u, call.target)), None)
+        layer = next((name for name, u in inputs if has_values(u, call.target)), None)
         for p in clean if layer else ():
             rest = t - p
             changed = rest != 0
@@ -331,7 +326,7 @@ def mixed_weights(seen: Evidence) -> Lines:
         trace = probe.run(kind, probe.batches[kind], training=True, seed=seed, then=differentiate)
         given = next((t for n, t in trace.tensors if n.startswith("the input of ") and t.is_floating_point()), None)
         x = next((t for t in batch if given is not None and t.numel() == given.numel() and t.is_floating_point()), None)
-        own = [w for t, w in found if t is not None and any(_equal(t, b) for b in batch)]
+        own = [w for t, w in found if t is not None and any(has_values(t, b) for b in batch)]
         if x is None or given is None or len(found) != 2 or len(own) != 1:
             return
         z, y = ((t - t.mean(0)).flatten().double() for t in (given.reshape(count, -1), x.reshape(count, -1)))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
-from boltcutter.diagnosis.graph import LOSSES, MAX_NODES, MOVES, REGRESSIONS, name_of, operation_behind, saved
+from boltcutter.diagnosis.graph import LOSSES, MOVES, REGRESSIONS, name_of, nodes_behind, operation_behind, saved
 from boltcutter.diagnosis.source import namespaces_of, own_classes, says, unpacked_names
 from boltcutter.internals import replaced
 from boltcutter.structure import flatten, with_tensors
@@ -97,18 +97,6 @@ def _differentiate(seen: Evidence, terms: Terms, loss: Any) -> None:
 def _keep(kept: list[Term], node: Any, gradients: Any) -> None:
     if gradients and isinstance(gradients[0], Tensor):
         kept.append(Term(node, gradients[0].detach()))
-
-
-def nodes_behind(root: Any) -> list[Any]:
-    """The operations behind a loss."""
-    seen, stack, found = set[Any](), [root], list[Any]()
-    while stack and len(found) < MAX_NODES:
-        node = stack.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            found.append(node)
-            stack.extend(parent for parent, _ in node.next_functions)
-    return found
 
 
 def sign_of(seen: Evidence) -> float:
