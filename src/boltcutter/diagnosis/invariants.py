@@ -66,7 +66,10 @@ class Invariants(Callback):
     ) -> None:
         known = CHECKS.keys() | ON_DEMAND
         if unknown := [name for name in ignore if name not in known]:
-            raise ValueError(f"callback.invariants.ignore={unknown[0]}: no check; there are {', '.join(sorted(known))}")
+            from boltcutter.config.errors import hint
+
+            near = hint(unknown[0], known) or "; boltcutter.diagnosis.CHECKS lists them"
+            raise ValueError(f"callback.invariants.ignore={unknown[0]}: no check of this name{near}")
         if on_finding not in ("warn", "error"):
             raise ValueError(f"callback.invariants.on_finding={on_finding}: must be warn or error; try warn")
         self.ignore, self.on_finding, self.folder = tuple(ignore), on_finding, folder and Path(folder)
