@@ -852,3 +852,28 @@ def overlap_of_what_is_above_a_threshold_mended():
 
     x = digits(loaded=False)[0].tensors[0]
     return Net(), *halves(x + 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)), (x > 0.5).float())
+
+
+@no_bug()
+def labels_are_drawn_by_the_step():
+    class Net(L.LightningModule):
+        """Each step draws which of the labels of training it sees, and the loader only counts steps."""
+
+        def __init__(self, x, y):
+            super().__init__()
+            self.register_buffer("x", x)
+            self.register_buffer("y", y)
+            self.net = mlp()
+
+        def training_step(self, _, batch_idx):
+            rows = torch.randperm(480)[:64]
+            return F.cross_entropy(self.net(self.x[rows]), self.y[rows])
+
+        def validation_step(self, nodes, batch_idx):
+            self.log("val_acc", (self.net(self.x)[nodes].argmax(1) == self.y[nodes]).float().mean())
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+    x, y = digits(loaded=False)[0].tensors
+    return Net(x, y), DataLoader(torch.arange(10), 1), DataLoader(torch.arange(480, 640), 64)
