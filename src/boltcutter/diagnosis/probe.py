@@ -149,6 +149,8 @@ class Probe:
         self.terms: Any = None  # of the loss, as ``signs`` reads them
         self.before_nearest = 0  # outputs of layers before the nearest of several values is chosen
         self.pulls: list[list[Any]] | None = None  # of each addend of the loss, as ``pulls`` reads them
+        self.weight_of_samples = 0.0  # of the losses of all samples of the batch, in the loss
+        self.of_weights: dict[str, Tensor] = {}  # gradients of what the loss has beside these, by parameter
         self._base: dict[tuple[str, bool], Trace] = {}
         self._repeated: dict[tuple[str, int], Trace] = {}
 
@@ -182,6 +184,7 @@ class Probe:
         """Release what layers computed; the calls of loss functions are kept."""
         self._repeated.clear()
         self.terms = self.pulls = None
+        self.of_weights.clear()
         for trace in self._base.values():
             trace.tensors.clear()
 

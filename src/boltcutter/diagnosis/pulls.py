@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -11,24 +12,30 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from boltcutter.diagnosis.calls import CLASSES
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import MOVES, name_of, nodes_behind
+from boltcutter.diagnosis.probe import Probe
 from boltcutter.diagnosis.sequences import paddings
 from boltcutter.diagnosis.signs import part_names, sign_of
 from boltcutter.structure import flatten
 
 SUMS = frozenset(("Add", "Sub", "Rsub", "Neg", "Mean", "Sum"))
 SCALES = frozenset(("Mul", "Div"))
+SUM = 2  # a reduction, as nodes of losses save it
 MOST = 64  # addends
 FEWEST = 32  # elements with a gradient
 AGREE = 0.99  # share of these
 FEW = 0.05  # share of these, of each side
 EQUAL = 0.9999  # cosine
 RANKED = 0.8  # correlation
+SPREAD = 0.2  # of a ratio that is the same for all weights
+WITHIN = 2.5  # times
+MANY_BATCHES = 8
 OCCURRED = re.compile(r"(^|_)(events?|e|delta|status|dead|died|deaths?|observed|failed|is_event)($|_)", re.IGNORECASE)
 TIMES = re.compile(r"(^|_)(times?|durations?|survival|tte|follow_?up|t)($|_)", re.IGNORECASE)
 
@@ -82,7 +89,7 @@ def pulls_of(seen: Evidence) -> list[list[Pull]]:
     probe.pulls = found = list[list[Pull]]()
     hooks = [m.register_forward_hook(keep) for m in probe.module.modules() if m is not probe.module]
     try:
-        then = partial(_differentiate, outputs, found)
+        then = partial(_differentiate, probe, outputs, found)
         with Nearest(outputs) as nearest:
             probe.run(kind, probe.batches[kind], training=True, record=False, then=then)
         probe.before_nearest = nearest.count
@@ -92,7 +99,7 @@ def pulls_of(seen: Evidence) -> list[list[Pull]]:
     return found
 
 
-def _differentiate(outputs: list[Tensor], found: list[list[Pull]], loss: Any) -> None:
+def _differentiate(probe: Probe, outputs: list[Tensor], found: list[list[Pull]], loss: Any) -> None:
     if not isinstance(loss, Tensor) or loss.grad_fn is None or loss.numel() != 1:
         return
     outputs = [*outputs]  # without those that checkpoints compute again
@@ -108,6 +115,20 @@ def _differentiate(outputs: list[Tensor], found: list[list[Pull]], loss: Any) ->
         pairs = enumerate(zip(outputs, each, strict=True))
         kind = name_of(edge.node)
         found.append([Pull(detached[id(t)], g.detach(), kind, i) for i, (t, g) in pairs if g is not None])
+        if found[-1]:
+            rows = outputs[0].shape[0] if getattr(edge.node, "_saved_reduction", None) == SUM else 1
+            probe.weight_of_samples = max(probe.weight_of_samples, abs(float(whole[0].sum())) * rows)
+        else:
+            _add_gradients(probe, edge, whole)
+
+
+def _add_gradients(probe: Probe, edge: Any, whole: Any) -> None:
+    """Add those of a term that no output of a layer is in, by the weights."""
+    weights = {name: p for name, p in probe.module.named_parameters() if p.requires_grad}
+    each = torch.autograd.grad([edge], [*weights.values()], whole, retain_graph=True, allow_unused=True)
+    for name, g in zip(weights, each, strict=True):
+        if g is not None:
+            probe.of_weights[name] = probe.of_weights[name] + g.detach() if name in probe.of_weights else g.detach()
 
 
 def terms_behind(edge: Any) -> Iterator[Any]:
@@ -312,3 +333,51 @@ def nearest_cuts(seen: Evidence) -> Lines:
             "a term of the loss is computed of the nearest vectors of a codebook, and has no gradient for the layers "
             "before it, which only another term trains; pass the gradient on: z + (nearest - z).detach()"
         )
+
+
+@check("divergence-weight", "likely", at="probe")
+def divergence_of_weights(seen: Evidence) -> Lines:
+    """Beside a mean over samples, a Bayesian network's divergence is divided by nothing, the batch, or the batches."""
+    probe, kind = seen.probe, "training_step"
+    batches = getattr(seen.trainer, "num_training_batches", 0)
+    if probe is None or kind not in probe.batches or not MANY_BATCHES <= batches < math.inf:
+        return
+    pulls_of(seen)
+    rows, factors = probe.size(kind), _factors_of_divergence(probe)
+    if rows < MANY_BATCHES or not factors or not probe.weight_of_samples:
+        return
+    share = sorted(factors)[len(factors) // 2] / probe.weight_of_samples
+    wrong = {1.0: "not divided", 1 / rows: f"divided by the {rows} samples of a batch"}
+    wrong[1 / batches] = f"divided by the {batches} batches of an epoch"
+    nearest = min(wrong, key=lambda factor: abs(math.log(share / factor)))
+    if nearest / WITHIN < share < nearest * WITHIN:
+        yield (
+            f"the divergence of the weights from their prior is {wrong[nearest]}, beside the mean loss of samples, so "
+            f"it counts about {nearest * rows * batches:.0f} times too much; divide it by the number of training "
+            f"samples, about {rows * batches}"
+        )
+
+
+def _factors_of_divergence(probe: Probe) -> list[float]:
+    """Of each tensor of deviations of weights, the factor of its divergence in the loss, by its gradient.
+
+    The gradient of -log(deviation) by it is -1 / deviation, beside which that of the prior is small.
+    """
+    found, weights = list[float](), dict(probe.module.named_parameters())
+    for name, g in probe.of_weights.items():
+        p, owner = weights[name].detach().double(), name.rpartition(".")[0]
+        others = [n for n in probe.of_weights if n != name and n.rpartition(".")[0] == owner]
+        if not any(_is_pulled_to_zero(weights[n], probe.of_weights[n], p.shape) for n in others):
+            continue
+        # Of the deviation as softplus(p) and as exp(p), or exp(p / 2).
+        for ratios in (-g.double() * F.softplus(p) / p.sigmoid(), -g.double()):
+            factor = float(ratios.mean())
+            if factor > 0 and float(ratios.std(unbiased=False)) < SPREAD * factor:
+                found.append(factor)
+                break
+    return found
+
+
+def _is_pulled_to_zero(p: Tensor, gradient: Tensor, shape: torch.Size) -> bool:
+    pair = torch.stack([p.detach().flatten(), gradient.flatten()])
+    return p.shape == shape and p.numel() > 2 and float(torch.corrcoef(pair)[0, 1]) > RANKED

@@ -20,6 +20,7 @@ from boltcutter.diagnosis.source import codes_of_users
 
 MAX_CALLS = 20_000  # of a schedule, which are computed ahead
 MIN_CALLS = 3  # fewer epochs may be a trial
+FAR, FAR_CALLS = 20, 100  # times as many calls, and at least so many
 GONE = 1e-4  # of the peak
 CONSTANTS = (int, float, str, NoneType, ModuleType, type)  # what a function may refer to and cannot change
 SCHEDULERS = {"lr_schedulers", "lr_scheduler_configs"}  # by which code reaches schedules
@@ -69,7 +70,7 @@ def schedule_unit(seen: Evidence) -> Lines:
 
 @check("schedule-dead", "likely", at="start")
 def schedule_dead(seen: Evidence) -> Lines:
-    """Computed ahead on a copy, the rate stays below 1/10,000 of its peak from before half of the training."""
+    """On a copy, the rate soon stays below 1/10,000 of its peak, or falls only in as many steps as there are epochs."""
     for scheduler, per_step, calls in schedules(seen):
         done = min(int(getattr(scheduler, "last_epoch", 0) or 0), calls)  # of a run that is resumed
         rates = _rates(seen, scheduler, calls - done) if calls <= MAX_CALLS else []
@@ -81,11 +82,19 @@ def schedule_dead(seen: Evidence) -> Lines:
                 f"{last / calls:.0%} of the training ({last} {unit}s), for good; is it meant per "
                 f"{'epoch' if per_step else 'step'}?"
             )
+            continue
+        changes = _changes(rates)
+        epochs = int(seen.trainer.max_epochs or 0)
+        if per_step and changes and FAR * changes[-1] <= calls and changes[-1] <= epochs and 2 * rates[-1] < rates[0]:
+            yield (
+                f"{type(scheduler).__name__} lowers the learning rate for the last time after {changes[-1]} of {calls} "
+                f"steps, to {rates[-1] / rates[0]:.2g} of the first; is it meant per epoch?"
+            )
 
 
 @check("schedule-unit", "likely", at="start")
 def schedule_begun(seen: Evidence) -> Lines:
-    """Called per epoch, a schedule reaches less than half of the rate that it would reach in as many steps."""
+    """Called per epoch, a schedule reaches less than half of its rate in as many steps, or would first change later."""
     for scheduler, per_step, calls in schedules(seen):
         if per_step or seen.total_steps > MAX_CALLS or any(_lengths(scheduler)):
             continue
@@ -96,6 +105,18 @@ def schedule_begun(seen: Evidence) -> Lines:
                 f"{type(scheduler).__name__} is called once per epoch, {calls} times, and reaches {max(first):.2g}, "
                 f"where it would reach {max(rates):.2g} in {len(rates)} steps, as if its warm-up were one of steps; "
                 'return {"scheduler": …, "interval": "step"}'
+            )
+        changes = _changes(rates)
+        if (
+            calls >= MIN_CALLS
+            and changes
+            and changes[0] >= max(FAR_CALLS, FAR * calls)
+            and rates[-1] >= GONE * rates[0]
+        ):
+            yield (
+                f"{type(scheduler).__name__} is called once per epoch, {calls} times, but first changes the rate after "
+                f"{changes[0]} calls, so it stays {rates[0]:.2g}, where it would reach {rates[-1]:.2g} in {len(rates)} "
+                'steps; return {"scheduler": …, "interval": "step"}'
             )
 
 
@@ -229,6 +250,11 @@ def _rates(seen: Evidence, scheduler: Any, calls: int) -> list[float]:
             return rates
     except Exception:  # of somebody else's scheduler, which may need anything
         return []
+
+
+def _changes(rates: list[float]) -> list[int]:
+    """The calls after which the rate is another one."""
+    return [i for i in range(1, len(rates)) if rates[i] != rates[i - 1]]
 
 
 def _functions(scheduler: Any) -> Iterator[Any]:

@@ -307,7 +307,7 @@ def _rounded_to(t: Tensor) -> torch.dtype | None:
 
 @check("target-not-flipped", "likely", at="data")
 def target_not_flipped(seen: Evidence) -> Lines:
-    """Between two draws of a training sample, its picture and its mask, of equal size, or box, are not turned alike."""
+    """Between two draws of a training sample, its picture and its mask, boxes or points are not turned alike."""
     dataset = seen.splits.dataset("train") if seen.splits else None
     if dataset is None or isinstance(dataset, IterableDataset):
         return
@@ -315,10 +315,13 @@ def target_not_flipped(seen: Evidence) -> Lines:
     for seed in range(DRAWS):
         with seeded(seed):
             draws.append([_picture_and_mask(each) for each in items(dataset, range(min(DRAWS, len(dataset))))])
-        if any(pair is None for pair in draws[-1]):
+        if not any(draws[-1]):
             return
     count = 0
-    for (first, mask), *rest in zip(*draws, strict=True):
+    for pairs in zip(*draws, strict=True):
+        if not all(pairs):
+            continue
+        (first, mask), *rest = pairs
         for picture, other in rest:
             of_picture = [n for n, turn in enumerate(TURNS) if _likeness(turn(first), picture) > LIKE]
             turns = TURNS if mask.shape[-2:] == first.shape[-2:] else TURNS[:1]
@@ -327,17 +330,19 @@ def target_not_flipped(seen: Evidence) -> Lines:
                 count += -MANY_DRAWS if not of_mask else of_picture[0] not in of_mask
     if count >= 3:
         yield (
-            "pictures of training samples and their masks or boxes are flipped or turned at random, but not alike; "
-            "apply each random transform to both"
+            "pictures of training samples and their masks, boxes or points are flipped or turned at random, but not "
+            "alike; apply each random transform to both"
         )
 
 
 def _picture_and_mask(sample: Any) -> tuple[Tensor, Tensor] | None:
-    """A picture (…, H, W), and then a mask of integers, or of 0 and 1, (…, H, W), or boxes, of a sample."""
+    """A picture (…, H, W), and then a mask of integers, or of 0 and 1, (…, H, W), or boxes, or points, of a sample."""
     leaves = [torch.as_tensor(t) for t in flatten(sample) if isinstance(t, Tensor | np.ndarray)]
     spatial = [t for t in leaves if t.ndim in (2, 3) and min(t.shape[-2:]) >= 4 and not t.is_complex()]
-    if len(spatial) == 1 and len(leaves) == 2 and _are_boxes(leaves[1], spatial[0].shape[-2:]):
-        return spatial[0], leaves[1]
+    if len(spatial) == 1 and len(leaves) == 2:
+        picture, other = spatial[0], leaves[1]
+        if _are_boxes(other, picture.shape[-2:]) or _are_points(other, picture):
+            return picture, other
     if len(spatial) != 2 or spatial[0].shape[-2:] != spatial[1].shape[-2:]:
         return None
     if spatial[1].is_floating_point() and not bool(((spatial[1] == 0) | (spatial[1] == 1)).all()):
@@ -355,6 +360,27 @@ def _are_boxes(t: Tensor, size: torch.Size) -> bool:
         bool(((low >= -0.01) & (high <= limits + 0.01) & (low < high)).all())
         for low, high in ((one, other), (one - other / 2, one + other / 2))
     )
+
+
+def _are_points(t: Tensor, picture: Tensor) -> bool:
+    """Whether numbers, (…, 2) or (2 * points,), are places within a picture, where it differs from the mirrored places.
+
+    Places are in parts of the picture, from 0 or from -1 to 1, or in pixels; of a flat vector, they alternate.
+    """
+    if not t.is_floating_point() or not 2 <= t.numel() <= 2 * MAX_BOXES or t.numel() % 2 or float(t.abs().max()) == 0:
+        return False
+    if t.ndim > 1 and t.shape[-1] != 2:
+        return False
+    height, width = picture.shape[-2:]
+    points, size = t.double().reshape(-1, 2), torch.tensor([width - 1.0, height - 1.0], dtype=torch.float64)
+    if float(points.max()) <= 1:
+        points = (points + (points.min() < 0)) / (2 if points.min() < 0 else 1) * size
+    if float(points.min()) < 0 or bool((points > size + 1).any()):
+        return False
+    seen = picture.double().flatten(0, -3).sum(0) if picture.ndim > 2 else picture.double()
+    marks = (seen - seen.median()).abs()
+    x, y = points.round().clamp(torch.zeros(2), size).long().T
+    return abs(float(marks[y, x].mean()) - float(marks[y, width - 1 - x].mean())) > float(marks.mean())
 
 
 def _likeness(a: Tensor, b: Tensor) -> float:

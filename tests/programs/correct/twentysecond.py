@@ -1,0 +1,106 @@
+"""The programs of ``planted/twentyfirst.py`` without their bugs, and what looks like them."""
+
+import torch
+from programs import Base, LossOnly, digits, loaders, no_bug
+from programs.planted.twentyfirst import Bayesian, Places, Spots
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import Adam
+from torch.optim.lr_scheduler import MultiStepLR
+
+
+@no_bug(max_epochs=6)
+def milestones_of_a_longer_training():
+    class Net(Base):
+        def configure_optimizers(self):
+            optimizer = Adam(self.parameters(), lr=1e-3)
+            return [optimizer], [MultiStepLR(optimizer, [60, 80], 0.1)]
+
+    return Net(), *digits(batch=16)
+
+
+@no_bug(max_epochs=8)
+def milestones_in_steps_are_called_per_step():
+    class Net(Base):
+        def configure_optimizers(self):
+            optimizer = Adam(self.parameters(), lr=1e-2)
+            schedule = MultiStepLR(optimizer, [80, 120], 0.1)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    return Net(), *digits(batch=32)
+
+
+@no_bug()
+def places_are_flipped_too():
+    class Data(Spots):
+        def flipped(self, x, at):
+            at[0] = 1 - at[0]
+            return x.flip(-1)
+
+    return Places(), *loaders(Data(320, train=True), Data(160, train=False))
+
+
+@no_bug()
+def size_and_brightness_are_not_flipped():
+    class Data(Spots):
+        def flipped(self, x, at):
+            return x.flip(-1)
+
+        def __getitem__(self, i):
+            x, _ = super().__getitem__(i)
+            return x, torch.stack([x.mean(), x.std()])
+
+    return Places(), *loaders(Data(320, train=True), Data(160, train=False))
+
+
+@no_bug()
+def divergence_is_divided_by_samples():
+    return Bayesian(640), *digits()
+
+
+@no_bug()
+def scales_that_are_learned_beside_shifts():
+    class Scale(nn.Module):
+        def __init__(self, count):
+            super().__init__()
+            self.shift, self.log_scale = nn.Parameter(torch.zeros(count)), nn.Parameter(torch.zeros(count))
+
+        def forward(self, x):
+            return (x - self.shift) * self.log_scale.exp()
+
+    class Flow(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.ModuleList([Scale(64), nn.Linear(64, 64, bias=False), Scale(64)])
+
+        def loss(self, x, y):
+            first, mix, last = self.net
+            z = last(mix(first(x.flatten(1))))
+            volume = first.log_scale.sum() + last.log_scale.sum() + torch.slogdet(mix.weight).logabsdet
+            penalty = 1e-3 * (first.shift.square().sum() + last.shift.square().sum())
+            return 0.5 * z.square().sum(1).mean() - volume + penalty
+
+    return Flow(), *digits()
+
+
+@no_bug()
+def losses_are_weighted_by_learned_variances():
+    class Net(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 11))
+            self.log_precisions = nn.Parameter(torch.tensor([0.1, -0.2, 0.3]))
+            self.offsets = nn.Parameter(torch.tensor([0.1, 0.2, -0.3]))
+
+        def loss(self, x, y):
+            out = self.net(x)
+            each = torch.stack(
+                [
+                    F.cross_entropy(out[:, :10], y),
+                    F.mse_loss(out[:, 10], x.mean((1, 2, 3))),
+                    F.binary_cross_entropy_with_logits(out[:, :10].logsumexp(1) + self.offsets.sum(), (y > 4).float()),
+                ]
+            )
+            return (self.log_precisions.exp() * each - self.log_precisions).sum() + 0.01 * self.offsets.square().sum()
+
+    return Net(), *digits()
