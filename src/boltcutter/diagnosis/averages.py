@@ -6,11 +6,12 @@ import dis
 import re
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, sampled
@@ -30,6 +31,8 @@ CHANGES = frozenset(
     )
 )
 EACH_BATCH = ("training_step", "on_train_batch_end", "on_before_zero_grad")
+FEWEST_SHARES = 5  # steps
+FASTER = 1.5
 REPLACED = 0.02  # of what the original has moved, within which an average follows it at once
 
 ROUNDING = 1e-5  # of what the original has moved, which an average moves by its computation
@@ -154,6 +157,61 @@ def average_copies(seen: Evidence) -> Lines:
     """After eight steps, an average, by its name or in a callback, has followed its original to 98%, but not wholly."""
     if seen.probe is None:
         return
+    for name, part, other, twin in _averages(seen):
+        gap, moved = _gap(seen, name, part, other, twin)
+        if moved > 0 and ROUNDING * moved < gap <= REPLACED * moved:
+            yield (
+                f"{name}, whose name says that it follows {other} slowly, is almost equal to it after each step; "
+                "are the weights of old and new exchanged (average * decay + new * (1 - decay))?"
+            )
+            return
+
+
+@check("average-copies", "likely", at="trial")
+def average_speeds_up(seen: Evidence) -> Lines:
+    """In each of eight steps, an average has moved by a greater share of its distance from the original than before."""
+    for name, followed in seen.followed.items():
+        shares = followed.shares
+        if len(shares) >= FEWEST_SHARES and shares == sorted(shares) and 0 < FASTER * shares[0] < shares[-1]:
+            yield (
+                f"{name}, an average of {followed.other}, moves by {shares[0]:.0%} of its distance to it in a step, and "
+                f"by {shares[-1]:.0%} {len(shares) - 1} steps later, so it follows ever faster, and ends as a copy; are "
+                "the weights of old and new exchanged (average * decay + new * (1 - decay))?"
+            )
+            return
+
+
+@dataclass
+class Followed:
+    """How an average has moved, step by step.
+
+    Args:
+        other: Name of the original.
+        values: A sample of the average's weights, shape (V,).
+        shares: Of its distance from the original, by which it has moved in each step.
+    """
+
+    other: str
+    values: Tensor
+    shares: list[float] = field(default_factory=list)
+
+
+def follow(seen: Evidence) -> None:
+    """Note how averages have moved since the last call."""
+    for name, part, other, twin in _averages(seen):
+        if not any(moved for _, moved in [_gap(seen, name, part, other, twin)]):
+            continue
+        one, two = (torch.cat([sampled(p).flatten().double() for p in m.parameters()]) for m in (part, twin))
+        last = seen.followed.get(name)
+        if last is not None and last.other == other and float((way := two - last.values).square().sum()) > 0:
+            last.shares.append(float(((one - last.values) * way).sum() / way.square().sum()))
+            last.values = one
+        elif last is None:
+            seen.followed[name] = Followed(other, one)
+
+
+def _averages(seen: Evidence) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
+    """Networks that are averages by their name, or that callbacks hold, each with each other part of the module."""
     parts = {n: m for n, m in seen.module.named_modules() if n and any(True for _ in m.parameters())}
     callbacks: list[Any] = seen.trainer.callbacks  # type: ignore[attr-defined]
     held = [
@@ -162,16 +220,7 @@ def average_copies(seen: Evidence) -> Lines:
         for n, part in vars(each).items() if isinstance(part, nn.Module)
     ]  # fmt: skip
     for name, part in [*((n, m) for n, m in parts.items() if FOLLOWS.search(n)), *held]:
-        for other, twin in parts.items():
-            if other == name or FOLLOWS.search(other):
-                continue
-            gap, moved = _gap(seen, name, part, other, twin)
-            if moved > 0 and ROUNDING * moved < gap <= REPLACED * moved:
-                yield (
-                    f"{name}, whose name says that it follows {other} slowly, is almost equal to it after each step; "
-                    "are the weights of old and new exchanged (average * decay + new * (1 - decay))?"
-                )
-                return
+        yield from ((name, part, n, twin) for n, twin in parts.items() if n != name and not FOLLOWS.search(n))
 
 
 def _gap(seen: Evidence, name: str, part: nn.Module, other: str, twin: nn.Module) -> tuple[float, float]:

@@ -341,6 +341,13 @@ class LossCalls(TorchFunctionMode):
             count = before.shape[1]
             if after.shape[1] == count > 1 and before.shape[-1] != count and len(after) > len(before):
                 self.flattened[id(after)] = after, tuple(before.shape)
+        # (N, C, H, W) to (N, H * W, C), or to (N * H * W, C): channels are not moved behind the places.
+        places = before.numel() // max(1, len(before) * before.shape[1]) if before.ndim > 2 else 0
+        is_rowed = before.ndim > 3 and after.shape == (len(before), places, before.shape[1])
+        is_rowed |= before.ndim > 2 and after.shape == (len(before) * places, before.shape[1])
+        is_rowed = is_rowed and before.is_contiguous() and before.requires_grad and places > 1 < before.shape[1]
+        ends = [before.shape[-n:].numel() for n in range(1, before.ndim)]
+        is_rowed = is_rowed and before.shape[1] not in ends
         old, new = ([size for size in t.shape if size > 1] for t in (before, after))
         is_permuted = before.ndim == after.ndim and old != new and sorted(old) == sorted(new)
         # (N, T, H * D) to (N, H, T, D): heads are split at the end, and then transposed.
@@ -352,7 +359,7 @@ class LossCalls(TorchFunctionMode):
         is_joined = is_joined and after.shape[1] == before.shape[2] != before.shape[1] > 1 < before.shape[2]
         is_data = before.is_floating_point() or before.dtype == torch.uint8 or (before.ndim > 2 and is_permuted)
         is_varied = before.numel() > 0 and bool((before != before.flatten()[0]).any())
-        if (is_permuted or is_split or is_joined) and is_data and is_varied and before.dtype != torch.bool:
+        if (is_permuted or is_split or is_joined or is_rowed) and is_data and is_varied and before.dtype != torch.bool:
             self._remark(
                 "reshape-not-transpose",
                 f"{tuple(before.shape)} is reshaped to {tuple(after.shape)}, which keeps the order of values, so rows "

@@ -172,6 +172,7 @@ class Evidence:
         self.remarks: list[Remark] = []  # on shapes, in the same passes
         self.predictions: list[Loss] = []  # of a trained model in validation
         self.metric_calls: MetricCalls | None = None
+        self.followed: dict[str, Any] = {}  # averages of weights, as ``averages`` follows them
         self.is_converged = False  # its validation had been best before training ended
         # of validation
         self.validations = 0

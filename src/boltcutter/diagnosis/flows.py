@@ -57,17 +57,25 @@ def log_determinant(seen: Evidence) -> Lines:
     own = [(n, p) for n, p in probe.module.named_modules() if p is not probe.module and own_classes(type(p))]
     hooks = [part.register_forward_hook(partial(_keep, steps, name), with_kwargs=True) for name, part in own]
     wrong: list[Step] = []
+    unused: list[Step] = []
     try:
         probe.run(
             "training_step",
             probe.batches["training_step"],
             training=True,
             record=False,
-            then=lambda loss: wrong.extend(_wrong_steps(steps, loss, sign_of(seen))),
+            then=lambda loss: wrong.extend(_wrong_steps(steps, loss, sign_of(seen), unused)),
         )
     finally:
         for hook in hooks:
             hook.remove()
+    for step in [step for step in unused if _sign_of_determinant(step)][:1]:
+        yield Line(
+            f"what {step.name} returns as the logarithm of a determinant does not enter the loss, though that of another "
+            "layer does; add up those of all layers: log_det = log_det + …",
+            subject=type(step.layer).__name__,
+        )
+        return
     for step in [step for step in steps if not wrong and abs(_sign_of_determinant(step)) not in (0.0, 1.0)][:1]:
         yield Line(
             f"what {step.name} returns as the logarithm of a determinant is {abs(_sign_of_determinant(step)):.3g} of "
@@ -100,12 +108,14 @@ def _values(output: tuple[Any, ...]) -> list[Tensor]:
     return [t for t in output if isinstance(t, Tensor) and t.is_floating_point()]
 
 
-def _wrong_steps(steps: list[Step], loss: Any, sign: float) -> list[Step]:
-    """Those whose log-determinant the optimizer makes smaller."""
+def _wrong_steps(steps: list[Step], loss: Any, sign: float, unused: list[Step]) -> list[Step]:
+    """Those whose log-determinant the optimizer makes smaller; those whose it does not reach are added to a list."""
     if not steps or not isinstance(loss, Tensor) or not loss.requires_grad or loss.numel() != 1:
         return []
     gradients = torch.autograd.grad(loss, [s.log_det for s in steps], allow_unused=True, retain_graph=True)
     found = []
+    if any(gradient is not None for gradient in gradients):
+        unused += [step for step, gradient in zip(steps, gradients, strict=True) if gradient is None]
     for step, gradient in zip(steps, gradients, strict=True):
         signs = set((sign * gradient).sign().flatten().tolist()) if gradient is not None else set()
         if len(signs) == 1 and signs.pop() * _sign_of_determinant(step) > 0:

@@ -54,7 +54,8 @@ def channels_flattened(seen: Evidence) -> Lines:
 @check("reshape-not-transpose", "likely", at="probe")
 def reshape_not_transpose(seen: Evidence) -> Lines:
     """A reshape only exchanges the sizes of a tensor, so it mixes its rows."""
-    yield from remarks(seen, "reshape-not-transpose")
+    if not any(remark.check == "channels-flattened" for remark in seen.remarks):
+        yield from remarks(seen, "reshape-not-transpose")
 
 
 @check("reshape-not-transpose", "likely", at="probe")

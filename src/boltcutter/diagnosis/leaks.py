@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
 import types
@@ -196,21 +197,35 @@ def fitted_before_split(seen: Evidence) -> Lines:
                 )
 
 
-def _functions_of_data(seen: Evidence) -> Iterator[tuple[str, ast.FunctionDef, int]]:
-    """Methods of the data module, and functions beside it: name, definition and first line."""
+def _functions_of_data(seen: Evidence) -> Iterator[tuple[str, ast.AST, int]]:
+    """Methods of the data module, functions beside it, and the file's other statements: name, code and first line.
+
+    Without a data module, functions and statements beside the module that is trained.
+    """
     data = getattr(seen.trainer, "datamodule", None)
-    for cls in own_classes(type(data)) if data is not None else ():
+    for cls in own_classes(type(seen.module if data is None else data)):
         if cls.__module__.startswith("boltcutter."):
             continue
-        beside = vars(sys.modules.get(cls.__module__, types)).values()
-        for value in (*vars(cls).values(), *beside):
+        file = sys.modules.get(cls.__module__, types)
+        yield f"{cls.__module__}, outside of functions", _statements(file), 1
+        for value in (*(vars(cls).values() if data is not None else ()), *vars(file).values()):
             function = getattr(value, "__func__", value)
             is_own = isinstance(function, types.FunctionType) and function.__module__ == cls.__module__
             if is_own and (tree := tree_of(function)) is not None:
                 yield function.__qualname__, tree, function.__code__.co_firstlineno
 
 
-def _is_split_later(tree: ast.FunctionDef, call: ast.Call, name: str, *, or_result: bool = False) -> bool:
+def _statements(file: types.ModuleType) -> ast.Module:
+    """The statements of a file that are in no function or class; none if it is of an installed package."""
+    try:
+        body = ast.parse(inspect.getsource(file)).body if "-packages" not in str(file.__file__) else []
+    except (OSError, TypeError, SyntaxError, ValueError, AttributeError):  # typed in, or generated
+        body = []
+    kept = [each for each in body if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+    return ast.Module(kept, [])
+
+
+def _is_split_later(tree: ast.AST, call: ast.Call, name: str, *, or_result: bool = False) -> bool:
     """Whether samples of a name, or of what is made of it, are split behind a call; ``or_result``: by the call, too."""
     made = {name}
     for node in ast.walk(tree):
@@ -221,7 +236,7 @@ def _is_split_later(tree: ast.FunctionDef, call: ast.Call, name: str, *, or_resu
     return any(_is_split(tree, each, after=call.lineno) for each in made)
 
 
-def _is_split(tree: ast.FunctionDef, name: str, *, before: int = sys.maxsize, after: int = 0) -> bool:
+def _is_split(tree: ast.AST, name: str, *, before: int = sys.maxsize, after: int = 0) -> bool:
     """Whether samples of a name are split within some lines: by a function, or by two indices."""
     indices = set()
     for node in ast.walk(tree):
@@ -243,6 +258,6 @@ def _is_split(tree: ast.FunctionDef, name: str, *, before: int = sys.maxsize, af
     return len(indices) > 1
 
 
-def _is_in_comprehension(tree: ast.FunctionDef, node: ast.AST) -> bool:
+def _is_in_comprehension(tree: ast.AST, node: ast.AST) -> bool:
     loops = (n for n in ast.walk(tree) if isinstance(n, ast.ListComp | ast.GeneratorExp | ast.DictComp | ast.For))
     return any(node in ast.walk(loop) for loop in loops)

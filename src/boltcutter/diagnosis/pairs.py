@@ -200,6 +200,7 @@ def same_views(seen: Evidence) -> Lines:
     if probe is None or "training_step" not in probe.batches or (count := probe.size("training_step")) < FEWEST:
         return
     parts = [t for t in flatten(probe.batches["training_step"]) if isinstance(t, Tensor) and t.is_floating_point()]
+    parts += [view for t in parts if t.ndim > 2 and t.shape[1] == 2 for view in t.unbind(1)]
     wide = [t for t in parts if t.ndim > 1 and len(t) == count and bool((t != t.flatten()[0]).any())]
     given = [(name, t) for name, t in probe.base("training_step").tensors if name.startswith("the input of")]
     for i, one in enumerate(wide):

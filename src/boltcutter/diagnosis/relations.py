@@ -152,6 +152,7 @@ class Output:
         value: Its output; kept, so that its memory is not used again.
         given: Memory of its inputs.
         has_gradient: Whether an input was computed of what has a gradient.
+        is_enabled: Whether gradients were.
         gradients: Of the loss, by the output.
     """
 
@@ -159,6 +160,7 @@ class Output:
     value: Tensor
     given: list[int]
     has_gradient: bool
+    is_enabled: bool
     gradients: list[Tensor] = field(default_factory=list)
 
     @property
@@ -168,22 +170,22 @@ class Output:
         return int(signs.flatten()[0]) if bool((signs == signs.flatten()[0]).all()) else 0
 
 
-@check("adversaries-agree", "likely", at="probe")
-def adversaries_agree(seen: Evidence) -> Lines:
-    """A network is trained to move the scores of its samples as the network that gives them is, and not the reverse."""
+def _outputs_of_networks(seen: Evidence) -> list[Output]:
+    """Outputs of the networks of a module with two optimizers or more, in one pass of its training step."""
     probe = seen.probe
-    if probe is None or "training_step" not in probe.batches or probe.module.automatic_optimization:
-        return
-    if len(seen.optimizers) < 2:
-        return
     outputs: list[Output] = []
+    if probe is None or "training_step" not in probe.batches or probe.module.automatic_optimization:
+        return outputs
+    if len(seen.optimizers) < 2:
+        return outputs
 
     def look(name: str) -> Any:
         def hook(part: nn.Module, args: Any, value: Any) -> None:
             if isinstance(value, Tensor) and len(outputs) < MANY:
                 inputs = tensors_of(args)
                 memory = [t.untyped_storage().data_ptr() for t in inputs]
-                output = Output(name, value, memory, any(t.grad_fn is not None for t in inputs))
+                has_gradient = any(t.grad_fn is not None for t in inputs)
+                output = Output(name, value, memory, has_gradient, torch.is_grad_enabled())
                 if value.requires_grad:
                     value.register_hook(lambda g: output.gradients.append(g.detach()))  # type: ignore[no-untyped-call]
                 outputs.append(output)
@@ -197,7 +199,14 @@ def adversaries_agree(seen: Evidence) -> Lines:
     finally:
         for handle in handles:
             handle.remove()
-    for name, _ in networks:
+    return outputs
+
+
+@check("adversaries-agree", "likely", at="probe")
+def adversaries_agree(seen: Evidence) -> Lines:
+    """A network is trained to move the scores of its samples as the network that gives them is, and not the reverse."""
+    outputs = _outputs_of_networks(seen)
+    for name in dict.fromkeys(o.name for o in outputs):
         made = {o.name: {p.value.untyped_storage().data_ptr() for p in outputs if p.name == o.name} for o in outputs}
         for other in made.keys() - {name}:
             calls = [o for o in outputs if o.name == name]
@@ -205,6 +214,13 @@ def adversaries_agree(seen: Evidence) -> Lines:
             real = {o.sign for o in calls if o not in of_other and not o.has_gradient}
             fake = {o.sign for o in of_other if not o.has_gradient}
             raised = {o.sign for o in of_other if o.has_gradient and not (made[name] & {*o.given})}
+            if len(real | fake) > 1 and _is_only_detached(of_other):
+                yield Line(
+                    f"{name} gets what {other} returns only without its gradient, also in the loss that should train "
+                    f"{other} against it, so {other} does not learn of it; give {name} there what is not detached",
+                    subject="detached",
+                )
+                return
             is_same = len(fake) == len(raised) == 1 and fake == raised and fake != {0} and real == {-next(iter(fake))}
             zeros = (
                 [_zero([o for o in of_other if o.has_gradient == each]) for each in (False, True)] if is_same else []
@@ -218,6 +234,13 @@ def adversaries_agree(seen: Evidence) -> Lines:
                     "samples, or the opposite sign"
                 )
                 return
+
+
+def _is_only_detached(found: list[Output]) -> bool:
+    """Whether scores of another network's outputs are used twice, in opposed losses, but never with its gradient."""
+    used = [o for o in found if o.is_enabled and (o.gradients or not o.value.requires_grad)]
+    is_opposed = {-1, 1} <= {o.sign for o in used} or len({o.value.requires_grad for o in used}) == 2
+    return is_opposed and not any(o.has_gradient for o in found)
 
 
 def _zero(found: list[Output]) -> float:

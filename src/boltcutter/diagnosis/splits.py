@@ -118,7 +118,7 @@ def overlap(seen: Evidence) -> Lines:
         is_wide = other[0][1] >= WIDE or _has_fractions(other[0][2])
         is_copied = (
             own < 0.5
-            and shared > 0.01
+            and shared > (0.01 if is_wide else 0.05)  # small samples of integers may be equal by chance
             and len(copies) >= FEWEST_COPIES
             and (shared > 3 * own or (is_wide and shared > 0.05))
         )

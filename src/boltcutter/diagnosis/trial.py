@@ -79,7 +79,11 @@ class Trial(Invariants):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Ask the probes before the first step."""
-        if self._batches or (seen := self._seen) is None:
+        if (seen := self._seen) is None:
+            return
+        if self._batches:
+            with Guarded(self):
+                averages.follow(seen)
             return
         fit = trainer.fit_loop
         fit.min_epochs, fit.epoch_loop.min_steps = None, None  # which keep a training from ending
