@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import math
 import re
 import types
 from collections.abc import Iterator
@@ -32,7 +33,8 @@ CHANGES = frozenset(
 )
 EACH_BATCH = ("training_step", "on_train_batch_end", "on_before_zero_grad")
 FEWEST_SHARES = 5  # steps
-FASTER = 1.5
+FASTER, MUCH = 1.5, 0.2
+EXACT = 0.01  # of how far an average has moved
 REPLACED = 0.02  # of what the original has moved, within which an average follows it at once
 
 ROUNDING = 1e-5  # of what the original has moved, which an average moves by its computation
@@ -172,11 +174,13 @@ def average_speeds_up(seen: Evidence) -> Lines:
     """In each of eight steps, an average has moved by a greater share of its distance from the original than before."""
     for name, followed in seen.followed.items():
         shares = followed.shares
-        if len(shares) >= FEWEST_SHARES and shares == sorted(shares) and 0 < FASTER * shares[0] < shares[-1]:
+        if len(shares) < FEWEST_SHARES or not all(0 < a < b for a, b in pairwise(shares)):
+            continue
+        if shares[-1] > max(FASTER * shares[0], MUCH):
             yield (
-                f"{name}, an average of {followed.other}, moves by {shares[0]:.0%} of its distance to it in a step, and "
-                f"by {shares[-1]:.0%} {len(shares) - 1} steps later, so it follows ever faster, and ends as a copy; are "
-                "the weights of old and new exchanged (average * decay + new * (1 - decay))?"
+                f"{name}, an average of {followed.other}, moves by {shares[0]:.0%} of its distance to it in a step, "
+                f"and by {shares[-1]:.0%} {len(shares) - 1} steps later, so it follows ever faster, and ends a copy; "
+                "are the weights of old and new exchanged (average * decay + new * (1 - decay))?"
             )
             return
 
@@ -204,7 +208,10 @@ def follow(seen: Evidence) -> None:
         one, two = (torch.cat([sampled(p).flatten().double() for p in m.parameters()]) for m in (part, twin))
         last = seen.followed.get(name)
         if last is not None and last.other == other and float((way := two - last.values).square().sum()) > 0:
-            last.shares.append(float(((one - last.values) * way).sum() / way.square().sum()))
+            moved = one - last.values
+            share = float((moved * way).sum() / way.square().sum())
+            is_straight = float((moved - share * way).norm()) <= EXACT * float(moved.norm())
+            last.shares.append(share if is_straight else math.nan)  # which is in no order
             last.values = one
         elif last is None:
             seen.followed[name] = Followed(other, one)

@@ -71,8 +71,8 @@ def log_determinant(seen: Evidence) -> Lines:
             hook.remove()
     for step in [step for step in unused if _sign_of_determinant(step)][:1]:
         yield Line(
-            f"what {step.name} returns as the logarithm of a determinant does not enter the loss, though that of another "
-            "layer does; add up those of all layers: log_det = log_det + …",
+            f"what {step.name} returns as the logarithm of a determinant does not enter the loss, though that of "
+            "another layer does; add up those of all layers: log_det = log_det + …",
             subject=type(step.layer).__name__,
         )
         return

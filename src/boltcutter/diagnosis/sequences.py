@@ -170,12 +170,15 @@ def mask_findings(seen: Evidence) -> Iterator[tuple[bool, str | Line]]:
     if probe is None or (count := probe.size(kind := probe.scored)) < FEWEST:
         return
     masks = probe.base(kind, training=False).masks
-    for j, t in enumerate(flatten(probe.batches[kind])):
-        if _are_padded(t, count) and any(_is_inverted(mask, t) for mask in masks):
+    leaves = flatten(probe.batches[kind])
+    padded_parts = {j: valid for j, _, valid in paddings(leaves, count)}
+    for j, t in enumerate(leaves):
+        is_known = j in padded_parts and any(torch.equal(mask, padded_parts[j]) for mask in masks)
+        if is_known or (_are_padded(t, count) and any(_is_inverted(mask, t) for mask in masks)):
             yield (
                 True,
-                f"attention gets a key_padding_mask that is True at the tokens of part {j} of the batch "
-                f"{tuple(t.shape)} and False at their padding: the mask is inverted; in torch, True is padding",
+                f"attention gets a key_padding_mask that is True at the content of part {j} of the batch "
+                f"{tuple(t.shape)} and False at its padding: the mask is inverted; in torch, True is padding",
             )
             return
     if not is_comparable(probe, kind):

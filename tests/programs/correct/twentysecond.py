@@ -1,8 +1,11 @@
 """The programs of ``planted/twentyfirst.py`` without their bugs, and what looks like them."""
 
+import copy
+
+import lightning as L
 import torch
 from programs import Base, LossOnly, digits, loaders, no_bug
-from programs.planted.twentyfirst import Bayesian, Places, Spots
+from programs.planted.twentyfirst import Adversaries, Bayesian, Contrastive, Flow, Patches, Places, Spots, Views, moons
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import Adam
@@ -104,3 +107,60 @@ def losses_are_weighted_by_learned_variances():
             return (self.log_precisions.exp() * each - self.log_precisions).sum() + 0.01 * self.offsets.square().sum()
 
     return Net(), *digits()
+
+
+@no_bug()
+def channels_are_moved_behind_the_patches():
+    return Patches(), *digits()
+
+
+@no_bug()
+def determinants_are_added():
+    return Flow(), *moons()
+
+
+@no_bug()
+def generator_learns_against_the_critic():
+    return Adversaries(), *moons()
+
+
+@no_bug()
+def critic_is_frozen_for_the_generator():
+    class Net(Adversaries):
+        def judged(self, fake):
+            self.critic.requires_grad_(False)
+            return fake
+
+        def training_step(self, batch, batch_idx):
+            self.critic.requires_grad_(True)
+            super().training_step(batch, batch_idx)
+
+    return Net(), *moons()
+
+
+@no_bug()
+def average_follows_ever_slower():
+    class Average(L.Callback):
+        def on_fit_start(self, trainer, pl_module):
+            self.kept = copy.deepcopy(pl_module.net).requires_grad_(False)
+
+        @torch.no_grad()
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            decay = min(0.99, (1 + trainer.global_step) / (10 + trainer.global_step))
+            for slow, fast in zip(self.kept.parameters(), pl_module.net.parameters(), strict=True):
+                slow.mul_(decay).add_(fast, alpha=1 - decay)
+
+        def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+            pl_module.log("val/slow", (self.kept(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    class Net(Base):
+        def configure_callbacks(self):
+            return [Average()]
+
+    return Net(), *digits()
+
+
+@no_bug()
+def two_views_are_stacked():
+    train, val = digits(loaded=False)
+    return Contrastive(), *loaders(Views(train.tensors[0], 2), Views(val.tensors[0], 2))
