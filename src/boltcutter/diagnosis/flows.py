@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ EXACT = 1e-3
 SUB_VP = re.compile(r"sub_?-?vp|sde|marginal_prob", re.IGNORECASE)  # in which 1 - a ** 2 is meant
 MANY = 24  # samples
 MOST_COLUMNS = 512
+MOST_MIXTURES = 16  # and layers
 UNRELATED = 0.4  # correlation, of at least as many
 SHIFT = 0.1  # deviation by which weights are changed: many flows begin as the identity, whose determinant is 1
 
@@ -225,7 +227,7 @@ def noise_by_variance(seen: Evidence) -> Lines:
 @check("other-time", "likely", at="probe")
 def other_time(seen: Evidence) -> Lines:
     """A layer gets drawn times that have nothing to do with the share of noise in what it gets."""
-    for _, noise, rows, is_certain in mixtures(seen):
+    for _, noise, rows, is_certain in islice(mixtures(seen), MOST_MIXTURES):
         probe, count = seen.probe, len(noise)
         parts = [t.flatten() for t in tensors_of(probe.batches["training_step"])]  # type: ignore[union-attr]
         given = probe.base("training_step").tensors  # type: ignore[union-attr]
@@ -234,12 +236,10 @@ def other_time(seen: Evidence) -> Lines:
             t for t in times if len(torch.unique(t)) > FEWEST and not any(torch.equal(t, p.double()) for p in parts)
         ]
         wide = [t for n, t in given if n.startswith("the input of ") and t.ndim == 2 and len(t) == count]
-        columns = [
-            c.double() for t in wide if t.is_floating_point() and t.shape[1] <= MOST_COLUMNS for c in t.unbind(1)
-        ]
-        if any(_rank_correlation(c[rows], noise[rows]) > 1 - UNRELATED / 2 for c in columns):
+        columns = [t for t in wide if t.is_floating_point() and t.shape[1] <= MOST_COLUMNS][:MOST_MIXTURES]
+        if any(float(_rank_correlations(t[rows], noise[rows]).max()) > 1 - UNRELATED / 2 for t in columns):
             continue  # a sine or cosine of the time
-        related = [_rank_correlation(t[rows], noise[rows]) for t in times]
+        related = [float(_rank_correlations(t[rows, None], noise[rows])) for t in times[:MOST_MIXTURES]]
         if is_certain and related and int(rows.sum()) >= MANY and max(related) < UNRELATED:
             yield (
                 "the network gets other times than those by which noise was mixed into its input (correlation with the "
@@ -248,6 +248,9 @@ def other_time(seen: Evidence) -> Lines:
             return
 
 
-def _rank_correlation(a: Tensor, b: Tensor) -> float:
-    ranks = torch.stack([t.argsort().argsort().double() for t in (a, b)])
-    return float(torch.corrcoef(ranks)[0, 1].abs())
+def _rank_correlations(columns: Tensor, other: Tensor) -> Tensor:
+    """Of each column (R, C) with other values (R,), without its sign, shape (C,)."""
+    a, b = (t.double().argsort(0).argsort(0).double() for t in (columns, other[:, None]))
+    a, b = a - a.mean(0), b - b.mean(0)
+    found: Tensor = (a * b).sum(0) / (a.norm(dim=0) * b.norm(dim=0) + 1e-12)
+    return found.abs()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal
 
 import lightning as L
@@ -79,6 +80,7 @@ class Invariants(Callback):
             self._checks.setdefault(each.at, []).append(each)
         self.findings: list[Finding] = []
         self._said: set[tuple[str, str]] = set()
+        self._until = math.inf  # of a trial: when no further check is asked
         self._seen: Evidence | None = None
         self._handles: list[Any] = []  # of hooks that count steps
         self._watch: Watch | None = None  # while it looks
@@ -211,6 +213,9 @@ class Invariants(Callback):
     def _ask(self, moment: Moment) -> None:
         """Ask all checks of a moment."""
         for each in self._checks.get(moment, ()):
+            if monotonic() > self._until:
+                self._note("probes", f"{each.name} and checks behind it were not asked: those before took too long")
+                return
             try:
                 for line in each.decide(self._seen):  # type: ignore[arg-type]
                     self._say(each, line if isinstance(line, Line) else Line(line))

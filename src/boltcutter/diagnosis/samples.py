@@ -95,6 +95,8 @@ def mixing(seen: Evidence) -> Lines:
     for keep, other in halves(probe):
         if [(n, t.shape) for n, t in other.tensors] != [(n, t.shape) for n, t in base.tensors]:
             return  # the samples decide what is computed
+        if base.random is None or other.random is None or not torch.equal(base.random, other.random):
+            return  # or how many numbers are drawn, as of Gamma distributions
         for (name, a), (_, b) in zip(base.tensors, other.tensors, strict=True):
             if (
                 is_of_samples(probe, name, a, count)

@@ -27,10 +27,15 @@ SCHEDULERS = {"lr_schedulers", "lr_scheduler_configs"}  # by which code reaches 
 BEFORE, AFTER = r"(^|[/_\-. ])(", r")($|[/_\-. 0-9@])"
 HIGHER = re.compile(
     f"{BEFORE}acc|accuracy|f1|auc|auroc|iou|miou|dice|bleu|rouge|r2|map|ap|recall|precision|psnr|ssim|return|reward"
+    "|ndcg|mrr|hits?|hit_rate|auprc|aupr|kappa|mcc|pearson|spearman|exact_match|success|success_rate|win_rate|meteor"
     f"{AFTER}",
     re.IGNORECASE,
 )
-LOWER = re.compile(f"{BEFORE}loss|error|err|mse|mae|rmse|nll|perplexity|ppl|wer|cer|fid|distance{AFTER}", re.IGNORECASE)
+LOWER = re.compile(
+    f"{BEFORE}loss|error|err|mse|mae|rmse|nll|perplexity|ppl|wer|cer|fid|distance|mape|smape|crps|brier"
+    f"|lpips|eer|bpd|bpc{AFTER}",
+    re.IGNORECASE,
+)
 
 
 def schedules(seen: Evidence) -> Iterator[tuple[Any, bool, int]]:

@@ -47,6 +47,7 @@ from boltcutter.diagnosis.probe import Probe, seeded
 from boltcutter.internals import tree_leaves
 
 SECONDS = 60.0  # after which no further step begins, and no further pass of a probe
+MOST_TIMES = 2.0  # this, after which no further check of a moment is asked
 
 
 class Trial(Invariants):
@@ -96,6 +97,7 @@ class Trial(Invariants):
                 seen.buffers = {name: b.detach().clone() for name, b in pl_module.named_buffers()}
                 held = _held(trainer, seen.splits.loaders.get("validation"))
                 seen.probe = Probe(trainer, pl_module, batch, held, self.seconds)
+                self._until = monotonic() + MOST_TIMES * self.seconds
                 traces = [seen.probe.base(kind) for kind in seen.probe.batches]
                 seen.calls = [call for trace in traces for call in trace.calls]
                 seen.remarks = [remark for trace in traces for remark in trace.remarks]
@@ -106,7 +108,7 @@ class Trial(Invariants):
                 seen.probe.forget()
                 seen.metric_calls = MetricCalls(pl_module)
             self._look()
-        self._end = monotonic() + self.seconds
+        self._end, self._until = monotonic() + self.seconds, math.inf
 
     def _close(self) -> None:
         if self._seen is not None and self._seen.metric_calls is not None:
@@ -124,6 +126,7 @@ class Trial(Invariants):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Ask about what eight steps have changed, and about the data, and conclude."""
         seen = self._seen
+        self._until = monotonic() + MOST_TIMES * self.seconds
         if seen is not None and seen.probe is not None:
             with Guarded(self):
                 if seen.metric_calls is not None:
@@ -136,7 +139,9 @@ class Trial(Invariants):
                 if self.weights is not None and seen.probe is not None:
                     seen.is_converged = self.weights(pl_module)
                     seen.predictions = _predictions(seen.probe, seen.splits)
+                self._until = monotonic() + MOST_TIMES * self.seconds
                 self._ask("data")
+        self._until = math.inf
         super().on_train_end(trainer, pl_module)
 
 

@@ -4,7 +4,7 @@ import copy
 
 import lightning as L
 import torch
-from programs import Base, LossOnly, digits, loaders, no_bug
+from programs import Base, LossOnly, digits, halves, loaders, mlp, no_bug
 from programs.planted.twentyfirst import Adversaries, Bayesian, Contrastive, Flow, Patches, Places, Spots, Views, moons
 from torch import nn
 from torch.nn import functional as F
@@ -164,3 +164,26 @@ def average_follows_ever_slower():
 def two_views_are_stacked():
     train, val = digits(loaded=False)
     return Contrastive(), *loaders(Views(train.tensors[0], 2), Views(val.tensors[0], 2))
+
+
+@no_bug()
+def forecasts_are_drawn_by_rejection():
+    class Net(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.ModuleList([mlp(1, 16, 1), nn.Linear(1, 1)])
+
+        def rate(self, x):
+            return F.softplus(self.net[0](x)) + 1e-3
+
+        def loss(self, x, y):
+            return -torch.distributions.Gamma(self.rate(x), 1.0).log_prob(y).mean()
+
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            for _ in range(3):  # steps ahead
+                x = torch.distributions.Gamma(self.rate(x), 1.0).sample()
+            self.log("val/error", (self.net[1](x) * 0 + x - y).abs().mean())
+
+    x = torch.rand(640, 1, generator=torch.Generator().manual_seed(0)) * 3
+    return Net(), *halves(x, x + 0.5 * torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) + 0.1)
