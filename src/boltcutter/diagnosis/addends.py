@@ -16,6 +16,13 @@ ADDITIONS = frozenset(("add", "__add__", "__radd__", "__iadd__", "add_", "sub", 
 JOINS = frozenset(("stack", "cat", "concat"))
 NUMBERS = frozenset(("item", "tolist", "__float__", "__array__", "numpy", "__format__"))
 COPIES = frozenset(("detach", "__get__"))  # the latter of .data
+# An index only chooses what they return.
+CHOOSES = frozenset(
+    (
+        *("__getitem__", "index_select", "gather", "take", "take_along_dim", "masked_select", "embedding"),
+        *("index_add", "index_add_", "scatter", "scatter_", "scatter_add", "scatter_add_", "index_put_", "index_copy"),
+    )
+)
 # Results that are not computed of values.
 EMPTY = frozenset(("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "requires_grad_"))
 # Operations of the graph by which a sum is a sum of its parts.
@@ -94,7 +101,8 @@ class AddendFinder:
     def follow(self, function: Any, name: str, args: Any, given: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         """Note what a function has made of its arguments."""
         of_weights = [t for t in given if t.requires_grad and not (isinstance(t, nn.Parameter) and t.numel() == 1)]
-        own = frozenset[int]().union(*(self.origins[t] for t in given if t in self.origins))
+        sources = [t for t in given if t in self.origins and (name not in CHOOSES or t.is_floating_point())]
+        own = frozenset[int]().union(*(self.origins[t] for t in sources))
         if name == "backward" and of_weights:
             self.roots.append(of_weights[0])
         elif name in NUMBERS and (of_weights or own):

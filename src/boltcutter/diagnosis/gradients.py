@@ -15,6 +15,7 @@ from boltcutter.internals import foreach_norm
 
 EARLY = 8  # optimizer steps, all of which are looked at
 NO_EFFECT = 1e-4  # relative change of the weights in the whole training that cannot matter
+MANY_LOST = 3  # batches before one step
 HUGE = 2.0  # change of a matrix in one step, relative to its size, and to 1 / sqrt(fan-in)
 ONE = torch.ones(1)
 ENOUGH, MOSTLY = 6, 0.7  # looks, and their share
@@ -55,12 +56,12 @@ def not_cleared(seen: Evidence) -> Lines:
 
 @check("gradients-lost", "certain", at="step")
 def gradients_lost(seen: Evidence) -> Lines:
-    """At two looks, gradients were cleared before a step: of a whole training_step, or all that some weights get."""
+    """Gradients were cleared before a step, at two looks or thrice: of a whole step, or all that some weights get."""
     assert seen.update is not None
     update, steps = seen.update, seen.steps[id(seen.update.optimizer)]
     steps.lost += bool(update.lost)
     steps.dropped += bool(update.dropped)
-    if update.lost and steps.lost >= 2:
+    if update.lost and (steps.lost >= 2 or update.lost >= MANY_LOST):
         yield (
             f"{_name(update)} makes a step after {update.lost + 1} batches, but has the gradient of the last one "
             "only, as zero_grad is called for each; call it after the step"

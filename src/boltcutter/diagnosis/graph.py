@@ -179,9 +179,12 @@ def leaves_behind(loss: Any, chosen: set[int]) -> dict[int, set[int]]:
             continue
         seen.add(node)
         parents = [parent for parent, _ in node.next_functions if parent is not None]
-        own = [leaf for parent in parents for leaf in _weights(parent) if leaf in chosen]
+        made_of = {parent: _weights(parent) for parent in parents}
+        own = [leaf for leaves in made_of.values() for leaf in leaves if leaf in chosen]
         if own and len(parents) > 1:
-            others = {leaf for parent in parents if not set(_weights(parent)) & chosen for leaf in _leaves(parent)}
+            others = {
+                leaf for parent, leaves in made_of.items() if not {*leaves} & chosen for leaf in leaves_of(parent)
+            }
             for leaf in own:
                 found.setdefault(leaf, set()).update(others)
         stack.extend(parents)
@@ -189,15 +192,15 @@ def leaves_behind(loss: Any, chosen: set[int]) -> dict[int, set[int]]:
 
 
 def _weights(node: Any) -> list[int]:
-    """The leaf that a node holds, or that it only transposes."""
-    while node is not None and node.name() in MOVES and node.next_functions:
-        node = node.next_functions[0][0]
-    return [id(node.variable)] if node is not None and node.name().endswith("AccumulateGrad") else []
+    """The leaf that a node holds, or is computed of alone, as a normalized weight is."""
+    found = leaves_of(node, most=1)
+    return [*found] if len(found) == 1 else []
 
 
-def _leaves(node: Any) -> set[int]:
+def leaves_of(node: Any, most: int = MAX_NODES) -> set[int]:
+    """Those behind a node, until there are more than ``most``."""
     seen, stack, found = set[Any](), [node], set[int]()
-    while stack and len(seen) < MAX_NODES:
+    while stack and len(seen) < MAX_NODES and len(found) <= most:
         node = stack.pop()
         if node is not None and node not in seen:
             seen.add(node)

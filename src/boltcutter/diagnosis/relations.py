@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from boltcutter.diagnosis.calls import CLASSES, has_values
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
-from boltcutter.diagnosis.graph import REGRESSIONS, name_of, nodes_behind, saved
+from boltcutter.diagnosis.graph import REGRESSIONS, leaves_of, name_of, nodes_behind, saved
 from boltcutter.diagnosis.probe import Probe, Trace, rows_that_differ, seeded, take
 from boltcutter.diagnosis.samples import is_comparable
 from boltcutter.diagnosis.source import says
@@ -35,6 +36,7 @@ WEIGHT = 0.5  # of the other sample, relative to its own
 FLAT = 1e-3  # slope of a gradient, relative to it
 PROJECTS = re.compile(r"project|sketch|random_feature|hash|perturb", re.IGNORECASE)
 FEW = 0.05  # share of values
+AGREE = 0.9  # share of the values that are seen
 OPPOSITE = 0.9  # share of samples
 CLEAR = 0.2  # from one half
 OPPOSED = -0.3  # cosine
@@ -296,6 +298,52 @@ def visible_targets(seen: Evidence) -> Lines:
             chosen = gradient.flatten() != 0
             if not bool(chosen[hidden].any()) and float(chosen[shown].float().mean()) > 0.9:
                 yield VISIBLE
+        return
+
+
+@check("visible-targets", "likely", at="probe")
+def loss_of_seen(seen: Evidence) -> Lines:
+    """Predictions depend on a part of each sample only, drawn at random, and the loss compares only these values."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches or not probe.module.automatic_optimization:
+        return
+    parts = flatten(probe.batches[kind])
+    for j, part in enumerate(parts if _draws(probe.base(kind)) else ()):
+        if not isinstance(part, Tensor) or not part.is_floating_point() or part.ndim < 2 or part.numel() < MANY:
+            continue
+        leaf = part.detach().clone().requires_grad_()
+        found: list[tuple[Tensor, Tensor]] = []
+        with torch.enable_grad():
+            batch = replaced(probe, kind, {j: leaf * 1})
+        probe.run(kind, batch, training=True, copies=False, record=False, then=partial(_reach, probe, leaf, found))
+        for shown, compared in found:
+            is_part = FEW < float(shown.float().mean()) < 1 - FEW and bool(compared.any())
+            if is_part and bool(shown[compared].all()) and float(compared[shown].float().mean()) > AGREE:
+                yield VISIBLE
+                return
+
+
+def _reach(probe: Probe, leaf: Tensor, found: list[tuple[Tensor, Tensor]], loss: Any) -> None:
+    """Of differences of predictions from a part of the batch: values of it on which these depend, and are compared."""
+    if not isinstance(loss, Tensor) or loss.grad_fn is None or loss.numel() != 1:
+        return
+    trained = {id(p) for p in probe.module.parameters() if p.requires_grad}
+    for node in nodes_behind(loss.grad_fn):
+        sides = [GradientEdge(*side) for side in node.next_functions if side[0] is not None]
+        if name_of(node) not in ("Sub", "Rsub", "MseLoss", "L1Loss", "SmoothL1Loss") or len(sides) != 2:
+            continue
+        of_weights = [bool(leaves_of(side.node) & trained) for side in sides]
+        if of_weights.count(True) != 1:
+            continue
+        prediction, target = sides if of_weights[0] else sides[::-1]
+        kept = {"retain_graph": True, "allow_unused": True}
+        (gradient,) = torch.autograd.grad(loss, [prediction], **kept)
+        if gradient is None:
+            continue
+        (given,) = torch.autograd.grad([prediction], [leaf], [torch.randn_like(gradient)], **kept)
+        (own,) = torch.autograd.grad([target], [leaf], [(gradient != 0).to(gradient)], **kept)
+        if given is not None and own is not None:
+            found.append((given != 0, own != 0))
         return
 
 

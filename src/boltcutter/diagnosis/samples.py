@@ -20,6 +20,7 @@ from boltcutter.diagnosis.source import codes_of, own_classes
 from boltcutter.structure import map_tensors, take_rows
 
 PADS = re.compile(r"(PAD|pad|PADDING|padding)(_?(ID|IDX|INDEX|TOKEN|id|idx|index|token))*$")
+MOST_STAY = 0.6  # share of the samples: of equal length, some have another place
 FEWEST = 4  # samples of a batch
 MOST_COLUMNS = 4  # by which a loss may sort samples
 SAME = 1e-3  # relative difference of losses
@@ -178,6 +179,32 @@ def position(seen: Evidence) -> Lines:
                 f"the result for a sample depends on its place in the batch, first in {name}, of shape "
                 f"{tuple(a.shape)} with {count} samples; add positions along time, not along the batch",
                 "note" if are_parts(probe, a, count) else None,
+            )
+            return
+
+
+@check("misaligned", "certain", at="probe")
+def results_stay(seen: Evidence) -> Lines:
+    """If the samples of a batch are reversed, its targets are reversed, too, but the predictions stay in place."""
+    probe = seen.probe
+    if probe is None or (count := probe.size(kind := probe.scored)) < FEWEST:
+        return
+    base, again = probe.base(kind, training=False), probe.repeated(kind, seed=1)
+    flipped = probe.run(kind, take(probe.batches[kind], torch.arange(count).flip(0)), training=False, record=False)
+    for a, same, b in zip(base.calls, again.calls, flipped.calls, strict=False):
+        p, q, t, u = a.prediction, b.prediction, a.target, b.target
+        if p.shape != q.shape or t.shape != u.shape or p.ndim == 0 or len(p) != count or t.shape[:1] != (count,):
+            continue
+        if not is_close(p, same.prediction) or not torch.equal(u, t.flip(0)) or torch.equal(u, t):
+            continue
+        rows, others = p.reshape(count, -1), q.reshape(count, -1)
+        scale = 1e-3 * float(rows.std(0).norm()) + 1e-12
+        stays, moves = ((others - r).norm(dim=1) < scale for r in (rows, rows.flip(0)))
+        if float(stays.float().mean()) > MOST_STAY and float(moves.float().mean()) < 1 - MOST_STAY:
+            yield (
+                f"what {a.kind} gets for the samples of a batch does not follow their order, but its targets do, as if "
+                "samples are sorted, such as by their length, and not put back: undo the order of the results, or "
+                "order the targets alike"
             )
             return
 

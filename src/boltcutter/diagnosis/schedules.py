@@ -23,6 +23,7 @@ MIN_CALLS = 3  # fewer epochs may be a trial
 FAR, FAR_CALLS = 20, 100  # times as many calls, and at least so many
 GONE = 1e-4  # of the peak
 CONSTANTS = (int, float, str, NoneType, ModuleType, type)  # what a function may refer to and cannot change
+CHANGING = {"current_epoch", "global_step", "trainer", "_trainer", "training", "callback_metrics"}  # while it trains
 SCHEDULERS = {"lr_schedulers", "lr_scheduler_configs"}  # by which code reaches schedules
 BEFORE, AFTER = r"(^|[/_\-. ])(", r")($|[/_\-. 0-9@])"
 HIGHER = re.compile(
@@ -273,7 +274,9 @@ def _is_pure(function: Any) -> bool:
     """Whether nothing that a function refers to can change when it is called."""
     if inspect.isbuiltin(function):
         return True
-    if not inspect.isfunction(function):  # a method
+    if inspect.ismethod(function):
+        return _only_reads(function)
+    if not inspect.isfunction(function):
         return False
     names = {step.opname for step in dis.get_instructions(function)}
     if names & {"STORE_GLOBAL", "STORE_DEREF"}:
@@ -283,6 +286,19 @@ def _is_pure(function: Any) -> bool:
     return all(
         isinstance(value, CONSTANTS) or (value is not function and inspect.isroutine(value) and _is_pure(value))
         for value in values
+    )
+
+
+def _only_reads(method: Any) -> bool:
+    """Whether a method only reads attributes of its object that do not change in training, and calls no other one."""
+    steps = [*dis.get_instructions(method)]
+    members = {step.argval for step in steps if step.opname in ("LOAD_ATTR", "LOAD_METHOD")}
+    calls = any(inspect.isroutine(inspect.getattr_static(method.__self__, str(name), None)) for name in members)
+    writes = any(step.opname.startswith(("STORE_", "DELETE_")) and "FAST" not in step.opname for step in steps)
+    used = inspect.getclosurevars(method.__func__)
+    values = (*used.nonlocals.values(), *used.globals.values(), *(method.__func__.__defaults__ or ()))
+    return not (calls or writes or members & CHANGING) and all(
+        isinstance(value, CONSTANTS) or (inspect.isroutine(value) and _is_pure(value)) for value in values
     )
 
 
@@ -300,6 +316,7 @@ def _twin(seen: Evidence, scheduler: Any) -> Any:
     hidden = (seen.trainer, *seen.trainer.optimizers, *seen.module.modules(), *seen.module.parameters())
     twin = object.__new__(type(scheduler))
     memo: dict[int, Any] = {id(each): object() for each in hidden} | {id(original): optimizer, id(scheduler): twin}
+    memo.update({id(each): each for each in _functions(scheduler)})  # also methods of the module, which only read it
     # A step of the instance is a wrapper that holds the original.
     vars(twin).update(copy.deepcopy({key: value for key, value in vars(scheduler).items() if key != "step"}, memo))
     return twin

@@ -265,13 +265,14 @@ def _times_that_differ(a: Tensor, b: Tensor, dim: int) -> list[int]:
     return [at for at in range(one.shape[1]) if not is_close(one[:, at], other[:, at])]
 
 
-def _gets_all(trace: Trace, tokens: Tensor) -> bool:
-    """Whether a layer gets all tokens, or other ones, as an encoder may; others get all but the last ones."""
+def _gets_all(trace: Trace, tokens: Tensor, kept: list[Tensor]) -> bool:
+    """Whether a layer gets all tokens, or other ones, as an encoder may; others get all but the last, or kept parts."""
     inputs = [t for name, t in trace.tensors if name.startswith("the input of ")]
     read = [t for t in inputs if t.dtype == tokens.dtype and t.ndim == 2 and len(t) == len(tokens)]
     is_coded = any(
         t.ndim == 3 and t.is_floating_point() and bool(((t == 0) | (t == 1)).all()) for t in inputs
     )  # one-hot
+    read = [t for t in read if not any(is_equal(t, part) for part in kept)]
     others = [t for t in read if t.shape != tokens[:, 1:].shape or not torch.equal(t, tokens[:, :-1])]
     return not read or is_coded or bool(others)
 
@@ -315,7 +316,10 @@ def future_leak(seen: Evidence) -> Lines:
         # An autoencoder may see all tokens. A model is causal if no earlier position changes.
         is_whole = len(in_p) == (first[:, 1:] if is_cut else first).numel()
         is_causal = is_whole and not bool(in_p.view(count, -1)[:, : place - is_cut].any())
-        if is_shifted or not same or is_causal or (is_cut and is_whole and not _gets_all(probe.base(kind), first)):
+        unchanged = [t for j, t in enumerate(leaves) if isinstance(t, Tensor) and j not in new]
+        unchanged += [leaves[j] for j in new if torch.equal(new[j], leaves[j])]
+        gets_all = _gets_all(probe.base(kind), first, unchanged)
+        if is_shifted or not same or is_causal or (is_cut and is_whole and not gets_all):
             remedy = (
                 "the targets are the inputs of the same positions; shift them by one"
                 if same
