@@ -182,9 +182,7 @@ def leaves_behind(loss: Any, chosen: set[int]) -> dict[int, set[int]]:
         made_of = {parent: _weights(parent) for parent in parents}
         own = [leaf for leaves in made_of.values() for leaf in leaves if leaf in chosen]
         if own and len(parents) > 1:
-            others = {
-                leaf for parent, leaves in made_of.items() if not {*leaves} & chosen for leaf in leaves_of(parent)
-            }
+            others = {i for parent, leaves in made_of.items() if not {*leaves} & chosen for i in leaves_of(parent)}
             for leaf in own:
                 found.setdefault(leaf, set()).update(others)
         stack.extend(parents)

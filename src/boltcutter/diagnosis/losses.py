@@ -465,7 +465,7 @@ def initial_loss(seen: Evidence) -> Lines:
         return
     for loss in losses(seen, "nll_loss"):
         value, count = loss.mean_nll(), loss.num_classes or 1
-        if count > 1 and value is not None and value > math.log(count) + SURPRISING:
+        if count > 1 and value is not None and value > math.log(count) + SURPRISING and not _has_margin(loss):
             embeddings = [m for m in seen.module.modules() if isinstance(m, nn.Embedding) and len(m.weight) == count]
             yield Line(
                 f"the first cross-entropy is {value:.1f}, while equal probabilities have ln({count}) = "
@@ -473,6 +473,17 @@ def initial_loss(seen: Evidence) -> Lines:
                 "layer, or the inputs",
                 "note" if embeddings else None,  # a default embedding that is tied to the output has a loss of 18
             )
+
+
+def _has_margin(loss: Loss) -> bool:
+    """Whether logits of targets are lower than those of other classes on average, as a margin makes them."""
+    p, t = loss.prediction, loss.target
+    if p is None or t is None or p.ndim != 2 or t.shape != p.shape[:1] or t.is_floating_point():
+        return False
+    known = (t >= 0) & (t < p.shape[1])
+    own = p[known].gather(1, t[known, None])[:, 0]
+    gaps = (p[known].sum(1) - own) / (p.shape[1] - 1) - own
+    return len(own) > 0 and float(gaps.mean()) > SURPRISING / 2 and float((gaps > 0).float().mean()) > 0.95
 
 
 @check("same-output", "certain", at="graph")

@@ -336,12 +336,12 @@ def _reach(probe: Probe, leaf: Tensor, found: list[tuple[Tensor, Tensor]], loss:
         if of_weights.count(True) != 1:
             continue
         prediction, target = sides if of_weights[0] else sides[::-1]
-        kept = {"retain_graph": True, "allow_unused": True}
-        (gradient,) = torch.autograd.grad(loss, [prediction], **kept)
+        grad = partial(torch.autograd.grad, retain_graph=True, allow_unused=True)
+        (gradient,) = grad(loss, [prediction])
         if gradient is None:
             continue
-        (given,) = torch.autograd.grad([prediction], [leaf], [torch.randn_like(gradient)], **kept)
-        (own,) = torch.autograd.grad([target], [leaf], [(gradient != 0).to(gradient)], **kept)
+        (given,) = grad([prediction], [leaf], [torch.randn_like(gradient)])
+        (own,) = grad([target], [leaf], [(gradient != 0).to(gradient)])
         if given is not None and own is not None:
             found.append((given != 0, own != 0))
         return
