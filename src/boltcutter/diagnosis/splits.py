@@ -390,20 +390,28 @@ def _likeness(a: Tensor, b: Tensor) -> float:
 
 @check("shared-rows", "likely", at="data")
 def shared_rows(seen: Evidence) -> Lines:
-    """Two parts of each training sample, as support and query of an episode, have rows in common, but not all."""
-    dataset = seen.splits.dataset("train") if seen.splits else None
-    if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        return
-    with seeded(0):
-        pairs = [_two_parts(each) for each in items(dataset, range(min(DRAWS, len(dataset))))]
-    shares = [_share_of_rows(*pair) if pair else 0.0 for pair in pairs]
-    if len(shares) >= DRAWS // 2 and min(shares) > COMMON and pairs[0]:
-        shapes = " and ".join(str(tuple(t.shape)) for t in pairs[0])
-        yield Line(
-            f"of two parts of a training sample, {shapes}, {min(shares):.0%} of the rows of the smaller one are also "
-            "in the other one, as if a query were in its own support; choose them of different samples",
-            sample=pairs[0],
-        )
+    """Two parts of each sample, as support and query of an episode, have rows in common; in validation, not all."""
+    for name in ("train", "validation") if seen.splits else ():
+        with seeded(0):
+            pairs = [_two_parts(each) for each in _first_samples(seen.splits.dataset(name), DRAWS)]  # type: ignore[union-attr]
+        shares = [_share_of_rows(*pair) if pair else 0.0 for pair in pairs]
+        is_meant = name == "validation" and min(shares, default=1.0) == 1  # as all points, some of which are given
+        if len(shares) >= DRAWS // 2 and min(shares) > COMMON and pairs[0] and not is_meant:
+            shapes = " and ".join(str(tuple(t.shape)) for t in pairs[0])
+            yield Line(
+                f"of two parts of a {'training' if name == 'train' else name} sample, {shapes}, {min(shares):.0%} of "
+                "the rows of the smaller one are also in the other one, as if a query were in its own support; choose "
+                "them of different samples",
+                sample=pairs[0],
+            )
+            return
+
+
+def _first_samples(dataset: Any, count: int) -> list[Any]:
+    """The first samples of a dataset, or of one pass over it; empty if it has no length."""
+    if isinstance(dataset, IterableDataset):
+        return [*islice(iter(dataset), count)]
+    return [*items(dataset, range(min(count, len(dataset))))] if hasattr(dataset, "__len__") else []
 
 
 def _two_parts(sample: Any) -> tuple[Tensor, Tensor] | None:

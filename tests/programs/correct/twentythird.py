@@ -1,0 +1,41 @@
+"""The programs of ``planted/twentysecond.py`` without their bugs, and what looks like them."""
+
+import torch
+from programs import LossOnly, loaders, mlp, no_bug
+from programs.planted.tenth import Prototypes
+from programs.planted.twentysecond import episodes
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+
+@no_bug()
+def queries_of_a_validation_are_other_samples():
+    return Prototypes(), *episodes(apart=True)
+
+
+class Curves(Dataset):
+    """Curves of 16 values at 24 times, some of which are given; in validation, twice as many."""
+
+    def __init__(self, count, given, seed):
+        g = torch.Generator().manual_seed(seed)
+        self.x = torch.randn(count, 24, 16, generator=g)
+        self.rows = torch.stack([torch.randperm(24, generator=g)[:given] for _ in range(count)])
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i, self.rows[i]], self.x[i]
+
+
+@no_bug()
+def what_is_given_in_validation_is_predicted_too():
+    class Net(LossOnly):
+        def network(self):
+            return mlp(16, 32, 16)
+
+        def loss(self, given, x):
+            return F.mse_loss(self.net(given.mean(1))[:, None].expand_as(x), x)
+
+    train, val = Curves(320, 8, 0), Curves(160, 12, 1)
+    return Net(), *loaders([(x[:8], x[8:]) for _, x in (train[i] for i in range(320))], val)
