@@ -16,7 +16,7 @@ from boltcutter.diagnosis.calls import LOSSES, Remark, remarks
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import REGRESSIONS
-from boltcutter.diagnosis.results import Results
+from boltcutter.diagnosis.results import Copies, Results, is_part
 from boltcutter.diagnosis.temperatures import Temperatures
 
 ADDITIONS = frozenset(("add", "__add__", "__radd__", "__iadd__", "add_", "sub", "__sub__", "__rsub__", "rsub"))
@@ -92,6 +92,8 @@ class Cuts(TorchFunctionMode):
         self.identical = 0  # results of passes that are equal, of which a deviation or a stack is taken
         self.means_of_masked: list[list[str]] = []
         self.temperatures, self.addends, self.results = Temperatures(), AddendFinder(), Results()
+        self.copies = Copies()
+        self.same = WeakTensorKeyDictionary()  # stacks of one and the same weights: how many
         self.error: Exception | None = None  # of following values, which ends it
         self.differentiates = False
         self.differentiated = set[int]()  # inputs of autograd.grad, whose results have no gradient
@@ -119,6 +121,8 @@ class Cuts(TorchFunctionMode):
             self.differentiated |= {id(t) for t in tensors_of(args[1] if len(args) > 1 else kwargs.get("inputs"))}
         if name in ADDITIONS and len(given) == 2:
             self._mix(given)
+        self.copies.follow(name, args, given, result)
+        self._follow_stacks(name, args, kwargs, given, result)
         self.results.follow(name, args, kwargs, given, result)
         self.addends.follow(function, name, args, given, tensors_of(result))
         self._follow_noise(name, given, found)
@@ -188,6 +192,30 @@ class Cuts(TorchFunctionMode):
             )
         if is_cut or (name == "grad" and any(each.requires_grad for each in given)):
             self.cut.update(dict.fromkeys([t for t in found if not t.requires_grad]))
+
+    def _follow_stacks(self, name: str, args: Any, kwargs: Any, given: Sequence[Tensor], result: Any) -> None:
+        """Follow a stack of one and the same weights to its mean over them."""
+        if not isinstance(result, Tensor) or not given:
+            return
+        if name == "stack" and len(given) > 1 and not kwargs.get("dim") and len(args) < 2:
+            one = given[0]
+            if self._is_weight(one) and all(is_same_memory(t, one) for t in given[1:]):
+                self.same[result] = len(given)
+        elif name == "mean" and given[0] in self.same:
+            dim = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else None))
+            if dim == 0:
+                count = self.same[given[0]]
+                self._say(
+                    "same-layer",
+                    f"the mean of weights of {tuple(result.shape)} is over {count} times one and the same, as "
+                    f"[network] * {count} does not copy a network; use copy.deepcopy(network) for each",
+                )
+
+    def _is_weight(self, t: Tensor) -> bool:
+        if t.numel() < 2 or t.grad_fn is not None:
+            return False
+        weights = self.module.parameters() if self.module is not None else ()
+        return any(is_same_memory(t, p) for p in weights)
 
     def _follow_noise(self, name: str, given: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         for t in given:
@@ -593,6 +621,8 @@ class Cuts(TorchFunctionMode):
             )
         for text in (text for each in self.means_of_masked for text in each):
             self._say("padding-in-mean", text)
+        if text := self.copies.unread():
+            self._say("no-effect", text)
 
 
 @check("constant-term", "likely", at="probe")
@@ -609,9 +639,24 @@ def wrap_line(name: str, kind: str, shape: tuple[int, ...], share: float) -> str
     )
 
 
-def is_part(t: Tensor, whole: Tensor) -> bool:
-    """Whether a tensor is a view of another one, or of the same memory."""
-    return t.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+@check("no-effect", "likely", at="probe")
+def copy_is_changed(seen: Evidence) -> Lines:
+    """A statement changes in place what an index tensor or a mask has copied, and no operation reads it afterwards."""
+    yield from remarks(seen, "no-effect")
+
+
+@check("same-layer", "likely", at="probe")
+def mean_of_one_network(seen: Evidence) -> Lines:
+    """A training step averages weights of several networks, which are one and the same."""
+    yield from remarks(seen, "same-layer")
+
+
+def is_same_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same values in the same memory."""
+    try:
+        return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
+    except (RuntimeError, NotImplementedError):  # of torch.func, or sparse
+        return False
 
 
 def is_varied(t: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ ASYMMETRIC = re.compile(
 LIBRARIES = {"sklearn.metrics": True, "torchmetrics.functional": False, "torchmetrics.functional.classification": False}
 FEWEST = 20  # samples of a call
 MANY = 50  # of which all have the same score
+EXACT = 1e-3
 MOST_CALLS = 8  # of each metric, which are kept
 
 
@@ -152,6 +154,45 @@ def hard_scores(seen: Evidence) -> Lines:
                 "probabilities, not labels",
                 subject=name,
             )
+
+
+@check("psnr-peak", "likely", at="probe")
+def wrong_peak(seen: Evidence) -> Lines:
+    """A logged PSNR is that of a peak of 255, of pictures up to 1.5, or that of 1, of pictures above 100."""
+    probe, kind = seen.probe, "validation_step"
+    if probe is None or kind not in probe.batches:
+        return
+    trace = probe.base(kind)
+    pairs = [*trace.differences, *((c.prediction, c.target) for c in trace.calls if c.kind == "mse_loss")]
+    pairs = [(a.double(), b.double()) for a, b in pairs if a.shape == b.shape and a.ndim > 2 and a.numel() > MANY]
+    for name, value in trace.logged.items():
+        if not re.search("psnr|peak_?signal", name, re.IGNORECASE):
+            continue
+        peaks = {p for a, b in pairs for p in _peaks_of(value, a, b) if _is_wrong_peak(p, a, b)}
+        if peaks:
+            peak = peaks.pop()
+            yield (
+                f"{name} is the PSNR of values with a peak of {peak:.0f}, but pictures have values of up to "
+                f"{max(float(b.abs().max()) for _, b in pairs):.3g}, so it is {20 * abs(math.log10(255)):.0f} dB too "
+                f"{'high' if peak > 1 else 'low'}; pass the range of the values that are compared"
+            )
+            return
+
+
+def _peaks_of(value: Any, one: Tensor, other: Tensor) -> list[float]:
+    """What the peak must be if a number is the PSNR of two pictures: of all values, or the mean of the samples."""
+    if not isinstance(value, Tensor | float) or (isinstance(value, Tensor) and value.numel() != 1):
+        peak = getattr(value, "data_range", None)  # of a metric
+        return [float(peak)] if isinstance(peak, Tensor | float | int) and peak is not None else []
+    errors = (one - other).square()
+    logs = [errors.mean().log10(), errors.flatten(1).mean(1).clamp_min(1e-12).log10().mean()]
+    found = [10 ** ((float(value) + 10 * float(log)) / 20) for log in logs if math.isfinite(log)]
+    return [peak for known in (1.0, 255.0) for peak in found if abs(peak / known - 1) < EXACT]
+
+
+def _is_wrong_peak(peak: float, one: Tensor, other: Tensor) -> bool:
+    least, most = (min(float(t.abs().max()) for t in (one, other)), max(float(t.abs().max()) for t in (one, other)))
+    return (abs(peak - 255) < 1 and most <= 1.5) or (abs(peak - 1) < EXACT and least > 100)
 
 
 @check("exchanged-arguments", "likely", at="trial")

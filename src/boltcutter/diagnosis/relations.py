@@ -34,6 +34,7 @@ SEEDS = 3
 PARTNERS = (0.05, 0.9)  # share of samples whose prediction depends on another one
 WEIGHT = 0.5  # of the other sample, relative to its own
 FLAT = 1e-3  # slope of a gradient, relative to it
+REVERSES = re.compile(r"rev(erse|ersal)?_?(grad|layer)|grad(ient)?s?_?(rever|flip|inver)|^grl|GRL", re.IGNORECASE)
 PROJECTS = re.compile(r"project|sketch|random_feature|hash|perturb", re.IGNORECASE)
 FEW = 0.05  # share of values
 AGREE = 0.9  # share of the values that are seen
@@ -236,6 +237,54 @@ def adversaries_agree(seen: Evidence) -> Lines:
                     "samples, or the opposite sign"
                 )
                 return
+
+
+@check("adversaries-agree", "likely", at="probe")
+def passed_on_as_it_is(seen: Evidence) -> Lines:
+    """An operation of the loss that is named after a reversal of gradients multiplies them by a positive number."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches or not probe.module.automatic_optimization:
+        return
+    progress = probe.trainer.fit_loop.epoch_progress.current
+    epoch = progress.completed
+    factors: dict[str, float] = {}
+    try:
+        for later in (0, max(1, (probe.trainer.max_epochs or 2) // 2)):  # the factor often begins at 0
+            progress.completed = epoch + later
+            probe.run(kind, probe.batches[kind], training=True, record=False, then=partial(_add_factors, factors))
+            if not factors or any(factors.values()):
+                break
+    finally:
+        progress.completed = epoch
+    for name, factor in factors.items():
+        if factor > 0:
+            yield (
+                f"{name} passes gradients on with a positive factor, {factor:.3g}, and does not reverse them, so that "
+                "both networks are trained for the same; return -factor * gradient"
+            )
+            return
+
+
+def _add_factors(factors: dict[str, float], loss: Any) -> None:
+    """Add what operations that reverse gradients, by their names, multiply them by; 0 if it is no single number."""
+    if not isinstance(loss, Tensor) or loss.grad_fn is None:
+        return
+    for node in nodes_behind(loss.grad_fn):
+        name = node.name().removesuffix("Backward")
+        shapes = [each.shape for each in getattr(node, "_input_metadata", [])]
+        if not REVERSES.search(name) or len(shapes) != 1:
+            continue
+        given = torch.randn(shapes[0], device=loss.device).abs() + 1
+        try:
+            found = node.apply(given)
+        except Exception:  # of the user's code
+            return
+        result = next((g for g in (found if isinstance(found, tuple) else (found,)) if isinstance(g, Tensor)), None)
+        if result is None or result.shape != given.shape:
+            return
+        ratio = result.detach() / given
+        is_one = float((ratio - ratio.mean()).abs().max()) <= 1e-4 * float(ratio.abs().max())
+        factors[name] = float(ratio.mean()) if is_one else 0.0
 
 
 def _is_only_detached(found: list[Output]) -> bool:

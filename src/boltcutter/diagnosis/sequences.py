@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
+import types
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -19,8 +21,9 @@ from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import Loss
 from boltcutter.diagnosis.probe import Probe, Trace, is_close, kept, seeded, take
 from boltcutter.diagnosis.samples import depends_on_padding, is_comparable
-from boltcutter.diagnosis.source import says
+from boltcutter.diagnosis.source import is_own_file, says
 from boltcutter.diagnosis.targets import replaced
+from boltcutter.diagnosis.unread import source_of
 from boltcutter.structure import flatten, inputs_of
 
 FEWEST = 4  # samples, and times
@@ -36,6 +39,9 @@ UNKNOWN = re.compile(
     re.IGNORECASE,
 )
 CELLS = (nn.RNNBase, nn.RNNCellBase)
+RARE, FREQUENT = 0.15, 0.3  # share of tokens
+# Code that gives what it does not know a number.
+DEFAULTS = re.compile(r"\.get\([^()]*, |default_index|defaultdict|\bunk|oov|missing|drop(ped)?_?(words?|tokens?)", re.I)
 MANY_STEPS = 3  # in time
 
 
@@ -462,7 +468,7 @@ def is_installed(module: nn.Module) -> bool:
 
 @check("padding-is-token", "likely", at="probe")
 def padding_is_token(seen: Evidence) -> Lines:
-    """Most tokens that are the padding_idx of an embedding, and 1% of all, have other tokens behind them."""
+    """Most tokens that are the padding_idx of an embedding, 1% of all and under 30% of content, have others behind, at many places."""
     probe = seen.probe
     if probe is None or "training_step" not in probe.batches:
         return
@@ -482,12 +488,79 @@ def padding_is_token(seen: Evidence) -> Lines:
         at_end = is_pad.flip(1).long().cummin(1).values.flip(1).bool()
         at_begin = is_pad.long().cummin(1).values.bool()
         inner = is_pad & ~at_end & ~at_begin
-        if float(inner.float().mean()) > 0.01 and float(inner.sum()) > 0.5 * float(is_pad.sum()):
+        share = float(inner.sum() / (~at_end & ~at_begin).sum().clamp_min(1))
+        is_token = float(inner.float().mean()) > 0.01 and share < FREQUENT  # not an empty field of a board
+        if is_token and float(inner.sum()) > 0.5 * float(is_pad.sum()) and _are_ends_spread(is_pad, at_end):
             yield (
                 f"{int(layer.padding_idx)}, the padding_idx of {name}, is a token within sequences, so its embedding "
                 "stays 0 and is never trained; leave padding_idx out, or shift the tokens by one"
             )
             return
+
+
+@check("padding-is-token", "likely", at="probe")
+def padding_is_a_word(seen: Evidence) -> Lines:
+    """The padding_idx of an embedding fills ends of rows, and stands alone between tokens at many places, all along."""
+    probe = seen.probe
+    if probe is None or not {"training_step", "validation_step"} <= probe.batches.keys() or says(seen.module, UNKNOWN):
+        return
+    found = [
+        dict(reversed([(n, t) for n, t in probe.base(kind).tensors if n.startswith("the input of ")]))
+        for kind in ("training_step", "validation_step")
+    ]
+    for name, layer in seen.module.named_modules():
+        if not isinstance(layer, nn.Embedding) or layer.padding_idx is None:
+            continue
+        if is_installed(seen.module.get_submodule(name.rpartition(".")[0])):
+            continue
+        both = [inputs.get(f"the input of {name}") for inputs in found]
+        if not all(t is not None and _has_single(t, layer.padding_idx) for t in both):
+            continue
+        if DEFAULTS.search(_files_beside(seen)):
+            continue  # which may stand for tokens that are not known
+        yield Line(
+            f"{int(layer.padding_idx)}, the padding_idx of {name}, fills the ends of sequences, and is a token within "
+            "them, too, whose embedding stays 0 and which a mask leaves out; number tokens from 1",
+            subject="filled",
+        )
+        return
+
+
+def _files_beside(seen: Evidence) -> str:
+    """The source of the files of the module, the data and what these have imported by name."""
+    loader = seen.splits.train if seen.splits else None
+    owners = [seen.module, getattr(seen.trainer, "datamodule", None), getattr(loader, "dataset", None)]
+    owners += [getattr(loader, "collate_fn", None)]
+    names = {getattr(each, "__module__", "") for each in owners}
+    names |= {getattr(v, "__module__", "") for n in names for v in vars(sys.modules.get(n, types)).values()}
+    own = [n for n in names if isinstance(n, str) and n in sys.modules]
+    return "\n".join(source_of(n) for n in sorted(own) if is_own_file(getattr(sys.modules[n], "__file__", None)))
+
+
+def _has_single(t: Tensor, fill: int) -> bool:
+    """Whether a number fills the ends of many rows (N, T), and is at single places of several columns within them.
+
+    It is rare within them, unlike an empty field of a board, and not at the end of each segment.
+    """
+    if t.ndim != 2 or t.shape[1] < 2 * FEWEST or len(t) < 2 * FEWEST:
+        return False
+    is_fill = t == fill
+    at_end = is_fill.flip(1).long().cummin(1).values.flip(1).bool()
+    inner = is_fill & ~at_end
+    share = float(inner.sum() / (~at_end).sum().clamp_min(1))
+    ends = float((at_end.sum(1) > 1).float().mean())
+    alone = inner[:, 1:-1] & ~is_fill[:, :-2] & ~is_fill[:, 2:]
+    is_padded = ends >= max(0.2, 10 * share**2) and 0.003 < share < RARE
+    return is_padded and int(alone.sum()) >= 2 * FEWEST and _are_ends_spread(is_fill, at_end)
+
+
+def _are_ends_spread(is_fill: Tensor, at_end: Tensor) -> bool:
+    """Whether what fills rows (N, T) is followed by tokens at many columns, unlike the ends of segments of a row."""
+    followed = (is_fill & ~at_end)[:, :-1] & ~is_fill[:, 1:]
+    columns = (~at_end)[:, 1:].sum(0) >= len(is_fill) / 4  # in which several rows have a token behind
+    count, number = int(columns.sum()), int(followed[:, columns].sum())
+    expected = count * (1 - math.exp(-number / max(1, count)))
+    return count >= FEWEST and float(followed.any(0)[columns].sum()) > 0.7 * expected
 
 
 @check("cut-gradient", "likely", at="probe")

@@ -468,6 +468,79 @@ def _depends_on(probe: Probe, target: Tensor, missing: Tensor) -> bool:
     return not is_close(one.detach(), two.detach())
 
 
+@check("ordinal-targets", "likely", at="probe")
+def ordinal_targets(seen: Evidence) -> Lines:
+    """Of targets of each level of a grade, the first is always 1, and those of the two highest grades are the same."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches or (count := probe.size(kind)) < FEWEST:
+        return
+    parts = [t for t in flatten(probe.batches[kind]) if isinstance(t, Tensor) and t.numel() == count == len(t)]
+    if any(_is_binary(t) for t in parts):
+        return  # an event, of a time that is cut at the end
+    grades = [t.flatten().long() for t in parts if not t.is_complex() and bool((t == t.trunc()).all())]
+    for call in probe.base(kind).calls:
+        t = call.target
+        if t.ndim != 2 or len(t) != count or t.shape[1] < 2 or not _is_binary(t):
+            continue
+        most = t.shape[1]
+        for grade in grades:
+            is_whole = int(grade.min()) >= 0 and {most - 1, most} <= {*grade.tolist()} and int(grade.max()) == most
+            is_late = torch.equal(t.long().sum(1), (grade + 1).clamp(max=most)) and bool((t.diff(dim=1) <= 0).all())
+            if is_whole and is_late:
+                yield (
+                    f"targets of {call.kind} say for {most} levels whether a grade is at least that high, so the "
+                    f"first is always 1, and grades {most - 1} and {most} have the same targets; use grade > level"
+                )
+                return
+
+
+def _is_binary(t: Tensor) -> bool:
+    return bool(((t == 0) | (t == 1)).all())
+
+
+@check("first-target-known", "likely", at="probe")
+def first_target_known(seen: Evidence) -> Lines:
+    """The first of several targets in time is the last value of the inputs, for all samples, and others are not."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches or (count := probe.size(kind)) < FEWEST:
+        return
+    series = [
+        _by_time(x, 1) for x in flatten(probe.batches[kind])
+        if isinstance(x, Tensor) and x.is_floating_point() and x.ndim in (2, 3) and len(x) == count
+    ]  # fmt: skip
+    for p, t in _pairs_of(probe.base(kind)):
+        if p.shape != t.shape or t.ndim not in (2, 3) or len(t) != count or t.shape[1] < 2:
+            continue
+        targets, predicted = _by_time(t, 1), _by_time(p, 1)
+        first = targets[:, 0]
+        if len(torch.unique(first[:, 0])) < FEWEST // 2 or torch.equal(predicted[:, 0], first):
+            continue  # a solution that begins with what it gets
+        for x in (x for x in series if x.shape[1] >= FEWEST_TIMES):
+            if not _is_last(x, first) or _has_more(x, targets) or not probe.module.automatic_optimization:
+                continue
+            yield (
+                f"the first of {t.shape[1]} targets in time is the last of the {x.shape[1]} values that the model "
+                "gets, so that the target begins one time too early; begin it one time later"
+            )
+            return
+
+
+def _is_last(x: Tensor, first: Tensor) -> bool:
+    """Whether values (N, C) are the last of series (N, T, D), of all or of some of their channels."""
+    last = x[:, -1]
+    if first.shape == last.shape:
+        return torch.equal(first, last)
+    columns = last[:, :LAYERS].unbind(1)
+    return all(any(torch.equal(column, each) for each in columns) for column in first[:, :LAYERS].unbind(1))
+
+
+def _has_more(x: Tensor, targets: Tensor) -> bool:
+    """Whether targets (N, S, C) have other times of series (N, T, D), too, as of what is reconstructed."""
+    one = x.flatten(1)
+    others = targets[:, 1:, 0].T
+    return any(bool((one == each[:, None]).any(1).all()) for each in others)
+
+
 @check("double-softmax", "certain", at="probe")
 def probabilities(seen: Evidence) -> Lines:
     """Cross-entropy gets rows that are at least 0 and sum to 1, all of them."""
