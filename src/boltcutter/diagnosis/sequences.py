@@ -468,7 +468,7 @@ def is_installed(module: nn.Module) -> bool:
 
 @check("padding-is-token", "likely", at="probe")
 def padding_is_token(seen: Evidence) -> Lines:
-    """Most tokens that are the padding_idx of an embedding, 1% of all and under 30% of content, have others behind, at many places."""
+    """Most tokens that are the padding_idx of an embedding, 1 to 30% of content, have others behind, at many places."""
     probe = seen.probe
     if probe is None or "training_step" not in probe.batches:
         return

@@ -6,7 +6,7 @@ import copy
 import math
 import random
 import re
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from itertools import combinations, islice, pairwise
 from time import monotonic
@@ -48,6 +48,13 @@ GROUPED = re.compile(
     r"subject|speaker|participant|donor|cohort|session_|sessions|recording|domain|per_user|groupby\(|instrument|scanner|"
     r"hospital|batch_effect",
     re.IGNORECASE,
+)
+GROUPS = re.compile(
+    r"^_?(patients?|subjects?|participants?|donors?|volunteers?|animals?)(_?(ids?|index|idx|names?|numbers?|nos?))?$",
+    re.IGNORECASE,
+)
+WITHIN_GROUPS = re.compile(
+    r"personal|calibrat|within_|per_(subject|patient|user)|embed\w*_(subject|patient)", re.IGNORECASE
 )
 BALANCED = re.compile(r"balanc|bootstrap|episod|resampl", re.IGNORECASE)
 MANY_DRAWS = 1000
@@ -455,8 +462,85 @@ def _groups(dataset: Any) -> set[Any]:
     return {_plain(group) for group in found} if found is not None and not callable(found) else set()
 
 
+@check("group-overlap", "likely", at="data")
+def named_groups_overlap(seen: Evidence) -> Lines:
+    """Of 8 or more patients, subjects or donors, by names of data that no step reads, one is in two splits."""
+    splits = seen.splits
+    for first, second in PAIRS if splits else ():
+        one, other = (_named_groups(seen, name) for name in (first, second))
+        common = one.keys() & other.keys()
+        if len(one.keys() | other.keys()) < FEWEST_OF_CLASS or not common:
+            continue
+        # Of files of their own, one may have the later samples of each.
+        whole = [_whole(splits.dataset(name)) for name in (first, second)]  # type: ignore[union-attr]
+        are_parts = whole[0] is whole[1] and whole[0] is not splits.dataset(first)  # type: ignore[union-attr]
+        places = [(one[group], other[group]) for group in common]
+        if are_parts and all(max(a) < min(b) for a, b in places):
+            continue
+        yield Line(
+            f"{some(sorted(map(str, common)))} have samples in {first} and {second}; split by patient or subject "
+            "(GroupShuffleSplit)",
+            None if are_parts and not says(seen.module, WITHIN_GROUPS) else "note",
+            subject=second,
+        )
+
+
+def _named_groups(seen: Evidence, name: str) -> dict[Any, list[int]]:
+    """Groups of the samples of a split, and the places of each in the whole dataset, where these are known."""
+    dataset, found = seen.splits.dataset(name), dict[Any, list[int]]()  # type: ignore[union-attr]
+    if (pair := _group_column(dataset)) is not None:
+        with seeded(0):
+            few = [flatten(sample) for sample in items(dataset, range(min(FEWEST_OF_CLASS, len(dataset))))]
+        if all(
+            _plain(g) in [_plain(v) for v in leaves if np.size(v) == 1] for leaves, g in zip(few, pair[1], strict=False)
+        ):
+            return found  # each sample has it
+        for place, group in zip(*pair, strict=True):
+            found.setdefault(_plain(group), []).append(place)
+        return found
+    samples = seen.splits.samples(name)  # type: ignore[union-attr]
+    keys = [k for k in samples[0] if isinstance(k, str) and GROUPS.match(k)] if _are_mappings(samples) else []
+    probe, kind = seen.probe, "training_step"
+    if len(keys) != 1 or probe is None or kind not in probe.batches:
+        return found
+    is_tensor = isinstance(samples[0][keys[0]], int | float | Tensor | np.generic)
+    if is_tensor and keys[0] not in probe.base(kind).unread:
+        return found  # an input, or a target
+    for sample in samples:
+        if keys[0] in sample and isinstance(group := _plain(sample[keys[0]]), Hashable):
+            found.setdefault(group, []).append(0)
+    return found
+
+
+def _whole(dataset: Any) -> Any:
+    return _whole(dataset.dataset) if isinstance(dataset, Subset) else dataset
+
+
+def _are_mappings(samples: list[Any]) -> bool:
+    return bool(samples) and all(isinstance(sample, Mapping) for sample in samples)
+
+
+def _group_column(dataset: Any) -> tuple[list[int], list[Any]] | None:
+    """Places and groups of all samples of a dataset, by an attribute or a column of a table that says so."""
+    if isinstance(dataset, Subset):
+        whole = _group_column(dataset.dataset)
+        chosen = [int(i) for i in dataset.indices]
+        return None if whole is None else ([whole[0][i] for i in chosen], [whole[1][i] for i in chosen])
+    attributes = [*getattr(dataset, "__dict__", {}).items()]
+    for _, table in attributes:
+        if hasattr(table, "columns") and hasattr(table, "iloc"):
+            attributes += [(str(c), table[c]) for c in table.columns]
+    for name, value in attributes:
+        is_column = isinstance(value, list | tuple | Tensor | np.ndarray) or hasattr(value, "iloc")
+        if GROUPS.match(name) and name != "groups" and is_column and not hasattr(value, "columns"):
+            groups = [*value] if len(value) == len(dataset) else []
+            if groups and all(isinstance(_plain(g), Hashable) for g in groups):
+                return [*range(len(groups))], groups
+    return None
+
+
 def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
+    return value.item() if hasattr(value, "item") and np.prod(value.shape) == 1 else value
 
 
 @check("group-overlap", "likely", at="data")

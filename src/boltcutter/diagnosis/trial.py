@@ -11,6 +11,7 @@ from typing import Any
 import lightning as L
 
 from boltcutter.diagnosis import (  # noqa: F401  registers their checks
+    anchors,
     arguments,
     averages,
     baselines,

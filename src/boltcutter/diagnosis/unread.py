@@ -8,20 +8,25 @@ import re
 import sys
 import textwrap
 import types
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from boltcutter.diagnosis.averages import CHANGES
+from boltcutter.diagnosis.calls import is_equal
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, sampled, tensors_of
 from boltcutter.diagnosis.probe import Trace, is_close
 from boltcutter.diagnosis.results import Place, Unread
 from boltcutter.diagnosis.source import codes_of_users, depends_on_time, is_own_file, own_classes, tree_of
+from boltcutter.diagnosis.statements import SCOPES, functions_of
+from boltcutter.diagnosis.statements import Place as Function
+from boltcutter.structure import flatten
 
 # Arguments whose value is meant to change a training, unlike a size that a file may state once more.
 EFFECTIVE = re.compile(
@@ -32,6 +37,7 @@ EFFECTIVE = re.compile(
 PASSES = re.compile(r"[(, ]self[,)]")
 MOST_FILES = 200
 MOST_RESULTS = 3
+FEWEST, FEW, ALIKE = 8, 0.3, 0.5  # values, share of them, and correlation
 DROPS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 WHOLE = re.compile(r"hparams(?!\.|\[\"|\['|\w)|locals\(|vars\(|__dict__|getattr\(|\*\*kwargs|asdict")
 EVALUATES = re.compile(
@@ -212,6 +218,117 @@ def unused_result(seen: Evidence) -> Lines:
             "note" if depends_on_time(seen.module) else None,
             subject=name,
         )
+
+
+class Dropped(NamedTuple):
+    """A value that a function assigns to a name that it never reads.
+
+    Args:
+        place: The function.
+        name: The name.
+        of: Names of which it is computed, and which are read later.
+        line: Of the file.
+    """
+
+    place: Function
+    name: str
+    of: tuple[str, ...]
+    line: int
+
+
+@check("unused-value", "likely", at="probe")
+def unused_substitute(seen: Evidence) -> Lines:
+    """Nothing reads the name of what a step has changed at random in a part of its batch, or of adapted weights."""
+    probe, kind = seen.probe, "training_step"
+    dropped = [each for place in functions_of(seen.module) for each in dropped_values(place)]
+    if probe is None or kind not in probe.batches or not dropped:
+        return
+    one, other = (_locals_of(seen, dropped, seed) for seed in (0, 1))
+    parts = [t for t in tensors_of(probe.batches[kind]) if t.numel() > 1]
+    for each in dropped:
+        values = [found[each] for found in (one, other) if each in found]
+        if len(values) < 2:
+            continue
+        first = values[0][each.name]
+        same = [n for n in each.of if isinstance(first, Tensor) and _is_substitute(first, values[0].get(n), parts)]
+        if same and bool((first != values[1][each.name]).any()):
+            text = f"{each.name}, in which {each.place.name} (line {each.line}) has changed {same[0]} at random, is"
+            where = f", and {same[0]} is used in its place"
+        elif _are_weights(seen, first) and probe.base(kind).differentiates:
+            text = f"{each.name}, the adapted weights that {each.place.name} (line {each.line}) computes, are"
+            where = ", so the loss is that of the weights before they are adapted"
+        else:
+            continue
+        yield Line(f"{text} never used{where}; pass it on", subject=f"{each.place.name}:{each.name}")
+
+
+def dropped_values(place: Function) -> Iterator[Dropped]:
+    """Names that a function assigns once, to the result of a call or a formula, and never reads."""
+    nodes = [*ast.walk(place.tree)]
+    names = [n for n in nodes if isinstance(n, ast.Name)]
+    read = {n.id for n in names if isinstance(n.ctx, ast.Load)}
+    stored = Counter(n.id for n in names if isinstance(n.ctx, ast.Store))
+    for node in nodes if not read & SCOPES else ():
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        if not isinstance(target, ast.Name) or not isinstance(node, ast.Assign) or target.id in read:
+            continue
+        if stored[target.id] > 1 or target.id[:1] == "_" or not isinstance(node.value, ast.Call | ast.BinOp):
+            continue
+        own = [*ast.walk(node.value)]
+        of = {n.id for n in own if isinstance(n, ast.Name)}
+        later = {n.id for n in names if isinstance(n.ctx, ast.Load) and n.lineno >= node.lineno and n not in own}
+        yield Dropped(place, target.id, tuple(sorted(of & later)), place.line + node.lineno - 1)
+
+
+def _locals_of(seen: Evidence, dropped: list[Dropped], seed: int) -> dict[Dropped, dict[str, Any]]:
+    """The local variables of these functions, as they return in a training step."""
+    found: dict[Dropped, dict[str, Any]] = {}
+    wanted: dict[tuple[str, int], list[Dropped]] = {}
+    for each in dropped:
+        wanted.setdefault((each.place.tree.name, each.place.line), []).append(each)
+
+    def look(frame: types.FrameType, event: str, value: Any) -> None:
+        if event == "return":
+            for each in wanted.get((frame.f_code.co_name, frame.f_code.co_firstlineno), ()):
+                if each.name in frame.f_locals:
+                    found[each] = {n: frame.f_locals[n] for n in (each.name, *each.of) if n in frame.f_locals}
+
+    before, probe = sys.getprofile(), seen.probe
+    sys.setprofile(look)
+    try:
+        probe.run(  # type: ignore[union-attr]
+            "training_step",
+            probe.batches["training_step"],  # type: ignore[union-attr]
+            training=True,
+            seed=seed,
+            record=False,
+        )
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def _is_substitute(value: Tensor, of: Any, parts: list[Tensor]) -> bool:
+    """Whether values are those of a part of the batch, some of which have changed."""
+    if not isinstance(of, Tensor) or value.shape != of.shape or value.dtype != of.dtype or value.numel() < FEWEST:
+        return False
+    if not any(is_equal(of, part) for part in parts):
+        return False
+    if not value.is_floating_point():
+        return FEW < float((value == of).float().mean()) < 1
+    pair = torch.stack([value.detach().flatten().double(), of.flatten().double()])
+    return bool((value != of).any()) and float(torch.corrcoef(pair)[0, 1]) > ALIKE
+
+
+def _are_weights(seen: Evidence, value: Any) -> bool:
+    """Whether values have the shapes of all weights of a part of the module, and are others."""
+    tensors = [t for t in flatten(value) if isinstance(t, Tensor)] if isinstance(value, dict | list | tuple) else []
+    if len(tensors) < 2 or not all(t.is_floating_point() for t in tensors):
+        return False
+    held = {t.data_ptr() for t in seen.module.state_dict(keep_vars=True).values() if isinstance(t, Tensor)}
+    shapes = [t.shape for t in tensors]
+    is_part = any([p.shape for p in part.parameters()] == shapes for part in seen.module.modules())
+    return is_part and not any(t.data_ptr() in held for t in tensors)
 
 
 def _is_lost(places: tuple[Place, ...]) -> bool:

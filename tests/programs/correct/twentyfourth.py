@@ -3,14 +3,18 @@
 import copy
 
 import torch
-from programs import Base, LossOnly, digits, halves, no_bug
+from programs import Base, LossOnly, diabetes, digits, halves, loaders, no_bug
 from programs.planted.twentythird import (
+    Adapted,
+    Anchored,
     Domains,
     Federated,
     Forecast,
     GradientReversal,
+    Guided,
     Levels,
     Sharp,
+    Slices,
     Stored,
     Windows,
     Words,
@@ -21,6 +25,7 @@ from programs.planted.twentythird import (
 )
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import Subset
 
 
 class Reversed(GradientReversal):
@@ -248,3 +253,188 @@ def fields_of_a_board_are_empty():
     x = torch.randint(1, 3, (640, 16), generator=g)
     x[torch.rand(x.shape, generator=g) < 0.4] = 0
     return Net(), *halves(x, ((x == 1).sum(1) > (x == 2).sum(1)).long())
+
+
+@no_bug()
+def anchor_is_a_copy():
+    class Net(Anchored):
+        def keep(self):
+            self.anchor = {n: p.detach().clone() for n, p in self.net.named_parameters()}
+
+    return Net(), *digits()
+
+
+@no_bug()
+def anchor_is_copied_later():
+    class Net(Anchored):
+        def __init__(self):
+            super().__init__()
+            self.anchor = {n: p.detach() for n, p in self.net.named_parameters()}
+
+        def keep(self):
+            self.anchor = {n: p.clone() for n, p in self.net.state_dict().items()}
+
+        def on_fit_start(self):
+            self.keep()
+
+    return Net(), *digits()
+
+
+@no_bug()
+def anchor_is_another_network():
+    class Net(Anchored):
+        def __init__(self):
+            super().__init__()
+            self.first = copy.deepcopy(self.net).requires_grad_(False)
+
+        def keep(self):
+            self.anchor = {n: p.detach() for n, p in self.first.named_parameters()}
+
+    return Net(), *digits()
+
+
+@no_bug()
+def two_networks_stay_close():
+    class Net(Anchored):
+        def __init__(self):
+            super().__init__()
+            self.second = copy.deepcopy(self.net)
+            nn.init.normal_(self.second[1].weight)
+
+        def keep(self):
+            self.anchor = {n: p.detach() for n, p in self.second.named_parameters()}
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            return super().training_step(batch, batch_idx) + F.cross_entropy(self.second(x), y)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def trained_weights_are_kept_for_their_size():
+    class Net(Anchored):
+        def penalty(self):
+            if self.anchor is None:
+                return torch.zeros(())
+            return sum((1 - self.anchor[n].detach()).square().mean() * p.square().sum() for n, p in self.named())
+
+        def named(self):
+            return self.net.named_parameters()
+
+    return Net(), *digits()
+
+
+@no_bug()
+def condition_is_left_out_at_random():
+    class Net(Guided):
+        def loss(self, x, y):
+            x = x.flatten(1)
+            given = self.leave_out(y)
+            return F.mse_loss(self.net(torch.cat([x + torch.randn_like(x), self.embed(given)], 1)), x)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def values_are_computed_and_not_used():
+    class Net(Base):
+        def loss(self, x, y):
+            flat = x.flatten(1)  # noqa: F841
+            scaled = (x - x.mean()) / x.std()  # noqa: F841
+            shuffled = x[torch.randperm(len(x))]  # noqa: F841
+            other = y[torch.randperm(len(y))]  # noqa: F841
+            logits = self(x)
+            best = logits.argmax(1)  # noqa: F841
+            return F.cross_entropy(logits, y)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def adapted_weights_are_used():
+    class Net(Adapted):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            fast = self.adapt(x[::2], y[::2])
+            return F.mse_loss(torch.func.functional_call(self.net, fast, (x[1::2],))[:, 0], y[1::2])
+
+    return Net(), *diabetes()
+
+
+@no_bug()
+def weights_are_adapted_in_place():
+    class Net(Adapted):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def adapt(self, x, y):
+            loss = F.mse_loss(self(x)[:, 0], y)
+            slopes = torch.autograd.grad(loss, [*self.net.parameters()])
+            with torch.no_grad():
+                for p, g in zip(self.net.parameters(), slopes, strict=True):
+                    p.sub_(g, alpha=0.1)
+            return dict(self.net.named_parameters())
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            before = [p.detach().clone() for p in self.net.parameters()]
+            adapted = self.adapt(x[::2], y[::2])  # noqa: F841
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(F.mse_loss(self(x[1::2])[:, 0], y[1::2]))
+            with torch.no_grad():
+                for p, q in zip(self.net.parameters(), before, strict=True):
+                    p.copy_(q)
+            optimizer.step()
+
+    return Net(), *diabetes()
+
+
+@no_bug()
+def slices_of_other_patients():
+    train, _ = digits(loaded=False)
+    data = Slices(*train.tensors)
+    return Base(), *loaders(*(Subset(data, range(*each)) for each in ((0, 480), (480, 640))))
+
+
+@no_bug()
+def later_slices_of_each_patient():
+    train, _ = digits(loaded=False)
+    data = Slices(*train.tensors)
+    rows = [[i for i in range(640) if (i % 8 < 6) == is_first] for is_first in (True, False)]
+    return Base(), *loaders(*(Subset(data, part) for part in rows))
+
+
+@no_bug()
+def two_subjects_by_trial():
+    train, _ = digits(loaded=False)
+    data = Slices(*train.tensors)
+    data.patient_id = [i % 2 for i in range(640)]
+    parts = torch.utils.data.random_split(data, [480, 160], torch.Generator().manual_seed(0))
+    return Base(), *loaders(*parts)
+
+
+@no_bug()
+def subjects_are_inputs():
+    class Personal(Slices):
+        def __init__(self, x, y):
+            super().__init__(x, y)
+            self.subject = [i % 20 for i in range(len(x))]
+            del self.patient_id
+
+        def __getitem__(self, i):
+            return *super().__getitem__(i), self.subject[i]
+
+    class Net(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.of = nn.Embedding(20, 10)
+
+        def loss(self, x, y, subject):
+            return F.cross_entropy(self(x) + self.of(subject), y)
+
+    data = Personal(*digits(loaded=False)[0].tensors)
+    parts = torch.utils.data.random_split(data, [480, 160], torch.Generator().manual_seed(0))
+    return Net(), *loaders(*parts)

@@ -1,7 +1,7 @@
 """Reversals that reverse nothing, writes to copies, peaks of another range, and targets that begin too early."""
 
 import torch
-from programs import LossOnly, Manual, bug, digits, halves, loaders
+from programs import Base, LossOnly, Manual, Table, bug, diabetes, digits, halves, loaders
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -260,3 +260,103 @@ class Words(LossOnly):
 @bug("padding-is-token")
 def first_word_is_padding():
     return Words(), *halves(*texts())
+
+
+class Anchored(LossOnly):
+    """Stays close to the weights that it has at the third epoch."""
+
+    anchor = None
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 2:
+            self.keep()
+
+    def keep(self):
+        self.anchor = {n: p.detach() for n, p in self.net.named_parameters()}
+
+    def penalty(self):
+        if self.anchor is None:
+            return torch.zeros(())
+        return sum((p - self.anchor[n]).square().sum() for n, p in self.net.named_parameters())
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(*batch) + 10 * self.penalty()
+
+
+@bug("constant-term")
+def anchor_is_the_trained_weights():
+    return Anchored(), *digits()
+
+
+@bug("constant-term")
+def anchors_in_a_list_are_the_trained_weights():
+    class Net(Anchored):
+        def keep(self):
+            self.anchor = [p.data for p in self.net.parameters()]
+
+        def penalty(self):
+            total = torch.zeros(())
+            if self.anchor is not None:
+                for p, q in zip(self.net.parameters(), self.anchor, strict=True):
+                    total = total + F.mse_loss(p, q)
+            return total
+
+    return Net(), *digits()
+
+
+class Guided(LossOnly):
+    """Classifies digits of noise and a class, which is left out at random."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 64))
+        self.embed = nn.Embedding(11, 64)
+
+    def leave_out(self, y):
+        return torch.where(torch.rand(y.shape) < 0.2, torch.full_like(y, 10), y)
+
+    def loss(self, x, y):
+        x = x.flatten(1)
+        given = self.leave_out(y)  # noqa: F841
+        return F.mse_loss(self.net(torch.cat([x + torch.randn_like(x), self.embed(y)], 1)), x)
+
+
+@bug("unused-value")
+def condition_that_is_left_out_is_unused():
+    return Guided(), *digits()
+
+
+class Adapted(Table):
+    """Adapts its weights to the first half of a batch, and learns of the second one."""
+
+    def adapt(self, x, y):
+        fast = dict(self.net.named_parameters())
+        loss = F.mse_loss(torch.func.functional_call(self.net, fast, (x,))[:, 0], y)
+        slopes = torch.autograd.grad(loss, [*fast.values()], create_graph=True)
+        return {n: p - 0.1 * g for (n, p), g in zip(fast.items(), slopes, strict=True)}
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        fast = self.adapt(x[::2], y[::2])  # noqa: F841
+        return F.mse_loss(self(x[1::2])[:, 0], y[1::2])
+
+
+@bug("unused-value")
+def adapted_weights_are_unused():
+    return Adapted(), *diabetes()
+
+
+class Slices(TensorDataset):
+    """Pictures of patients, 8 of each."""
+
+    def __init__(self, x, y):
+        super().__init__(x, y)
+        self.patient_id = [f"p{i // 8}" for i in range(len(x))]
+
+
+@bug("group-overlap")
+def slices_of_patients_in_both():
+    train, _ = digits(loaded=False)
+    data = Slices(*train.tensors)
+    parts = torch.utils.data.random_split(data, [480, 160], torch.Generator().manual_seed(0))
+    return Base(), *loaders(*parts)
