@@ -284,10 +284,6 @@ class Recorder:
 
     def __call__(self, part: nn.Module, inputs: Any, output: Any) -> None:
         """Keep the tensors."""
-        with torch._C.DisableTorchFunction():  # what is read here is not read by the user's step
-            self._keep(inputs, output)
-
-    def _keep(self, inputs: Any, output: Any) -> None:
         trace = self.trace
         trace.with_grad |= torch.is_grad_enabled()
         self.results.is_paused = True
