@@ -105,7 +105,7 @@ ON_DEMAND = frozenset(
         *("position", "positive-is-negative", "psnr-peak", "quantile-sign", "random-state", "random-target"),
         *("random-validation", "range", "repeated-index", "reshape-not-transpose", "returns-of-past"),
         *("risk-sets", "rounded-integers", "row-number", "same-order", "same-passes"),
-        *("same-sample", "same-views", "sample-cut", "sampler-weights", "scaled-twice"),
+        *("same-layer", "same-sample", "same-views", "sample-cut", "sampler-weights", "scaled-twice"),
         *("schedule-repeated", "self-similarity", "shared-augmentation", "shared-rows"),
         *("shared-state", "shifted-twice", "softmax-of-batch", "softmax-of-labels", "split-scale"),
         *("state-carried", "sum-and-mean", "swapped-arguments", "target-column", "target-gradient"),

@@ -110,13 +110,13 @@ def _values(output: tuple[Any, ...]) -> list[Tensor]:
     return [t for t in output if isinstance(t, Tensor) and t.is_floating_point()]
 
 
-def _wrong_steps(steps: list[Step], loss: Any, sign: float, unused: list[Step]) -> list[Step]:
+def _wrong_steps(steps: list[Step], loss: Any, sign: float, unused: list[Step] | None = None) -> list[Step]:
     """Those whose log-determinant the optimizer makes smaller; those whose it does not reach are added to a list."""
     if not steps or not isinstance(loss, Tensor) or not loss.requires_grad or loss.numel() != 1:
         return []
     gradients = torch.autograd.grad(loss, [s.log_det for s in steps], allow_unused=True, retain_graph=True)
     found = []
-    if any(gradient is not None for gradient in gradients):
+    if unused is not None and any(gradient is not None for gradient in gradients):
         unused += [step for step, gradient in zip(steps, gradients, strict=True) if gradient is None]
     for step, gradient in zip(steps, gradients, strict=True):
         signs = set((sign * gradient).sign().flatten().tolist()) if gradient is not None else set()

@@ -163,7 +163,7 @@ class Output:
     value: Tensor
     given: list[int]
     has_gradient: bool
-    is_enabled: bool
+    is_enabled: bool = True
     gradients: list[Tensor] = field(default_factory=list)
 
     @property
