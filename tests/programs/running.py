@@ -144,7 +144,7 @@ PROBED = NOTED | {
     *("peak_of_bytes", "peak_of_bytes_of_each_sample", "grades_are_at_least_their_level", "clients_are_one_network"),
     *("future_begins_in_the_window", "future_of_two_channels_begins_in_the_window", "first_word_is_padding"),
     *("anchor_is_the_trained_weights", "anchors_in_a_list_are_the_trained_weights", "adapted_weights_are_unused"),
-    *("condition_that_is_left_out_is_unused", "slices_of_patients_in_both"),
+    *("condition_that_is_left_out_is_unused", "metric_has_a_peak_of_bytes", "slices_of_patients_in_both"),
     *("tanh_of_unscaled", "teacher_forcing_in_validation", "validated_on_training_data", "window_has_its_target"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.

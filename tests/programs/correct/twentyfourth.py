@@ -26,6 +26,7 @@ from programs.planted.twentythird import (
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Subset
+from torchmetrics.image import PeakSignalNoiseRatio
 
 
 class Reversed(GradientReversal):
@@ -438,3 +439,20 @@ def subjects_are_inputs():
     data = Personal(*digits(loaded=False)[0].tensors)
     parts = torch.utils.data.random_split(data, [480, 160], torch.Generator().manual_seed(0))
     return Net(), *loaders(*parts)
+
+
+@no_bug()
+def metric_with_a_peak_of_bytes_gets_bytes():
+    class Net(Sharp):
+        def __init__(self):
+            super().__init__()
+            self.rated = PeakSignalNoiseRatio(data_range=255.0)
+
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            out = (x + self.net(x)).clamp(0, 1)
+            self.rated(255 * out, 255 * y)
+            self.log("val/psnr", self.rated)
+            self.log("val/error", (out - y).abs().mean())
+
+    return Net(), *noisy_digits()

@@ -5,6 +5,7 @@ from programs import Base, LossOnly, Manual, Table, bug, diabetes, digits, halve
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
+from torchmetrics.image import PeakSignalNoiseRatio
 
 
 class GradientReversal(torch.autograd.Function):
@@ -360,3 +361,18 @@ def slices_of_patients_in_both():
     data = Slices(*train.tensors)
     parts = torch.utils.data.random_split(data, [480, 160], torch.Generator().manual_seed(0))
     return Base(), *loaders(*parts)
+
+
+@bug("psnr-peak")
+def metric_has_a_peak_of_bytes():
+    class Net(Sharp):
+        def __init__(self):
+            super().__init__()
+            self.rated = PeakSignalNoiseRatio(data_range=255.0)
+
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            self.rated((x + self.net(x)).clamp(0, 1), y)
+            self.log("val/psnr", self.rated)
+
+    return Net(), *noisy_digits()
