@@ -22,7 +22,7 @@ from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, is_metric, num_rows
 from boltcutter.diagnosis.inputs import NOT_ADDITIVE
 from boltcutter.diagnosis.loaders import items
-from boltcutter.diagnosis.probe import Probe, Trace, kept, seeded, without_effects
+from boltcutter.diagnosis.probe import Probe, Trace, copy_batch, kept, seeded, without_effects
 from boltcutter.diagnosis.reruns import WRITES
 from boltcutter.diagnosis.source import codes_of, codes_of_users
 
@@ -143,12 +143,27 @@ def is_same(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=ROUNDING, abs_tol=1e-6)
 
 
+def replay(seen: Evidence) -> dict[str, float]:
+    """What a validation with its first batch alone logs by its end; empty if it fails, or a hook may write."""
+    if seen.probe is None or "validation_step" not in seen.probe.batches or _may_write(seen):
+        return {}
+    batch = copy_batch(seen.probe.batches["validation_step"])
+    found = dict[str, float]()
+    with suppress(Exception), _validating(seen) as validate:  # of the user's code
+        found = validate([(batch, num_rows(batch))])
+    return found
+
+
+def _may_write(seen: Evidence) -> bool:
+    return any(WRITES & {*code.co_names} for code in codes_of(seen.module) if HOOKS.search(code.co_name))
+
+
 def _samples(seen: Evidence, loader: Any) -> list[Any]:
     """Samples of a loader, evenly spread, of a number that six divides; empty if there are few, or no indices.
 
     Also if a hook of the module may write something, as it is called again and again.
     """
-    if any(WRITES & {*code.co_names} for code in codes_of(seen.module) if HOOKS.search(code.co_name)):
+    if _may_write(seen):
         return []
     dataset = getattr(loader, "dataset", None)
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized) or len(dataset) < MOST // 2:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from boltcutter.diagnosis.calls import CLASSES, has_values, is_function
 from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.epochs import replay
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
 from boltcutter.diagnosis.graph import REGRESSIONS, Loss
 from boltcutter.diagnosis.probe import Probe, Trace
@@ -20,6 +23,7 @@ OUTPUT = "the output of "
 FAR = 0.25  # deviations of the targets, or share of an error
 SURE = 20.0  # logits
 BEST = 0.995
+FEW = 0.05  # share of places
 SCORES = re.compile(
     r"(^|[/_\-. ])(acc|accuracy|f1|auc|auroc|m?iou|dice|jaccard|precision|recall|top[0-9]*|hit[0-9]*|correct|kappa|mcc)"
     r"($|[/_\-. 0-9@])",
@@ -103,6 +107,108 @@ def imperfect_scores(seen: Evidence) -> Lines:
                 subject=name,
             )
             return
+
+
+@check("averaged-metric", "likely", at="probe")
+def padding_in_scores(seen: Evidence) -> Lines:
+    """A score of validation is not 1 for the labels of a loss that leaves padding out, and other classes on padding."""
+    probe = seen.probe
+    found = _padded(probe) if probe and {"training_step", "validation_step"} <= probe.batches.keys() else None
+    if probe is None or found is None:
+        return
+    layer, labels, is_content, count = found
+    share = float(is_content.float().mean())
+    logged = []
+    for classes in (labels.clamp(0, count - 1), torch.where(is_content, labels, (labels + 1) % count)):
+        logits = (2 * nn.functional.one_hot(classes.long(), count) - 1) * SURE
+        handle = probe.module.get_submodule(layer).register_forward_hook(partial(_replace, logits))
+        try:
+            logged.append(replay(seen))
+        finally:
+            handle.remove()
+    perfect, other = logged
+    for name in perfect.keys() & other.keys():
+        is_score = SCORES.search(name) and not COSTS.search(name) and not OTHERS.search(name.lower())
+        is_share = math.isclose(other[name], share, abs_tol=1e-5)
+        if is_score and other[name] < BEST and (perfect[name] >= BEST or is_share):
+            yield Line(
+                f"{name} of a validation is {other[name]:.4g} for logits that are right wherever the loss of training "
+                f"reads them, which are {share:.0%} of the places, and wrong on padding, which the loss leaves out; "
+                "leave padding out of the score, too",
+                subject=name,
+            )
+            return
+
+
+def _padded(probe: Probe) -> tuple[str, Tensor, Tensor, int] | None:
+    """The layer of logits (N, T, C), labels (N, T), where the loss depends on the logits (N, T), and C.
+
+    None if it depends on all, or what is left out is no padding: behind or before all others of a row, in rows of
+    different lengths, and with the same values in all parts of the batch.
+    """
+    if probe.size("validation_step") < FEWEST:
+        return None
+    outputs: list[tuple[str, Tensor]] = []
+    gradients: list[Tensor | None] = []
+
+    def keep(name: str, part: nn.Module, given: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.ndim == 3 and output.requires_grad:
+            outputs.append((name, output))
+
+    def differentiate(loss: Any) -> None:
+        if isinstance(loss, Tensor) and loss.requires_grad and outputs:
+            gradients.extend(torch.autograd.grad(loss, [t for _, t in outputs], allow_unused=True))
+
+    batch = probe.batches["validation_step"]
+    handles = [
+        part.register_forward_hook(partial(keep, name))
+        for name, part in probe.module.named_modules()
+        if not is_metric(part)
+    ]
+    try:
+        trace = probe.run("training_step", batch, training=False, record=False, then=differentiate)
+    except Exception:  # of the user's code, which may not take the batch
+        return None
+    finally:
+        for handle in handles:
+            handle.remove()
+    calls = [c for c in trace.calls if c.target is not None and c.kind in CLASSES and not c.target.is_floating_point()]
+    for (name, output), gradient in [*zip(outputs, gradients, strict=False)][::-1] if len(calls) == 1 else ():
+        if gradient is None:
+            continue
+        is_content = gradient.ne(0).any(-1)
+        labels = _labels_of(calls[0], output.detach(), is_content, tensors_of(batch))
+        if labels is not None:
+            return (name, labels, is_content, output.shape[-1]) if _is_padded(batch, labels, is_content) else None
+    return None
+
+
+def _labels_of(call: Loss, output: Tensor, is_content: Tensor, parts: Sequence[Tensor]) -> Tensor | None:
+    """The labels (N, T) of logits (N, T, C) that a loss function gets in any order, or of which it gets the content."""
+    p: Tensor = call.prediction
+    t: Tensor = call.target
+    moved = output.movedim(-1, 1)
+    if (p.shape == moved.shape and torch.equal(p, moved)) or (p.ndim == 2 and has_values(p, output)):
+        return t.reshape(is_content.shape) if t.numel() == is_content.numel() else None
+    if p.ndim != 2 or not has_values(p, output[is_content]):
+        return None
+    fits = (part for part in parts if part.shape == is_content.shape and has_values(part[is_content], t))
+    return next(fits, None)
+
+
+def _is_padded(batch: Any, labels: Tensor, is_content: Tensor) -> bool:
+    steps = is_content.int().diff(dim=1)
+    is_at_end = bool((steps <= 0).all()) or bool((steps >= 0).all())
+    share, lengths = float(is_content.float().mean()), is_content.sum(1)
+    if not is_at_end or not FEW < 1 - share < 1 - FEW or int(lengths.min()) == int(lengths.max()):
+        return False
+    parts = [labels, *(t for t in tensors_of(batch) if t.shape[:2] == is_content.shape)]
+    return all(bool((t[~is_content] == t[~is_content][0]).all()) for t in parts)
+
+
+def _replace(logits: Tensor, part: nn.Module, given: Any, output: Any) -> Any:
+    """A forward hook that returns other logits of the same shape."""
+    return logits.to(output) if isinstance(output, Tensor) and output.shape == logits.shape else None
 
 
 def _is_multiple(a: Tensor, b: Tensor) -> bool:
