@@ -20,7 +20,7 @@ NOTED = {
     "equal_pairs_are_driven_apart",
 }
 PROBED = NOTED | {
-    "query_of_a_validation_is_in_its_support",
+    *("query_of_a_validation_is_in_its_support", "accuracy_counts_what_fills_sentences"),
     *("places_are_not_flipped", "divergence_is_divided_by_batches"),
     *("mean_of_the_logarithms_of_scales", "noise_is_added_to_the_array", "first_category_is_padding"),
     *("overlap_of_what_is_above_a_threshold", "labels_of_crops_are_repeated", "average_in_a_callback_follows_at_once"),

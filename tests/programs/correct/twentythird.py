@@ -3,7 +3,7 @@
 import torch
 from programs import LossOnly, loaders, mlp, no_bug
 from programs.planted.tenth import Prototypes
-from programs.planted.twentysecond import episodes
+from programs.planted.twentysecond import Tagger, episodes, sentences
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
@@ -39,3 +39,38 @@ def what_is_given_in_validation_is_predicted_too():
 
     train, val = Curves(320, 8, 0), Curves(160, 12, 1)
     return Net(), *loaders([(x[:8], x[8:]) for _, x in (train[i] for i in range(320))], val)
+
+
+@no_bug()
+def accuracy_is_of_words():
+    class Net(Tagger):
+        def counted(self, right, there):
+            return right[there]
+
+    return Net(), *sentences()
+
+
+@no_bug()
+def all_words_of_a_sentence_are_right():
+    class Net(Tagger):
+        def counted(self, right, there):
+            return (right | ~there).all(1)
+
+    return Net(), *sentences()
+
+
+@no_bug()
+def only_the_first_words_are_learned():
+    """The loss leaves some words out on purpose, which the accuracy counts."""
+
+    class Net(Tagger):
+        def training_step(self, batch, batch_idx):
+            words, tags, there = batch
+            losses = F.cross_entropy(self(words).transpose(1, 2), tags, reduction="none")
+            kept = there & (torch.arange(words.shape[1]) < (there.sum(1, keepdim=True) + 1) // 2)
+            return (losses * kept).sum() / kept.sum()
+
+        def counted(self, right, there):
+            return right[there]
+
+    return Net(), *sentences()

@@ -1,8 +1,12 @@
 """Validations that compute something else than training, and more that was missed at first."""
 
+import lightning as L
 import torch
 from programs import bug
 from programs.planted.tenth import Prototypes
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, IterableDataset
 
 
@@ -34,3 +38,57 @@ def episodes(*, apart):
 @bug("shared-rows")
 def query_of_a_validation_is_in_its_support():
     return Prototypes(), *episodes(apart=False)
+
+
+def joined(rows):
+    """Words and tags (N, T), and which of them are there."""
+    words, tags = zip(*rows, strict=True)
+    there = [torch.ones(len(w), dtype=torch.bool) for w in words]
+    return tuple(pad_sequence(list(part), batch_first=True) for part in (words, tags, there))
+
+
+class Tagger(L.LightningModule):
+    """Tags of words of sentences of differing lengths."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.net = nn.Embedding(20, 16, padding_idx=0), nn.LSTM(16, 16, batch_first=True)
+        self.head = nn.Linear(16, 3)
+        self.right = self.total = 0
+
+    def forward(self, words):
+        return self.head(self.net(self.embed(words))[0])
+
+    def training_step(self, batch, batch_idx):
+        words, tags, there = batch
+        losses = F.cross_entropy(self(words).transpose(1, 2), tags, reduction="none")
+        return (losses * there).sum() / there.sum()
+
+    def counted(self, right, there):
+        return right.flatten()
+
+    def validation_step(self, batch, batch_idx):
+        words, tags, there = batch
+        right = self.counted(self(words).argmax(-1) == tags, there)
+        self.right += int(right.sum())
+        self.total += len(right)
+
+    def on_validation_epoch_end(self):
+        self.log("val/token_acc", self.right / self.total)
+        self.right = self.total = 0
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+def sentences():
+    g = torch.Generator().manual_seed(0)
+    words = [torch.randint(1, 20, (int(n),), generator=g) for n in torch.randint(2, 12, (480,), generator=g)]
+    data = [(w, (w + w.roll(1)) % 3) for w in words]
+    train = DataLoader(data[:320], 32, shuffle=True, collate_fn=joined)
+    return train, DataLoader(data[320:], 32, collate_fn=joined)
+
+
+@bug("averaged-metric")
+def accuracy_counts_what_fills_sentences():
+    return Tagger(), *sentences()
