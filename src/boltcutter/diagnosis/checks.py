@@ -77,7 +77,7 @@ ON_DEMAND = frozenset(
         *("advantage-gradient", "adversaries-agree", "argmax-of-labels", "at-chance"),
         *("augmented-validation", "average-copies", "average-statistics", "average-unchanged"),
         *("average-unread", "averaged-metric", "barely-trained", "baseline", "batch-order"),
-        *("box-format", "broadcasting", "bytes-wrap", "cached-by-index", "channels-flattened"),
+        *("box-format", "broadcasting", "bytes-wrap", "cached-by-index", "cached-position", "channels-flattened"),
         *("clamped-prediction", "class-dimension", "class-weights", "classes-renumbered"),
         *("clipped-too-early", "condition-dropped", "constant-column", "constant-input"),
         *("constant-target", "constant-term", "cut-gradient", "degrees", "deviation"),

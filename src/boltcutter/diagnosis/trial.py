@@ -17,6 +17,7 @@ from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     baselines,
     called,
     constants,
+    decoding,
     divergences,
     edges,
     epochs,

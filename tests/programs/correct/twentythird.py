@@ -1,9 +1,10 @@
 """The programs of ``planted/twentysecond.py`` without their bugs, and what looks like them."""
 
 import torch
-from programs import LossOnly, loaders, mlp, no_bug
+from programs import LossOnly, halves, loaders, mlp, no_bug, tokens
 from programs.planted.tenth import Prototypes
-from programs.planted.twentysecond import Tagger, episodes, sentences
+from programs.planted.twentysecond import Decoder, Tagger, episodes, sentences
+from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
@@ -74,3 +75,33 @@ def only_the_first_words_are_learned():
             return right[there]
 
     return Net(), *sentences()
+
+
+@no_bug()
+def tokens_are_counted_on():
+    return Decoder(), *halves(tokens())
+
+
+@no_bug()
+def first_tokens_are_scored():
+    """Each pass is of another first token alone."""
+
+    class Net(Decoder):
+        def validation_step(self, batch, batch_idx):
+            for token in range(12):
+                out, _ = self(torch.full((len(batch), 1), token))
+                self.log(f"val/loss_{token}", F.cross_entropy(out[:, 0], batch[:, 1]))
+
+    return Net(), *halves(tokens())
+
+
+@no_bug()
+def tokens_before_are_passed_again():
+    class Net(Decoder):
+        def continued(self, start, count):
+            found = start
+            for _ in range(count):
+                found = torch.cat([found, self(found)[0][:, -1:].argmax(-1)], 1)
+            return found[:, start.shape[1] :]
+
+    return Net(), *halves(tokens())

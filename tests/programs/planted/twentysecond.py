@@ -2,7 +2,7 @@
 
 import lightning as L
 import torch
-from programs import bug
+from programs import bug, halves, tokens
 from programs.planted.tenth import Prototypes
 from torch import nn
 from torch.nn import functional as F
@@ -92,3 +92,49 @@ def sentences():
 @bug("averaged-metric")
 def accuracy_counts_what_fills_sentences():
     return Tagger(), *sentences()
+
+
+class Decoder(L.LightningModule):
+    """Continues sequences of four tokens, one token at a time, with keys and values of those before."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.net, self.head = nn.Embedding(12, 32), nn.Embedding(16, 32), nn.Linear(32, 12)
+        self.attention = nn.Linear(32, 96)
+
+    def places(self, count, before):
+        return torch.arange(before, before + count)
+
+    def forward(self, tokens, kept=None):
+        before = 0 if kept is None else kept[0].shape[1]
+        x = self.embed(tokens) + self.net(self.places(tokens.shape[1], before))
+        q, k, v = self.attention(x).chunk(3, dim=-1)
+        if kept is not None:
+            k, v = torch.cat([kept[0], k], 1), torch.cat([kept[1], v], 1)
+        return self.head(x + F.scaled_dot_product_attention(q, k, v, is_causal=kept is None)), (k, v)
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self(batch[:, :-1])[0].transpose(1, 2), batch[:, 1:])
+
+    def continued(self, start, count):
+        out, kept = self(start)
+        found = [out[:, -1:].argmax(-1)]
+        while len(found) < count:
+            out, kept = self(found[-1], kept)
+            found.append(out[:, -1:].argmax(-1))
+        return torch.cat(found, 1)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/token_acc", (self.continued(batch[:, :4], 12) == batch[:, 4:]).float().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+@bug("cached-position")
+def each_token_is_the_first():
+    class Net(Decoder):
+        def places(self, count, before):
+            return torch.arange(count)
+
+    return Net(), *halves(tokens())
