@@ -112,7 +112,7 @@ ON_DEMAND = frozenset(
         *("target-not-flipped", "target-sum", "teacher-temperature", "thawed", "threshold-of-logits"),
         *("truncated-target", "unread-argument", "unread-samples", "unsaved-state", "unscaled-input"),
         *("unseen-labels", "untied", "unused-input", "unused-part", "unused-value", "updated-in-validation"),
-        *("visible-targets", "weights-of-mean", "weights-of-queries", "window-overlap"),
+        *("validation-scale", "visible-targets", "weights-of-mean", "weights-of-queries", "window-overlap"),
         *(
             "worker-copies",
             "worker-generator",

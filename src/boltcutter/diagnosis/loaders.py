@@ -77,7 +77,7 @@ class Splits:
         is_numeric = x[0].is_floating_point() or x[0].dtype == torch.uint8  # pixels; other integers are tokens
         if any(v.shape != x[0].shape for v in x) or any(v.numel() != 1 for v in y) or not is_numeric:
             return None
-        return torch.stack(x).flatten(1).double(), torch.stack([v.reshape(()) for v in y])
+        return torch.stack(x).reshape(len(x), -1).double(), torch.stack([v.reshape(()) for v in y])
 
 
 def read_batches(loader: Any, most: int, seconds: float) -> Iterator[Any]:

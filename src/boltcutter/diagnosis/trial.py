@@ -34,6 +34,7 @@ from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     reruns,
     rows,
     samples,
+    scales,
     sequences,
     signs,
     splits,

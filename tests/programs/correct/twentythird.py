@@ -3,8 +3,7 @@
 import torch
 from programs import LossOnly, halves, loaders, mlp, no_bug, tokens
 from programs.planted.tenth import Prototypes
-from programs.planted.twentysecond import Decoder, Tagger, episodes, sentences
-from torch import nn
+from programs.planted.twentysecond import Cart, Decoder, Diffusion, Tagger, demonstrations, episodes, points, sentences
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
@@ -105,3 +104,101 @@ def tokens_before_are_passed_again():
             return found[:, start.shape[1] :]
 
     return Net(), *halves(tokens())
+
+
+@no_bug()
+def sampler_passes_the_share_of_the_steps():
+    return Diffusion(), *points()
+
+
+@no_bug()
+def both_pass_the_number_of_the_step():
+    class Net(Diffusion):
+        def noise(self, x, t):
+            return super().noise(x, t * self.steps)
+
+    return Net(), *points()
+
+
+@no_bug()
+def samples_begin_with_more_noise_than_any():
+    class Net(Diffusion):
+        def validation_step(self, batch, batch_idx):
+            x = 20 * torch.randn_like(batch)
+            for i in reversed(range(self.steps)):
+                x = x - 0.2 * self.noise(x, torch.full((len(x),), i / self.steps))
+            self.log("val/distance", torch.cdist(x, batch).min(1).values.mean())
+
+    return Net(), *points()
+
+
+@no_bug()
+def times_beyond_those_of_training():
+    """A curve of the first second is continued by whole seconds."""
+
+    class Net(LossOnly):
+        def network(self):
+            return mlp(1, 32, 1)
+
+        def loss(self, t, y):
+            return F.mse_loss(self.net(t[:, None])[:, 0], y)
+
+        def on_validation_epoch_end(self):
+            later = [self.net(torch.full((1, 1), float(i))) for i in range(20)]
+            self.log("val/later", torch.cat(later).mean())
+
+    t = torch.rand(640, generator=torch.Generator().manual_seed(0))
+    return Net(), *halves(t, t.sin())
+
+
+@no_bug()
+def controller_gets_what_is_standardized():
+    return Cart(), *demonstrations()
+
+
+@no_bug()
+def simulation_diverges():
+    """States are in the units of the network, and leave its range because of its outputs."""
+
+    class Net(Cart):
+        def on_validation_epoch_end(self):
+            x = torch.randn(40, 3)
+            for _ in range(30):
+                x = 1.4 * x + self.net(x) * torch.tensor([20.0, 1.0, 0.1])
+            self.log("val/place", x[:, 0].abs().mean())
+
+    return Net(), *demonstrations()
+
+
+@no_bug()
+def far_samples_are_to_be_noticed():
+    class Net(Cart):
+        def on_validation_epoch_end(self):
+            far = torch.tensor([30.0, 0.0, 0.0]) + torch.randn(40, 3)
+            self.log("val/far", self.net(far).abs().mean())
+
+    return Net(), *demonstrations()
+
+
+@no_bug()
+def scale_is_that_of_the_batches_before():
+    """States are scaled by statistics that training updates, as of an environment."""
+
+    class Net(Cart):
+        def loss(self, batch):
+            x, y = batch
+            x = x * torch.tensor([80.0, 0.5, 0.1]) + torch.tensor([20.0, 1.0, -0.1])
+            if self.training:
+                self.mean.lerp_(x.mean(0), 0.1)
+                self.deviation.lerp_(x.std(0), 0.1)
+            return F.mse_loss(self.net(self.scaled(x))[:, 0], y)
+
+        def __init__(self):
+            super().__init__()
+            self.mean.zero_()
+            self.deviation.fill_(1)
+
+        def start(self):
+            return torch.tensor([80.0, 0.5, 0.1]) * torch.randn(40, 3)
+
+    return Net(), *demonstrations()

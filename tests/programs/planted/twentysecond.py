@@ -2,7 +2,7 @@
 
 import lightning as L
 import torch
-from programs import bug, halves, tokens
+from programs import bug, halves, mlp, tokens
 from programs.planted.tenth import Prototypes
 from torch import nn
 from torch.nn import functional as F
@@ -138,3 +138,102 @@ def each_token_is_the_first():
             return torch.arange(count)
 
     return Net(), *halves(tokens())
+
+
+class Diffusion(L.LightningModule):
+    """Predicts the noise of points at a share of the steps, and samples from the last step to the first."""
+
+    steps = 20
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp(3, 32, 2)
+        self.register_buffer("kept", torch.cumprod(1 - torch.linspace(1e-2, 0.3, self.steps), 0))
+
+    def noise(self, x, t):
+        return self.net(torch.cat([x, t[:, None]], 1))
+
+    def training_step(self, batch, batch_idx):
+        t = torch.randint(self.steps, (len(batch),))
+        kept, noise = self.kept[t][:, None], torch.randn_like(batch)
+        return F.mse_loss(self.noise(kept.sqrt() * batch + (1 - kept).sqrt() * noise, t / self.steps), noise)
+
+    def share(self, i):
+        return i / self.steps
+
+    def validation_step(self, batch, batch_idx):
+        x = torch.randn_like(batch)
+        for i in reversed(range(self.steps)):
+            noise = self.noise(x, torch.full((len(x),), float(self.share(i))))
+            before = self.kept[i - 1] if i else torch.ones(())
+            x = before.sqrt() * (x - (1 - self.kept[i]).sqrt() * noise) / self.kept[i].sqrt()
+            x = x + (1 - before).sqrt() * noise
+        self.log("val/distance", torch.cdist(x, batch).min(1).values.mean())
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+def points():
+    g = torch.Generator().manual_seed(0)
+    angle = torch.rand(640, generator=g) * 6.28
+    return halves(torch.stack([angle.cos(), angle.sin()], 1) + 0.05 * torch.randn(640, 2, generator=g))
+
+
+@bug("validation-scale")
+def sampler_passes_the_number_of_the_step():
+    class Net(Diffusion):
+        def share(self, i):
+            return i
+
+    return Net(), *points()
+
+
+class Cart(L.LightningModule):
+    """Imitates a controller of a place in millimeters, a speed and an angle, which are standardized."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp(3, 32, 1)
+        self.register_buffer("mean", torch.tensor([20.0, 1.0, -0.1]))
+        self.register_buffer("deviation", torch.tensor([80.0, 0.5, 0.1]))
+
+    def loss(self, batch):
+        x, y = batch
+        return F.mse_loss(self.net(x)[:, 0], y)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.loss(batch))
+
+    def scaled(self, x):
+        return (x - self.mean) / self.deviation
+
+    def start(self):
+        return self.mean + self.deviation * torch.randn(40, 3)
+
+    def on_validation_epoch_end(self):
+        x = self.start()
+        for _ in range(20):
+            force = self.net(self.scaled(x))
+            x = x * 0.9 + force * torch.tensor([2.0, 0.05, 0.01])
+        self.log("val/place", x[:, 0].abs().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+def demonstrations():
+    x = torch.randn(640, 3, generator=torch.Generator().manual_seed(0))
+    return halves(x, -x.sum(1).clamp(-2, 2))
+
+
+@bug("validation-scale")
+def controller_gets_what_is_not_standardized():
+    class Net(Cart):
+        def scaled(self, x):
+            return x
+
+    return Net(), *demonstrations()
