@@ -21,6 +21,8 @@ NOTED = {
 }
 PROBED = NOTED | {
     *("query_of_a_validation_is_in_its_support", "accuracy_counts_what_fills_sentences"),
+    *("each_token_is_the_first", "sampler_passes_the_number_of_the_step", "known_items_are_ranked"),
+    "controller_gets_what_is_not_standardized",
     *("places_are_not_flipped", "divergence_is_divided_by_batches"),
     *("mean_of_the_logarithms_of_scales", "noise_is_added_to_the_array", "first_category_is_padding"),
     *("overlap_of_what_is_above_a_threshold", "labels_of_crops_are_repeated", "average_in_a_callback_follows_at_once"),

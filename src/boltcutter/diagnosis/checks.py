@@ -106,7 +106,7 @@ ON_DEMAND = frozenset(
         *("random-validation", "range", "repeated-index", "reshape-not-transpose", "returns-of-past"),
         *("risk-sets", "rounded-integers", "row-number", "same-order", "same-passes"),
         *("same-layer", "same-sample", "same-views", "sample-cut", "sampler-weights", "scaled-twice"),
-        *("schedule-repeated", "self-similarity", "shared-augmentation", "shared-rows"),
+        *("schedule-repeated", "seen-items", "self-similarity", "shared-augmentation", "shared-rows"),
         *("shared-state", "shifted-twice", "softmax-of-batch", "softmax-of-labels", "split-scale"),
         *("state-carried", "sum-and-mean", "swapped-arguments", "target-column", "target-gradient"),
         *("target-not-flipped", "target-sum", "teacher-temperature", "thawed", "threshold-of-logits"),

@@ -374,7 +374,8 @@ def _are_points(t: Tensor, picture: Tensor) -> bool:
 
     Places are in parts of the picture, from 0 or from -1 to 1, or in pixels; of a flat vector, they alternate.
     """
-    if not t.is_floating_point() or not 2 <= t.numel() <= 2 * MAX_BOXES or t.numel() % 2 or float(t.abs().max()) == 0:
+    is_short = t.is_floating_point() and 2 <= t.numel() <= 2 * MAX_BOXES and t.numel() % 2 == 0
+    if not is_short or not bool(t.isfinite().all()) or float(t.abs().max()) == 0:
         return False
     if t.ndim > 1 and t.shape[-1] != 2:
         return False

@@ -29,6 +29,7 @@ from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     passes,
     perfect,
     pulls,
+    ranking,
     rates,
     relations,
     reruns,

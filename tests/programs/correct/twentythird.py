@@ -3,9 +3,21 @@
 import torch
 from programs import LossOnly, halves, loaders, mlp, no_bug, tokens
 from programs.planted.tenth import Prototypes
-from programs.planted.twentysecond import Cart, Decoder, Diffusion, Tagger, demonstrations, episodes, points, sentences
+from programs.planted.twentysecond import (
+    Cart,
+    Decoder,
+    Diffusion,
+    Recommender,
+    Tagger,
+    choices,
+    demonstrations,
+    episodes,
+    points,
+    sentences,
+    users,
+)
 from torch.nn import functional as F
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 
 @no_bug()
@@ -202,3 +214,76 @@ def scale_is_that_of_the_batches_before():
             return torch.tensor([80.0, 0.5, 0.1]) * torch.randn(40, 3)
 
     return Net(), *demonstrations()
+
+
+@no_bug()
+def known_items_are_the_last():
+    class Net(Recommender):
+        def best(self, user, scores):
+            return scores.masked_fill(self.known[user], -torch.inf).topk(10).indices
+
+    return Net(), *users()
+
+
+@no_bug()
+def known_items_are_left_out_of_the_best():
+    class Net(Recommender):
+        def best(self, user, scores):
+            order = scores.argsort(1, descending=True)
+            return torch.stack([row[~known[row]][:10] for row, known in zip(order, self.known[user], strict=True)])
+
+    return Net(), *users()
+
+
+@no_bug()
+def known_items_are_left_out_by_arrays():
+    class Net(Recommender):
+        def best(self, user, scores):
+            scores = scores.numpy().copy()
+            scores[self.known[user].numpy()] = -1e9
+            return torch.tensor((-scores).argsort(1)[:, :10].copy())
+
+    return Net(), *users()
+
+
+@no_bug()
+def loss_of_all_items_counts_the_known_ones():
+    class Net(Recommender):
+        def validation_step(self, batch, batch_idx):
+            user, wanted = batch
+            scores = self.net(user) @ self.items.weight.T
+            self.log("val/entropy_of_next", F.cross_entropy(scores, wanted[:, 0]))
+            best = scores.masked_fill(self.known[user], -torch.inf).topk(10).indices
+            self.log("val/recall", (wanted[:, :, None] == best[:, None]).any(2).float().mean())
+
+    return Net(), *users()
+
+
+@no_bug()
+def items_are_chosen_again():
+    """Users choose the same items again, as songs, which are looked for."""
+    train, _ = users()
+    known, wanted = choices()
+    again = torch.cat([wanted[:, :2], known[:, :1]], 1)
+    return Recommender(), train, DataLoader(TensorDataset(torch.arange(120), again), 120)
+
+
+@no_bug()
+def items_that_are_not_chosen_are_samples_too():
+    """Pairs of which some are labeled 0, as they have not been chosen."""
+
+    class Net(Recommender):
+        def training_step(self, batch, batch_idx):
+            user, item, label = batch
+            return F.binary_cross_entropy_with_logits((self.net(user) * self.items(item)).sum(1), label)
+
+        def best(self, user, scores):
+            return scores.masked_fill(self.known[user], -torch.inf).topk(10).indices
+
+    known, wanted = choices()
+    g = torch.Generator().manual_seed(0)
+    free = torch.ones(120, 100).scatter(1, torch.cat([known, wanted], 1), 0)
+    items = torch.cat([known, torch.multinomial(free, 16, generator=g)], 1)
+    labels = torch.cat([torch.ones(120, 16), torch.zeros(120, 16)], 1)
+    rows = TensorDataset(torch.arange(120).repeat_interleave(32), items.flatten(), labels.flatten())
+    return Net(), DataLoader(rows, 64, shuffle=True), users()[1]

@@ -7,7 +7,7 @@ from programs.planted.tenth import Prototypes
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 
 class Drawn(IterableDataset):
@@ -237,3 +237,63 @@ def controller_gets_what_is_not_standardized():
             return x
 
     return Net(), *demonstrations()
+
+
+def choices(users=120, items=100):
+    """Items that users have chosen: some for training, and three others."""
+    g = torch.Generator().manual_seed(0)
+    taste = torch.randn(users, 4, generator=g) @ torch.randn(4, items, generator=g)
+    chosen = (taste + 0.5 * torch.randn(users, items, generator=g)).topk(19).indices
+    chosen = torch.stack([row[torch.randperm(19, generator=g)] for row in chosen])
+    return chosen[:, :16], chosen[:, 16:]
+
+
+class Chosen(Dataset):
+    """A user, one of its items, and an item that it has not."""
+
+    def __init__(self, known):
+        self.known = known
+
+    def __len__(self):
+        return self.known.numel()
+
+    def __getitem__(self, i):
+        user, n = divmod(i, self.known.shape[1])
+        other = int(torch.randint(100, (1,)))
+        while other in self.known[user]:
+            other = int(torch.randint(100, (1,)))
+        return user, int(self.known[user, n]), other
+
+
+class Recommender(L.LightningModule):
+    """Ranks items by the product of a user's vector and an item's."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.items = nn.Embedding(120, 8), nn.Embedding(100, 8)
+        self.register_buffer("known", torch.zeros(120, 100, dtype=torch.bool).scatter(1, choices()[0], True))
+
+    def training_step(self, batch, batch_idx):
+        user, item, other = batch
+        return -F.logsigmoid((self.net(user) * (self.items(item) - self.items(other))).sum(1)).mean()
+
+    def best(self, user, scores):
+        return scores.topk(10).indices
+
+    def validation_step(self, batch, batch_idx):
+        user, wanted = batch
+        best = self.best(user, self.net(user) @ self.items.weight.T)
+        self.log("val/recall", (wanted[:, :, None] == best[:, None]).any(2).float().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+def users():
+    known, wanted = choices()
+    return DataLoader(Chosen(known), 64, shuffle=True), DataLoader(TensorDataset(torch.arange(120), wanted), 120)
+
+
+@bug("seen-items")
+def known_items_are_ranked():
+    return Recommender(), *users()
