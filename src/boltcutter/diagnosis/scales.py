@@ -39,7 +39,7 @@ class Given(NamedTuple):
 
 @check("validation-scale", "likely", at="probe")
 def validation_scale(seen: Evidence) -> Lines:
-    """In validation, a layer gets step numbers where training has shares of them, or rows that are not yet standardized."""
+    """In validation, a layer gets step numbers where training has shares of them, or rows not yet standardized."""
     for key, before, after in _layers(seen):
         if text := _counted(before, after, is_alone=key[2] == 1) or _raw(seen, key, before, after):
             yield f"{key[0] or 'forward'} gets {text}"
