@@ -1,6 +1,7 @@
 """Planted bugs that only probes and data show are named, no correct program is, and a trial changes nothing."""
 
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import lightning as L
@@ -13,7 +14,8 @@ from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
 
 from boltcutter.diagnosis import CHECKS, Invariants
-from boltcutter.diagnosis.checks import ON_DEMAND
+from boltcutter.diagnosis.checks import ON_DEMAND, Lines, check
+from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.probe import MOST_PASSES
 from boltcutter.diagnosis.trial import Trial
 
@@ -132,3 +134,30 @@ def test_checks_of_probes_can_be_ignored_by_a_training() -> None:
     Invariants(ignore=["mixing"])
     with pytest.raises(ValueError, match=r"callback\.invariants\.ignore=mixng"):
         Invariants(ignore=["mixng"])
+
+
+def test_no_further_check_is_asked_when_time_is_out(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    @check("slow-check", "note", at="probe")
+    def slow(seen: Evidence) -> Lines:
+        """Never."""
+        asked.append("slow")
+        assert monotonic() < trial._until < monotonic() + 60
+        trial._until = 0.0  # as if this one took too long
+        yield from ()
+
+    @check("check-behind", "note", at="probe")
+    def behind(seen: Evidence) -> Lines:
+        """Never."""
+        asked.append("behind")
+        yield from ()
+
+    try:
+        trial = Trial(seconds=20)
+        trial._checks["probe"] = [*CHECKS["slow-check"], *CHECKS["check-behind"]]
+        trainer_of(tmp_path, trial).fit(Base(), *digits())
+    finally:
+        del CHECKS["slow-check"], CHECKS["check-behind"]
+    assert asked == ["slow"]
+    assert any("check-behind and checks behind it were not asked" in finding.text for finding in trial.findings)

@@ -160,15 +160,13 @@ def _is_nothing(seen: Evidence, owner: Any, name: str, kept: Any, difference: as
     weights = [p for p in seen.module.parameters() if id(p) in seen.owned and p.is_floating_point()]
     before = [p.detach().clone() for p in weights]
     had, old = name in vars(owner), vars(owner).get(name)
-    random = torch.get_rng_state()
     try:
         with torch.no_grad():
             for p in weights:
-                p.add_(SHIFT * torch.randn_like(p))
+                p.mul_(1 + SHIFT).add_(SHIFT)
         vars(owner)[name] = kept
         found = _evaluate(seen, owner, difference)
     finally:
-        torch.set_rng_state(random)
         with torch.no_grad():
             for p, value in zip(weights, before, strict=True):
                 p.copy_(value)

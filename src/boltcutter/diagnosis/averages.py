@@ -203,7 +203,7 @@ class Followed:
 def follow(seen: Evidence) -> None:
     """Note how averages have moved since the last call."""
     for name, part, other, twin in _averages(seen):
-        if not any(moved for _, moved in [_gap(seen, name, part, other, twin)]):
+        if _gap(seen, name, part, other, twin)[1] == 0:
             continue
         one, two = (torch.cat([sampled(p).flatten().double() for p in m.parameters()]) for m in (part, twin))
         last = seen.followed.get(name)
@@ -218,7 +218,7 @@ def follow(seen: Evidence) -> None:
 
 
 def _averages(seen: Evidence) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
-    """Networks that are averages by their name, or that callbacks hold, each with each other part of the module."""
+    """Networks that are averages by their name, or that callbacks hold, each with each part of its class."""
     parts = {n: m for n, m in seen.module.named_modules() if n and any(True for _ in m.parameters())}
     callbacks: list[Any] = seen.trainer.callbacks  # type: ignore[attr-defined]
     held = [
@@ -227,7 +227,8 @@ def _averages(seen: Evidence) -> Iterator[tuple[str, nn.Module, str, nn.Module]]
         for n, part in vars(each).items() if isinstance(part, nn.Module)
     ]  # fmt: skip
     for name, part in [*((n, m) for n, m in parts.items() if FOLLOWS.search(n)), *held]:
-        yield from ((name, part, n, twin) for n, twin in parts.items() if n != name and not FOLLOWS.search(n))
+        twins = ((n, twin) for n, twin in parts.items() if type(twin) is type(part) and n != name)
+        yield from ((name, part, n, twin) for n, twin in twins if not FOLLOWS.search(n))
 
 
 def _gap(seen: Evidence, name: str, part: nn.Module, other: str, twin: nn.Module) -> tuple[float, float]:

@@ -258,7 +258,7 @@ def cut_gradient(seen: Evidence) -> Lines:
         yield Line(
             f"{some(cut)} is computed in each step, but never gets a gradient: nothing uses it, or detach(), "
             "no_grad(), .data, .item() or NumPy cuts the graph behind it; remove that, or freeze the layer",
-            "note" if timed or all(_is_spare(seen, n) for n in cut) else None,
+            "note" if timed or all(_is_spare(seen, n) or _is_of_last(seen, n) for n in cut) else None,
         )
 
 
@@ -267,6 +267,17 @@ def _is_spare(seen: Evidence, name: str) -> bool:
     owners = [name[: i.start()] for i in re.finditer(r"\.", name)]
     of_packages = [owner for owner in owners if is_installed(seen.module.get_submodule(owner))]
     return any(n.startswith(f"{owner}.") for owner in of_packages for n in seen.got_gradient)
+
+
+def _is_of_last(seen: Evidence, name: str) -> bool:
+    """Whether a parameter is of the last of equal layers, whose output no next one gets, and others got gradients."""
+    parts = name.split(".")
+    for i in [i for i, part in enumerate(parts) if re.fullmatch("[0-9]+", part)]:
+        twins = [n.split(".") for n in seen.parameters if n != name]
+        twins = [n for n in twins if n[:i] == parts[:i] and n[i + 1 :] == parts[i + 1 :] and len(n) == len(parts)]
+        if twins and all(int(n[i]) < int(parts[i]) and ".".join(n) in seen.got_gradient for n in twins):
+            return True
+    return False
 
 
 @check("no-gradient", "note", at="summary")

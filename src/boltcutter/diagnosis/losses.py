@@ -13,6 +13,7 @@ from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import (
     COMPUTES,
     REGRESSIONS,
+    Graph,
     Loss,
     attributes,
     extremes,
@@ -461,29 +462,26 @@ def untrained_head(seen: Evidence) -> Lines:
 @check("initial-loss", "likely", at="graph")
 def initial_loss(seen: Evidence) -> Lines:
     """The first cross-entropy is more than 8 nats above that of equal probabilities."""
-    if seen.step or seen.trainer.global_step:
+    if seen.step or seen.trainer.global_step or seen.graph is None:
         return
     for loss in losses(seen, "nll_loss"):
         value, count = loss.mean_nll(), loss.num_classes or 1
-        if count > 1 and value is not None and value > math.log(count) + SURPRISING and not _has_margin(loss):
+        is_surprising = count > 1 and value is not None and value > math.log(count) + SURPRISING
+        if is_surprising and not _has_cosines(seen.graph):
+            is_pretrained = any(seen.parameters[name].ndim > 1 for name in seen.frozen)
             embeddings = [m for m in seen.module.modules() if isinstance(m, nn.Embedding) and len(m.weight) == count]
             yield Line(
                 f"the first cross-entropy is {value:.1f}, while equal probabilities have ln({count}) = "
                 f"{math.log(count):.2f}: the logits have a deviation above 4; scale the initial weights of the last "
                 "layer, or the inputs",
-                "note" if embeddings else None,  # a default embedding that is tied to the output has a loss of 18
+                # A default embedding that is tied to the output has a loss of 18; other weights are not initial ones.
+                "note" if embeddings or is_pretrained else None,
             )
 
 
-def _has_margin(loss: Loss) -> bool:
-    """Whether logits of targets are lower than those of other classes on average, as a margin makes them."""
-    p, t = loss.prediction, loss.target
-    if p is None or t is None or p.ndim != 2 or t.shape != p.shape[:1] or t.is_floating_point():
-        return False
-    known = (t >= 0) & (t < p.shape[1])
-    own = p[known].gather(1, t[known, None])[:, 0]
-    gaps = (p[known].sum(1) - own) / (p.shape[1] - 1) - own
-    return len(own) > 0 and float(gaps.mean()) > SURPRISING / 2 and float((gaps > 0).float().mean()) > 0.95
+def _has_cosines(graph: Graph) -> bool:
+    """Whether a loss is computed of vectors and weights of length 1, whose products are scaled on purpose."""
+    return bool(graph.counts["LinalgVectorNormBackward0"] > 1 or graph.counts["CosineSimilarityBackward0"])
 
 
 @check("same-output", "certain", at="graph")

@@ -183,7 +183,7 @@ def position(seen: Evidence) -> Lines:
             return
 
 
-@check("misaligned", "certain", at="probe")
+@check("misaligned", "likely", at="probe")
 def results_stay(seen: Evidence) -> Lines:
     """If the samples of a batch are reversed, its targets are reversed, too, but the predictions stay in place."""
     probe = seen.probe

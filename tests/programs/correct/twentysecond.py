@@ -187,3 +187,62 @@ def forecasts_are_drawn_by_rejection():
 
     x = torch.rand(640, 1, generator=torch.Generator().manual_seed(0)) * 3
     return Net(), *halves(x, x + 0.5 * torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) + 0.1)
+
+
+@no_bug()
+def cosines_are_scaled_with_a_margin():
+    class Net(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+            self.weight = nn.Parameter(torch.randn(10, 4))
+
+        def loss(self, x, y):
+            cosines = F.linear(F.normalize(self.net(x)), F.normalize(self.weight)).clamp(-1 + 1e-6, 1 - 1e-6)
+            own = (cosines.acos() + 0.5).cos()
+            return F.cross_entropy(40 * torch.where(F.one_hot(y, 10).bool(), own, cosines), y)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def pretrained_network_gets_other_classes():
+    class Net(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.ModuleList([nn.Flatten(), nn.Linear(64, 10), nn.Linear(64, 4), nn.Linear(4, 10)])
+            nn.init.normal_(self.net[1].weight, std=6)
+            nn.init.zeros_(self.net[3].weight)
+            self.net[1].requires_grad_(False)
+
+        def loss(self, x, y):
+            flatten, body, down, up = self.net
+            return F.cross_entropy(body(flatten(x)) + up(down(flatten(x))), y)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def last_block_passes_nothing_on():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix, self.back, self.out = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+
+        def forward(self, x):
+            h = self.mix(x).relu()
+            return x - self.back(h), self.out(h)
+
+    class Net(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.ModuleList([Block() for _ in range(3)])
+
+        def loss(self, x, y):
+            x, total = x.flatten(1), 0
+            for block in self.net:
+                x, out = block(x)
+                total = total + out
+            return F.cross_entropy(total, y)
+
+    return Net(), *digits()
