@@ -203,7 +203,8 @@ class Followed:
 def follow(seen: Evidence) -> None:
     """Note how averages have moved since the last call."""
     for name, part, other, twin in _averages(seen):
-        if _gap(seen, name, part, other, twin)[1] == 0:
+        is_within = any(name.startswith(f"{whole}.") for whole in seen.followed)
+        if is_within or _gap(seen, name, part, other, twin)[1] == 0:
             continue
         one, two = (torch.cat([sampled(p).flatten().double() for p in m.parameters()]) for m in (part, twin))
         last = seen.followed.get(name)
