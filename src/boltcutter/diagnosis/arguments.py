@@ -111,11 +111,11 @@ def callable_of(call: ast.Call, code: Code) -> Any:
         return None
     found = code.owner if first == "self" else code.names.get(first)
     for name in (*path, *(("forward",) if isinstance(found, nn.Module) and not path else ())):
-        found = _member(found, name)
-    return _member(found, "forward") if isinstance(found, nn.Module) else found
+        found = member_of(found, name)
+    return member_of(found, "forward") if isinstance(found, nn.Module) else found
 
 
-def _member(owner: Any, name: str) -> Any:
+def member_of(owner: Any, name: str) -> Any:
     """An attribute, without code of the user's: None for a property, or if there is none."""
     kind = inspect.getattr_static(type(owner), name, None)
     if isinstance(kind, property) or (hasattr(type(kind), "__get__") and not callable(getattr(kind, "__func__", kind))):
@@ -307,7 +307,7 @@ def _is_of_batch(tree: ast.FunctionDef, attribute: str, owner: nn.Module) -> boo
         parts = [*ast.walk(node.value)]
         reads = {n.id for n in parts if isinstance(n, ast.Name)}
         own = {n.attr for n in parts if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "self"} - {attribute}
-        has_state = any(re.search(rf"self\.{n} [-+*/]?= ", text) or _keeps(_member(owner, n)) for n in own)
+        has_state = any(re.search(rf"self\.{n} [-+*/]?= ", text) or _keeps(member_of(owner, n)) for n in own)
         targets = [t for target in node.targets for t in ast.walk(target)]
         if reads & kept or has_state:
             kept |= {t.id for t in targets if isinstance(t, ast.Name)}
@@ -430,7 +430,7 @@ def _is_network(code: Code, owner: ast.expr, seen: Evidence) -> bool:
     first, *path = ast.unparse(owner).split(".")
     found = {"self": code.owner, "pl_module": seen.module}.get(first)
     for name in path:
-        found = _member(found, name)
+        found = member_of(found, name)
     return isinstance(found, nn.Module) and not is_metric(found) and type(found).state_dict is nn.Module.state_dict
 
 
