@@ -179,7 +179,7 @@ def average_speeds_up(seen: Evidence) -> Lines:
         if shares[-1] > max(FASTER * shares[0], MUCH):
             yield (
                 f"{name}, an average of {followed.other}, moves by {shares[0]:.0%} of its distance to it in a step, "
-                f"and by {shares[-1]:.0%} {len(shares) - 1} steps later, so it follows ever faster, and ends a copy; "
+                f"and by {shares[-1]:.0%} {len(shares) - 1} steps later, so it follows ever faster; "
                 "are the weights of old and new exchanged (average * decay + new * (1 - decay))?"
             )
             return
