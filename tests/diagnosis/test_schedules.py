@@ -9,7 +9,7 @@ import pytest
 import torch
 from programs import Program
 from programs.running import assert_named, bugs_of
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, MultiStepLR
 
 from boltcutter.diagnosis.schedules import schedule_dead
 
@@ -28,6 +28,16 @@ def test_a_schedule_of_a_resumed_run_is_computed_from_its_step(end: int, is_dead
     for _ in range(30):
         scheduler.step()
     assert bool([*schedule_dead(evidence(scheduler, L.LightningModule()))]) == is_dead
+
+
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step")
+@pytest.mark.parametrize(("done", "is_early"), [(0, True), (50, False)])
+def test_milestones_of_a_resumed_run_count_from_its_beginning(done: int, is_early: bool) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = MultiStepLR(optimizer, [done + 4], 0.1)
+    for _ in range(done):
+        scheduler.step()
+    assert bool([*schedule_dead(evidence(scheduler, L.LightningModule()))]) == is_early
 
 
 class Own:

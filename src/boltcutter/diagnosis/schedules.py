@@ -89,11 +89,11 @@ def schedule_dead(seen: Evidence) -> Lines:
                 f"{'epoch' if per_step else 'step'}?"
             )
             continue
-        changes = _changes(rates)
+        last = max(_changes(rates), default=0) + done
         epochs = int(seen.trainer.max_epochs or 0)
-        if per_step and changes and FAR * changes[-1] <= calls and changes[-1] <= epochs and 2 * rates[-1] < rates[0]:
+        if per_step and FAR * last <= calls and last <= epochs and rates and 2 * rates[-1] < rates[0]:
             yield (
-                f"{type(scheduler).__name__} lowers the learning rate for the last time after {changes[-1]} of {calls} "
+                f"{type(scheduler).__name__} lowers the learning rate for the last time after {last} of {calls} "
                 f"steps, to {rates[-1] / rates[0]:.2g} of the first; is it meant per epoch?"
             )
 
