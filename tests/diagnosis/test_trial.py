@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
 
-from boltcutter.diagnosis import CHECKS, Invariants
-from boltcutter.diagnosis.checks import ON_DEMAND, Lines, check
+from boltcutter.diagnosis import CHECKS
+from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.probe import MOST_PASSES
 from boltcutter.diagnosis.trial import Trial
@@ -125,15 +125,6 @@ def test_a_trial_ends_when_its_time_is_over(tmp_path: Path) -> None:
     trainer.fit(Base(), *digits(320, 64))
     assert trainer.global_step == 1
     assert {f.level for f in trial.findings} == {"note"}
-
-
-def test_checks_of_probes_can_be_ignored_by_a_training() -> None:
-    assert {
-        name for name, group in CHECKS.items() if any(c.at in ("probe", "trial", "data") for c in group)
-    } == ON_DEMAND
-    Invariants(ignore=["mixing"])
-    with pytest.raises(ValueError, match=r"callback\.invariants\.ignore=mixng"):
-        Invariants(ignore=["mixng"])
 
 
 def test_no_further_check_is_asked_when_time_is_out(tmp_path: Path) -> None:

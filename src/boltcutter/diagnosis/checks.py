@@ -71,48 +71,6 @@ class Check:
         return (self.decide.__doc__ or "").strip().partition("\n")[0]
 
 
-# Checks of probes and data, which no training imports: it only lets users ignore them.
-ON_DEMAND = frozenset(
-    (
-        *("advantage-gradient", "adversaries-agree", "argmax-of-labels", "at-chance"),
-        *("augmented-validation", "average-copies", "average-statistics", "average-unchanged"),
-        *("average-unread", "averaged-metric", "barely-trained", "baseline", "batch-order"),
-        *("box-format", "broadcasting", "bytes-wrap", "cached-by-index", "cached-position", "channels-flattened"),
-        *("clamped-prediction", "class-dimension", "class-weights", "classes-renumbered"),
-        *("clipped-too-early", "condition-dropped", "constant-column", "constant-input"),
-        *("constant-target", "constant-term", "cut-gradient", "degrees", "deviation"),
-        *("digits-lost", "divergence-weight", "double-softmax", "dropout-in-validation", "duplicates"),
-        *("edges-not-shifted",),
-        *("exchanged-arguments", "first-target-known", "fitted-before-split", "flat-logits", "future-leak"),
-        *("global-seed", "group-overlap", "group-rates", "hard-scores", "held-out-labels"),
-        *("in-place", "kl-reduction", "known-edges", "label-leak", "label-range", "label-smoothing"),
-        *("last-batch", "later-targets", "little-noise", "loads-nothing", "log-determinant"),
-        *("loss-maximized", "margin-target", "mask-inverted", "mask-resized", "masked-extreme"),
-        *("masked-matters", "masked-targets", "mean-probability", "metric-not-reset"),
-        *("metric-shared", "misaligned", "misaligned-batch", "missing-targets", "misspelled-hook"),
-        *("mixed-labels", "mixing", "mostly-unknown", "no-effect", "no-stop-gradient"),
-        *("noise-levels", "noisy-target", "nonfinite-data", "not-log", "numbered-apart"),
-        *("one-batch", "opponent-stepped", "order-ignored", "ordinal-targets", "other-time", "other-units"),
-        *("overlap", "overwritten-loss", "own-messages", "own-scale", "padded-output"),
-        *("padding-in-loss", "padding-in-mean", "padding-is-token", "padding-matters"),
-        *("pair-target", "partial-validation", "parts-misaligned", "penalty-sign", "policy-sign"),
-        *("position", "positive-is-negative", "psnr-peak", "quantile-sign", "random-state", "random-target"),
-        *("random-validation", "range", "repeated-index", "reshape-not-transpose", "returns-of-past"),
-        *("risk-sets", "rounded-integers", "row-number", "same-order", "same-passes"),
-        *("same-layer", "same-sample", "same-views", "sample-cut", "sampler-weights", "scaled-twice"),
-        *("schedule-repeated", "seen-items", "self-similarity", "shared-augmentation", "shared-rows"),
-        *("shared-state", "shifted-twice", "softmax-of-batch", "softmax-of-labels", "split-scale"),
-        *("state-carried", "sum-and-mean", "swapped-arguments", "target-column", "target-gradient"),
-        *("target-not-flipped", "target-sum", "teacher-temperature", "thawed", "threshold-of-logits"),
-        *("truncated-target", "unread-argument", "unread-samples", "unsaved-state", "unscaled-input"),
-        *("unseen-labels", "untied", "unused-input", "unused-part", "unused-value", "updated-in-validation"),
-        *("validation-scale", "visible-targets", "weights-of-mean", "weights-of-queries", "window-overlap"),
-        *(
-            "worker-copies",
-            "worker-generator",
-        ),
-    )
-)
 CHECKS: dict[str, list[Check]] = {}  # by name; some decide at several moments
 
 

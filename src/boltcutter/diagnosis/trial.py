@@ -10,39 +10,7 @@ from typing import Any
 
 import lightning as L
 
-from boltcutter.diagnosis import (  # noqa: F401  registers their checks
-    anchors,
-    arguments,
-    averages,
-    baselines,
-    called,
-    constants,
-    decoding,
-    divergences,
-    edges,
-    epochs,
-    flows,
-    inputs,
-    leaks,
-    metrics,
-    pairs,
-    passes,
-    perfect,
-    pulls,
-    ranking,
-    rates,
-    relations,
-    reruns,
-    rows,
-    samples,
-    scales,
-    sequences,
-    signs,
-    splits,
-    statements,
-    targets,
-    unread,
-)
+from boltcutter.diagnosis import averages, on_demand  # noqa: F401  the latter registers what a trial asks
 from boltcutter.diagnosis.evidence import overrides
 from boltcutter.diagnosis.invariants import FIRST, Guarded, Invariants
 from boltcutter.diagnosis.loaders import MOST, Splits
