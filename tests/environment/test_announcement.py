@@ -63,29 +63,39 @@ def test_counters_of_a_trainer_are_announced(tmp_path: Path) -> None:
     announcement.withdraw()
 
 
-def test_the_watching_process_ends_with_the_run(tmp_path: Path) -> None:
-    def watching() -> list[int]:
-        script = str(announcement.SCRIPT)
-        of_run = str((tmp_path / "run").resolve())
-        return [
-            process.pid
-            for process in psutil.process_iter(["cmdline"])
-            if {script, of_run} <= set(process.info["cmdline"] or ())
-        ]
+def watching(folder: Path) -> list[int]:
+    """The processes that watch a run."""
+    words = {str(announcement.SCRIPT), str(folder.resolve())}
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if words <= set(p.info["cmdline"] or ())]
 
+
+def wait_for(number: int, folder: Path) -> None:
+    """Wait until as many processes watch a run."""
+    end = time.monotonic() + 60
+    while len(watching(folder)) != number and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(watching(folder)) == number
+
+
+def test_the_watching_process_ends_with_the_run(tmp_path: Path) -> None:
     with hanging(tmp_path / "run", "wait_for_lock", "wait_for_lock") as started:
-        end = time.monotonic() + 60
-        while len(watching()) != 1 and time.monotonic() < end:  # it starts, and forks
-            time.sleep(0.05)
+        wait_for(1, tmp_path / "run")  # it starts, and forks
         time.sleep(0.2)
-        assert len(watching()) == 1, "one on each node"
+        assert len(watching(tmp_path / "run")) == 1, "one on each node"
         for process in started:
             process.kill()
             process.wait()
-        end = time.monotonic() + 60
-        while watching() and time.monotonic() < end:
-            time.sleep(0.05)
-        assert not watching()
+        wait_for(0, tmp_path / "run")
+
+
+def test_the_watching_process_ends_when_a_process_withdraws_while_it_runs(tmp_path: Path) -> None:
+    with announcement.announce(tmp_path, 60):
+        wait_for(1, tmp_path)
+        time.sleep(1.5)  # in which it has found this process
+        announcement.withdraw()
+        wait_for(0, tmp_path)  # else this process would be ended later
+        assert announcement.joined(tmp_path, 60, 1)
+    announcement.withdraw()
 
 
 def test_a_forked_process_announces_itself_as_another_rank(tmp_path: Path) -> None:

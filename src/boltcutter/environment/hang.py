@@ -541,14 +541,14 @@ class Watch:
             if state == "failed" or (not alive and state != "done"):
                 self.scan(now, at_once=True)  # for others that have just started
                 self.failed = self.failed or now
-            if not alive or (state in ("done", "failed") and not self._keeps(one)):
+            if not alive or not self._keeps(one):
                 del self.members[pid]
                 one.close()
                 if not alive and state != "done":
                     self.end_children(one.pid)
 
     def _keeps(self, one: Process) -> bool:
-        """Whether a process whose run has ended has its announcement: one that goes on, as a notebook, withdraws it."""
+        """Whether a process has its announcement: one that goes on after its run, as a notebook, withdraws it."""
         with suppress(OSError):
             return os.path.samestat(os.stat(f"/proc/{one.pid}/fd/{one.facts['stacks']}"), os.fstat(one.stacks))
         return False
